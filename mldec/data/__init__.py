@@ -1,0 +1,1 @@
+"""Datasets: each option is one function that returns a `DataModule` (see `base`)."""

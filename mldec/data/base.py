@@ -1,0 +1,60 @@
+"""What a dataset gives to the rest: images, targets, class names, and the evaluator that is right for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from mldec.data.transforms import EvalTransform
+from mldec.evaluators import Evaluator
+
+
+class ImageDataset(Protocol):
+    """A finite collection of labelled images, addressed by index."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        ...
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return the image uint8 [3, H, W] and its target int8 [K]: 1, 0 or -1 (not annotated).
+
+        Random choices come from the global generators of torch, numpy or random: the loader seeds them for every
+        sample. Raises `DataError` naming the file if the image cannot be read.
+        """
+        ...
+
+    def name(self, index: int) -> str:
+        """Return what finds the image again: its path, or a phrase. Used in messages only."""
+        ...
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a dataset, in the order of the target columns."""
+
+    names: tuple[str, ...]
+    exclusive: bool = False  # one label an image: softmax and top-1; else sigmoid and mAP
+    queries: Tensor | None = None  # [K, D] word vectors for zero-shot data; None for closed-set data
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of a dataset."""
+
+    dataset: ImageDataset
+    classes: Classes
+
+
+@dataclass(frozen=True)
+class DataModule:
+    """A dataset ready for training and evaluation."""
+
+    train: Split
+    val: Split
+    evaluator: Callable[[], Evaluator]
+    transform: EvalTransform  # how an image file becomes the model's input; travels in the checkpoint

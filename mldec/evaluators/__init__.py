@@ -1,0 +1,21 @@
+"""Evaluators: logits and targets in, named percentages out."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Evaluator(Protocol):
+    """Gather predictions batch by batch, then compute every number at once."""
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
+        ...
+
+    def compute(self) -> dict[str, float]:
+        """Return the metrics in percent; the first key is the one that "best" follows."""
+        ...
+
+    def per_class(self) -> dict[str, list[float]]:
+        """Return a column name -> K values: one row a class for the JSON and CSV reports."""
+        ...

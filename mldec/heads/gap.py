@@ -1,0 +1,34 @@
+"""Global average pooling and one linear layer: the baseline of the paper."""
+
+import torch
+from torch import Tensor, nn
+
+from mldec.errors import ConfigError
+
+
+class GAP(nn.Module):
+    """Logits from the mean of the tokens: l = W mean(tokens) + b (paper section 2, "GAP-based").
+
+    Args:
+        in_features: width C of the tokens.
+        num_classes: number of classes K.
+        dropout: probability of dropping a pooled feature in training.
+    """
+
+    def __init__(self, in_features: int, num_classes: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(in_features, num_classes)
+
+    def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+        """Map tokens [B, N, C] to logits [B, K].
+
+        Raises:
+            ConfigError: if word queries are given: this head knows only its own classes.
+        """
+        if queries is not None:
+            raise ConfigError("head GAP takes no word queries: use head=ml_decoder with head.word_dim=<width>")
+        pooled = self.dropout(tokens.mean(1))
+        # Not in half precision, whatever autocast says: such logits tie, and ties move mAP.
+        with torch.autocast(tokens.device.type, enabled=False):
+            return self.fc(pooled.to(self.fc.weight.dtype))

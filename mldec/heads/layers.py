@@ -1,0 +1,133 @@
+"""The transformer parts the decoder heads share: batch first, post-norm, ReLU, as in the official code."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mldec.errors import ConfigError
+
+QueryStep = Literal["self_attention", "double", "norm", "none"]
+
+
+class Attention(nn.Module):
+    """Multi-head attention with the parameters and initial values of `nn.MultiheadAttention`, batch first.
+
+    Args:
+        embed_dim: width D of queries, keys and values.
+        num_heads: number of heads; divides D.
+        dropout: probability of dropping an attention weight in training.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ConfigError(f"head.embed_dim {embed_dim} is not a multiple of head.num_heads {num_heads}")
+        self.num_heads = num_heads
+        self.dropout = dropout
+        # One tensor for the three projections: xavier's bound depends on its shape.
+        self.in_proj_weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(3 * embed_dim, embed_dim)))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim))
+        self.out_proj = nn.Linear(embed_dim, embed_dim)
+        nn.init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from query [B or 1, G, D] to key and value [B, N, D].
+
+        A query of batch size 1 is projected once and shared by the whole batch.
+
+        Returns:
+            The attended values [B, G, D], and the attention [B, G, N] averaged over heads if `need_weights`.
+        """
+        weights, biases = self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3)
+        q, k, v = (
+            F.linear(x, w, b).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for x, w, b in zip((query, key, value), weights, biases, strict=True)
+        )
+        q = q.expand(len(k), -1, -1, -1)
+        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
+        attended = self.out_proj(attended.transpose(1, 2).flatten(2))
+        if not need_weights:
+            return attended, None
+        scores = q.float() @ k.float().transpose(-2, -1) / q.shape[-1] ** 0.5
+        return attended, scores.softmax(-1).mean(1)
+
+
+class FeedForward(nn.Sequential):
+    """Two linear layers with ReLU and dropout between them: [.., D] -> [.., D]."""
+
+    def __init__(self, embed_dim: int, mlp_dim: int, dropout: float) -> None:
+        super().__init__(nn.Linear(embed_dim, mlp_dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(mlp_dim, embed_dim))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention over the tokens, then feed-forward (Query2Label)."""
+
+    def __init__(self, embed_dim: int, num_heads: int, mlp_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.self_attn = Attention(embed_dim, num_heads, dropout)
+        self.mlp = FeedForward(embed_dim, mlp_dim, dropout)
+        self.norm1, self.norm2 = nn.LayerNorm(embed_dim), nn.LayerNorm(embed_dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Map tokens [B, N, D] with positions [N, D] to tokens [B, N, D]; positions enter queries and keys only."""
+        placed = tokens + positions
+        tokens = self.norm1(tokens + self.dropout(self.self_attn(placed, placed, tokens)[0]))
+        return self.norm2(tokens + self.dropout(self.mlp(tokens)))
+
+
+class DecoderLayer(nn.Module):
+    """One decoder block: what happens among the queries, then cross-attention, then feed-forward.
+
+    Args:
+        embed_dim: width D.
+        num_heads: attention heads.
+        mlp_dim: hidden width of the feed-forward part.
+        dropout: probability, everywhere.
+        query_step: what comes before cross-attention. "self_attention": the full transformer decoder. "double":
+            ML-Decoder, where the residual of the removed self-attention stays, so that a query is added to its own
+            dropout. "norm": the same without that addition. "none": nothing, not even the norm (Query2Label).
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, mlp_dim: int, dropout: float, *, query_step: QueryStep) -> None:
+        super().__init__()
+        self.query_step = query_step
+        if query_step == "self_attention":
+            self.self_attn = Attention(embed_dim, num_heads, dropout)
+        if query_step != "none":
+            self.norm1 = nn.LayerNorm(embed_dim)
+        self.cross_attn = Attention(embed_dim, num_heads, dropout)
+        self.mlp = FeedForward(embed_dim, mlp_dim, dropout)
+        self.norm2, self.norm3 = nn.LayerNorm(embed_dim), nn.LayerNorm(embed_dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        tokens: Tensor,
+        *,
+        query_positions: Tensor | float = 0.0,
+        token_positions: Tensor | float = 0.0,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Let x [B or 1, G, D] gather from tokens [B, N, D]; positions are added to queries and keys, never to values.
+
+        Returns:
+            The decoded queries [B, G, D], and the cross-attention [B, G, N] if `need_weights`.
+        """
+        if self.query_step == "self_attention":
+            placed = x + query_positions
+            x = self.norm1(x + self.dropout(self.self_attn(placed, placed, x)[0]))
+        elif self.query_step == "double":
+            x = self.norm1(x + self.dropout(x))
+        elif self.query_step == "norm":
+            x = self.norm1(x)
+        attended, weights = self.cross_attn(
+            x + query_positions, tokens + token_positions, tokens, need_weights=need_weights
+        )
+        x = self.norm2(x + self.dropout(attended))
+        return self.norm3(x + self.dropout(self.mlp(x))), weights

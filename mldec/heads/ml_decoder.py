@@ -1,0 +1,148 @@
+"""ML-Decoder: fixed queries, cross-attention without self-attention, and group decoding (paper section 2)."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mldec.errors import ConfigError
+from mldec.heads.layers import DecoderLayer, QueryStep
+
+
+class MLDecoder(nn.Module):
+    """Decode K classes from G group queries that attend to the tokens; G = K is the paper's full decoding.
+
+    Class c belongs to group c // g, slot c % g, with g = ceil(K / G) classes a group. Defaults are those of the
+    official code. Source: paper section 2.3 and figure 2; reference src_files/ml_decoder/ml_decoder.py.
+
+    Args:
+        in_features: width C of the tokens.
+        num_classes: number of classes K.
+        num_groups: number of group queries G, clipped to K; None for one query a class.
+        embed_dim: decoder width D.
+        num_heads: attention heads.
+        mlp_dim: hidden width of the feed-forward part.
+        num_layers: decoder layers.
+        dropout: probability, everywhere in the decoder.
+        queries: "random": drawn from N(0, 1) and frozen; "learned": the same start, trained; "orthogonal": frozen
+            orthogonal rows of norm sqrt(D), the length a random query has.
+        doubled_query: keep the residual of the removed self-attention, which adds a query to its own dropout. In
+            evaluation it changes next to nothing, in training it is noise on the queries; released weights need it.
+        self_attention: self-attention among the queries: the transformer-decoder baseline of the paper.
+        word_dim: width D_w of word vectors; makes the head zero-shot: `forward` then needs queries, and no
+            parameter belongs to a class (paper section 2.4).
+
+    Raises:
+        ConfigError: for a size below 1, an unknown kind of queries, or switches that exclude each other.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        num_groups: int | None = 100,
+        embed_dim: int = 768,
+        num_heads: int = 8,
+        mlp_dim: int = 2048,
+        num_layers: int = 1,
+        dropout: float = 0.1,
+        queries: Literal["random", "learned", "orthogonal"] = "random",
+        doubled_query: bool = True,
+        self_attention: bool = False,
+        word_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        _at_least_one(num_classes=num_classes, embed_dim=embed_dim, mlp_dim=mlp_dim, num_layers=num_layers)
+        if num_groups is not None:
+            _at_least_one(num_groups=num_groups)
+        if word_dim is not None and num_groups is not None:
+            raise ConfigError(
+                f"head.num_groups {num_groups} has no effect with head.word_dim: set head.num_groups=null"
+            )
+        self.num_classes = num_classes
+        self.word_dim = word_dim
+        self.embed = nn.Linear(in_features, embed_dim)
+        query_step: QueryStep = "self_attention" if self_attention else "double" if doubled_query else "norm"
+        self.layers = nn.ModuleList(
+            DecoderLayer(embed_dim, num_heads, mlp_dim, dropout, query_step=query_step) for _ in range(num_layers)
+        )
+        pool_shape: tuple[int, ...]
+        if word_dim is None:
+            groups = min(num_groups or num_classes, num_classes)
+            self._add_queries(queries, groups, embed_dim)
+            group_size = -(-num_classes // groups)  # a true ceiling
+            pool_shape, pool_bias = (groups, embed_dim, group_size), num_classes
+        else:
+            self.word_proj = nn.Linear(word_dim, embed_dim) if word_dim != embed_dim else nn.Identity()
+            pool_shape, pool_bias = (embed_dim, 1), 1  # shared by all classes
+        # xavier sees a tensor of three dimensions, so its std is sqrt(2 / ((D + G) g)) as in the official code.
+        self.pool_weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(pool_shape)))
+        self.pool_bias = nn.Parameter(torch.zeros(pool_bias))
+
+    def _add_queries(self, kind: str, groups: int, embed_dim: int) -> None:
+        if kind not in ("random", "learned", "orthogonal"):
+            raise ConfigError(f"head.queries '{kind}' is unknown: choose random, learned or orthogonal")
+        if kind == "orthogonal":
+            # With more queries than D it is the columns that are orthogonal; the length is set either way.
+            start = F.normalize(nn.init.orthogonal_(torch.empty(groups, embed_dim)), dim=1) * embed_dim**0.5
+        else:
+            start = torch.randn(groups, embed_dim)
+        if kind == "learned":
+            self.queries = nn.Parameter(start)
+        else:
+            self.register_buffer("queries", start)
+
+    def forward(
+        self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Map tokens [B, N, C] to logits [B, K].
+
+        Args:
+            tokens: of the backbone, [B, N, C].
+            queries: word vectors [K, D_w] of any number of classes, for a zero-shot head only.
+            attention: also return the attention of the last layer, averaged over heads.
+
+        Returns:
+            logits [B, K], and the attention of each query over the tokens [B, G, N] if asked for.
+
+        Raises:
+            ConfigError: if queries are missing for a zero-shot head, or given to one with its own classes.
+        """
+        memory = F.relu(self.embed(tokens))
+        x = self._start(queries)
+        # Queries do not depend on the image: one copy serves the batch, unless dropout makes each its own.
+        x = x.expand(len(tokens) if self.training else 1, -1, -1)
+        weights = None
+        for layer in self.layers:
+            x, weights = layer(x, memory, need_weights=attention and layer is self.layers[-1])
+        logits = self.pool(x)
+        return logits if weights is None else (logits, weights)
+
+    def _start(self, words: Tensor | None) -> Tensor:
+        """Return the queries [G, D] before the first layer."""
+        if self.word_dim is None:
+            if words is not None:
+                raise ConfigError("this head knows only its own classes: set head.word_dim to use word queries")
+            return self.queries
+        if words is None or words.shape[-1] != self.word_dim:
+            got = "none" if words is None else f"vectors of width {words.shape[-1]}"
+            raise ConfigError(f"a head with head.word_dim={self.word_dim} needs word queries of that width, got {got}")
+        return F.relu(self.word_proj(words))
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Group fully-connected pooling: [B, G, D] -> [B, K] (paper, equation of section 2.3)."""
+        # Not in half precision, whatever autocast says: such logits tie, and ties move mAP.
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.to(self.pool_weight.dtype)
+            if self.pool_weight.dim() == 2:
+                return (x @ self.pool_weight).squeeze(-1) + self.pool_bias
+            groups = x.transpose(0, 1) @ self.pool_weight  # [G, B, g]: one batched product
+            return groups.transpose(0, 1).flatten(1)[:, : self.num_classes] + self.pool_bias
+
+
+def _at_least_one(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"head.{name} is {size}: it must be at least 1")

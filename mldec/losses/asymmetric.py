@@ -1,0 +1,108 @@
+"""The asymmetric loss, for many labels and for one (arXiv 2009.14119; reference src_files/loss_functions/losses.py)."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from mldec.errors import ConfigError
+from mldec.losses.targets import prepare
+
+
+class AsymmetricLoss(nn.Module):
+    """Binary cross-entropy that focuses positives and negatives differently and drops easy negatives.
+
+    With p = sigmoid(logit), and q = min(1 - p + clip, 1) for negatives:
+    loss = -y (1-p)^gamma_pos log(p) - (1-y) (1-q)^gamma_neg log(q). Defaults are the COCO recipe of the paper.
+
+    Args:
+        gamma_neg: focusing of negatives, >= 0.
+        gamma_pos: focusing of positives, >= 0.
+        clip: probability added to 1 - p of negatives: those with p <= clip cost nothing. In [0, 1).
+        focal_grad: let the gradient pass through the focal weight too; officially off.
+        reduction: "sum" over batch and classes, as officially (the paper's learning rates assume it), or "mean".
+        eps: lower bound of a probability inside the logarithm.
+
+    Raises:
+        ConfigError: for a value out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        gamma_neg: float = 4.0,
+        gamma_pos: float = 0.0,
+        clip: float = 0.05,
+        focal_grad: bool = False,
+        reduction: Literal["sum", "mean"] = "sum",
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__()
+        _check_gammas(gamma_neg, gamma_pos)
+        if not 0 <= clip < 1:
+            raise ConfigError(f"loss.clip {clip} is not in [0, 1)")
+        if reduction not in ("sum", "mean"):
+            raise ConfigError(f"loss.reduction '{reduction}' is unknown: choose sum or mean")
+        self.gamma_neg, self.gamma_pos, self.clip = gamma_neg, gamma_pos, clip
+        self.focal_grad, self.reduction, self.eps = focal_grad, reduction, eps
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Map logits [B, K] and targets [B, K] of 0 and 1 to the loss [], float32.
+
+        Raises:
+            DataError: for any other target.
+        """
+        logits, targets = prepare(logits, targets)
+        positive = logits.sigmoid()
+        negative = (1 - positive + self.clip).clamp(max=1)
+        log_likelihood = (
+            targets * positive.clamp(min=self.eps).log() + (1 - targets) * negative.clamp(min=self.eps).log()
+        )
+        if self.gamma_neg > 0 or self.gamma_pos > 0:
+            right = positive * targets + negative * (1 - targets)
+            # Kept off 0, where a power below 1 has no gradient; the logarithm beside it is 0 there.
+            wrong = (1 - (right if self.focal_grad else right.detach())).clamp(min=self.eps)
+            log_likelihood = log_likelihood * wrong ** (self.gamma_pos * targets + self.gamma_neg * (1 - targets))
+        return -log_likelihood.sum() if self.reduction == "sum" else -log_likelihood.mean()
+
+
+class AsymmetricLossSingleLabel(nn.Module):
+    """The asymmetric loss over a softmax, averaged over the batch (reference ASLSingleLabel).
+
+    Args:
+        gamma_neg: focusing of the other classes; without smoothing it has no effect at all.
+        gamma_pos: focusing of the right class.
+        smoothing: label smoothing in [0, 1), applied after the focal weight.
+
+    Raises:
+        ConfigError: for a value out of its range.
+    """
+
+    reduction = "mean"
+
+    def __init__(self, *, gamma_neg: float = 4.0, gamma_pos: float = 0.0, smoothing: float = 0.1) -> None:
+        super().__init__()
+        _check_gammas(gamma_neg, gamma_pos)
+        if not 0 <= smoothing < 1:
+            raise ConfigError(f"loss.smoothing {smoothing} is not in [0, 1)")
+        self.gamma_neg, self.gamma_pos, self.smoothing = gamma_neg, gamma_pos, smoothing
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Map logits [B, K] and one-hot targets [B, K] to the loss [], float32.
+
+        Raises:
+            DataError: for targets other than 0 and 1.
+        """
+        logits, targets = prepare(logits, targets)
+        log_probability = logits.log_softmax(-1)
+        probability = log_probability.exp()
+        wrong = torch.where(targets == 1, 1 - probability, probability).clamp(min=1e-8)
+        weight = wrong ** (self.gamma_pos * targets + self.gamma_neg * (1 - targets))
+        smooth = targets * (1 - self.smoothing) + self.smoothing / logits.shape[-1]
+        return -(smooth * weight * log_probability).sum(-1).mean()
+
+
+def _check_gammas(gamma_neg: float, gamma_pos: float) -> None:
+    for name, gamma in (("gamma_neg", gamma_neg), ("gamma_pos", gamma_pos)):
+        if gamma < 0:
+            raise ConfigError(f"loss.{name} is {gamma}: it must be 0 or more")

@@ -1,0 +1,63 @@
+"""Binary cross-entropy for many labels, or for one (paper section 3: single-label training uses sigmoid too)."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mldec.errors import ConfigError
+from mldec.losses.targets import prepare
+
+
+class BinaryCrossEntropy(nn.Module):
+    """Binary cross-entropy of each class by itself; labels of -1 (not annotated) cost nothing.
+
+    Args:
+        smoothing: targets move towards 1/2 by this share, in [0, 1).
+        target_threshold: soft targets (mixup) above it become 1, the others 0; None keeps them soft.
+        class_weights: K factors, one a class; None for 1.
+        reduction: "mean" over batch and classes (unannotated entries count as 0), or "sum".
+
+    Raises:
+        ConfigError: for a value out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        smoothing: float = 0.0,
+        target_threshold: float | None = None,
+        class_weights: Sequence[float] | None = None,
+        reduction: Literal["sum", "mean"] = "mean",
+    ) -> None:
+        super().__init__()
+        if not 0 <= smoothing < 1:
+            raise ConfigError(f"loss.smoothing {smoothing} is not in [0, 1)")
+        if target_threshold is not None and not 0 < target_threshold < 1:
+            raise ConfigError(f"loss.target_threshold {target_threshold} is not in (0, 1)")
+        if reduction not in ("sum", "mean"):
+            raise ConfigError(f"loss.reduction '{reduction}' is unknown: choose sum or mean")
+        self.smoothing, self.target_threshold, self.reduction = smoothing, target_threshold, reduction
+        self.class_weights: Tensor | None
+        weights = None if class_weights is None else torch.tensor(list(class_weights), dtype=torch.float32)
+        self.register_buffer("class_weights", weights)
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Map logits [B, K] and targets [B, K] from 0 to 1, or -1, to the loss [], float32.
+
+        Raises:
+            DataError: for any other target.
+            ConfigError: if there are not K class weights.
+        """
+        logits, targets = prepare(logits, targets, unknown=True, soft=True)
+        if self.class_weights is not None and len(self.class_weights) != logits.shape[-1]:
+            raise ConfigError(f"loss.class_weights has {len(self.class_weights)} values for {logits.shape[-1]} classes")
+        annotated = targets >= 0
+        if self.target_threshold is not None:
+            targets = (targets > self.target_threshold).to(logits.dtype)
+        targets = targets * (1 - self.smoothing) + self.smoothing / 2
+        losses = F.binary_cross_entropy_with_logits(logits, targets, weight=self.class_weights, reduction="none")
+        losses = losses * annotated
+        return losses.sum() if self.reduction == "sum" else losses.mean()

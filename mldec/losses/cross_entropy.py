@@ -1,0 +1,42 @@
+"""Softmax cross-entropy with soft targets, for data with one label an image."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mldec.errors import ConfigError, DataError
+from mldec.losses.targets import prepare
+
+
+class CrossEntropy(nn.Module):
+    """Cross-entropy of the softmax with targets that sum to 1, averaged over the batch.
+
+    Args:
+        smoothing: targets move towards 1/K by this share, in [0, 1).
+
+    Raises:
+        ConfigError: for a value out of its range.
+    """
+
+    reduction = "mean"
+
+    def __init__(self, *, smoothing: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= smoothing < 1:
+            raise ConfigError(f"loss.smoothing {smoothing} is not in [0, 1)")
+        self.smoothing = smoothing
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Map logits [B, K] and targets [B, K], each row a distribution, to the loss [], float32.
+
+        Raises:
+            DataError: for a target below 0 or above 1, or a row that does not sum to 1.
+        """
+        logits, targets = prepare(logits, targets, soft=True)
+        total = targets.sum(-1)
+        if not torch.allclose(total, torch.ones_like(total), atol=1e-3):
+            worst = total[(total - 1).abs().argmax()].item()
+            raise DataError(
+                f"the labels of an image sum to {worst:g}: cross-entropy needs one label an image; use loss=asl"
+            )
+        return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)

@@ -1,0 +1,31 @@
+"""What every loss asks of its inputs."""
+
+import torch
+from torch import Tensor
+
+from mldec.errors import DataError
+
+
+def prepare(logits: Tensor, targets: Tensor, *, unknown: bool = False, soft: bool = False) -> tuple[Tensor, Tensor]:
+    """Return logits in float32 (float64 stays) and targets of the same type, checked.
+
+    Args:
+        logits: [B, K], any floating type.
+        targets: [B, K] of 1 and 0.
+        unknown: -1 (not annotated) is allowed too.
+        soft: anything from 0 to 1 is allowed (mixup, cutmix).
+
+    Raises:
+        DataError: for another shape or another value; it names the value.
+    """
+    if logits.shape != targets.shape:
+        raise DataError(f"targets {tuple(targets.shape)} do not have the shape of the logits {tuple(logits.shape)}")
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    targets = targets.to(logits.dtype)
+    good = (targets >= 0) & (targets <= 1) if soft else (targets == 0) | (targets == 1)
+    if unknown:
+        good |= targets == -1
+    if not good.all():
+        allowed = ("0 to 1" if soft else "0 and 1") + (" and -1" if unknown else "")
+        raise DataError(f"target {targets[~good][0].item():g} is not allowed: this loss takes {allowed}")
+    return logits, targets
