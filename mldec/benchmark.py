@@ -1,0 +1,294 @@
+"""Measure what this project promises: `python -m mldec.benchmark head | metric | labels | throughput [--json FILE]`.
+
+head        group projection, forward and backward, against the official loop over groups
+metric      mAP at COCO's size, and time and memory at 9,605 classes
+labels      first and second start of a COCO split of full size
+throughput  images/s of training and inference for an experiment, with random images
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mldec import build, checkpoint, distributed
+from mldec.config import Config, Precision, compose
+from mldec.data.base import Classes, DataModule, Split
+from mldec.data.coco import coco
+from mldec.data.loader import Batch
+from mldec.data.transforms import EvalTransform
+from mldec.errors import ConfigError, one_line
+from mldec.evaluate import autocast
+from mldec.evaluators.average_precision import average_precision
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.heads.ml_decoder import MLDecoder
+from mldec.runlog import to_console
+from mldec.trainer import Trainer
+
+COCO_TRAIN = (82_783, 600_000)  # images, objects
+
+
+def seconds(job: Callable[[], Any], *, device: torch.device, repeats: int, warmup: int = 2) -> float:
+    """Return the median time of a job, waiting for the device."""
+    times = []
+    for turn in range(warmup + repeats):
+        start = time.perf_counter()
+        job()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if turn >= warmup:
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def official_projection(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Do the group projection as the official code does, group by group into a buffer.
+
+    Source: described from reference ml_decoder.py, GroupFC.
+
+    Args:
+        x: decoded queries [B, G, D].
+        weight: [G, D, g].
+        bias: [K].
+
+    Returns:
+        logits [B, K].
+    """
+    out = torch.zeros(len(x), len(weight), weight.shape[2], device=x.device, dtype=x.dtype)
+    for group in range(len(weight)):
+        out[:, group, :] = x[:, group, :] @ weight[group]
+    return out.flatten(1)[:, : len(bias)] + bias
+
+
+def head(words: argparse.Namespace) -> dict[str, Any]:
+    """Time the group projection of 9,605 classes in 200 groups, width 768, batch 16, forward and backward."""
+    device = distributed.pick_device(words.device)
+    model = MLDecoder(2048, 9605, num_groups=200).to(device)
+    x = torch.randn(16, 200, 768, device=device, requires_grad=True)
+
+    def step(projection: Callable[[Tensor], Tensor]) -> Callable[[], None]:
+        return lambda: projection(x).sum().backward()
+
+    ours = step(model.pool)
+    official = step(lambda x: official_projection(x, model.pool_weight, model.pool_bias))
+    difference = (model.pool(x) - official_projection(x, model.pool_weight, model.pool_bias)).abs().max().item()
+    slow = seconds(official, device=device, repeats=3, warmup=1)
+    fast = seconds(ours, device=device, repeats=20)
+    return {
+        "official_loop_ms": 1000 * slow,
+        "batched_product_ms": 1000 * fast,
+        "times_faster": slow / fast,
+        "largest_difference": difference,
+    }
+
+
+def metric(words: argparse.Namespace) -> dict[str, Any]:
+    """Time mAP of 40,504 x 80, and of 40,000 x 9,605 with the memory it takes beyond its input."""
+    generator = torch.Generator().manual_seed(0)
+    cpu = torch.device("cpu")
+    found: dict[str, Any] = {}
+    for name, images, classes, share in (("coco", 40_504, 80, 0.036), ("open_images", 40_000, 9_605, 0.001)):
+        scores = torch.randn(images, classes, generator=generator)
+        targets = torch.empty(images, classes, dtype=torch.int8)
+        for block in targets.split(1000):
+            block.copy_(torch.rand(block.shape, generator=generator) < share)
+        before = _peak_gib()
+        repeats = 3 if name == "coco" else 1
+        found[f"{name}_seconds"] = seconds(
+            lambda: average_precision(scores, targets),  # noqa: B023
+            device=cpu,
+            repeats=repeats,
+            warmup=repeats - 1,
+        )
+        found[f"{name}_gib_beyond_input"] = _peak_gib() - before
+    return found
+
+
+def labels(words: argparse.Namespace) -> dict[str, Any]:
+    """Write a COCO split of full size (labels and empty image files), and time its first and second start."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as root:
+        _write_full_size(Path(root))
+        for turn in ("first", "second"):
+            with multiprocessing.get_context("spawn").Pool(1) as fresh:  # a process of its own: memory is comparable
+                found |= {f"{turn}_start_{name}": value for name, value in fresh.apply(_start_coco, (root,)).items()}
+    return found
+
+
+def _start_coco(root: str) -> dict[str, Any]:
+    before, start = _memory_gib(), time.perf_counter()
+    data = coco(root=root, val="train2014", cache_dir=f"{root}/cache")
+    passed = time.perf_counter() - start
+    return {"seconds": passed, "mib": 1024 * (_memory_gib() - before), "images": len(data.train.dataset)}
+
+
+def _write_full_size(root: Path) -> None:
+    images, objects = COCO_TRAIN
+    generator = torch.Generator().manual_seed(0)
+    owners = torch.randint(images, (objects,), generator=generator).tolist()
+    kinds = torch.randint(80, (objects,), generator=generator).tolist()
+    names = [f"COCO_train2014_{i:012}.jpg" for i in range(images)]
+    content = {
+        "images": [{"id": i, "file_name": name, "width": 640, "height": 480} for i, name in enumerate(names)],
+        "annotations": [
+            {"id": i, "image_id": owner, "category_id": kind + 1, "iscrowd": 0, "area": 5000.0, "bbox": [1, 2, 3, 4]}
+            for i, (owner, kind) in enumerate(zip(owners, kinds, strict=True))
+        ],
+        "categories": [{"id": i + 1, "name": f"class {i}", "supercategory": "thing"} for i in range(80)],
+    }
+    (root / "annotations").mkdir()
+    (root / "train2014").mkdir()
+    (root / "annotations" / "instances_train2014.json").write_text(json.dumps(content))
+    for name in names:
+        (root / "train2014" / name).touch()
+
+
+class Noise:
+    """A dataset of one random image and label set, for timing."""
+
+    def __init__(self, num_images: int, num_classes: int, size: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.image = torch.randint(256, (3, size, size), dtype=torch.uint8, generator=generator)
+        self.target = (torch.rand(num_classes, generator=generator) < 0.04).to(torch.int8)
+        self.num_images = num_images
+
+    def __len__(self) -> int:
+        return self.num_images
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.image, self.target
+
+    def name(self, index: int) -> str:
+        """Return what the image is."""
+        return f"noise {index}"
+
+
+def noise(num_images: int, num_classes: int, size: int) -> DataModule:
+    """Return a dataset of noise."""
+    split = Split(Noise(num_images, num_classes, size), Classes(tuple(f"class {i}" for i in range(num_classes))))
+    return DataModule(split, split, MultiLabelEvaluator, EvalTransform(image_size=size))
+
+
+def throughput(words: argparse.Namespace) -> dict[str, Any]:
+    """Time the training step (with optimiser and moving average) and inference of an experiment on random images."""
+    config = compose([f"+experiment={words.experiment}", *words.settings])
+    device = distributed.pick_device(config.device)
+    batch_size, size = config.train.batch_size, int(config.data["image_size"])
+    torch.manual_seed(config.seed)
+    torch.backends.cudnn.benchmark = True
+    data = noise(batch_size, words.classes, size)
+    model = build.model(config, data.train.classes, pretrained=False).to(device)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(config, model, build.loss(config), data, folder=Path(folder), device=device)
+        samples = [data.train.dataset[i] for i in range(batch_size)]
+        images, targets = (torch.stack(items).to(device) for items in zip(*samples, strict=True))
+        batch = Batch(images, targets, torch.arange(batch_size))
+        parts = [Batch(*part) for part in zip(*(item.chunk(config.train.accumulate) for item in batch), strict=True)]
+        trainer.net.train()
+        steps = words.repeats
+        train = seconds(lambda: trainer.train_step(parts, batch_size), device=device, repeats=steps, warmup=3)
+        trainer.net.eval()
+        infer = seconds(lambda: _infer(trainer.net, images, config, device), device=device, repeats=steps, warmup=3)
+    return {
+        "experiment": words.experiment,
+        "settings": words.settings,
+        "precision": config.train.precision.value,
+        "compile": config.train.compile,
+        "channels_last": config.train.channels_last,
+        "batch_size": batch_size,
+        "image_size": size,
+        "classes": words.classes,
+        "train_images_per_second": batch_size / train,
+        "infer_images_per_second": batch_size / infer,
+        "peak_gib": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else _peak_gib(),
+    }
+
+
+@torch.no_grad()
+def _infer(net: nn.Module, images: Tensor, config: Config, device: torch.device) -> None:
+    with autocast(device, Precision(config.train.precision)):
+        net(images)
+
+
+def environment() -> dict[str, Any]:
+    """Return the hardware, versions, date and commit of a measurement."""
+    cuda = torch.cuda.is_available()
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": checkpoint.git_commit(),
+        "device": torch.cuda.get_device_name() if cuda else "none",
+        "cuda": torch.version.cuda if cuda else None,
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        **checkpoint.versions(),
+    }
+
+
+def _peak_gib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _memory_gib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**30
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line of `mldec.benchmark`."""
+    arguments = argparse.ArgumentParser(
+        prog="python -m mldec.benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = arguments.add_subparsers(required=True, metavar="head|metric|labels|throughput")
+    for job in (head, metric, labels, throughput):
+        command = commands.add_parser(job.__name__, help=job.__doc__, description=job.__doc__)
+        command.set_defaults(job=job)
+        command.add_argument("--json", metavar="FILE", help="write figures, hardware, versions, date, commit")
+        if job is head:
+            command.add_argument("--device", default="auto", help="auto, cpu or cuda")
+        if job is throughput:
+            command.add_argument("--experiment", default="coco_tresnet_l", help="its backbone, head, loss and sizes")
+            command.add_argument("--classes", type=int, default=80)
+            command.add_argument("--repeats", type=int, default=20, help="timed steps; the median counts")
+            command.usage = "%(prog)s [options] [key=value ...], such as train.precision=bf16"
+    return arguments
+
+
+def run(words: argparse.Namespace) -> None:
+    """Measure, print, write."""
+    if words.json and not Path(words.json).resolve().parent.is_dir():
+        raise ConfigError(f"cannot write {words.json}: there is no such folder")
+    figures = words.job(words)
+    for name, value in figures.items():
+        print(f"  {name:<26} {value:,.4g}" if isinstance(value, float) else f"  {name:<26} {value}")
+    if words.json:
+        content = {"benchmark": words.job.__name__, "figures": figures, "environment": environment()}
+        Path(words.json).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def main() -> None:
+    """Run the command."""
+    with one_line():
+        to_console()
+        words, settings = parser().parse_known_args()
+        if settings and words.job is not throughput:
+            raise ConfigError(f"'{settings[0]}' is not understood: {words.job.__name__} takes no settings")
+        words.settings = settings
+        run(words)
+
+
+if __name__ == "__main__":
+    main()

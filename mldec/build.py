@@ -1,0 +1,154 @@
+"""From `_target_` nodes to objects: what may be named, whether the arguments fit, and the call."""
+
+import importlib
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from torch import nn
+
+from mldec.config import PARTS, Config
+from mldec.data.base import Classes, DataModule
+from mldec.errors import ConfigError, suggest
+from mldec.model import Classifier
+
+# Where each part must be defined, whatever a file says; the user's own packages are added by plugins=[...].
+HOMES = {"data": "mldec.data", "backbone": "mldec.backbones", "head": "mldec.heads", "loss": "mldec.losses"}
+RUNTIME_ARGUMENTS = {"data": (), "backbone": (), "head": ("in_features", "num_classes"), "loss": ()}
+
+
+def check(config: Config) -> None:
+    """Hold the four nodes against the signatures they name, before any file, download or device is touched.
+
+    Raises:
+        ConfigError: with every fault of every part.
+    """
+    found = [fault for part in PARTS for fault in faults(part, getattr(config, part), config.plugins)]
+    if found:
+        raise ConfigError("; ".join(found))
+
+
+def data(config: Config) -> DataModule:
+    """Build the dataset."""
+    return _call("data", config)
+
+
+def loss(config: Config) -> nn.Module:
+    """Build the loss."""
+    return _call("loss", config)
+
+
+def model(config: Config, classes: Classes, *, pretrained: bool = True) -> Classifier:
+    """Build the backbone and a head for these classes; without `pretrained` nothing is downloaded or read."""
+    target = locate("backbone", config.backbone.get("_target_"), config.plugins)
+    changed = {} if pretrained or "pretrained" not in inspect.signature(target).parameters else {"pretrained": False}
+    backbone = _call("backbone", config, **changed)
+    return Classifier(backbone, _call("head", config, in_features=backbone.num_features, num_classes=len(classes)))
+
+
+def locate(part: str, target: Any, plugins: Sequence[str] = ()) -> Callable[..., Any]:
+    """Return the class or function a node names, if it is a public one defined where such parts live.
+
+    Raises:
+        ConfigError: for any other target.
+    """
+    if not isinstance(target, str):
+        raise ConfigError(f"{part}._target_ is missing: choose an option, such as {part}=NAME")
+    homes = [HOMES[part], *plugins]
+    module_name, _, name = target.rpartition(".")
+    allowed = any(_inside(module_name, home) for home in homes)
+    if not allowed or any(word.startswith("_") for word in target.split(".")):
+        hint = "" if plugins else "; a part of your own needs plugins=[package]"
+        raise ConfigError(
+            f"{part}._target_ '{target}' is refused: a {part} is defined under {' or '.join(homes)}{hint}"
+        )
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{part}._target_ '{target}' does not exist: {error}") from error
+    right_kind = (
+        inspect.isfunction(found) if part == "data" else inspect.isclass(found) and issubclass(found, nn.Module)
+    )
+    if not right_kind or not any(_inside(found.__module__, home) for home in homes):
+        what = "function" if part == "data" else "module class"
+        raise ConfigError(f"{part}._target_ '{target}' is refused: it is not a {what} defined there")
+    return found
+
+
+def faults(part: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> list[str]:
+    """Return what is wrong with a node: its target, unknown, missing and ill-typed arguments."""
+    try:
+        target = locate(part, node.get("_target_"), plugins)
+    except ConfigError as error:
+        return [str(error)]
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(target).parameters.items()
+        if name not in RUNTIME_ARGUMENTS[part]
+    }
+    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    found = []
+    for key, value in node.items():
+        if key == "_target_":
+            continue
+        if key not in parameters:
+            known = suggest(key, list(parameters))
+            found.append(f"{part}.{key}: {target.__name__} takes no such argument{known}")
+        elif key in hints and not matches(value, hints[key]):
+            found.append(f"{part}.{key}: {value!r} is not {describe(hints[key])}")
+    for name, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in node:
+            found.append(f"{part}.{name} is missing: {target.__name__} needs it")
+    return found
+
+
+def matches(value: Any, hint: Any) -> bool:
+    """Tell whether a value from YAML fits an annotation; a whole number fits `float`, true and false only `bool`."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, types.UnionType):
+        return any(matches(value, argument) for argument in arguments)
+    if origin is Literal:
+        return value in arguments
+    if hint in (None, type(None)):
+        return value is None
+    if isinstance(value, bool) or hint is bool:
+        return isinstance(value, bool) and hint is bool
+    if hint is float:
+        return isinstance(value, int | float)
+    kind = origin or hint
+    if kind in (list, tuple, Sequence):
+        items = arguments[0] if arguments else Any
+        return isinstance(value, list | tuple) and all(matches(item, items) for item in value)
+    if kind in (dict, Mapping):
+        return isinstance(value, Mapping)
+    return isinstance(value, kind)
+
+
+def describe(hint: Any) -> str:
+    """Name an annotation in the words of YAML."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(argument) for argument in arguments)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    if hint in names:
+        return names[hint]
+    return "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping"
+
+
+def _inside(module_name: str, home: str) -> bool:
+    return module_name == home or module_name.startswith(home + ".")
+
+
+def _call(part: str, config: Config, **runtime: Any) -> Any:
+    """Check a node and call its target; the constructor's own ValueErrors become the user's."""
+    node = getattr(config, part)
+    found = faults(part, node, config.plugins)
+    if found:
+        raise ConfigError("; ".join(found))
+    arguments = {key: value for key, value in node.items() if key != "_target_"}
+    return locate(part, node["_target_"], config.plugins)(**{**arguments, **runtime})

@@ -1,0 +1,166 @@
+"""The official augmentation: two random operations, each applied with probability one half, and the square cutout.
+
+Source: official train.py, which uses the package `randaugment` 1.0.2. In spite of its name that package is not
+RandAugment(N=2, M=9): it draws uniformly from all ordered pairs of 15 operations x 9 magnitudes and applies each of the
+two with p = 0.5, so that a quarter of the images stay as they are. This module is written from that description.
+
+Every random choice comes from Python's `random` module, which the loader seeds for every sample.
+"""
+
+import random
+from collections.abc import Callable
+
+from PIL import Image, ImageEnhance, ImageOps
+
+PROBABILITY = 0.5  # of each of the two operations
+NUM_LEVELS = 10  # rows of the magnitude table; row 0 is never drawn
+GREY = (128, 128, 128)  # fills what a geometric operation uncovers
+PATCH = (125, 122, 113)  # fills the small cutout: about the mean colour of ImageNet
+
+Operation = Callable[[Image.Image, float], Image.Image]
+
+
+def cutout(image: Image.Image, fraction: float) -> Image.Image:
+    """Cover one rectangle with a random colour and return a new image.
+
+    The rectangle measures `fraction` of the width by `fraction` of the height. Its centre is uniform over the image, so
+    that the part beyond the border is lost. Source: official helper_functions.py, CutoutPIL.
+
+    Args:
+        image: RGB image; it is not changed.
+        fraction: side of the rectangle as a fraction of the side of the image, in (0, 1].
+    """
+    width, height = image.size
+    box = _random_box(image.size, int(fraction * width + 0.5), int(fraction * height + 0.5))
+    colour = (random.randrange(256), random.randrange(256), random.randrange(256))
+    covered = image.copy()
+    covered.paste(colour, box)
+    return covered
+
+
+def _random_box(size: tuple[int, int], width: int, height: int) -> tuple[int, int, int, int]:
+    """Return left, top, right, bottom (pixels, right and bottom exclusive) of a box cut off at the border."""
+    left = random.randrange(size[0]) - width // 2
+    top = random.randrange(size[1]) - height // 2
+    return max(left, 0), max(top, 0), min(left + width, size[0]), min(top + height, size[1])
+
+
+def _sign() -> int:
+    return random.choice((-1, 1))
+
+
+def _affine(image: Image.Image, matrix: tuple[float, ...], resample: Image.Resampling) -> Image.Image:
+    """Map output pixel (x, y) to input pixel (ax + by + c, dx + ey + f); what lies outside becomes grey."""
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, resample, fillcolor=GREY)
+
+
+def _shear_x(image: Image.Image, slope: float) -> Image.Image:
+    return _affine(image, (1, slope * _sign(), 0, 0, 1, 0), Image.Resampling.BICUBIC)
+
+
+def _shear_y(image: Image.Image, slope: float) -> Image.Image:
+    return _affine(image, (1, 0, 0, slope * _sign(), 1, 0), Image.Resampling.BICUBIC)
+
+
+def _translate_x(image: Image.Image, fraction: float) -> Image.Image:
+    return _affine(image, (1, 0, fraction * image.width * _sign(), 0, 1, 0), Image.Resampling.NEAREST)
+
+
+def _translate_y(image: Image.Image, fraction: float) -> Image.Image:
+    return _affine(image, (1, 0, 0, 0, 1, fraction * image.height * _sign()), Image.Resampling.NEAREST)
+
+
+def _rotate(image: Image.Image, degrees: float) -> Image.Image:
+    # No random sign: the package turns anticlockwise only, and the published results were made with that.
+    return image.rotate(degrees, fillcolor=GREY)
+
+
+def _small_cutout(image: Image.Image, pixels: float) -> Image.Image:
+    # In pixels whatever the size of the image, as in the package: at 448 it hides next to nothing.
+    covered = image.copy()
+    covered.paste(PATCH, _random_box(image.size, int(pixels), int(pixels)))
+    return covered
+
+
+def _color(image: Image.Image, strength: float) -> Image.Image:
+    return ImageEnhance.Color(image).enhance(1 + strength * _sign())
+
+
+def _contrast(image: Image.Image, strength: float) -> Image.Image:
+    return ImageEnhance.Contrast(image).enhance(1 + strength * _sign())
+
+
+def _brightness(image: Image.Image, strength: float) -> Image.Image:
+    return ImageEnhance.Brightness(image).enhance(1 + strength * _sign())
+
+
+def _sharpness(image: Image.Image, strength: float) -> Image.Image:
+    return ImageEnhance.Sharpness(image).enhance(1 + strength * _sign())
+
+
+def _posterize(image: Image.Image, bits: float) -> Image.Image:
+    return ImageOps.posterize(image, int(bits))
+
+
+def _solarize(image: Image.Image, threshold: float) -> Image.Image:
+    return ImageOps.solarize(image, threshold)  # type: ignore[arg-type]  # compares only; the table is not whole
+
+
+def _autocontrast(image: Image.Image, _: float) -> Image.Image:
+    return ImageOps.autocontrast(image)
+
+
+def _equalize(image: Image.Image, _: float) -> Image.Image:
+    return ImageOps.equalize(image)
+
+
+def _invert(image: Image.Image, _: float) -> Image.Image:
+    return ImageOps.invert(image)
+
+
+def _levels(weakest: float, strongest: float, *, whole: bool = False) -> tuple[float, ...]:
+    """Return ten evenly spaced magnitudes, rounded to whole numbers where the operation needs that."""
+    steps = [weakest + (strongest - weakest) * row / (NUM_LEVELS - 1) for row in range(NUM_LEVELS)]
+    return tuple(round(step) if whole else step for step in steps)
+
+
+_NO_MAGNITUDE = (0.0,) * NUM_LEVELS
+
+# Name -> operation, magnitudes of rows 0 to 9.
+OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
+    "shear_x": (_shear_x, _levels(0, 0.3)),  # slope
+    "shear_y": (_shear_y, _levels(0, 0.3)),
+    "translate_x": (_translate_x, _levels(0, 150 / 331)),  # fraction of the side
+    "translate_y": (_translate_y, _levels(0, 150 / 331)),
+    "rotate": (_rotate, _levels(0, 30)),  # degrees
+    "color": (_color, _levels(0, 0.9)),  # distance of the factor from 1
+    "contrast": (_contrast, _levels(0, 0.9)),
+    "brightness": (_brightness, _levels(0, 0.9)),
+    "sharpness": (_sharpness, _levels(0, 0.9)),
+    "posterize": (_posterize, _levels(8, 4, whole=True)),  # bits kept of each channel
+    "solarize": (_solarize, _levels(256, 0)),  # values from here on are inverted
+    "cutout": (_small_cutout, _levels(0, 20, whole=True)),  # pixels
+    "autocontrast": (_autocontrast, _NO_MAGNITUDE),
+    "equalize": (_equalize, _NO_MAGNITUDE),
+    "invert": (_invert, _NO_MAGNITUDE),
+}
+
+
+class PairAugment:
+    """Apply two operations drawn independently (15 operations x magnitudes 1 to 9), each with probability 0.5."""
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """Return the augmented RGB image, of the same size; the argument is not changed."""
+        for name, row in [self.draw(), self.draw()]:  # the pair first, then its coins: one policy, then its use
+            if random.random() < PROBABILITY:
+                operation, levels = OPERATIONS[name]
+                image = operation(image, levels[row])
+        return image
+
+    @staticmethod
+    def draw() -> tuple[str, int]:
+        """Return the name of an operation and a row of its magnitude table, both uniform."""
+        return random.choice(_NAMES), random.randrange(1, NUM_LEVELS)
+
+
+_NAMES = tuple(OPERATIONS)

@@ -1,0 +1,96 @@
+"""Processes and devices: the only module that knows torch.distributed; with one process a pass-through."""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mldec.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def rank() -> int:
+    """Return the number of this process, 0 without torchrun."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Return the number of processes, 1 without torchrun."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_main() -> bool:
+    """Tell whether this process writes files and prints."""
+    return rank() == 0
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device called "auto", "cpu", "cuda" or "cuda:<n>"; under torchrun each process takes its own GPU.
+
+    Raises:
+        ConfigError: if it is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {name} is not there: {torch.cuda.device_count()} CUDA devices; use device=cpu")
+    return device
+
+
+@contextmanager
+def processes(device: torch.device) -> Iterator[None]:
+    """Join the group that torchrun describes (NCCL on CUDA, gloo on the CPU) and leave it at the end."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if "RANK" not in os.environ:
+        yield
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def wrap(model: nn.Module) -> nn.Module:
+    """Return the model itself, or under torchrun one that averages gradients over the processes."""
+    return DistributedDataParallel(model) if dist.is_initialized() else model
+
+
+def no_sync(model: nn.Module, *, unless: bool) -> AbstractContextManager[None]:
+    """Leave out the averaging of gradients, unless this is the last micro-batch of its step."""
+    return nullcontext() if unless or not isinstance(model, DistributedDataParallel) else model.no_sync()
+
+
+def total(value: Tensor) -> Tensor:
+    """Return the sum of a tensor over the processes."""
+    if dist.is_initialized():
+        dist.all_reduce(value)
+    return value
+
+
+def broadcast(value: T) -> T:
+    """Return what the main process passed."""
+    if not dist.is_initialized():
+        return value
+    box: list[T] = [value]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def gather_rows(rows: list[Tensor]) -> list[Tensor]:
+    """Return the row blocks of all processes on the main one, and an empty list on the others."""
+    if not dist.is_initialized():
+        return rows
+    gathered: list[list[Tensor]] | None = [[] for _ in range(world_size())] if is_main() else None
+    dist.gather_object([block.cpu() for block in rows], gathered)
+    return [block for blocks in gathered for block in blocks] if gathered is not None else []

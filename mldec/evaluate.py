@@ -1,0 +1,182 @@
+"""Evaluate a checkpoint: `python -m mldec.evaluate best.pt [data.root=...] [--weights ema|raw] [--json FILE]`.
+
+`evaluate` is also what the trainer calls: there is one way to a number.
+"""
+
+import argparse
+import csv
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from mldec import build, distributed
+from mldec.checkpoint import load_model
+from mldec.config import Config, Precision, override
+from mldec.data.base import Classes, DataModule
+from mldec.data.loader import Batch, eval_loader, unwrap
+from mldec.errors import CheckpointError, ConfigError, one_line
+from mldec.runlog import on_terminal, to_console
+
+AUTOCAST = {Precision.fp16: torch.float16, Precision.bf16: torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Results:
+    """What an evaluation found: percentages by name, a column of values a class, and the number of images."""
+
+    metrics: dict[str, float]
+    per_class: dict[str, list[float]]
+    images: int
+
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """Return the context of a forward pass in this precision; a pass-through for fp32."""
+    enabled = precision in AUTOCAST
+    return torch.autocast(device.type, dtype=AUTOCAST.get(precision), enabled=enabled)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, data: DataModule, config: Config, *, device: torch.device, progress: Any = None
+) -> Results:
+    """Run the validation images through a model, once each, and compute the dataset's metrics.
+
+    Args:
+        model: images uint8 [B, 3, H, W] (, queries) -> logits [B, K]; put in evaluation mode and left as it was.
+        data: the dataset; its evaluator says which numbers there are.
+        config: for the batch size, workers and precision.
+        device: of the model.
+        progress: wraps the batches, such as `tqdm`; None for none.
+
+    Returns:
+        The results, the same on every process.
+    """
+    split, train = data.val, config.train
+    loader = eval_loader(
+        split.dataset,
+        batch_size=max(1, (train.eval_batch_size or train.batch_size) // distributed.world_size()),
+        workers=train.workers,
+        pin=device.type == "cuda",
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+    )
+    queries = None if split.classes.queries is None else split.classes.queries.to(device)
+    batches: Iterable[Batch] = unwrap(loader)
+    logits, targets = [], []
+    was_training = model.training
+    model.eval()
+    for batch in progress(batches, total=len(loader)) if progress else batches:
+        with autocast(device, train.precision):
+            output = model(batch.images.to(device, non_blocking=True), queries)
+        logits.append(output.float())
+        targets.append(batch.targets.to(device, non_blocking=True))
+    model.train(was_training)
+
+    found: Results | None = None
+    logits, targets = distributed.gather_rows(logits), distributed.gather_rows(targets)
+    if distributed.is_main():
+        evaluator = data.evaluator()
+        for block, labels in zip(logits, targets, strict=True):
+            evaluator.update(block, labels)
+        found = Results(evaluator.compute(), evaluator.per_class(), len(split.dataset))
+    found = distributed.broadcast(found)
+    assert isinstance(found, Results)
+    return found
+
+
+def check_classes(wanted: Classes, found: Classes, path: str | Path) -> None:
+    """Raise a `CheckpointError` if a checkpoint's classes are not those of the data, in the same order."""
+    if wanted.names == found.names:
+        return
+    if len(wanted) != len(found):
+        raise CheckpointError(
+            f"{path} knows {len(wanted)} classes, the data has {len(found)}: choose data with its classes"
+        )
+    place = next(i for i, (a, b) in enumerate(zip(wanted.names, found.names, strict=True)) if a != b)
+    raise CheckpointError(
+        f"{path} has other classes than the data: number {place} is '{wanted.names[place]}' there "
+        f"and '{found.names[place]}' here"
+    )
+
+
+def report(results: Results, weights: str, path: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return what `--json` writes; a value that does not exist (AP of a class without positives) is None."""
+    clean = {key: [v if math.isfinite(v) else None for v in column] for key, column in results.per_class.items()}
+    return {
+        "metrics": results.metrics,
+        "images": results.images,
+        "weights": weights,
+        "checkpoint": path,
+        "per_class": {name: {key: column[i] for key, column in clean.items()} for i, name in enumerate(names)},
+    }
+
+
+def table(metrics: dict[str, float]) -> str:
+    """Return the metrics as lines of text, in percent."""
+    width = max(len(name) for name in metrics)
+    return "\n".join(f"  {name:<{width}}  {value:7.3f}" for name, value in metrics.items())
+
+
+def write_csv(path: Path, results: Results, names: tuple[str, ...]) -> None:
+    """Write one row a class."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["class", *results.per_class])
+        writer.writerows([name, *row] for name, *row in zip(names, *results.per_class.values(), strict=True))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line of `mldec.evaluate`."""
+    arguments = argparse.ArgumentParser(
+        prog="python -m mldec.evaluate",
+        description="Evaluate a checkpoint on the validation data of its config; settings are changed with key=value.",
+    )
+    arguments.add_argument("checkpoint", help="a file written by mldec.train")
+    arguments.add_argument("settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco")
+    arguments.add_argument("--weights", choices=("ema", "raw"), help="default: those that scored best in the run")
+    arguments.add_argument("--plugin", action="append", default=[], help="a package of yours that may hold its parts")
+    arguments.add_argument("--json", metavar="FILE", help="write metrics and per-class values")
+    arguments.add_argument("--csv", metavar="FILE", help="write one row a class")
+    return arguments
+
+
+def run(words: argparse.Namespace) -> None:
+    """Load, evaluate, print, write."""
+    outputs = [Path(file) for file in (words.json, words.csv) if file]
+    for file in outputs:
+        if not file.parent.is_dir():
+            raise ConfigError(f"cannot write {file}: there is no folder {file.parent}")
+    loaded = load_model(words.checkpoint, words.weights, plugins=words.plugin)
+    config = override(loaded.config, words.settings)
+    build.check(config)
+    device = distributed.pick_device(config.device)
+    data = build.data(config)
+    check_classes(loaded.classes, data.val.classes, words.checkpoint)
+    bar = partial(tqdm, desc="evaluate", leave=False, disable=not on_terminal())
+    results = evaluate(loaded.model.to(device), data, config, device=device, progress=bar)
+    print(f"{words.checkpoint} ({loaded.weights} weights) on {results.images:,} images, percent:")
+    print(table(results.metrics))
+    if words.json:
+        content = report(results, loaded.weights, words.checkpoint, data.val.classes.names)
+        Path(words.json).write_text(json.dumps(content, indent=1) + "\n")
+    if words.csv:
+        write_csv(Path(words.csv), results, data.val.classes.names)
+
+
+def main() -> None:
+    """Run the command."""
+    with one_line():
+        to_console()
+        run(parser().parse_intermixed_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Which parameters decay, the optimiser, and the course of the learning rate."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from timm.optim import create_optimizer_v2, list_optimizers
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
+
+from mldec.errors import ConfigError, suggest
+
+# The schedule counts steps, not updates: a resumed run goes straight to its step, and fp16 may skip the first update.
+warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Split the trainable parameters: biases and those of one dimension do not decay.
+
+    Source: reference helper_functions.py, add_weight_decay. Frozen queries are in neither group.
+    """
+    decay: list[nn.Parameter] = []
+    no_decay: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (no_decay if parameter.ndim <= 1 or name.endswith(".bias") else decay).append(parameter)
+    return [{"params": no_decay, "weight_decay": 0.0}, {"params": decay, "weight_decay": weight_decay}]
+
+
+def build_optimizer(
+    model: nn.Module, *, name: str, lr: float, weight_decay: float, options: Mapping[str, Any]
+) -> Optimizer:
+    """Build an optimiser of timm's by name; "adam" is torch's, whose decay is L2, not decoupled (as officially).
+
+    Raises:
+        ConfigError: for an unknown name or option.
+    """
+    known = [str(entry) for entry in list_optimizers()]
+    if name.lower() not in known:
+        raise ConfigError(f"optim.name '{name}' is unknown{suggest(name, known)}")
+    try:
+        return create_optimizer_v2(parameter_groups(model, weight_decay), opt=name, lr=lr, **options)
+    except TypeError as error:
+        raise ConfigError(f"optim.options {dict(options)} do not fit optim.name={name}: {error}") from error
+
+
+def build_schedule(
+    optimizer: Optimizer,
+    *,
+    name: str,
+    lr: float,
+    steps: int,
+    pct_start: float = 0.2,
+    warmup_steps: int = 0,
+    min_lr: float = 0.0,
+) -> LRScheduler:
+    """Build the schedule of a run of `steps` optimiser steps; its only state is the number of steps done.
+
+    Args:
+        optimizer: its learning rates are set, and with "onecycle" its momentum (Adam's beta1: 0.95 to 0.85 and back).
+        name: "onecycle" (reference train.py: from lr/25 up to lr, cosine down to lr/250,000) or "cosine".
+        lr: the highest rate.
+        steps: length of the run.
+        pct_start: "onecycle": share of the steps in which the rate rises.
+        warmup_steps: "cosine": steps of linear rise from 0.
+        min_lr: "cosine": the rate at the end.
+    """
+    if name == "onecycle":
+        cycles = any(key in optimizer.defaults for key in ("betas", "momentum"))
+        return OneCycleLR(optimizer, max_lr=lr, total_steps=steps, pct_start=pct_start, cycle_momentum=cycles)
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / (warmup_steps + 1)
+        progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+        return (min_lr + (lr - min_lr) * (1 + math.cos(math.pi * min(1.0, progress))) / 2) / lr
+
+    return LambdaLR(optimizer, factor)
+
+
+def fast_forward(schedule: LRScheduler, step: int) -> None:
+    """Put the schedule, and the optimiser's rates, where they are after `step` steps."""
+    schedule.last_epoch = step - 1
+    schedule.step()

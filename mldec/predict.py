@@ -1,0 +1,131 @@
+"""Name what images show: `python -m mldec.predict best.pt image.jpg folder/ [--top 10] [--threshold 0.5]`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mldec import distributed
+from mldec.checkpoint import Loaded, load_model
+from mldec.data.transforms import read_image
+from mldec.errors import DataError, one_line
+from mldec.runlog import to_console
+
+
+@torch.no_grad()
+def scores(loaded: Loaded, images: Tensor) -> Tensor:
+    """Return the probability of each class: softmax where an image has one label, else sigmoid.
+
+    Args:
+        loaded: from `checkpoint.load_model`.
+        images: [B, 3, S, S], uint8 or float in [0, 1], on the model's device.
+
+    Returns:
+        float32 [B, K].
+    """
+    queries = loaded.classes.queries
+    logits = loaded.model(images, None if queries is None else queries.to(images.device)).float()
+    return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
+
+
+def find_images(paths: list[str]) -> list[Path]:
+    """Return the named files, and every image file below the named folders, sorted.
+
+    Raises:
+        DataError: for a path that is not there, or a folder without images.
+    """
+    known = Image.registered_extensions()
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder")
+        inside = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in known] if path.is_dir() else [path]
+        if not inside:
+            raise DataError(f"{path}: the folder holds no image")
+        found += inside
+    return found
+
+
+def predict(loaded: Loaded, paths: list[Path], *, batch_size: int, device: torch.device) -> Iterator[tuple[Path, Any]]:
+    """Yield each path with its scores [K], or with the `DataError` that kept it from being read."""
+    for start in range(0, len(paths), batch_size):
+        part = paths[start : start + batch_size]
+        read = [_read(loaded, path) for path in part]
+        images = [image for image in read if isinstance(image, Tensor)]
+        rows = iter(scores(loaded, torch.stack(images).to(device)).cpu() if images else torch.empty(0))
+        for path, image in zip(part, read, strict=True):
+            yield path, next(rows) if isinstance(image, Tensor) else image
+
+
+def best(names: tuple[str, ...], row: Tensor, *, top: int, threshold: float) -> list[dict[str, Any]]:
+    """Return the `top` classes whose score is at least `threshold`, highest first."""
+    values, order = row.sort(descending=True, stable=True)
+    pairs = zip(order[:top].tolist(), values[:top].tolist(), strict=True)
+    return [{"name": names[index], "score": score} for index, score in pairs if score >= threshold]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line of `mldec.predict`."""
+    arguments = argparse.ArgumentParser(prog="python -m mldec.predict", description="Name what images show.")
+    arguments.add_argument("checkpoint", help="a file written by mldec.train")
+    arguments.add_argument("images", nargs="+", help="image files, or folders to search for them")
+    arguments.add_argument("--top", type=_positive, default=10, help="classes an image at most (default 10)")
+    arguments.add_argument("--threshold", type=float, default=0.0, help="lowest score, 0 to 1 (default 0)")
+    arguments.add_argument("--json", metavar="FILE", help="write the predictions to a file, or to - for the console")
+    arguments.add_argument("--weights", choices=("ema", "raw"), help="default: those that scored best in the run")
+    arguments.add_argument("--plugin", action="append", default=[], help="a package of yours that may hold its parts")
+    arguments.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
+    arguments.add_argument("--batch-size", type=_positive, default=16, help="images at a time (default 16)")
+    return arguments
+
+
+def run(words: argparse.Namespace) -> int:
+    """Load, predict, print; return the exit status: 1 if an image could not be read."""
+    paths = find_images(words.images)
+    device = distributed.pick_device(words.device)
+    loaded = load_model(words.checkpoint, words.weights, device=device, plugins=words.plugin)
+    status, answers = 0, []
+    for path, row in predict(loaded, paths, batch_size=words.batch_size, device=device):
+        if isinstance(row, DataError):
+            print(f"mldec: {row}", file=sys.stderr)
+            status = 1
+            continue
+        found = best(loaded.classes.names, row, top=words.top, threshold=words.threshold)
+        answers.append({"image": str(path), "predictions": found})
+        if words.json != "-":
+            print(f"{path}: " + (", ".join(f"{item['name']} {item['score']:.3f}" for item in found) or "nothing"))
+    if words.json:
+        text = json.dumps(answers, indent=1) + "\n"
+        sys.stdout.write(text) if words.json == "-" else Path(words.json).write_text(text)
+    return status
+
+
+def main() -> None:
+    """Run the command."""
+    with one_line():
+        to_console()
+        sys.exit(run(parser().parse_args()))
+
+
+def _read(loaded: Loaded, path: Path) -> Tensor | DataError:
+    try:
+        return loaded.transform(read_image(path))
+    except DataError as error:
+        return error
+
+
+def _positive(word: str) -> int:
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
+if __name__ == "__main__":
+    main()
