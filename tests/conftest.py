@@ -1,0 +1,61 @@
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from support import QUICK
+
+# tests/plugins holds parts of a user's own: importable here (pyproject.toml) and in the processes that tests start.
+PLUGINS = Path(__file__).parent / "plugins"
+os.environ["PYTHONPATH"] = os.pathsep.join([str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+@pytest.fixture(scope="session")
+def sample_data() -> Path:
+    """The folder with small pieces of the real data sets; tests that need it are skipped where it is absent."""
+    folder = Path(os.environ.get("MLDEC_SAMPLE_DATA") or Path(__file__).parents[2] / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip(f"no sample data in {folder}; set MLDEC_SAMPLE_DATA")
+    return folder
+
+
+class Outcome(NamedTuple):
+    """What a command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Run a command of the package in this process, as its console script would, and return what a user sees."""
+
+    def run(command: str, *words: str | Path) -> Outcome:
+        monkeypatch.setattr(sys, "argv", [f"mldec-{command}", *map(str, words)])
+        capsys.readouterr()
+        random_state = torch.get_rng_state()
+        try:
+            importlib.import_module(f"mldec.{command}").main()
+            status = 0
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        torch.set_rng_state(random_state)
+        return Outcome(status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished quick run, made by a real process; tests must not change it."""
+    folder = tmp_path_factory.mktemp("digits_run")
+    command = [sys.executable, "-m", "mldec.train", *QUICK]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "outputs" / "digits"

@@ -1,0 +1,507 @@
+import copy
+import json
+import logging
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mldec.data import coco as module
+from mldec.data.coco import coco
+from mldec.data.transforms import EvalTransform
+from mldec.errors import ConfigError, DataError
+
+CATEGORIES = [{"id": 7, "name": "train"}, {"id": 1, "name": "person"}, {"id": 90, "name": "tooth brush"}]
+# Image id -> category ids of its objects. Not in order, one image without an object, one class twice.
+TRAIN = {30: [7], 4: [90, 1, 1], 12: [], 5: [1]}
+VAL = {8: [7, 90], 6: []}
+
+
+def content(split, objects, categories=CATEGORIES):
+    annotations = [
+        {"id": 100 * image + number, "image_id": image, "category_id": category, "iscrowd": int(category == 90)}
+        for image, numbers in objects.items()
+        for number, category in enumerate(numbers)
+    ]
+    images = [{"id": image, "file_name": f"COCO_{split}_{image:012d}.jpg"} for image in objects]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def annotation_file(root, split):
+    return root / "annotations" / f"instances_{split}.json"
+
+
+def write(root, split, data):
+    annotation_file(root, split).parent.mkdir(parents=True, exist_ok=True)
+    annotation_file(root, split).write_text(json.dumps(data))
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A tree of the 2014 layout with a few small images."""
+    for split, objects in {"train2014": TRAIN, "val2014": VAL}.items():
+        data = content(split, objects)
+        write(tmp_path / "coco", split, data)
+        (tmp_path / "coco" / split).mkdir()
+        for image in data["images"]:
+            colour = (image["id"], 100, 200)
+            Image.new("RGB", (9, 6), colour).save(tmp_path / "coco" / split / image["file_name"], quality=95)
+    return tmp_path / "coco"
+
+
+@pytest.fixture
+def build(root, tmp_path):
+    def build(**arguments):
+        return coco(**{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+
+    return build
+
+
+def names(split):
+    return [Path(split.dataset.name(index)).name for index in range(len(split.dataset))]
+
+
+def targets(split):
+    return [split.dataset[index][1].tolist() for index in range(len(split.dataset))]
+
+
+# Labels
+
+
+def test_images_by_id_and_classes_by_category_id(build):
+    data = build()
+    assert data.train.classes.names == data.val.classes.names == ("person", "train", "tooth brush")
+    assert not data.train.classes.exclusive
+    assert data.train.classes.queries is None
+    assert names(data.train) == [f"COCO_train2014_{image:012d}.jpg" for image in (4, 5, 30)]
+    assert targets(data.train) == [[1, 0, 1], [1, 0, 0], [0, 1, 0]]
+    assert targets(data.val) == [[0, 1, 1]]
+
+
+def test_all_images(build):
+    data = build(annotated_only=False)
+    assert len(data.train.dataset) == 4
+    assert names(data.train)[2] == "COCO_train2014_000000000012.jpg"
+    assert targets(data.train)[2] == [0, 0, 0]
+    assert targets(data.val) == [[0, 0, 0], [0, 1, 1]]
+
+
+def test_samples(build, root):
+    data = build()
+    image, target = data.val.dataset[0]
+    path = root / "val2014" / "COCO_val2014_000000000008.jpg"
+    assert data.val.dataset.name(0) == str(path)
+    with Image.open(path) as stored:
+        assert torch.equal(image, EvalTransform(image_size=16)(stored))
+    assert (image.dtype, target.dtype) == (torch.uint8, torch.int8)
+    assert data.transform == EvalTransform(image_size=16)
+    with pytest.raises(IndexError):
+        data.val.dataset[1]
+
+
+def test_training_images_are_augmented_and_validation_images_are_not(build):
+    data = build()
+    assert len({data.train.dataset[0][0].numpy().tobytes() for _ in range(8)}) > 1  # the colour of the cutout alone
+    assert len({data.val.dataset[0][0].numpy().tobytes() for _ in range(8)}) == 1
+    plain = build(augment="none", cutout=0)
+    assert len({plain.train.dataset[0][0].numpy().tobytes() for _ in range(8)}) == 1
+
+
+def test_one_split_may_serve_as_both(build):
+    data = build(train="val2014", augment="none", cutout=0.5)
+    assert names(data.train) == names(data.val)
+    assert len({data.train.dataset[0][0].numpy().tobytes() for _ in range(8)}) > 1
+    assert len({data.val.dataset[0][0].numpy().tobytes() for _ in range(8)}) == 1
+
+
+def test_a_target_is_the_callers_own(build):
+    dataset = build().train.dataset
+    dataset[0][1].zero_()
+    assert dataset[0][1].tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(("threshold", "recall"), [(0.5, 100), (0.75, 0)])
+def test_the_evaluator_gets_the_threshold(build, threshold, recall):
+    evaluator = build(threshold=threshold).evaluator()
+    evaluator.update(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([[1, 0], [0, 1]]))  # probability 0.73
+    metrics = evaluator.compute()
+    assert next(iter(metrics)) == "mAP"
+    assert metrics["OR"] == pytest.approx(recall)
+
+
+def test_the_log_says_what_was_read(build, caplog):
+    with caplog.at_level(logging.INFO, "mldec"):
+        build()
+        build(annotated_only=False)
+    assert caplog.messages == [
+        "coco train2014: 3 images (annotated only), 3 classes",
+        "coco val2014: 1 images (annotated only), 3 classes",
+        "coco train2014: 4 images (all), 3 classes",
+        "coco val2014: 2 images (all), 3 classes",
+    ]
+
+
+def test_nothing_is_printed(build, capsys):
+    build()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_workers_hold_arrays_only(build):
+    dataset = build().train.dataset
+    held = {name: type(value) for name, value in vars(dataset).items()}
+    assert held["files"] is held["labels"] is np.ndarray
+    assert dataset.files.dtype.kind == "S"
+    assert dataset.labels.dtype == np.int8
+    assert not {list, dict, set, tuple} & set(held.values())
+    assert pickle.loads(pickle.dumps(dataset))[0][1].tolist() == [1, 0, 1]
+
+
+def test_other_splits_and_names_in_inner_folders(root, build):
+    for folder in ("a", "b"):
+        (root / "mine" / folder).mkdir(parents=True)
+        Image.new("RGB", (5, 5)).save(root / "mine" / folder / "x \u00e4.png")
+    data = content("mine", {1: [1], 2: [7]})
+    data["images"] = [{"id": 1, "file_name": "b/x \u00e4.png"}, {"id": 2, "file_name": "a/x \u00e4.png"}]
+    write(root, "mine", data)
+    dataset = build(val="mine").val.dataset
+    assert dataset.name(0) == str(root / "mine" / "b" / "x \u00e4.png")
+    assert dataset[1][0].shape == (3, 16, 16)
+    (root / "mine" / "a" / "x \u00e4.png").unlink()
+    with pytest.raises(DataError, match="1 of 2 listed images are absent, the first is a/x"):
+        build(val="mine")
+
+
+def test_home_and_relative_roots(root, build, monkeypatch):
+    monkeypatch.setenv("HOME", str(root.parent))
+    assert len(build(root="~/coco").val.dataset) == 1
+    monkeypatch.chdir(root.parent)
+    assert build(root="coco").val.dataset.name(0).startswith(str(root))
+
+
+# Real files
+
+
+def test_counts_of_the_sample(sample_data, tmp_path):
+    root, cache = str(sample_data / "coco2014_mini"), str(tmp_path)
+    few, every = coco(root=root, cache_dir=cache), coco(root=root, cache_dir=cache, annotated_only=False)
+    assert (len(few.train.dataset), len(few.val.dataset)) == (59, 38)
+    assert (len(every.train.dataset), len(every.val.dataset)) == (60, 40)
+    gone = {Path(name).stem for name in set(names(every.val)) - set(names(few.val))}
+    assert gone == {"COCO_val2014_000000010263", "COCO_val2014_000000010440"}
+
+
+def test_classes_and_labels_of_the_sample(sample_data, tmp_path):
+    root = sample_data / "coco2014_mini"
+    data = coco(root=str(root), cache_dir=str(tmp_path), image_size=32, annotated_only=False)
+    expected = (sample_data / "label_embeddings" / "coco80_category_id_order.txt").read_text().split("\n")
+    assert list(data.val.classes.names) == [line for line in expected if line]
+    for split, part in (("train2014", data.train), ("val2014", data.val)):
+        raw = json.loads(annotation_file(root, split).read_text())
+        names_of = {category["id"]: category["name"] for category in raw["categories"]}
+        for index, image in enumerate(sorted(raw["images"], key=lambda image: image["id"])):
+            shown = {names_of[a["category_id"]] for a in raw["annotations"] if a["image_id"] == image["id"]}
+            assert part.dataset.name(index).endswith(image["file_name"])
+            row = part.dataset.labels[index]
+            assert {part.classes.names[column] for column in row.nonzero()[0]} == shown
+            assert set(row.tolist()) <= {0, 1}
+    image, target = data.train.dataset[3]
+    assert image.shape == (3, 32, 32)
+    assert torch.equal(target, torch.from_numpy(data.train.dataset.labels[3]))
+
+
+# The cache
+
+
+def forbid_parsing(monkeypatch):
+    def parse(*_):
+        raise AssertionError("the annotations are parsed again")
+
+    monkeypatch.setattr(module, "COCO", parse)
+
+
+def test_a_second_start_reads_no_json(build, monkeypatch):
+    first = build()
+    forbid_parsing(monkeypatch)
+    second = build()
+    third = build(annotated_only=False)  # the same file serves both
+    assert names(first.train) == names(second.train)
+    assert targets(first.train) == targets(second.train)
+    assert first.train.classes.names == second.train.classes.names
+    assert len(third.train.dataset) == 4
+
+
+def replace_text(path, text, later):
+    """Write a file and set its time to `later` nanoseconds after the old one."""
+    before = path.stat()
+    path.write_text(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + later))
+    return path.stat().st_size - before.st_size
+
+
+def test_a_file_of_another_size_is_read_again(build, root, monkeypatch):
+    build()
+    assert replace_text(annotation_file(root, "val2014"), json.dumps(content("val2014", {8: [1]})), 0) != 0
+    assert targets(build().val) == [[1, 0, 0]]
+    forbid_parsing(monkeypatch)
+    build()
+
+
+def test_a_file_of_another_time_is_read_again(build, root, monkeypatch):
+    build()
+    text = annotation_file(root, "val2014").read_text().replace('"category_id": 7', '"category_id": 1')
+    assert replace_text(annotation_file(root, "val2014"), text, 1000) == 0
+    assert targets(build().val) == [[1, 0, 1]]
+    forbid_parsing(monkeypatch)
+    build()
+
+
+def test_another_tree_has_its_own_cache(build, root, tmp_path):
+    build()
+    root.rename(tmp_path / "moved")
+    (tmp_path / "moved" / "annotations" / "instances_val2014.json").write_text("{")
+    with pytest.raises(DataError, match="not valid JSON"):
+        build(root=str(tmp_path / "moved"))
+
+
+def cache_files(tmp_path):
+    return sorted((tmp_path / "cache").iterdir())
+
+
+def test_the_cache_holds_one_file_for_each_annotation_file(build, tmp_path, root):
+    build()
+    write(root, "val2014", content("val2014", {8: [1], 6: []}))
+    build()
+    assert len(cache_files(tmp_path)) == 2
+    assert {path.suffix for path in cache_files(tmp_path)} == {".npz"}
+
+
+def spoil_by_text(path):
+    path.write_text("hello")
+
+
+def spoil_by_cutting(path):
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def spoil_by_emptying(path):
+    path.write_bytes(b"")
+
+
+def spoil_by_flipping(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 255
+    path.write_bytes(data)
+
+
+def spoil_by_an_array(path):
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+
+
+def spoil_by_pickle(path):
+    np.savez(path, key=np.array([{}], object), files=1, labels=1, classes=1)
+
+
+def spoil_by_other_keys(path):
+    np.savez(path, something=np.zeros(3))
+
+
+def spoil_by_a_short_label_matrix(path):
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    np.savez(path, **{**arrays, "labels": arrays["labels"][:-1]})
+
+
+SPOILERS = [spoiler for name, spoiler in sorted(globals().items()) if name.startswith("spoil_by")]
+
+
+@pytest.mark.parametrize("spoil", SPOILERS, ids=lambda spoil: spoil.__name__)
+def test_a_damaged_or_foreign_cache_file_is_ignored_and_rebuilt(build, tmp_path, monkeypatch, spoil):
+    expected = targets(build().train)
+    for path in cache_files(tmp_path):
+        spoil(path)
+    assert targets(build().train) == expected
+    forbid_parsing(monkeypatch)
+    assert targets(build().train) == expected
+
+
+def test_a_cache_that_cannot_be_written_only_costs_the_parse(build, tmp_path, caplog):
+    (tmp_path / "blocked").write_text("a file where the folder should be")
+    data = build(cache_dir=str(tmp_path / "blocked"))
+    assert targets(data.val) == [[0, 1, 1]]
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 2
+    assert "parsed at every start" in warnings[0]
+    assert str(tmp_path / "blocked") in warnings[0]
+
+
+def test_a_failed_write_leaves_nothing(build, tmp_path, monkeypatch, caplog):
+    def full(file, **_):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    assert len(build().val.dataset) == 1
+    assert cache_files(tmp_path) == []
+    assert "No space left on device" in caplog.text
+
+
+def test_the_default_cache_folder(build, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    build(cache_dir=None)
+    assert len(list((tmp_path / "home" / ".cache" / "mldec").iterdir())) == 2
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    build(cache_dir=None)
+    assert len(list((tmp_path / "xdg" / "mldec").iterdir())) == 2
+
+
+# Faults
+
+
+def fault(build, **arguments):
+    with pytest.raises(DataError) as caught:
+        build(**arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "see DATASETS.md, section MS-COCO" in message
+    return message
+
+
+def test_root_missing_or_empty(build, tmp_path):
+    assert f"{tmp_path / 'nowhere'} is not a folder" in fault(build, root=str(tmp_path / "nowhere"))
+    (tmp_path / "bare").mkdir()
+    assert f"{tmp_path / 'bare'} is empty" in fault(build, root=str(tmp_path / "bare"))
+
+
+def test_annotation_file_missing(build, root):
+    annotation_file(root, "train2014").unlink()
+    message = fault(build)
+    assert str(annotation_file(root, "train2014")) in message
+    assert "No such file" in message
+
+
+def test_annotation_file_is_a_folder(build, root):
+    annotation_file(root, "val2014").unlink()
+    annotation_file(root, "val2014").mkdir()
+    assert str(annotation_file(root, "val2014")) in fault(build)
+
+
+@pytest.mark.parametrize("text", ["", '{"images": [', "<html>\nnot found\n</html>", "\ufeff{}"])
+def test_broken_json(build, root, text):
+    annotation_file(root, "train2014").write_text(text)
+    message = fault(build)
+    assert f"{annotation_file(root, 'train2014')} is not valid JSON" in message
+
+
+def test_json_that_is_not_text(build, root):
+    annotation_file(root, "train2014").write_bytes(b"\x80\xff\x00\x9c" * 9)
+    assert "is not valid JSON" in fault(build)
+
+
+def without(key, entry=None):
+    data = copy.deepcopy(content("train2014", TRAIN))
+    del (data if entry is None else data[entry][0])[key]
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ([1, 2], "list"),
+        ([], "list"),
+        ("text", "str"),
+        ({}, "no list of images"),
+        (without("images"), "no list of images"),
+        (without("annotations"), "no list of annotations"),
+        (without("categories"), "no list of categories"),
+        ({**content("train2014", TRAIN), "images": {}}, "no list of images"),
+        ({**content("train2014", TRAIN), "annotations": ["a"]}, "not a COCO instances file"),
+        (without("image_id", "annotations"), "no key 'image_id'"),
+        (without("category_id", "annotations"), "no key 'category_id'"),
+        (without("file_name", "images"), "no key 'file_name'"),
+        (without("name", "categories"), "no key 'name'"),
+    ],
+)
+def test_json_that_is_not_coco(build, root, data, expected):
+    write(root, "train2014", data)
+    message = fault(build)
+    assert f"{annotation_file(root, 'train2014')} is not a COCO instances file" in message
+    assert expected in message
+
+
+def test_unknown_category_or_image(build, root):
+    write(root, "train2014", content("train2014", {4: [1, 2]}))
+    assert "annotation 401 names the unknown category 2" in fault(build)
+    data = content("train2014", {4: [1]})
+    data["annotations"][0]["image_id"] = 77
+    write(root, "train2014", data)
+    message = fault(build)
+    assert "annotation 400 names the unknown image 77" in message
+    assert str(annotation_file(root, "train2014")) in message
+
+
+def test_absent_images_are_counted_at_the_start(build, root):
+    (root / "train2014" / "COCO_train2014_000000000030.jpg").unlink()
+    (root / "train2014" / "COCO_train2014_000000000005.jpg").unlink()
+    message = fault(build)
+    assert message.startswith(f"{root / 'train2014'}: 2 of 3 listed images are absent")
+    assert "the first is COCO_train2014_000000000005.jpg" in message
+
+
+def test_absent_images_are_noticed_behind_a_cache_too(build, root):
+    build()
+    (root / "val2014" / "COCO_val2014_000000000008.jpg").unlink()
+    assert "1 of 1 listed images are absent" in fault(build)
+
+
+def test_an_unused_image_may_be_absent(build, root):
+    (root / "train2014" / "COCO_train2014_000000000012.jpg").unlink()  # it shows no object
+    assert len(build().train.dataset) == 3
+    assert "1 of 4 listed images" in fault(build, annotated_only=False)
+
+
+def test_image_folder_missing(build, root):
+    (root / "val2014").rename(root / "elsewhere")
+    message = fault(build)
+    assert f"{root / 'val2014'} cannot be listed (No such file" in message
+
+
+def test_train_and_val_with_different_classes(build, root):
+    write(root, "val2014", content("val2014", {8: [1]}, [*CATEGORIES, {"id": 91, "name": "hair brush"}]))
+    message = fault(build)
+    assert str(root) in message
+    assert "train (3) and val (4)" in message
+    assert "'hair brush' is in one only" in message
+    swapped = [{"id": 7, "name": "person"}, {"id": 1, "name": "train"}, CATEGORIES[2]]
+    write(root, "val2014", content("val2014", {8: [1]}, swapped))
+    assert "their order differs" in fault(build)
+
+
+def test_no_image_left(build, root):
+    write(root, "val2014", content("val2014", {8: [], 6: []}))
+    message = fault(build)
+    assert str(annotation_file(root, "val2014")) in message
+    assert "no image with an object" in message
+    assert len(build(annotated_only=False).val.dataset) == 2
+    write(root, "val2014", content("val2014", {}))
+    assert "no image at all" in fault(build, annotated_only=False)
+
+
+def test_settings_are_checked_before_the_files(tmp_path):
+    with pytest.raises(ConfigError, match="augment: 'strong'"):
+        coco(root=str(tmp_path / "nowhere"), augment="strong")
+    with pytest.raises(ConfigError, match=r"threshold.*1\.5"):
+        coco(root=str(tmp_path / "nowhere"), threshold=1.5)
+
+
+def test_an_image_that_breaks_later_is_named(build, root):
+    data = build()
+    path = Path(data.val.dataset.name(0))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=path.name):
+        data.val.dataset[0]

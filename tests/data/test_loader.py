@@ -1,0 +1,131 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mldec.data.loader import TrainBatches, collate, eval_loader, sample_seed, seeded, train_loader, unwrap
+from mldec.errors import ConfigError, DataError
+
+
+class Numbers:
+    """A dataset whose samples show their index and the random numbers they were given."""
+
+    def __init__(self, count: int, broken: int | None = None) -> None:
+        self.count, self.broken = count, broken
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == self.broken:
+            raise DataError(f"number {index} is broken; mend it")
+        drawn = [torch.rand(()).item(), random.random(), np.random.rand()]
+        return torch.tensor([float(index), *drawn]), torch.tensor([index % 2], dtype=torch.int8)
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+
+def epoch(count: int, number: int, *, workers: int = 0, seed: int = 0, **arguments: int) -> Tensor:
+    batches = TrainBatches(count, seed=seed, **arguments)
+    batches.epoch = number
+    loader = train_loader(Numbers(count), batches, workers=workers, pin=False)
+    return torch.cat([batch.images for batch in unwrap(loader)])
+
+
+def test_an_epoch_holds_every_image_once() -> None:
+    assert sorted(epoch(23, 0, batch_size=4)[:, 0].tolist()) == list(range(23))
+
+
+def test_order_and_random_numbers_are_a_function_of_seed_and_epoch() -> None:
+    first = epoch(20, 3, batch_size=5, seed=1)
+    random.seed(5), torch.manual_seed(7), np.random.seed(8)
+    assert torch.equal(first, epoch(20, 3, batch_size=5, seed=1))
+    assert not torch.equal(first, epoch(20, 4, batch_size=5, seed=1))
+    assert not torch.equal(first, epoch(20, 3, batch_size=5, seed=2))
+
+
+def test_workers_change_nothing() -> None:
+    assert torch.equal(epoch(20, 1, batch_size=5), epoch(20, 1, batch_size=5, workers=2))
+
+
+def test_random_numbers_of_an_image_differ_between_epochs_and_images() -> None:
+    rows = {row[0].item(): row[1:] for row in epoch(20, 0, batch_size=5)}
+    later = {row[0].item(): row[1:] for row in epoch(20, 1, batch_size=5)}
+    assert all((rows[i] != later[i]).all() for i in rows)
+    assert len({tuple(row.tolist()) for row in rows.values()}) == 20
+
+
+def test_loading_leaves_the_random_states_of_the_process_alone() -> None:
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    epoch(10, 0, batch_size=5)
+    after = (torch.rand(()), random.random(), np.random.rand())
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    assert after == (torch.rand(()), random.random(), np.random.rand())
+
+
+@pytest.mark.parametrize(("world_size", "accumulate"), [(2, 1), (1, 4), (2, 2), (4, 1)])
+def test_processes_and_accumulation_share_the_same_global_batches(world_size: int, accumulate: int) -> None:
+    whole = list(TrainBatches(61, batch_size=8, seed=4))
+    ranks = [
+        list(TrainBatches(61, batch_size=8, accumulate=accumulate, seed=4, rank=rank, world_size=world_size))
+        for rank in range(world_size)
+    ]
+    for step, batch in enumerate(whole[:7]):
+        parts = [part for rank in ranks for part in rank[step * accumulate : (step + 1) * accumulate]]
+        assert sorted(key for part in parts for key in part) == sorted(batch)
+
+
+@pytest.mark.parametrize(
+    ("count", "accumulate", "steps", "last"),
+    [(16, 1, 2, 8), (18, 1, 3, 2), (17, 1, 2, 8), (20, 2, 3, 4), (19, 2, 2, 8)],
+)
+def test_the_last_batch_is_kept_unless_batch_norm_could_not_train_on_it(
+    count: int, accumulate: int, steps: int, last: int
+) -> None:
+    batches = TrainBatches(count, batch_size=8, accumulate=accumulate)
+    assert batches.steps == steps
+    assert len(batches) == steps * accumulate == len(list(batches))
+    assert batches.images_in_step(steps - 1) == last
+    assert all(len(keys) >= 2 for keys in batches)
+
+
+def test_a_batch_size_that_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"train.batch_size 10 is not divisible by 2 processes x train.accumulate 2"):
+        TrainBatches(100, batch_size=10, accumulate=2, world_size=2)
+    with pytest.raises(ConfigError, match="too large for 1 training images"):
+        TrainBatches(1, batch_size=10)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("count", [1, 4, 11])
+def test_evaluation_never_pads_or_drops(count: int, world_size: int) -> None:
+    seen = []
+    for rank in range(world_size):
+        loader = eval_loader(Numbers(count), batch_size=2, workers=0, pin=False, rank=rank, world_size=world_size)
+        seen += [int(index) for batch in unwrap(loader) for index in batch.indices]
+    assert sorted(seen) == list(range(count))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_reaches_the_main_process_as_one_line(workers: int) -> None:
+    loader = eval_loader(Numbers(10, broken=7), batch_size=3, workers=workers, pin=False)
+    with pytest.raises(DataError, match=r"^number 7 is broken; mend it$"):
+        list(unwrap(loader))
+
+
+def test_a_batch_keeps_uint8_and_int8() -> None:
+    sample = (torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(5, dtype=torch.int8), 3)
+    batch = collate([sample, sample])
+    assert batch.images.dtype == torch.uint8
+    assert batch.targets.dtype == torch.int8
+    assert batch.indices.tolist() == [3, 3]
+
+
+def test_seeds_are_well_mixed() -> None:
+    seeds = {sample_seed(seed, epoch, index) for seed in range(10) for epoch in range(10) for index in range(100)}
+    assert len(seeds) == 10_000
+    with seeded(max(seeds)):
+        pass

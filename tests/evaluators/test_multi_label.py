@@ -1,0 +1,263 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, precision_recall_fscore_support
+
+from mldec.errors import ConfigError, DataError
+from mldec.evaluators.multi_label import MultiLabelEvaluator, top_k
+
+KEYS = ["CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1"]
+
+
+def predictions(rows=120, classes=9, levels=None, unknown=0.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    targets = (torch.rand(rows, classes, generator=generator) < torch.linspace(0.05, 0.6, classes)).to(torch.int8)
+    logits = 1.5 * torch.randn(rows, classes, generator=generator) + 2 * targets - 1
+    if levels:
+        logits = (logits * levels / 6).round()
+    targets[torch.rand(rows, classes, generator=generator) < unknown] = -1
+    return logits, targets
+
+
+def evaluated(logits, targets, size=50, **options):
+    evaluator = MultiLabelEvaluator(**options)
+    for block, labels in zip(logits.split(size), targets.split(size), strict=True):
+        evaluator.update(block, labels)
+    return evaluator, evaluator.compute()
+
+
+def highest(row, k):
+    """The classes of the k highest logits, the lower class first among equals."""
+    return set(sorted(range(len(row)), key=lambda c: (-row[c], c))[:k])
+
+
+def decide(logits, *, threshold=None, k=None):
+    rows = logits.tolist()
+    if k is not None:
+        return [[c in highest(row, k) for c in range(len(row))] for row in rows]
+    return [[1 / (1 + math.exp(-x)) > threshold for x in row] for row in rows]
+
+
+def naive(decided, targets):
+    """All seven means by counting, a class or a sum without a denominator being 0."""
+
+    def share(part, whole):
+        return part / whole if whole else 0.0
+
+    def harmonic(a, b):
+        return 2 * a * b / (a + b) if a + b else 0.0
+
+    counts = []
+    for c in range(len(decided[0])):
+        pairs = [(row[c], labels[c]) for row, labels in zip(decided, targets.tolist(), strict=True) if labels[c] != -1]
+        counts.append((sum(d and y for d, y in pairs), sum(d for d, _ in pairs), sum(y for _, y in pairs)))
+    precision = [share(hits, predicted) for hits, predicted, _ in counts]
+    recall = [share(hits, positives) for hits, _, positives in counts]
+    f1 = [harmonic(p, r) for p, r in zip(precision, recall, strict=True)]
+    cp, cr = np.mean(precision), np.mean(recall)
+    hits, predicted, positives = (sum(column) for column in zip(*counts, strict=True))
+    op, recall_overall = share(hits, predicted), share(hits, positives)
+    means = (cp, cr, harmonic(cp, cr), np.mean(f1), op, recall_overall, harmonic(op, recall_overall))
+    return {
+        "means": [100 * mean for mean in means],
+        "precision": [100 * p for p in precision],
+        "recall": [100 * r for r in recall],
+        "f1": [100 * f for f in f1],
+        "positives": [positives for _, _, positives in counts],
+    }
+
+
+# The names
+
+
+@pytest.mark.parametrize("k", [3, 1, 5])
+def test_the_metrics_have_these_names_in_this_order(k):
+    _, metrics = evaluated(*predictions(), top_k=k)
+    assert list(metrics) == [
+        "mAP", "mAP_skip_empty", "mAP_interpolated", "mAP_11point", *KEYS, *(f"{key}@{k}" for key in KEYS)
+    ]  # fmt: skip
+    assert all(type(value) is float for value in metrics.values())
+    json.dumps(metrics, allow_nan=False)
+
+
+def test_the_top_3_are_the_default():
+    assert "CF1@3" in evaluated(*predictions())[1]
+
+
+# Means
+
+
+@pytest.mark.parametrize("threshold", [0.1, 0.5, 0.75, 0.97])
+@pytest.mark.parametrize("unknown", [0.0, 0.4])
+@pytest.mark.parametrize("levels", [None, 4])
+def test_means_at_a_threshold_are_those_of_counting(threshold, unknown, levels):
+    logits, targets = predictions(levels=levels, unknown=unknown)
+    _, metrics = evaluated(logits, targets, threshold=threshold)
+    expected = naive(decide(logits, threshold=threshold), targets)
+    assert [metrics[key] for key in KEYS] == pytest.approx(expected["means"], rel=1e-9)
+
+
+@pytest.mark.parametrize("k", [1, 3, 8, 9, 20])
+@pytest.mark.parametrize("unknown", [0.0, 0.4])
+@pytest.mark.parametrize("levels", [None, 4])
+def test_means_at_top_k_are_those_of_counting(k, unknown, levels):
+    logits, targets = predictions(levels=levels, unknown=unknown)
+    _, metrics = evaluated(logits, targets, top_k=k)
+    expected = naive(decide(logits, k=k), targets)
+    assert [metrics[f"{key}@{k}"] for key in KEYS] == pytest.approx(expected["means"], rel=1e-9)
+
+
+@pytest.mark.parametrize("suffix", ["", "@3"])
+def test_means_are_those_of_scikit_learn(suffix):
+    logits, targets = predictions()
+    _, metrics = evaluated(logits, targets)
+    decided = np.array(decide(logits, **({"k": 3} if suffix else {"threshold": 0.5})))
+    macro = precision_recall_fscore_support(targets.numpy(), decided, average="macro", zero_division=0)
+    micro = precision_recall_fscore_support(targets.numpy(), decided, average="micro", zero_division=0)
+    found = [metrics[key + suffix] for key in ("CP", "CR", "CF1_mean", "OP", "OR", "OF1")]
+    assert found == pytest.approx([100 * value for value in (*macro[:3], *micro[:3])], rel=1e-9)
+    assert metrics["CF1" + suffix] == pytest.approx(200 * macro[0] * macro[1] / (macro[0] + macro[1]), rel=1e-9)
+    assert metrics["CF1" + suffix] != pytest.approx(metrics["CF1_mean" + suffix], abs=1e-3)
+
+
+def test_nothing_predicted_and_nothing_to_find_are_0_not_an_error():
+    logits, targets = torch.full((4, 3), -9.0), torch.tensor([[1, 0, 0]] * 4)
+    _, metrics = evaluated(logits, targets)
+    assert [metrics[key] for key in KEYS] == [0] * 7
+    _, metrics = evaluated(logits + 18, 0 * targets)
+    assert [metrics[key] for key in KEYS] == [0] * 7
+
+
+def test_perfect_predictions_are_100():
+    targets = torch.eye(3, dtype=torch.int8).repeat(4, 1)
+    _, metrics = evaluated(20.0 * targets - 10, targets, top_k=1)
+    assert set(metrics.values()) == {100.0}
+
+
+# Deciding
+
+
+@pytest.mark.parametrize("threshold", [0.05, 0.5, 0.75, 0.97])
+def test_the_threshold_is_a_probability(threshold):
+    edge = torch.tensor(threshold, dtype=torch.float64).logit()
+    logits = torch.tensor([[edge + 1e-4, edge - 1e-4]])
+    evaluator, _ = evaluated(logits, torch.ones(1, 2, dtype=torch.int8), threshold=threshold)
+    assert evaluator.per_class()["recall"] == [100, 0]
+
+
+def test_a_probability_at_the_threshold_is_not_above_it():
+    evaluator, _ = evaluated(torch.tensor([[0.0, 1e-6]]), torch.ones(1, 2, dtype=torch.int8), threshold=0.5)
+    assert evaluator.per_class()["recall"] == [0, 100]
+
+
+@pytest.mark.parametrize("levels", [None, 1, 3, 8])
+@pytest.mark.parametrize("k", [1, 2, 3, 8, 9, 100])
+def test_top_k_takes_the_lower_class_first_among_equals(k, levels):
+    logits, _ = predictions(60, levels=levels)
+    chosen = top_k(logits, k)
+    assert chosen.dtype == torch.bool
+    for row, mask in zip(logits.tolist(), chosen, strict=True):
+        assert set(mask.nonzero().flatten().tolist()) == highest(row, k)
+
+
+# mAP
+
+
+@pytest.mark.parametrize("levels", [None, 4])
+def test_the_mean_average_precision_is_that_of_scikit_learn(levels):
+    logits, targets = predictions(levels=levels)
+    _, metrics = evaluated(logits, targets)
+    expected = 100 * average_precision_score(targets.numpy(), logits.numpy(), average="macro")
+    assert metrics["mAP"] == pytest.approx(expected, rel=1e-9)
+    assert metrics["mAP_skip_empty"] == metrics["mAP"]
+    assert metrics["mAP_interpolated"] >= metrics["mAP"]
+
+
+def test_a_class_without_a_positive_counts_as_0_or_is_skipped():
+    logits, targets = predictions()
+    keep = [k for k in range(9) if k not in (2, 6)]
+    targets[:, 2] = 0
+    targets[:, 6] = -1
+    _, metrics = evaluated(logits, targets)
+    _, without = evaluated(logits[:, keep], targets[:, keep])
+    assert metrics["mAP_skip_empty"] == pytest.approx(without["mAP"], rel=1e-12)
+    for name in ("mAP", "mAP_interpolated", "mAP_11point"):
+        assert metrics[name] == pytest.approx(without[name] * 7 / 9, rel=1e-12)
+
+
+def test_nothing_depends_on_the_batches_or_on_the_order_of_the_images():
+    logits, targets = predictions(levels=6, unknown=0.2)
+    evaluator, metrics = evaluated(logits, targets, size=len(logits))
+    order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(3))
+    shuffled, again = evaluated(logits[order], targets[order], size=7)
+    assert again == metrics
+    assert shuffled.per_class() == evaluator.per_class()
+
+
+def test_unannotated_labels_count_nowhere():
+    logits, targets = predictions(unknown=0.3)
+    evaluator, metrics = evaluated(logits, targets)
+    swapped = torch.where(targets == -1, -logits, logits)  # the top 3 of an image may change, nothing else
+    other, again = evaluated(swapped, targets)
+    assert {key: value for key, value in again.items() if "@" not in key} == {
+        key: value for key, value in metrics.items() if "@" not in key
+    }
+    assert other.per_class() == evaluator.per_class()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_formats_are_taken_as_their_float32_value(dtype):
+    logits, targets = predictions()
+    assert evaluated(logits.to(dtype), targets)[1] == evaluated(logits.to(dtype).float(), targets)[1]
+    assert (
+        evaluated(logits, targets.long())[1] == evaluated(logits, targets.float())[1] == evaluated(logits, targets)[1]
+    )
+
+
+# Per class
+
+
+@pytest.mark.parametrize("unknown", [0.0, 0.3])
+def test_per_class_has_a_row_a_class_in_percent(unknown):
+    logits, targets = predictions(unknown=unknown)
+    evaluator, metrics = evaluated(logits, targets, threshold=0.7)
+    rows = evaluator.per_class()
+    assert list(rows) == ["AP", "precision", "recall", "f1", "positives"]
+    expected = naive(decide(logits, threshold=0.7), targets)
+    for name in ("precision", "recall", "f1", "positives"):
+        assert rows[name] == pytest.approx(expected[name], rel=1e-9)
+    for k, value in enumerate(rows["AP"]):
+        known = targets[:, k] >= 0
+        reference = average_precision_score(targets[known, k].numpy(), logits[known, k].numpy())
+        assert value == pytest.approx(100 * reference, rel=1e-9)
+    assert np.mean(rows["AP"]) == pytest.approx(metrics["mAP"], rel=1e-12)
+
+
+# Errors
+
+
+def test_a_score_that_is_not_a_number_is_refused():
+    logits, targets = predictions()
+    logits[3, 4] = math.nan
+    with pytest.raises(DataError, match="not finite"):
+        evaluated(logits, targets)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"threshold": 0.0}, ["threshold", "0.0"]),
+        ({"threshold": 1.0}, ["threshold", "1.0"]),
+        ({"threshold": -0.5}, ["threshold", "-0.5"]),
+        ({"top_k": 0}, ["top_k", "0"]),
+        ({"top_k": -1}, ["top_k", "-1"]),
+    ],
+)
+def test_a_wrong_setting_is_one_line_with_its_name_and_value(options, names):
+    with pytest.raises(ConfigError) as caught:
+        MultiLabelEvaluator(**options)
+    assert "\n" not in str(caught.value)
+    assert [name for name in names if name not in str(caught.value)] == []

@@ -1,0 +1,56 @@
+"""What several tests need: a run of seconds, and a tiny COCO tree."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+CONFIGS = Path(__file__).parent / "configs"
+
+# A run of seconds: a network of one layer and few scenes.
+QUICK = [
+    "+experiment=digits",
+    "plugins=[patches]",
+    "backbone=patches",
+    f"--config-dir={CONFIGS}",
+    "data.train_images=64",
+    "data.val_images=40",
+    "train.batch_size=16",
+    "train.epochs=2",
+    "train.workers=0",
+    "train.log_every=2",
+    "head.embed_dim=32",
+    "head.mlp_dim=32",
+    "device=cpu",
+]
+
+
+def write_coco(root: Path, *, classes: int = 3, images: int = 12) -> None:
+    """Write both splits of a COCO 2014 tree; image i shows class i % classes as its grey value."""
+    categories = [{"id": 2 * number + 1, "name": f"thing {number}"} for number in range(classes)]
+    (root / "annotations").mkdir(parents=True, exist_ok=True)
+    for split in ("train2014", "val2014"):
+        (root / split).mkdir(exist_ok=True)
+        names = [f"COCO_{split}_{number:012}.jpg" for number in range(images)]
+        for number, name in enumerate(names):
+            value = 250 * (number % classes) // max(1, classes - 1)
+            Image.fromarray(np.full((30, 40, 3), value, np.uint8)).save(root / split / name)
+        content = {
+            "images": [{"id": number, "file_name": name} for number, name in enumerate(names)],
+            "annotations": [
+                {"id": number, "image_id": number, "category_id": categories[number % classes]["id"]}
+                for number in range(images)
+            ],
+            "categories": categories,
+        }
+        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+
+
+def one_line(err: str, *parts: str) -> None:
+    """Check that a user sees one line, and what it says."""
+    lines = err.strip().splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("mldec: "), err
+    for part in parts:
+        assert part in lines[0], err

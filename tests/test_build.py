@@ -1,0 +1,127 @@
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from mldec import build
+from mldec.config import Config, compose, override
+from mldec.data.base import Classes
+from mldec.errors import ConfigError
+
+HOSTILE = [
+    "os.system",
+    "posix.system",
+    "subprocess.run",
+    "builtins.eval",
+    "builtins.exec",
+    "torch.load",
+    "torch.hub.load",
+    "torch.nn.Linear",
+    "logging.os.system",
+    "mldec.os.system",
+    "mldec.checkpoint.load",
+    "mldec.heads.gap.nn.Linear",
+    "mldec.heads.gap.GAP.__init__",
+    "mldec.heads.gap.GAP.forward",
+    "mldec.heads.gap.__builtins__",
+    "mldec.heads.gap.ConfigError",
+    "mldec.heads.layers.F.linear",
+    "mldec.heads.ml_decoder._at_least_one",
+    "mldec.heads..gap.GAP",
+    "mldec.headsx.GAP",
+    "mldec.heads",
+    "GAP",
+    "",
+    None,
+    3,
+    ["mldec.heads.gap.GAP"],
+]
+
+
+@pytest.fixture(scope="module")
+def digits() -> Config:
+    return compose(["+experiment=digits"])
+
+
+@pytest.mark.parametrize("target", HOSTILE)
+@pytest.mark.parametrize("part", ["data", "backbone", "head", "loss"])
+def test_nothing_but_parts_can_be_named(part: str, target: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{part}._target_") as caught:
+        build.locate(part, target)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_part_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a loss is defined under mldec.losses"):
+        build.locate("loss", "mldec.heads.gap.GAP")
+
+
+def test_a_plugin_must_be_named_by_the_caller() -> None:
+    with pytest.raises(ConfigError, match="needs plugins="):
+        build.locate("backbone", "patches.Patches")
+    assert build.locate("backbone", "patches.Patches", ["patches"]).__name__ == "Patches"
+    with pytest.raises(ConfigError, match="not a module class defined there"):
+        build.locate("backbone", "patches.torch", ["patches"])
+
+
+def test_all_faults_of_all_parts_come_in_one_message(digits: Config) -> None:
+    broken = override(digits, ["head.num_grops=3", "loss.gamma_neg=abc", "backbone.nam=x", "data.seed=null"])
+    with pytest.raises(ConfigError) as caught:
+        build.check(broken)
+    message = str(caught.value)
+    assert "head.num_grops: MLDecoder takes no such argument; did you mean 'num_groups'?" in message
+    assert "loss.gamma_neg: 'abc' is not a number" in message
+    assert "backbone.nam: TimmBackbone takes no such argument" in message
+    assert "data.seed: None is not a whole number" in message
+
+
+def test_a_missing_argument_is_named(digits: Config) -> None:
+    node = {key: value for key, value in digits.backbone.items() if key != "name"}
+    assert build.faults("backbone", node) == ["backbone.name is missing: TimmBackbone needs it"]
+
+
+def test_runtime_arguments_cannot_be_set_from_yaml(digits: Config) -> None:
+    assert "takes no such argument" in build.faults("head", {**digits.head, "num_classes": 3})[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "fits"),
+    [
+        (3, int, True),
+        (3, float, True),
+        (3.5, int, False),
+        (True, int, False),
+        (True, float, False),
+        (True, bool, True),
+        (1, bool, False),
+        ("a", str, True),
+        (None, int | None, True),
+        (None, int, False),
+        ("x", bool | str, True),
+        ([1, 2], list[int], True),
+        ([1, "a"], list[int], False),
+        ({"a": 1}, dict[str, Any], True),
+        ("sum", Literal["sum", "mean"], True),
+        ("max", Literal["sum", "mean"], False),
+        (object(), Any, True),
+    ],
+)
+def test_values_are_held_to_the_annotation(value: Any, hint: Any, fits: bool) -> None:
+    assert build.matches(value, hint) is fits
+
+
+def test_the_head_gets_the_width_of_the_backbone_and_the_number_of_classes() -> None:
+    words = ["+experiment=digits", "plugins=[patches]", "backbone._target_=patches.Patches"]
+    node = compose(words)
+    node.backbone = {"_target_": "patches.Patches", "width": 24}
+    model = build.model(node, Classes(("a", "b", "c")))
+    assert model.head.embed.in_features == 24
+    assert model(torch.zeros(2, 3, 64, 64, dtype=torch.uint8)).shape == (2, 3)
+
+
+def test_attention_of_the_head_is_within_reach() -> None:
+    node = compose(["+experiment=digits", "plugins=[patches]"])
+    node.backbone = {"_target_": "patches.Patches"}
+    logits, attention = build.model(node, Classes(("a", "b", "c")))(torch.rand(2, 3, 64, 64), attention=True)
+    assert logits.shape == (2, 3)
+    assert attention.shape == (2, 3, 64)

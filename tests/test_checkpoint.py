@@ -1,0 +1,249 @@
+import hashlib
+import os
+import pickle
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mldec import checkpoint
+from mldec.checkpoint import load, load_model, save
+from mldec.errors import CheckpointError
+
+STATE = {"format": 1, "model": {"weight": torch.arange(1000.0)}, "epoch": 3}
+
+
+@pytest.fixture
+def best(digits_run: Path, tmp_path: Path) -> Path:
+    """A copy of a real checkpoint, to be harmed."""
+    for name in ("best.pt", "best.pt.sha256"):
+        shutil.copy(digits_run / "checkpoints" / name, tmp_path)
+    return tmp_path / "best.pt"
+
+
+def refused(path: Path, *, fix: str) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load_model(path)
+    message = str(caught.value)
+    assert str(path) in message
+    assert fix in message
+    assert "\n" not in message
+    return message
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    save(tmp_path / "last.pt", STATE)
+    state = load(tmp_path / "last.pt")
+    assert state["epoch"] == 3
+    assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "last.pt.sha256"]
+
+
+def test_the_checksum_file_is_what_sha256sum_reads(tmp_path: Path) -> None:
+    save(tmp_path / "last.pt", STATE)
+    save(tmp_path / "last.pt", {**STATE, "epoch": 4})
+    digest = hashlib.sha256((tmp_path / "last.pt").read_bytes()).hexdigest()
+    assert (tmp_path / "last.pt.sha256").read_text() == f"{digest}  last.pt\n"
+    assert subprocess.run(["sha256sum", "-c", "last.pt.sha256"], cwd=tmp_path, capture_output=True).returncode == 0
+
+
+def test_a_crash_between_the_renames_leaves_a_checkpoint_that_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "last.pt"
+    save(path, STATE)
+    replaced: list[Path] = []
+    original = Path.replace
+
+    def crash_after(count: int) -> None:
+        def replace(self: Path, target: Path) -> None:
+            if len(replaced) == count:
+                raise KeyboardInterrupt
+            replaced.append(target)
+            original(self, target)
+
+        monkeypatch.setattr(Path, "replace", replace)
+
+    for count in (0, 1, 2):
+        replaced.clear()
+        crash_after(count)
+        with pytest.raises(KeyboardInterrupt):
+            save(path, {**STATE, "epoch": 10 + count})
+        assert load(path)["epoch"] in (3, 10, 11, 12)
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    save(path, STATE)
+    code = (
+        "import resource, signal, sys, torch; from pathlib import Path; from mldec.checkpoint import save\n"
+        "from mldec.errors import one_line\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        f"with one_line(): save(Path({str(path)!r}), {{'format': 1, 'model': torch.zeros(100_000)}})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"mldec: cannot save {path}: ")
+    assert f"{path} is still the last good one" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert load(path)["epoch"] == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "last.pt.sha256"]
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    refused(tmp_path / "nothing.pt", fix="check the path")
+    refused(tmp_path, fix="check the path")
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>404 Not Found</html>", b"\x80\x02}q\x00.", os.urandom(5000)])
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.pt"
+    path.write_bytes(content)
+    refused(path, fix="is no checkpoint")
+
+
+def test_a_zip_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.txt", "hello")
+    refused(path, fix="is no checkpoint")
+
+
+def test_weights_without_a_config_are_not_a_checkpoint(tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "x.pt")
+    refused(tmp_path / "x.pt", fix="has no 'format'")
+    torch.save({"format": 99}, tmp_path / "x.pt")
+    refused(tmp_path / "x.pt", fix="use a newer mldec")
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_a_truncated_checkpoint_is_refused(best: Path, share: float, checksum: bool) -> None:
+    best.write_bytes(best.read_bytes()[: int(best.stat().st_size * share)])
+    if not checksum:
+        best.with_name("best.pt.sha256").unlink()
+    refused(best, fix="use another copy" if checksum else "is no checkpoint")
+
+
+def test_one_flipped_byte_is_found_wherever_it_is(best: Path) -> None:
+    good = best.read_bytes()
+    chosen = random.Random(0)
+    for _ in range(20):
+        content = bytearray(good)
+        content[chosen.randrange(len(content))] ^= 1 << chosen.randrange(8)
+        best.write_bytes(content)
+        refused(best, fix="is damaged: its sha256 is not the one in best.pt.sha256")
+
+
+class Runs:
+    """A pickle that runs a command when it is loaded."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("container", ["torch", "legacy", "pickle"])
+def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, container: str) -> None:
+    path, trace = tmp_path / "evil.pt", tmp_path / "trace"
+    state = {**STATE, "config": Runs(f"touch {trace}")}
+    if container == "pickle":
+        path.write_bytes(pickle.dumps(state))
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=container == "torch")
+    message = refused(path, fix="is refused" if container == "torch" else "is no checkpoint")
+    assert container != "torch" or "system" in message
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("target", ["os.system", "torch.hub.load", "builtins.eval", "mldec.heads.gap.GAP.forward"])
+def test_a_config_that_names_code_is_refused(best: Path, target: str) -> None:
+    state = load(best)
+    state["config"]["head"] = {"_target_": target, "command": "true"}
+    save(best, state)
+    refused(best, fix=f"head._target_ '{target}' ")
+
+
+def test_a_config_cannot_look_up_the_environment(best: Path) -> None:
+    state = load(best)
+    state["config"]["data"]["root"] = "${oc.env:HOME}"
+    save(best, state)
+    refused(best, fix="holds an interpolation")
+
+
+def test_a_file_cannot_allow_plugins(best: Path) -> None:
+    assert load(best)["config"]["plugins"] == ["patches"]
+    refused(best, fix="needs plugins=[package]")
+    assert load_model(best, plugins=["patches"]).classes.names[0] == "zero"
+
+
+def test_tensors_that_do_not_fit_are_named(best: Path) -> None:
+    for change, fix in [
+        (lambda t: t.pop("head.pool_bias"), "misses 1 tensors (head.pool_bias)"),
+        (lambda t: t.update(extra=torch.zeros(1)), "has too many 1 tensors (extra)"),
+        (lambda t: t.update({"head.pool_bias": torch.zeros(9)}), "has other shapes for 1 tensors (head.pool_bias)"),
+    ]:
+        state = load(best)
+        for weights in ("model", "ema"):
+            change(state[weights])
+        save(best.with_name("changed.pt"), state)
+        with pytest.raises(CheckpointError, match="does not fit the model") as caught:
+            load_model(best.with_name("changed.pt"), plugins=["patches"])
+        assert fix in str(caught.value)
+
+
+def test_a_checkpoint_is_a_whole_fact(digits_run: Path) -> None:
+    state = load(digits_run / "checkpoints" / "last.pt")
+    assert state["versions"].keys() == {"mldec", "torch", "timm"}
+    assert state["epoch"] == 2
+    assert state["step"] == 8
+    assert state["transform"] == {"image_size": 64}
+    loaded = load_model(digits_run / "checkpoints" / "last.pt", plugins=["patches"])
+    assert loaded.config.name == "digits"
+    assert not loaded.model.training
+    assert loaded.metrics["val/mAP"] > 0
+    images = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(images), loaded.model(images / 255))
+
+
+def test_weights_are_those_asked_for(digits_run: Path) -> None:
+    path = digits_run / "checkpoints" / "best.pt"
+    state = load(path)
+    for weights, key in (("raw", "model"), ("ema", "ema")):
+        loaded = load_model(path, weights, plugins=["patches"])
+        assert all(torch.equal(value, state[key][name]) for name, value in loaded.model.state_dict().items())
+    assert load_model(path, plugins=["patches"]).weights == state["best"]["weights"]
+
+
+def test_no_moving_average_is_said(best: Path) -> None:
+    state = load(best)
+    state["ema"] = None
+    save(best, state)
+    with pytest.raises(CheckpointError, match="pass --weights raw"):
+        load_model(best, "ema", plugins=["patches"])
+
+
+def test_init_copies_what_fits_and_reports_the_rest(digits_run: Path) -> None:
+    path = digits_run / "checkpoints" / "best.pt"
+    model = load_model(path, plugins=["patches"]).model
+    saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.nn.init.zeros_(model.backbone.project.weight)
+    model.head.pool_bias = torch.nn.Parameter(torch.zeros(4))
+    model.extra = torch.nn.Linear(2, 2)
+    report = checkpoint.initialise(model, path)
+    assert torch.equal(model.backbone.project.weight, saved["backbone.project.weight"])
+    assert "1 of another shape (head.pool_bias)" in report
+    assert "2 not in the file (extra.bias, extra.weight)" in report
+    with pytest.raises(CheckpointError, match="not one of its"):
+        checkpoint.initialise(torch.nn.Linear(3, 3), path)

@@ -1,0 +1,157 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mldec import build
+from mldec.config import (
+    Config,
+    Precision,
+    check_key,
+    compose,
+    config_dir,
+    diff,
+    experiments,
+    override,
+    parse,
+    prepare,
+    to_dict,
+    to_yaml,
+)
+from mldec.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def digits() -> Config:
+    return compose(["+experiment=digits"])
+
+
+@pytest.mark.parametrize("name", experiments())
+def test_every_experiment_composes_and_its_parts_fit(name: str) -> None:
+    config = compose([f"+experiment={name}"])
+    build.check(config)
+    assert config.name == name
+
+
+@pytest.mark.parametrize("name", experiments())
+def test_every_experiment_says_how_to_run_it(name: str) -> None:
+    text = Path(config_dir(), "experiment", f"{name}.yaml").read_text()
+    header = [line for line in text.splitlines() if line.startswith("#")]
+    assert any(f"# Command: python -m mldec.train +experiment={name}" in line for line in header)
+    assert any(line.startswith("# Costs:") for line in header)
+
+
+@pytest.mark.parametrize("part", ["data", "backbone", "head", "loss"])
+def test_every_option_of_every_part_composes(part: str) -> None:
+    names = sorted(path.stem for path in Path(config_dir(), part).glob("*.yaml"))
+    assert names
+    for name in names:
+        build.check(compose(["+experiment=digits", f"{part}={name}"]))
+
+
+def test_a_part_takes_arguments_that_its_yaml_does_not_list() -> None:
+    config = compose(["+experiment=digits", "head.num_groups=5", "loss.clip=0.1"])
+    assert config.head["num_groups"] == 5
+    assert config.loss["clip"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("train.epoch=3", "train.epoch: train has no setting 'epoch'; did you mean 'epochs'?"),
+        ("+train.epoch=3", "train.epoch: train has no setting 'epoch'; did you mean 'epochs'?"),
+        ("++optim.learning_rate=3", "optim.learning_rate: optim has no setting 'learning_rate'"),
+        ("sede=3", "sede: the config has no setting 'sede'; did you mean 'seed'?"),
+        ("experiment=digits", "write +experiment=digits, with a plus"),
+        ("+experiment=digit", "there is no experiment 'digit'; did you mean 'digits'?"),
+    ],
+)
+def test_a_misspelt_word_is_refused_with_the_right_one(word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match="^" + message.replace("+", r"\+").replace("?", r"\?")):
+        prepare([word])
+
+
+def test_a_key_added_to_the_composed_config_does_not_vanish() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'epochs'"):
+        parse({**to_dict(compose(["+experiment=digits"])), "train": {"epoch": 3}})
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("train", {"epochs": "abc"}, "train.epochs: Value 'abc'"),
+        ("train", {"epochs": 0}, "train.epochs is 0: it must be at least 1"),
+        ("train", {"precision": "fp8"}, "train.precision: Invalid value 'fp8'"),
+        ("train", {"ema_decay": 1.0}, "train.ema_decay is 1.0"),
+        ("train", {"workers": -1}, "train.workers is -1"),
+        ("train", {"clip_grad": 0.0}, "train.clip_grad is 0.0"),
+        ("optim", {"lr": 0.0}, "optim.lr is 0.0"),
+        ("optim", {"weight_decay": -1.0}, "optim.weight_decay is -1.0"),
+        ("schedule", {"min_lr": 1e-6}, "schedule.min_lr has no effect with schedule.name=onecycle"),
+        ("schedule", {"name": "cosine", "pct_start": 0.3}, "schedule.pct_start has no effect"),
+        ("schedule", {"pct_start": 1.5}, "schedule.pct_start is 1.5"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(digits: Config, section: str, values: dict, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse({**to_dict(digits), section: values})
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("name", "a/b"), ("name", ""), ("name", ".."), ("device", "tpu"), ("device", "cudaa")]
+)
+def test_a_name_that_is_no_folder_and_an_unknown_device_are_refused(digits: Config, key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        parse({**to_dict(digits), key: value})
+
+
+def test_resume_and_init_exclude_each_other(digits: Config) -> None:
+    with pytest.raises(ConfigError, match="leave one out"):
+        parse({**to_dict(digits), "resume": "auto", "init": "x.pt"})
+
+
+def test_nothing_chosen_names_what_is_missing() -> None:
+    with pytest.raises(ConfigError, match=r"nothing is chosen for backbone, data"):
+        parse({"name": "x"})
+
+
+def test_plain_form_round_trips(digits: Config) -> None:
+    plain = to_dict(digits)
+    assert plain["train"]["precision"] == "fp32"
+    assert parse(plain) == digits
+    assert yaml.safe_load(to_yaml(digits)) == plain
+
+
+def test_override_changes_what_it_names(digits: Config) -> None:
+    changed = override(digits, ["train.precision=bf16", "data.image_size=96", "train.clip_grad=null"])
+    assert changed.train.precision is Precision.bf16
+    assert changed.data["image_size"] == 96
+    assert digits.data["image_size"] == 64
+
+
+def test_override_takes_another_dataset(digits: Config) -> None:
+    config = override(digits, ["data=coco", "data.root=/x"])
+    assert config.data["_target_"] == "mldec.data.coco.coco"
+    assert config.data["root"] == "/x"
+    with pytest.raises(ConfigError, match="did you mean 'coco'"):
+        override(digits, ["data=cocoo"])
+
+
+@pytest.mark.parametrize("word", ["foo", "--weights", "trai.epochs=3", "train.epochs=x"])
+def test_override_refuses_what_it_does_not_know(digits: Config, word: str) -> None:
+    with pytest.raises(ConfigError):
+        override(digits, [word])
+
+
+def test_diff_names_what_matters_and_forgives_what_does_not(digits: Config) -> None:
+    other = override(digits, ["optim.lr=1", "head.num_heads=2", "train.workers=7", "train.epochs=99"])
+    assert diff(digits, other) == ["head.num_heads: 4 -> 2", "optim.lr: 0.002 -> 1.0"]
+
+
+def test_check_key_lets_parts_pass() -> None:
+    check_key("head.anything.at.all")
+    check_key("optim.options.eps")
+    with pytest.raises(ConfigError, match="the config has no setting 'had'; did you mean 'head'"):
+        check_key("had.x")

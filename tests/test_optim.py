@@ -1,0 +1,301 @@
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
+
+from mldec.errors import ConfigError
+from mldec.optim import build_optimizer, build_schedule, fast_forward, parameter_groups
+
+DECAYED = ["conv.weight", "fc.weight", "table"]
+FREE = ["conv.bias", "norm.weight", "norm.bias", "fc.bias", "scale", "number", "wide.bias"]
+
+
+class WideBias(nn.Module):
+    """A bias of two dimensions: the name decides."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(2, 3))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4, 5)
+        self.table = nn.Parameter(torch.randn(2, 4, 3))
+        self.scale = nn.Parameter(torch.randn(6))
+        self.number = nn.Parameter(torch.tensor(1.5))
+        self.wide = WideBias()
+        self.frozen = nn.Parameter(torch.randn(7, 7), requires_grad=False)
+        self.register_buffer("queries", torch.randn(2, 2))
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return Net()
+
+
+def optimizer(model, name="adam", lr=0.01, weight_decay=0.1, **options):
+    return build_optimizer(model, name=name, lr=lr, weight_decay=weight_decay, options=options)
+
+
+def by_hand(model, kind=torch.optim.Adam, lr=0.01, weight_decay=0.1):
+    parameters = dict(model.named_parameters())
+    groups = [
+        {"params": [parameters[name] for name in FREE], "weight_decay": 0.0},
+        {"params": [parameters[name] for name in DECAYED], "weight_decay": weight_decay},
+    ]
+    return kind(groups, lr=lr)
+
+
+def push(model, step):
+    """Give every trainable parameter a gradient that follows from the step."""
+    generator = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        gradient = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = gradient if parameter.requires_grad else None
+
+
+def trained(model, optimiser, steps):
+    for step in range(steps):
+        push(model, step)
+        optimiser.step()
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+# Parameter groups
+
+
+def test_biases_and_parameters_of_one_dimension_do_not_decay():
+    model = net()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = {group["weight_decay"]: {names[p] for p in group["params"]} for group in parameter_groups(model, 0.3)}
+    assert groups == {0.3: set(DECAYED), 0.0: set(FREE)}
+
+
+def test_each_trainable_parameter_is_in_one_group_and_a_frozen_one_in_none():
+    model = net()
+    inside = [id(p) for group in parameter_groups(model, 0.3) for p in group["params"]]
+    assert sorted(inside) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+    assert id(model.frozen) not in inside
+
+
+def test_a_parameter_frozen_later_is_left_out():
+    model = net()
+    model.fc.requires_grad_(False)
+    inside = [id(p) for group in parameter_groups(model, 0.3) for p in group["params"]]
+    assert id(model.fc.weight) not in inside
+    assert id(model.fc.bias) not in inside
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lamb"])
+def test_the_groups_keep_their_decay_in_the_optimiser(name):
+    built = optimizer(net(), name)
+    assert [group["weight_decay"] for group in built.param_groups] == [0.0, 0.1]
+    assert [len(group["params"]) for group in built.param_groups] == [len(FREE), len(DECAYED)]
+    assert [group["lr"] for group in built.param_groups] == [0.01, 0.01]
+
+
+# Optimisers
+
+
+def test_adam_is_that_of_torch_with_decay_in_the_gradient():
+    ours, theirs, decoupled = net(), net(), net()
+    assert type(optimizer(ours)) is torch.optim.Adam
+    found = trained(ours, optimizer(ours), 2)
+    expected = trained(theirs, by_hand(theirs), 2)
+    other = trained(decoupled, by_hand(decoupled, torch.optim.AdamW), 2)
+    for name, parameter in found.items():
+        assert torch.equal(parameter, expected[name]), name
+        if name in DECAYED:
+            assert not torch.allclose(parameter, other[name]), name
+    assert torch.equal(found["frozen"], net().frozen)
+
+
+def test_adam_follows_the_formula_with_coupled_decay():
+    model = net()
+    built = optimizer(model)
+    start = model.fc.weight.detach().double()
+    first = second = torch.zeros_like(start)
+    for step in (1, 2, 3):
+        push(model, step)
+        gradient = model.fc.weight.grad.double() + 0.1 * start
+        built.step()
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        start = start - 0.01 * (first / (1 - 0.9**step)) / ((second / (1 - 0.999**step)).sqrt() + 1e-8)
+        torch.testing.assert_close(model.fc.weight.detach().double(), start, rtol=1e-5, atol=1e-6)
+
+
+def test_adamw_is_that_of_torch_with_decoupled_decay():
+    ours, theirs = net(), net()
+    found = trained(ours, optimizer(ours, "adamw"), 2)
+    expected = trained(theirs, by_hand(theirs, torch.optim.AdamW), 2)
+    for name, parameter in found.items():
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamw", "sgd", "Adam"])
+def test_other_optimisers_of_timm_build_and_move_the_parameters(name):
+    model = net()
+    after = trained(model, optimizer(model, name), 2)
+    before = dict(net().named_parameters())
+    for key, parameter in after.items():
+        assert parameter.isfinite().all()
+        assert torch.equal(parameter, before[key]) == (key == "frozen"), key
+
+
+def test_options_reach_the_optimiser():
+    built = optimizer(net(), eps=1e-4, betas=[0.8, 0.99])
+    assert [group["eps"] for group in built.param_groups] == [1e-4, 1e-4]
+    assert [tuple(group["betas"]) for group in built.param_groups] == [(0.8, 0.99)] * 2
+
+
+@pytest.mark.parametrize(("name", "near"), [("adm", "adam"), ("lambb", "lamb"), ("adam_w", "adamw")])
+def test_an_unknown_optimiser_is_refused_with_the_nearest_name(name, near):
+    with pytest.raises(ConfigError, match=rf"optim\.name '{name}' is unknown; did you mean '{near}'\?") as caught:
+        optimizer(net(), name)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_option_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match=r"optim\.options.*epsilon.*optim\.name=adam") as caught:
+        optimizer(net(), epsilon=1e-4)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"eps": -1.0}, {"betas": [2.0, 0.9]}])
+def test_an_option_out_of_range_is_refused_in_one_line(options):
+    with pytest.raises(ConfigError, match=r"optim\.options") as caught:
+        optimizer(net(), **options)
+    assert "\n" not in str(caught.value)
+
+
+# Schedules
+
+
+def rates(built, schedule, steps):
+    """The rate and the momentum of each group at each step of a run."""
+    seen = []
+    for step in range(steps):
+        seen.append([(group["lr"], group.get("betas"), group.get("momentum")) for group in built.param_groups])
+        if step < steps - 1:
+            built.step()
+            schedule.step()
+    return seen
+
+
+@pytest.mark.parametrize("steps", [20, 37, 1000])
+@pytest.mark.parametrize("pct_start", [0.2, 0.3])
+def test_onecycle_is_that_of_torch_with_beta1(steps, pct_start):
+    built = optimizer(net(), lr=3e-4)
+    schedule = build_schedule(built, name="onecycle", lr=3e-4, steps=steps, pct_start=pct_start)
+    reference = by_hand(net(), lr=3e-4)
+    theirs = OneCycleLR(reference, max_lr=3e-4, total_steps=steps, pct_start=pct_start)
+    assert rates(built, schedule, steps) == rates(reference, theirs, steps)
+
+
+def test_onecycle_has_the_official_values():
+    lr, steps = 1e-4, 1000
+    built = optimizer(net(), lr=lr)
+    seen = rates(built, build_schedule(built, name="onecycle", lr=lr, steps=steps), steps)
+    top = 0.2 * steps - 1
+    for step, groups in enumerate(seen):
+        if step <= top:
+            share, rate, beta = step / top, (lr / 25, lr), (0.95, 0.85)
+        else:
+            share, rate, beta = (step - top) / (steps - 1 - top), (lr, lr / 250_000), (0.85, 0.95)
+        fall = (1 + math.cos(math.pi * share)) / 2
+        for value, betas, _ in groups:
+            assert value == pytest.approx(rate[1] + (rate[0] - rate[1]) * fall, rel=1e-9)
+            assert betas[0] == pytest.approx(beta[1] + (beta[0] - beta[1]) * fall, rel=1e-9)
+            assert betas[1] == 0.999
+    assert seen[0][0][0] == pytest.approx(4e-6)
+    assert seen[199][0][0] == pytest.approx(1e-4)
+    assert seen[-1][0][0] == pytest.approx(4e-10)
+
+
+def test_onecycle_cycles_the_momentum_of_sgd():
+    built = optimizer(net(), "sgd", momentum=0.9)
+    seen = rates(built, build_schedule(built, name="onecycle", lr=0.01, steps=100), 100)
+    assert [seen[step][0][2] for step in (0, 19, 99)] == pytest.approx([0.95, 0.85, 0.95])
+
+
+@pytest.mark.parametrize("steps", range(1, 31))
+def test_onecycle_has_rates_for_a_run_of_any_length(steps):
+    built = optimizer(net(), lr=0.01)
+    seen = rates(built, build_schedule(built, name="onecycle", lr=0.01, steps=steps), steps)
+    assert all(0 < value <= 0.01 * (1 + 1e-9) for groups in seen for value, _, _ in groups)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 1, 5])
+@pytest.mark.parametrize("min_lr", [0.0, 1e-5])
+@pytest.mark.parametrize("steps", [6, 40])
+def test_cosine_follows_its_formula(warmup_steps, min_lr, steps):
+    lr = 2e-3
+    built = optimizer(net(), lr=lr)
+    schedule = build_schedule(built, name="cosine", lr=lr, steps=steps, warmup_steps=warmup_steps, min_lr=min_lr)
+    for step, groups in enumerate(rates(built, schedule, steps + 3)):
+        if step < warmup_steps:
+            expected = lr * (step + 1) / (warmup_steps + 1)
+        else:
+            share = min(1, (step - warmup_steps) / (steps - warmup_steps))
+            expected = min_lr + (lr - min_lr) * (1 + math.cos(math.pi * share)) / 2
+        for value, betas, _ in groups:
+            assert value == pytest.approx(expected, rel=1e-9, abs=1e-15)
+            assert betas == (0.9, 0.999)
+
+
+def test_cosine_without_warm_up_is_that_of_torch():
+    built, reference = optimizer(net()), by_hand(net())
+    ours = build_schedule(built, name="cosine", lr=0.01, steps=50, min_lr=1e-4)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(reference, T_max=50, eta_min=1e-4)
+    found = [groups[0][0] for groups in rates(built, ours, 51)]
+    assert found == pytest.approx([groups[0][0] for groups in rates(reference, theirs, 51)], rel=1e-9)
+
+
+# Going on in the middle
+
+SCHEDULES = [
+    {"name": "onecycle"},
+    {"name": "onecycle", "pct_start": 0.4},
+    {"name": "cosine"},
+    {"name": "cosine", "warmup_steps": 7, "min_lr": 1e-5},
+]
+
+
+def state(built):
+    return [{key: value for key, value in group.items() if key != "params"} for group in built.param_groups]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+@pytest.mark.parametrize("options", SCHEDULES)
+@pytest.mark.parametrize("done", [0, 1, 6, 7, 8, 19, 20, 50, 98, 99])
+def test_fast_forward_is_as_many_steps_to_the_last_bit(options, done):
+    walked, jumped = optimizer(net()), optimizer(net())
+    walk = build_schedule(walked, lr=0.01, steps=100, **options)
+    jump = build_schedule(jumped, lr=0.01, steps=100, **options)
+    for _ in range(done):
+        walked.step()
+        walk.step()
+    fast_forward(jump, done)
+    assert state(jumped) == state(walked)
+    assert jump.get_last_lr() == walk.get_last_lr()
+    for _ in range(99 - done):
+        for built, schedule in ((walked, walk), (jumped, jump)):
+            built.step()
+            schedule.step()
+        assert state(jumped) == state(walked)
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_fast_forward_does_not_warn_of_a_wrong_order_of_steps(options):
+    schedule = build_schedule(optimizer(net()), lr=0.01, steps=100, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast_forward(schedule, 7)

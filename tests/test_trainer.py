@@ -1,0 +1,271 @@
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from patches import Exploding, MeanSquare, Patches
+from torch import nn
+
+from mldec.checkpoint import load
+from mldec.config import Config, compose, override
+from mldec.data.base import Classes, DataModule, Split
+from mldec.data.transforms import EvalTransform
+from mldec.errors import CheckpointError, NonFiniteError
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.heads.ml_decoder import MLDecoder
+from mldec.losses.asymmetric import AsymmetricLoss
+from mldec.model import Classifier
+from mldec.runlog import RunLog
+from mldec.trainer import Trainer
+
+
+class Squares:
+    """Images with a bright square in one of four corners; the label is its colour."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        image = torch.randint(60, (3, 16, 16), dtype=torch.uint8)
+        row, column = torch.randint(2, (2,)).tolist()
+        colour = index % 4
+        channels = slice(None) if colour == 3 else slice(colour, colour + 1)
+        image[channels, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] += 150
+        return image, torch.nn.functional.one_hot(torch.tensor(colour), 4).to(torch.int8)
+
+    def name(self, index: int) -> str:
+        return f"square {index}"
+
+
+def squares(train: int = 32) -> DataModule:
+    classes = Classes(("red", "green", "blue", "white"))
+    evaluator = partial(MultiLabelEvaluator, top_k=1)
+    return DataModule(
+        Split(Squares(train), classes), Split(Squares(24), classes), evaluator, EvalTransform(image_size=16)
+    )
+
+
+@pytest.fixture
+def config() -> Config:
+    words = ["train.epochs=4", "train.batch_size=8", "train.workers=0", "optim.lr=0.01", "train.ema_decay=0.9"]
+    return override(compose(["+experiment=digits"]), words)
+
+
+def trainer(
+    config: Config,
+    folder: Path,
+    *,
+    loss: nn.Module | None = None,
+    train: int = 32,
+    dropout: float = 0.1,
+    dtype: torch.dtype = torch.float32,
+) -> Trainer:
+    torch.manual_seed(config.seed)
+    head = MLDecoder(48, 4, embed_dim=16, num_heads=2, mlp_dim=16, dropout=dropout)
+    model = Classifier(Patches(), head).to(dtype)
+    loss = loss or AsymmetricLoss()
+    return Trainer(config, model, loss, squares(train), folder=folder / "checkpoints", device=torch.device("cpu"))
+
+
+def fit(job: Trainer, folder: Path) -> dict[str, float]:
+    folder.mkdir(exist_ok=True)
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    log = RunLog(folder, step=job.step)
+    try:
+        return job.fit(log)
+    finally:
+        log.close()
+
+
+def assert_equal(one: Any, other: Any, path: str = "") -> None:
+    """Compare two checkpoints to the last bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            assert_equal(one[key], other[key], f"{path}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), path
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_equal(a, b, f"{path}[{index}]")
+    else:
+        assert one == other, path
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    """Return metrics.jsonl without what the clock says."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    timed = ("time", "train/images_per_second", "train/data_wait")
+    return [{key: value for key, value in line.items() if key not in timed} for line in lines]
+
+
+def test_it_learns(config: Config, tmp_path: Path) -> None:
+    metrics = fit(trainer(override(config, ["train.epochs=12"]), tmp_path), tmp_path)
+    assert metrics["val_raw/mAP"] > 95
+    lines = numbers(tmp_path)
+    losses = [line["train/loss"] for line in lines if "train/loss" in line]
+    assert losses[-1] < losses[0] / 3
+    assert list(lines[-1])[:3] == ["step", "epoch", "val/mAP"]
+
+
+@pytest.mark.parametrize(
+    "extra", [[], ["train.accumulate=2", "train.clip_grad=0.5", "optim.name=sgd"], ["train.ema_decay=null"]]
+)
+def test_a_resumed_run_equals_one_that_was_not_stopped(
+    config: Config, tmp_path: Path, extra: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = override(config, extra)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fit(trainer(config, whole), whole)
+
+    class Killed(Exception):
+        pass
+
+    first = trainer(config, parts)
+    log_progress = RunLog.progress
+
+    def killed(self: RunLog, items: Any, **arguments: Any) -> Any:
+        if first.epoch == 2 and not resumed:
+            raise Killed
+        return log_progress(self, items, **arguments)
+
+    resumed = False
+    monkeypatch.setattr(RunLog, "progress", killed)
+    with pytest.raises(Killed):
+        fit(first, parts)
+    resumed = True
+    torch.manual_seed(99)
+    second = trainer(override(config, ["train.workers=2"]), parts)
+    second.resume(parts / "checkpoints" / "last.pt")
+    assert second.epoch == 2
+    fit(second, parts)
+
+    for name in ("last.pt", "best.pt"):
+        one, other = load(whole / "checkpoints" / name), load(parts / "checkpoints" / name)
+        other["config"]["train"]["workers"] = 0
+        assert_equal(one, other)
+    assert numbers(whole) == numbers(parts)
+
+
+def test_resume_takes_a_longer_run_and_refuses_another_one(config: Config, tmp_path: Path) -> None:
+    fit(trainer(override(config, ["train.epochs=2"]), tmp_path), tmp_path)
+    last = tmp_path / "checkpoints" / "last.pt"
+    longer = trainer(config, tmp_path)
+    longer.resume(last)
+    fit(longer, tmp_path)
+    assert longer.epoch == 4
+    assert longer.optimizer.param_groups[0]["lr"] == pytest.approx(config.optim.lr / 25 / 1e4, rel=1e-3)
+    with pytest.raises(
+        CheckpointError, match=r"other settings \(optim.lr: 0.01 -> 0.02\): put them back, or start a new"
+    ):
+        trainer(override(config, ["optim.lr=0.02"]), tmp_path).resume(last)
+
+
+@pytest.mark.parametrize("loss", [AsymmetricLoss, MeanSquare])
+@pytest.mark.parametrize("train", [32, 29])
+def test_accumulation_changes_nothing(config: Config, tmp_path: Path, loss: type[nn.Module], train: int) -> None:
+    results = []
+    for accumulate in (1, 2, 4):
+        job = trainer(
+            override(config, [f"train.accumulate={accumulate}", "train.batch_size=16", "train.epochs=2"]),
+            tmp_path / str(accumulate),
+            loss=loss(),
+            train=train,
+            dropout=0.0,
+            dtype=torch.float64,
+        )
+        fit(job, tmp_path / str(accumulate))
+        results.append((job.model.state_dict(), numbers(tmp_path / str(accumulate))))
+    for weights, lines in results[1:]:
+        torch.testing.assert_close(weights, results[0][0], rtol=1e-9, atol=1e-9)
+        for line, other in zip(lines, results[0][1], strict=True):
+            assert line == pytest.approx(other, rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("channels_last", ["true", "false"])
+def test_every_precision_trains_and_keeps_float32_weights(
+    config: Config, tmp_path: Path, precision: str, channels_last: str
+) -> None:
+    words = [f"train.precision={precision}", f"train.channels_last={channels_last}", "train.clip_grad=10"]
+    job = trainer(override(config, words), tmp_path)
+    metrics = fit(job, tmp_path)
+    assert math.isfinite(metrics["val/mAP"])
+    assert all(tensor.dtype == torch.float32 for tensor in job.model.parameters())
+    assert all(tensor.isfinite().all() for tensor in job.model.parameters())
+    losses = [line["train/loss"] for line in numbers(tmp_path) if "train/loss" in line]
+    assert losses[-1] < losses[0]
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_step(config: Config, tmp_path: Path) -> None:
+    job = trainer(config, tmp_path, loss=Exploding())
+    stepped = []
+    job.optimizer.register_step_post_hook(
+        lambda *_: stepped.append({name: tensor.clone() for name, tensor in job.model.state_dict().items()})
+    )
+    with pytest.raises(NonFiniteError) as caught:
+        fit(job, tmp_path)
+    assert len(stepped) == 2
+    torch.testing.assert_close(job.model.state_dict(), stepped[-1], rtol=0, atol=0)
+    message = str(caught.value)
+    assert message.startswith("the loss is ")
+    assert "in step 3 (epoch 1)" in message
+    named = message.partition("look at the images ")[2].split(", ")
+    assert len(named) == 8
+    assert all(name.startswith("square ") for name in named)
+
+
+def test_best_holds_the_weights_that_scored(config: Config, tmp_path: Path) -> None:
+    fit(trainer(config, tmp_path), tmp_path)
+    best = load(tmp_path / "checkpoints" / "best.pt")
+    assert best["best"]["epoch"] == best["epoch"]
+    key = "val/mAP" if best["best"]["weights"] == "ema" else "val_raw/mAP"
+    assert best["metrics"][key] == best["best"]["value"]
+    scores = [line[key] for line in numbers(tmp_path) for key in ("val/mAP", "val_raw/mAP") if key in line]
+    assert best["best"]["value"] == max(scores)
+
+
+def test_the_moving_average_follows_its_formula(config: Config, tmp_path: Path) -> None:
+    job = trainer(config, tmp_path)
+    job.model.register_buffer("counter", torch.tensor(0))
+    job = Trainer(config, job.model, AsymmetricLoss(), squares(), folder=tmp_path, device=torch.device("cpu"))
+    before = {name: tensor.clone() for name, tensor in job.ema.module.state_dict().items()}
+    job.model.counter += 5
+    with torch.no_grad():
+        job.model.head.pool_bias += 1
+    job.ema.update(job.model)
+    after = job.ema.module.state_dict()
+    torch.testing.assert_close(after["head.pool_bias"], before["head.pool_bias"] + 0.1)
+    assert after["counter"] == 5, "a counter is copied, not averaged"
+
+
+def test_evaluation_leaves_training_as_it_was(config: Config, tmp_path: Path) -> None:
+    always, once = tmp_path / "always", tmp_path / "once"
+    fit(trainer(config, always), always)
+    fit(trainer(override(config, ["train.eval_every=4"]), once), once)
+    assert_equal(load(always / "checkpoints" / "last.pt")["model"], load(once / "checkpoints" / "last.pt")["model"])
+    assert sum("val/mAP" in line for line in numbers(once)) == 1
+
+
+def test_metrics_that_are_not_finite_become_null(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.scalars(1, 0, {"val/x": math.nan})
+    log.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["val/x"] is None
+
+
+@pytest.mark.slow
+def test_compiled_training_gives_the_same_weights(config: Config, tmp_path: Path) -> None:
+    results = []
+    for word in ("train.compile=false", "train.compile=true"):
+        job = trainer(override(config, [word, "train.epochs=1"]), tmp_path / word, dropout=0.0)
+        fit(job, tmp_path / word)
+        results.append(job.model.state_dict())
+    torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-4)
