@@ -42,8 +42,8 @@ def build_optimizer(
         raise ConfigError(f"optim.name '{name}' is unknown{suggest(name, known)}")
     try:
         return create_optimizer_v2(parameter_groups(model, weight_decay), opt=name, lr=lr, **options)
-    except TypeError as error:
-        raise ConfigError(f"optim.options {dict(options)} do not fit optim.name={name}: {error}") from error
+    except (TypeError, ValueError, AssertionError) as error:  # the last: an optimiser whose library is not installed
+        raise ConfigError(f"optim.name={name} with optim.options {dict(options)} cannot be built: {error}") from error
 
 
 def build_schedule(
@@ -68,6 +68,8 @@ def build_schedule(
         min_lr: "cosine": the rate at the end.
     """
     if name == "onecycle":
+        if pct_start * steps == 1:  # torch would divide by a rise of no length
+            pct_start *= 1.5
         cycles = any(key in optimizer.defaults for key in ("betas", "momentum"))
         return OneCycleLR(optimizer, max_lr=lr, total_steps=steps, pct_start=pct_start, cycle_momentum=cycles)
 

@@ -17,6 +17,8 @@ from mldec.errors import CheckpointError, ConfigError, one_line
 
 def run(config: Config, directory: Path) -> None:
     """Do a run: check everything, build it, find where to start, train."""
+    # Before torch: threads that wait by spinning make a CPU run ten times slower beside any other busy process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
     from mldec import build, checkpoint, distributed, runlog

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as mldec.train does, and for the same reason
+
 import torch
 from support import QUICK
 

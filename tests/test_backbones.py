@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -244,7 +245,6 @@ class TestRefusals:
             ({"name": "crossvit_tiny_240"}, ["crossvit_tiny_240: its features are a list", "288 channels"]),
             ({"name": "coat_tiny"}, ["coat_tiny: its features are a list"]),
             ({"model_args": {"lyers": 3}}, ["backbone.model_args.lyers=3: resnet10t takes no such setting"]),
-            ({"name": "hrnet_w18_small", "drop_path": 0.1}, ["backbone.drop_path=0.1", "leave it out"]),
             ({"model_args": {"output_stride": 3}}, ["cannot build resnet10t", "output_stride=3"]),
             ({"model_args": {"checkpoint_path": "x.pth"}}, ["backbone.model_args.checkpoint_path"]),
             ({"model_args": {"num_classes": 3}}, ["backbone.model_args.num_classes"]),
@@ -264,6 +264,14 @@ class TestRefusals:
     def test_a_setting_that_does_not_fit(self, settings, parts):
         text = message(**{"name": "resnet10t", **settings})
         assert [part for part in parts if part not in text] == []
+
+    def test_a_setting_that_a_network_refuses_in_other_words(self):
+        with suppress(TypeError):
+            timm.create_model("hrnet_w18_small", drop_path_rate=0.1)
+            pytest.skip("this version of timm lets it pass")
+        assert "backbone.drop_path=0.1: hrnet_w18_small takes no such setting" in message(
+            "hrnet_w18_small", drop_path=0.1
+        )
 
 
 class Hostile:
@@ -304,15 +312,21 @@ class TestWeightsFromFile:
             torch.testing.assert_close(backbone(photos(64)), self.tokens(trained))
 
     @pytest.mark.parametrize(
-        "name", ["convnext_atto", "swin_tiny_patch4_window7_224", "deit_tiny_distilled_patch16_224"]
+        ("name", "num_classes"),
+        [
+            ("convnext_atto", 5),
+            ("convnext_atto", 0),
+            ("swin_tiny_patch4_window7_224", 5),
+            ("deit_tiny_distilled_patch16_224", 5),
+            ("deit_tiny_distilled_patch16_224", 0),
+        ],
     )
-    def test_it_fits_other_families_whole_or_without_the_classifier(self, tmp_path, name):
-        size = {} if name == "convnext_atto" else {"image_size": 64}
-        for num_classes in (5, 0):
-            source = timm.create_model(name, num_classes=num_classes, **({"img_size": 64} if size else {})).state_dict()
-            torch.save(source, tmp_path / "weights.pth")
-            loaded = TimmBackbone(name, pretrained=str(tmp_path / "weights.pth"), **size).network.state_dict()
-            assert all(torch.equal(value, source[key]) for key, value in loaded.items())
+    def test_it_fits_other_families_with_and_without_classifier(self, tmp_path, name, num_classes):
+        source = timm.create_model(name, num_classes=num_classes).state_dict()
+        torch.save(source, tmp_path / "weights.pth")
+        loaded = TimmBackbone(name, pretrained=str(tmp_path / "weights.pth")).network.state_dict()
+        assert len(source) - len(loaded) in ({0} if num_classes == 0 else {2, 4})
+        assert all(torch.equal(value, source[key]) for key, value in loaded.items())
 
     def test_position_embeddings_are_resampled_to_the_image(self, tmp_path):
         source = timm.create_model("vit_tiny_patch16_224", num_classes=3)
@@ -444,9 +458,8 @@ class TestOptions:
     def test_an_option_gives_tokens_and_says_its_size(self, path):
         settings = self.read(path, 224)
         inspect.signature(TimmBackbone).bind(**settings)
-        with torch.device("meta"):  # the same code, without the memory and the time of the big ones
-            backbone = TimmBackbone(**{**settings, "pretrained": False})
-            tokens = backbone(torch.empty(2, 3, 224, 224, dtype=torch.uint8))
+        backbone = TimmBackbone(**{**settings, "pretrained": False}).to("meta")  # the big ones would take long
+        tokens = backbone(torch.empty(2, 3, 224, 224, dtype=torch.uint8, device="meta"))
         assert tokens.shape[::2] == (2, backbone.num_features)
         assert tokens.shape[1] >= 49
         millions = sum(parameter.numel() for parameter in backbone.network.parameters()) / 1e6
@@ -466,9 +479,9 @@ class TestOptions:
     @pytest.mark.parametrize("size", [224, 384, 448])
     def test_swin_takes_the_sizes_of_the_paper(self, size):
         settings = self.read(next(path for path in OPTIONS if path.stem == "swin_l"), size)
-        with torch.device("meta"):
-            backbone = TimmBackbone(**{**settings, "pretrained": False})
-            assert backbone(torch.empty(1, 3, size, size)).shape == (1, (size // 32) ** 2, 1536)
+        slim = {"embed_dim": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
+        backbone = TimmBackbone(**{**settings, "pretrained": False, "model_args": slim})
+        assert backbone(photos(size, count=1)).shape == (1, (size // 32) ** 2, 128)
 
     def test_tiny_is_fast(self):
         settings = self.read(next(path for path in OPTIONS if path.stem == "tiny"), 64)

@@ -57,6 +57,12 @@ def config() -> Config:
     return override(compose(["+experiment=digits"]), words)
 
 
+CUDA = pytest.param(
+    "cuda",
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")],
+)
+
+
 def trainer(
     config: Config,
     folder: Path,
@@ -70,7 +76,8 @@ def trainer(
     head = MLDecoder(48, 4, embed_dim=16, num_heads=2, mlp_dim=16, dropout=dropout)
     model = Classifier(Patches(), head).to(dtype)
     loss = loss or AsymmetricLoss()
-    return Trainer(config, model, loss, squares(train), folder=folder / "checkpoints", device=torch.device("cpu"))
+    device = torch.device("cpu" if config.device == "auto" else config.device)
+    return Trainer(config, model.to(device), loss, squares(train), folder=folder / "checkpoints", device=device)
 
 
 def fit(job: Trainer, folder: Path) -> dict[str, float]:
@@ -116,12 +123,15 @@ def test_it_learns(config: Config, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [[], ["train.accumulate=2", "train.clip_grad=0.5", "optim.name=sgd"], ["train.ema_decay=null"]]
+    "extra", [[], ["train.accumulate=2", "train.clip_grad=0.5", "train.precision=fp16"], ["train.ema_decay=null"]]
 )
+@pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_resumed_run_equals_one_that_was_not_stopped(
-    config: Config, tmp_path: Path, extra: list[str], monkeypatch: pytest.MonkeyPatch
+    config: Config, tmp_path: Path, extra: list[str], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = override(config, extra)
+    config = override(config, [*extra, f"device={device}"])
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     fit(trainer(config, whole), whole)
 
@@ -191,10 +201,12 @@ def test_accumulation_changes_nothing(config: Config, tmp_path: Path, loss: type
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("channels_last", ["true", "false"])
+@pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_every_precision_trains_and_keeps_float32_weights(
-    config: Config, tmp_path: Path, precision: str, channels_last: str
+    config: Config, tmp_path: Path, precision: str, channels_last: str, device: str
 ) -> None:
     words = [f"train.precision={precision}", f"train.channels_last={channels_last}", "train.clip_grad=10"]
+    words.append(f"device={device}")
     job = trainer(override(config, words), tmp_path)
     metrics = fit(job, tmp_path)
     assert math.isfinite(metrics["val/mAP"])

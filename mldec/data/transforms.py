@@ -19,7 +19,7 @@ from mldec.errors import ConfigError, DataError, suggest
 
 AUGMENTS = ("official", "randaugment", "none")
 _BILINEAR = Image.Resampling.BILINEAR
-_FIX = "restore the file or remove it from the annotations"
+_FIX = "restore the file or leave it out"
 
 # EXIF orientation -> what turns the stored picture upright. 1 is upright; other values mean nothing.
 _UPRIGHT = {

@@ -17,5 +17,5 @@ class Evaluator(Protocol):
         ...
 
     def per_class(self) -> dict[str, list[float]]:
-        """Return a column name -> K values: one row a class for the JSON and CSV reports."""
+        """Return, after `compute`, a column name -> K values: one row a class for the JSON and CSV reports."""
         ...

@@ -131,3 +131,10 @@ class DecoderLayer(nn.Module):
         )
         x = self.norm2(x + self.dropout(attended))
         return self.norm3(x + self.dropout(self.mlp(x))), weights
+
+
+def at_least_one(**sizes: int) -> None:
+    """Raise a `ConfigError` naming the first size below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"head.{name} is {size}: it must be at least 1")

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.heads.layers import DecoderLayer, QueryStep
+from mldec.heads.layers import DecoderLayer, QueryStep, at_least_one
 
 
 class MLDecoder(nn.Module):
@@ -54,13 +54,15 @@ class MLDecoder(nn.Module):
         word_dim: int | None = None,
     ) -> None:
         super().__init__()
-        _at_least_one(num_classes=num_classes, embed_dim=embed_dim, mlp_dim=mlp_dim, num_layers=num_layers)
+        at_least_one(num_classes=num_classes, embed_dim=embed_dim, mlp_dim=mlp_dim, num_layers=num_layers)
         if num_groups is not None:
-            _at_least_one(num_groups=num_groups)
-        if word_dim is not None and num_groups is not None:
-            raise ConfigError(
-                f"head.num_groups {num_groups} has no effect with head.word_dim: set head.num_groups=null"
-            )
+            at_least_one(num_groups=num_groups)
+        if word_dim is not None:
+            at_least_one(word_dim=word_dim)
+            if num_groups is not None:
+                raise ConfigError(f"head.num_groups {num_groups} has no effect with head.word_dim: set it to null")
+            if queries != "random":
+                raise ConfigError(f"head.queries '{queries}' has no effect with head.word_dim: leave it out")
         self.num_classes = num_classes
         self.word_dim = word_dim
         self.embed = nn.Linear(in_features, embed_dim)
@@ -140,9 +142,3 @@ class MLDecoder(nn.Module):
                 return (x @ self.pool_weight).squeeze(-1) + self.pool_bias
             groups = x.transpose(0, 1) @ self.pool_weight  # [G, B, g]: one batched product
             return groups.transpose(0, 1).flatten(1)[:, : self.num_classes] + self.pool_bias
-
-
-def _at_least_one(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ConfigError(f"head.{name} is {size}: it must be at least 1")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.heads.layers import DecoderLayer, EncoderLayer, QueryStep
+from mldec.heads.layers import DecoderLayer, EncoderLayer, QueryStep, at_least_one
 
 
 class Query2Label(nn.Module):
@@ -45,6 +45,9 @@ class Query2Label(nn.Module):
         self_attention: bool = False,
     ) -> None:
         super().__init__()
+        at_least_one(num_classes=num_classes, embed_dim=embed_dim, mlp_dim=mlp_dim, decoder_layers=decoder_layers)
+        if encoder_layers < 0:
+            raise ConfigError(f"head.encoder_layers is {encoder_layers}: it must be 0 or more")
         if in_features != embed_dim and not input_proj:
             raise ConfigError(
                 f"head.embed_dim {embed_dim} differs from the backbone's width {in_features}: "

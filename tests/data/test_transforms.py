@@ -179,7 +179,7 @@ def one_line_about(path):
     message = str(caught.value)
     assert "\n" not in message
     assert message.startswith(f"{path}: ")
-    assert message.endswith("restore the file or remove it from the annotations")
+    assert message.endswith("restore the file or leave it out")
     return message
 
 

@@ -265,8 +265,8 @@ def memory(name):
     return 1024 * int(re.search(name + r":\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
 def blocks(rows):
-    for start in range(0, rows, 500):
-        logits = torch.randn(min(500, rows - start), classes, generator=generator)
+    for start in range(0, rows, 100):
+        logits = torch.randn(min(100, rows - start), classes, generator=generator)
         yield logits, (logits > 2).to(torch.int8)
 
 small = MultiLabelEvaluator()  # what the first use loads is not the evaluator's

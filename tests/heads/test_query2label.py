@@ -180,6 +180,13 @@ def test_dropout_acts_in_training_and_not_in_evaluation():
     assert not torch.allclose(head(tokens), head(tokens))
 
 
+def test_dropout_among_the_labels_is_drawn_for_each_image():
+    head, seen = small(dropout=0.5, self_attention=True).train(), []
+    head.decoder[0].norm1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    head(noise(1, 9, DIM).expand(2, -1, -1))
+    assert not torch.equal(seen[0][0], seen[0][1])
+
+
 @torch.no_grad()
 def test_each_class_has_a_linear_layer_of_its_own():
     head, tokens = small(), noise(2, 9, DIM)
