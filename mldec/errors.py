@@ -1,5 +1,6 @@
 """The faults a user can cause, and how a command reports them: one line, status 1, no traceback."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,12 +37,15 @@ def suggest(word: str, known: list[str]) -> str:
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Turn a `UserError` into `mldec: <message>` and exit status 1; Ctrl-C into status 130."""
+    """Turn a `UserError` into `mldec: <message>` and status 1, Ctrl-C into status 130, a closed pipe into 141."""
     try:
         yield
     except UserError as error:
         print(f"mldec: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
+    except BrokenPipeError:  # the reader has seen enough, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except KeyboardInterrupt:
         print("mldec: interrupted", file=sys.stderr)
         sys.exit(130)
