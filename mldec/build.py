@@ -12,6 +12,7 @@ from mldec.config import PARTS, Config
 from mldec.data.base import Classes, DataModule
 from mldec.errors import ConfigError, suggest
 from mldec.model import Classifier
+from mldec.optim import check_optimizer
 
 # Where each part must be defined, whatever a file says; the user's own packages are added by plugins=[...].
 HOMES = {"data": "mldec.data", "backbone": "mldec.backbones", "head": "mldec.heads", "loss": "mldec.losses"}
@@ -19,14 +20,15 @@ RUNTIME_ARGUMENTS = {"data": (), "backbone": (), "head": ("in_features", "num_cl
 
 
 def check(config: Config) -> None:
-    """Hold the four nodes against the signatures they name, before any file, download or device is touched.
+    """Hold what the config names against what there is, before any file, download or device is touched.
 
     Raises:
-        ConfigError: with every fault of every part.
+        ConfigError: with every fault of every part, or for an unknown optimiser.
     """
     found = [fault for part in PARTS for fault in faults(part, getattr(config, part), config.plugins)]
     if found:
         raise ConfigError("; ".join(found))
+    check_optimizer(config.optim.name)
 
 
 def data(config: Config) -> DataModule:

@@ -29,6 +29,13 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [{"params": no_decay, "weight_decay": 0.0}, {"params": decay, "weight_decay": weight_decay}]
 
 
+def check_optimizer(name: str) -> None:
+    """Raise a `ConfigError` with the nearest name if timm has no such optimiser."""
+    known = [str(entry) for entry in list_optimizers()]
+    if name.lower() not in known:
+        raise ConfigError(f"optim.name '{name}' is unknown{suggest(name, known)}")
+
+
 def build_optimizer(
     model: nn.Module, *, name: str, lr: float, weight_decay: float, options: Mapping[str, Any]
 ) -> Optimizer:
@@ -37,9 +44,7 @@ def build_optimizer(
     Raises:
         ConfigError: for an unknown name or option.
     """
-    known = [str(entry) for entry in list_optimizers()]
-    if name.lower() not in known:
-        raise ConfigError(f"optim.name '{name}' is unknown{suggest(name, known)}")
+    check_optimizer(name)
     try:
         return create_optimizer_v2(parameter_groups(model, weight_decay), opt=name, lr=lr, **options)
     except (TypeError, ValueError, AssertionError) as error:  # the last: an optimiser whose library is not installed

@@ -18,6 +18,7 @@ from mldec.data.base import DataModule
 from mldec.data.loader import Batch, TrainBatches, train_loader, unwrap
 from mldec.errors import CheckpointError, NonFiniteError
 from mldec.evaluate import Results, autocast, check_classes, evaluate
+from mldec.losses.targets import at_least_float32
 from mldec.model import Classifier
 from mldec.optim import build_optimizer, build_schedule, fast_forward
 from mldec.runlog import Meter, RunLog
@@ -72,6 +73,7 @@ class Trainer:
         self.net = distributed.wrap(net)
         self.epoch = 0  # finished
         self.step = 0  # optimiser steps done
+        self.metrics: dict[str, float] = {}  # of the last evaluation
         self.best: dict[str, Any] = {"metric": None, "value": -math.inf, "weights": "raw", "epoch": 0}
 
     def _build_schedule(self) -> torch.optim.lr_scheduler.LRScheduler:
@@ -88,14 +90,14 @@ class Trainer:
 
     def fit(self, runlog: RunLog) -> dict[str, float]:
         """Train to the last epoch and return its metrics: "val/..." and, with a moving average, "val_raw/..."."""
-        train, metrics = self.config.train, {}
+        train = self.config.train
         while self.epoch < train.epochs:
             self.train_epoch(runlog)
             self.epoch += 1
             if self.epoch % train.eval_every == 0 or self.epoch == train.epochs:
-                metrics = self.evaluate(runlog)
-            self.save(metrics)
-        return metrics
+                self.metrics = self.evaluate(runlog)
+            self.save()
+        return self.metrics
 
     def summary(self) -> str:
         """Return what is about to be trained, on what, and where it starts."""
@@ -151,7 +153,7 @@ class Trainer:
             with distributed.no_sync(self.net, unless=batch is micro_batches[-1]):
                 with autocast(self.device, self.config.train.precision):
                     logits = self.net(images, self.queries)
-                loss = self.loss(_at_least_float32(logits), targets)
+                loss = self.loss(at_least_float32(logits), targets)
                 # A batch means the same however it is divided: a mean is weighted by the share of the micro-batch.
                 loss = loss * (len(images) / images_in_step if self.loss.reduction == "mean" else 1.0)
                 # Times the processes, because their gradients are averaged while their losses add up.
@@ -197,15 +199,15 @@ class Trainer:
         )
         return values
 
-    def save(self, metrics: dict[str, float]) -> None:
+    def save(self) -> None:
         """Write last.pt, and best.pt if this epoch is the best."""
         if distributed.is_main():
-            state = self.state_dict(metrics)
+            state = self.state_dict()
             checkpoint.save(self.folder / "last.pt", state)
             if self.best["epoch"] == self.epoch:
                 checkpoint.save(self.folder / "best.pt", state)
 
-    def state_dict(self, metrics: dict[str, float]) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return a checkpoint: plain containers and tensors only."""
         classes = self.data.val.classes
         cuda = self.device.type == "cuda"
@@ -214,7 +216,7 @@ class Trainer:
             "config": to_dict(self.config),
             "classes": {"names": list(classes.names), "exclusive": classes.exclusive, "queries": classes.queries},
             "transform": dataclasses.asdict(self.data.transform),
-            "metrics": metrics,
+            "metrics": self.metrics,
             "best": self.best,
             "epoch": self.epoch,
             "step": self.step,
@@ -244,7 +246,8 @@ class Trainer:
         checkpoint.load_strict(self.model, state["model"], path)
         if self.ema is not None:
             checkpoint.load_strict(self.ema.module, state["ema"], path)
-        self.epoch, self.step, self.best = state["epoch"], state["step"], state["best"]
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.metrics, self.best = state["metrics"], state["best"]
         self.optimizer.load_state_dict(state["optimizer"])
         if self.epoch < self.config.train.epochs:
             fast_forward(self.schedule, self.step)
@@ -268,10 +271,6 @@ def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
     """Gather the micro-batches of each optimiser step."""
     while group := list(islice(batches, size)):
         yield group
-
-
-def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _clock(seconds: float) -> str:

@@ -47,7 +47,10 @@ def squares(train: int = 32) -> DataModule:
     classes = Classes(("red", "green", "blue", "white"))
     evaluator = partial(MultiLabelEvaluator, top_k=1)
     return DataModule(
-        Split(Squares(train), classes), Split(Squares(24), classes), evaluator, EvalTransform(image_size=16)
+        load_train=lambda: Split(Squares(train), classes),
+        load_val=lambda: Split(Squares(24), classes),
+        evaluator=evaluator,
+        transform=EvalTransform(image_size=16),
     )
 
 

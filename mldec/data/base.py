@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
@@ -52,9 +53,22 @@ class Split:
 
 @dataclass(frozen=True)
 class DataModule:
-    """A dataset ready for training and evaluation."""
+    """A dataset ready for training and evaluation.
 
-    train: Split
-    val: Split
+    A split is read when it is first used, so that an evaluation does not need the training files.
+    """
+
+    load_train: Callable[[], Split]
+    load_val: Callable[[], Split]
     evaluator: Callable[[], Evaluator]
     transform: EvalTransform  # how an image file becomes the model's input; travels in the checkpoint
+
+    @cached_property
+    def train(self) -> Split:
+        """Return the training split."""
+        return self.load_train()
+
+    @cached_property
+    def val(self) -> Split:
+        """Return the validation split."""
+        return self.load_val()

@@ -67,7 +67,7 @@ def coco(
         cache_dir: folder for the parsed annotations; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
 
     Raises:
-        DataError: Something under `root` is missing or broken.
+        DataError: Something under `root` is missing or broken; of a split, when it is first used.
         ConfigError: A value is out of range.
     """
     learn = TrainTransform(image_size=image_size, augment=augment, cutout=cutout, flip=flip, crop=crop)
@@ -77,9 +77,15 @@ def coco(
     folder = Path(root).expanduser().absolute()
     _check_root(folder)
     read = partial(_read_split, folder, annotated_only=annotated_only, cache_dir=cache_dir)
-    train_split, val_split = read(train, transform=learn), read(val, transform=check)
-    _check_same_classes(folder, train_split.classes.names, val_split.classes.names)
-    return DataModule(train=train_split, val=val_split, evaluator=evaluator, transform=check)
+
+    def load_train() -> Split:
+        split = read(train, transform=learn)
+        _check_same_classes(folder, split.classes.names, data.val.classes.names)
+        return split
+
+    load_val = partial(read, val, transform=check)
+    data = DataModule(load_train=load_train, load_val=load_val, evaluator=evaluator, transform=check)
+    return data
 
 
 @dataclass(frozen=True)

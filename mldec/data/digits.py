@@ -74,8 +74,8 @@ def digits(
     learn = DigitScenes(writings=train, num_images=train_images, image_size=image_size, max_digits=max_digits)
     check = DigitScenes(writings=val, num_images=val_images, image_size=image_size, max_digits=max_digits, seed=seed)
     return DataModule(
-        train=Split(dataset=learn, classes=Classes(names=NAMES)),
-        val=Split(dataset=check, classes=Classes(names=NAMES)),
+        load_train=lambda: Split(dataset=learn, classes=Classes(names=NAMES)),
+        load_val=lambda: Split(dataset=check, classes=Classes(names=NAMES)),
         evaluator=evaluator,
         transform=EvalTransform(image_size=image_size),
     )

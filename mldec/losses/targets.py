@@ -6,6 +6,11 @@ from torch import Tensor
 from mldec.errors import DataError
 
 
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Return logits in float32, or float64 as they are: losses have no meaning in half precision."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
 def prepare(logits: Tensor, targets: Tensor, *, unknown: bool = False, soft: bool = False) -> tuple[Tensor, Tensor]:
     """Return logits in float32 (float64 stays) and targets of the same type, checked.
 
@@ -20,7 +25,7 @@ def prepare(logits: Tensor, targets: Tensor, *, unknown: bool = False, soft: boo
     """
     if logits.shape != targets.shape:
         raise DataError(f"targets {tuple(targets.shape)} do not have the shape of the logits {tuple(logits.shape)}")
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = at_least_float32(logits)
     targets = targets.to(logits.dtype)
     good = (targets >= 0) & (targets <= 1) if soft else (targets == 0) | (targets == 1)
     if unknown:

@@ -56,9 +56,19 @@ def root(tmp_path):
 @pytest.fixture
 def build(root, tmp_path):
     def build(**arguments):
-        return coco(**{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        data = coco(**{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        assert data.train.classes.names == data.val.classes.names  # reads both splits
+        return data
 
     return build
+
+
+def test_evaluation_needs_no_training_files(build, root):
+    annotation_file(root, "train2014").unlink()
+    data = coco(root=str(root), cache_dir=str(root / "cache"))
+    assert len(data.val.dataset) == 1
+    with pytest.raises(DataError, match="instances_train2014"):
+        _ = data.train
 
 
 def names(split):
