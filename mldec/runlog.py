@@ -65,12 +65,12 @@ class RunLog:
         """Return what wraps the batches of an evaluation in a progress bar: on a terminal only."""
         return partial(tqdm, desc=description, leave=False, disable=not (self.main and on_terminal()))
 
-    def status(self, text: str) -> None:
-        """Show the state of the loop: beside the bar on a terminal, else as a line of its own."""
+    def status(self, place: str, text: str) -> None:
+        """Show the state of the loop: beside the bar, which knows the place, or else as a line of its own."""
         if self._bar is not None and not self._bar.disable:
             self._bar.set_postfix_str(text)
         elif self.main:
-            log.info(text)
+            log.info(f"{place} {text}")
 
     def close(self) -> None:
         """Flush and close the files."""

@@ -130,8 +130,9 @@ class Trainer:
                 runlog.scalars(self.step, self.epoch, values)
                 left = (train.epochs * self.batches.steps - self.step) * meter.seconds_a_step
                 runlog.status(
-                    f"{description} step {index + 1}/{self.batches.steps} loss {values['train/loss']:.4g} lr {lr:.3g} "
-                    f"{values['train/images_per_second']:.0f} images/s {_clock(left)} left"
+                    f"{description} step {index + 1}/{self.batches.steps}",
+                    f"loss {values['train/loss']:.4g} lr {lr:.3g} "
+                    f"{values['train/images_per_second']:.0f} images/s {_clock(left)} left",
                 )
                 meter = Meter()
 
