@@ -1,0 +1,48 @@
+"""The official training loop, step by step in float64: loss, rates, and the final raw and averaged weights."""
+
+from pathlib import Path
+
+import fill
+import numpy as np
+import official
+import torch
+
+from mldec import build
+from mldec.config import compose
+from mldec.data.base import Classes, DataModule, Split
+from mldec.data.loader import Batch
+from mldec.data.transforms import EvalTransform
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.trainer import Trainer
+
+
+def test_twenty_steps(tmp_path: Path) -> None:
+    facts = official.read("trajectory_tresnet_m")
+    images, labels = (torch.from_numpy(array) for array in fill.training_set())
+    words = ["head.dropout=0.0", "train.precision=fp32", "device=cpu", "train.workers=0", "backbone.pretrained=false"]
+    words += [f"train.{key}={facts[key]}" for key in ("epochs", "batch_size", "ema_decay")]
+    words += [f"optim.lr={facts['max_lr']}", f"optim.weight_decay={facts['weight_decay']}"]
+    config = compose(["+experiment=coco_tresnet_m", *words])
+    classes = Classes(tuple(map(str, range(facts["classes"]))))
+    model = build.model(config, classes).double()
+    model.load_state_dict(official.model_weights(official.read("tresnet_m_coco_224.keys")), strict=False)
+    split = Split(torch.utils.data.TensorDataset(images, labels), classes)
+    data = DataModule(lambda: split, lambda: split, MultiLabelEvaluator, EvalTransform(image_size=64))
+    job = Trainer(config, model, build.loss(config), data, folder=tmp_path, device=torch.device("cpu"))
+    job.net.train()
+
+    size = facts["batch_size"]
+    for expected in facts["steps"]:
+        group = job.optimizer.param_groups[0]
+        np.testing.assert_allclose(group["lr"], expected["lr"], rtol=1e-6)
+        np.testing.assert_allclose(group["betas"][0], expected["beta1"], rtol=1e-6)
+        start = expected["step"] % facts["steps_per_epoch"] * size
+        rows = slice(start, start + size)
+        loss = job.train_step([Batch(images[rows].double(), labels[rows], torch.arange(size))], size)
+        np.testing.assert_allclose(loss, expected["loss"], rtol=1e-6)
+
+    assert job.ema is not None
+    for net, key in ((job.model, "final_logits"), (job.ema.module, "final_ema_logits")):
+        with torch.no_grad():
+            logits = net.eval()(images[:4].double())[:, :8]
+        np.testing.assert_allclose(logits, facts[key], rtol=1e-6, atol=1e-9)
