@@ -1,13 +1,9 @@
-"""Checkpoints: written whole or not at all, checked when read, and enough by themselves to rebuild the model."""
+"""Checkpoints: enough by themselves to rebuild the model, its classes and its input transform."""
 
-import hashlib
 import logging
-import os
-import pickle
 import subprocess
-import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 import mldec
-from mldec import build
+from mldec import build, released, zoo
 from mldec.config import Config, parse
 from mldec.data.base import Classes
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, ConfigError
 from mldec.model import Classifier
+from mldec.storage import read
 
 FORMAT = 1
+COMPUTED = ("num_batches_tracked", "backbone.mean", "backbone.std")  # may be absent from a released file
 log = logging.getLogger("mldec")
 
 
@@ -39,83 +37,65 @@ class Loaded:
     weights: str  # "ema" or "raw"
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint so that a crash at any moment leaves a whole one under its name.
-
-    The new file is written beside the old one, flushed to the disk and renamed. While the two exist, the checksum
-    file holds the hashes of both.
-
-    Raises:
-        CheckpointError: if it cannot be written; what was there before stays.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new = _sha256(temporary)
-        old = [line for line in _known_hashes(path) if line != new]
-        _write_hashes(path, [new, *old])
-        temporary.replace(path)
-        _sync_folder(path.parent)
-        _write_hashes(path, [new])
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
-        temporary.unlink(missing_ok=True)
-        kept = f"; {path} is still the last good one" if path.exists() else ""
-        raise CheckpointError(
-            f"cannot save {path}: {_first_line(error)}{kept}; free space and pass resume=auto"
-        ) from error
-
-
 def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint: checksum first, plain containers and tensors only, nothing in it is run.
+    """Read a checkpoint of a run of this program.
 
     Raises:
-        CheckpointError: if the file is missing, damaged, truncated, refused, or not a checkpoint of this program.
+        CheckpointError: if it cannot be read, see `read`, or is no such checkpoint.
     """
-    if not path.is_file():
-        raise CheckpointError(f"no checkpoint at {path}: check the path")
-    hashes = _known_hashes(path)
-    if hashes and _sha256(path) not in hashes:
+    return _checked(read(path), path)
+
+
+def _checked(state: dict[str, Any], path: Path) -> dict[str, Any]:
+    if "format" not in state:
         raise CheckpointError(
-            f"{path} is damaged: its sha256 is not the one in {_hash_file(path).name}; use another copy"
+            f"{path} holds weights but is no checkpoint of mldec, which resume needs: pass init={path}"
         )
-    if not zipfile.is_zipfile(path):
-        raise CheckpointError(f"{path} is no checkpoint, or only a part of one ({path.stat().st_size:,} bytes)")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} is refused: it holds more than tensors and plain values ({_named(error)})"
-        ) from error
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path} is no checkpoint, or a damaged one: {_first_line(error)}") from error
-    if not isinstance(state, dict) or "format" not in state:
-        raise CheckpointError(f"{path} holds weights but is no checkpoint of mldec: it has no 'format'")
     if state["format"] != FORMAT:
         raise CheckpointError(f"{path} has format {state['format']}, this mldec reads {FORMAT}: use a newer mldec")
     return state
 
 
+def local(path: str | Path) -> Path:
+    """Return the path of a file, after downloading it once if it is written "zoo:NAME"."""
+    text = str(path)
+    return zoo.fetch(text.removeprefix("zoo:")) if text.startswith("zoo:") else Path(path)
+
+
 def load_model(
-    path: str | Path, weights: str | None = None, *, device: str | torch.device = "cpu", plugins: Sequence[str] = ()
+    path: str | Path,
+    weights: str | None = None,
+    *,
+    image_size: int | None = None,
+    device: str | torch.device = "cpu",
+    plugins: Sequence[str] = (),
 ) -> Loaded:
-    """Rebuild the model of a checkpoint, without any download: the one door for evaluate, predict and notebooks.
+    """Rebuild the model of a file: the one door for evaluate, predict and notebooks.
 
     Args:
-        path: of a file written by `mldec.train`.
-        weights: "ema", "raw", or None for those that scored best in the run.
+        path: a file written by `mldec.train`, a `.pth` file of the authors, or "zoo:NAME", which is downloaded once.
+        weights: "ema", "raw", or None for those that scored best in the run; a file of the authors has one set only.
+        image_size: pixels a side, instead of what the file or the table of known files says.
         device: to put the model on.
         plugins: packages of the caller's that may hold its parts; the file itself cannot allow any.
 
     Raises:
-        CheckpointError: if the file cannot be used, see `load`, or its tensors do not fit the model it describes.
+        CheckpointError: if the file cannot be used, see `read`, or its tensors do not fit the model it describes.
     """
-    path = Path(path)
-    state = load(path)
-    config = saved_config(state, path, plugins)
+    path = local(path)
+    state = read(path)
+    loaded = _ours(state, path, weights, plugins) if "format" in state else _theirs(state, path, weights, image_size)
+    if image_size:
+        if "image_size" in loaded.config.backbone:
+            raise CheckpointError(f"--image-size {image_size}: {path} was trained for one size only; leave it out")
+        loaded = replace(loaded, transform=replace(loaded.transform, image_size=image_size))
+        loaded.config.data["image_size"] = image_size
+    loaded.model.to(device).eval()
+    return loaded
+
+
+def _ours(state: dict[str, Any], path: Path, weights: str | None, plugins: Sequence[str]) -> Loaded:
+    config = saved_config(_checked(state, path), path, plugins)
     classes, transform = saved_classes(state), EvalTransform(**state["transform"])
     weights = weights or state["best"]["weights"]
     tensors = state["model"] if weights == "raw" else state["ema"]
@@ -123,7 +103,19 @@ def load_model(
         raise CheckpointError(f"{path} holds no moving average: pass --weights raw")
     model = build.model(config, classes, pretrained=False)
     load_strict(model, tensors, path)
-    return Loaded(model.to(device).eval(), config, classes, transform, state["metrics"], weights)
+    return Loaded(model, config, classes, transform, state["metrics"], weights)
+
+
+def _theirs(state: dict[str, Any], path: Path, weights: str | None, image_size: int | None) -> Loaded:
+    if weights == "ema":
+        raise CheckpointError(f"{path} holds one set of weights: leave --weights out")
+    found = released.convert(state, path, image_size=image_size)
+    config = parse(found.config)
+    model = build.model(config, found.classes, pretrained=False)
+    # The files lack what we compute: batch counters, and the normalisation, which is a fact about the network.
+    own = {key: value for key, value in model.state_dict().items() if key.endswith(COMPUTED)}
+    load_strict(model, {**own, **found.tensors}, path)
+    return Loaded(model, config, found.classes, found.transform, {}, "raw")
 
 
 def saved_config(state: dict[str, Any], path: Path, plugins: Sequence[str] = ()) -> Config:
@@ -164,25 +156,39 @@ def load_strict(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> Non
     model.load_state_dict(tensors)
 
 
-def initialise(model: nn.Module, path: Path) -> str:
-    """Copy into the model every tensor of a checkpoint that fits by name and shape; return a one-line report.
+def initialise(model: nn.Module, path: str | Path) -> str:
+    """Copy into the model every tensor of a file, ours or the authors', that fits by name and shape.
+
+    Returns:
+        A one-line report of what was loaded, what has another shape, and what is not in the file.
 
     Raises:
-        CheckpointError: if the file cannot be read, or nothing in it fits.
+        CheckpointError: if the file cannot be read, or is of another backbone.
     """
-    state = load(path)
-    tensors = state["model"] if state["best"]["weights"] == "raw" else state["ema"]
-    wanted = model.state_dict()
+    path = local(path)
+    state = read(path)
+    if "format" not in state:
+        tensors = released.tensors(state, path)
+    else:
+        tensors = state["model"] if state["best"]["weights"] == "raw" else state["ema"]
+    wanted = {name: t for name, t in model.state_dict().items() if not name.endswith(COMPUTED)}
     fitting = {name: t for name, t in tensors.items() if name in wanted and wanted[name].shape == t.shape}
-    if not fitting:
-        raise CheckpointError(f"init={path}: not one of its {len(tensors)} tensors fits the model")
+    # A head may differ, for another set of classes; half a backbone would be another network's.
+    lacking = sorted(name for name in wanted if name.startswith("backbone.") and name not in fitting)
+    if lacking or not fitting:
+        raise CheckpointError(
+            f"init={path} is of another backbone: {len(lacking)} of the model's tensors are absent or of another shape "
+            f"({', '.join(lacking[:3])}); choose its backbone=NAME"
+        )
     model.load_state_dict(fitting, strict=False)
-    other = sorted(name for name in tensors if name in wanted and name not in fitting)
-    fresh = sorted(wanted.keys() - tensors.keys())
     report = f"init from {path}: {len(fitting)} of {len(wanted)} tensors loaded"
-    for what, names in (("of another shape", other), ("not in the file", fresh)):
+    for what, names in (
+        ("of another shape", [name for name in tensors if name in wanted and name not in fitting]),
+        ("not in the file", [name for name in wanted if name not in tensors]),
+        ("not in the model", [name for name in tensors if name not in wanted and not name.endswith(COMPUTED)]),
+    ):
         if names:
-            report += f"; {len(names)} {what} ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
+            report += f"; {len(names)} {what} ({', '.join(sorted(names)[:5])}{', ...' if len(names) > 5 else ''})"
     return report
 
 
@@ -201,50 +207,3 @@ def git_commit() -> str | None:
     except OSError:
         return None
     return found.stdout.strip() if tracked.returncode == found.returncode == 0 else None
-
-
-def _hash_file(path: Path) -> Path:
-    return path.with_name(path.name + ".sha256")
-
-
-def _known_hashes(path: Path) -> list[str]:
-    """Return the hashes in the file beside a checkpoint; none if there is no such file."""
-    file = _hash_file(path)
-    return [line.split()[0] for line in file.read_text().splitlines() if line.strip()] if file.is_file() else []
-
-
-def _write_hashes(path: Path, hashes: list[str]) -> None:
-    """Write lines as `sha256sum` does, in one atomic step."""
-    temporary = _hash_file(path).with_name(path.name + ".sha256.tmp")
-    with temporary.open("w") as file:
-        file.writelines(f"{line}  {path.name}\n" for line in hashes)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(_hash_file(path))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush a rename to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__
-
-
-def _named(error: BaseException) -> str:
-    """Return the part of torch's refusal that names what the pickle asked for."""
-    for line in str(error).splitlines():
-        if "Unsupported" in line or "GLOBAL" in line:
-            return line.strip().removeprefix("WeightsUnpickler error: ").split(" was not an allowed")[0]
-    return _first_line(error)

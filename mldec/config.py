@@ -234,7 +234,7 @@ def override(config: Config, words: list[str]) -> Config:
             raise ConfigError(f"'{word}' is not understood: write key=value, such as data.root=/data/coco")
         check_key(key)
         if key in PARTS:
-            base[key] = _option(key, value)
+            base[key] = option(key, value)
         else:
             changes.append(word)
     try:
@@ -243,13 +243,15 @@ def override(config: Config, words: list[str]) -> Config:
         raise ConfigError(explain(error)) from error
 
 
-def _option(part: str, name: str) -> Any:
-    """Return the node of an option file, such as data=coco."""
+def option(part: str, name: str) -> dict[str, Any]:
+    """Return the node of an option file, such as data=coco, its interpolations as they are."""
     folder = Path(config_dir(), part)
     known = [path.stem for path in folder.glob("*.yaml")]
     if name not in known:
         raise ConfigError(f"{part}={name}: there is no such option{suggest(name, known)}")
-    return OmegaConf.load(folder / f"{name}.yaml")
+    node = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
+    assert isinstance(node, dict)
+    return {str(key): value for key, value in node.items()}
 
 
 def check_key(key: str) -> None:

@@ -18,11 +18,11 @@ from torch import nn
 from tqdm import tqdm
 
 from mldec import build, distributed
-from mldec.checkpoint import load_model
 from mldec.config import Config, Precision, override
 from mldec.data.base import Classes, DataModule
 from mldec.data.loader import Batch, eval_loader, unwrap
 from mldec.errors import CheckpointError, ConfigError, one_line
+from mldec.options import add_model_options, fast_precision, open_model
 from mldec.runlog import on_terminal, to_console
 
 AUTOCAST = {Precision.fp16: torch.float16, Precision.bf16: torch.bfloat16}
@@ -139,10 +139,8 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m mldec.evaluate",
         description="Evaluate a checkpoint on the validation data of its config; settings are changed with key=value.",
     )
-    arguments.add_argument("checkpoint", help="a file written by mldec.train")
+    add_model_options(arguments)
     arguments.add_argument("settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco")
-    arguments.add_argument("--weights", choices=("ema", "raw"), help="default: those that scored best in the run")
-    arguments.add_argument("--plugin", action="append", default=[], help="a package of yours that may hold its parts")
     arguments.add_argument("--json", metavar="FILE", help="write metrics and per-class values")
     arguments.add_argument("--csv", metavar="FILE", help="write one row a class")
     return arguments
@@ -154,10 +152,12 @@ def run(words: argparse.Namespace) -> None:
     for file in outputs:
         if not file.parent.is_dir():
             raise ConfigError(f"cannot write {file}: there is no folder {file.parent}")
-    loaded = load_model(words.checkpoint, words.weights, plugins=words.plugin)
+    loaded = open_model(words, torch.device("cpu"))
     config = override(loaded.config, words.settings)
     build.check(config)
     device = distributed.pick_device(config.device)
+    if words.fast:
+        config.train.precision = fast_precision(device)
     data = build.data(config)
     check_classes(loaded.classes, data.val.classes, words.checkpoint)
     bar = partial(tqdm, desc="evaluate", leave=False, disable=not on_terminal())

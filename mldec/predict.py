@@ -12,9 +12,12 @@ from PIL import Image
 from torch import Tensor
 
 from mldec import distributed
-from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint import Loaded
+from mldec.config import Precision
 from mldec.data.transforms import read_image
 from mldec.errors import DataError, one_line
+from mldec.evaluate import autocast
+from mldec.options import add_model_options, fast_precision, open_model, positive
 from mldec.runlog import to_console
 
 
@@ -52,13 +55,16 @@ def find_images(paths: list[str]) -> list[Path]:
     return found
 
 
-def predict(loaded: Loaded, paths: list[Path], *, batch_size: int, device: torch.device) -> Iterator[tuple[Path, Any]]:
+def predict(
+    loaded: Loaded, paths: list[Path], *, batch_size: int, device: torch.device, precision: Precision = Precision.fp32
+) -> Iterator[tuple[Path, Any]]:
     """Yield each path with its scores [K], or with the `DataError` that kept it from being read."""
     for start in range(0, len(paths), batch_size):
         part = paths[start : start + batch_size]
         read = [_read(loaded, path) for path in part]
         images = [image for image in read if isinstance(image, Tensor)]
-        rows = iter(scores(loaded, torch.stack(images).to(device)).cpu() if images else torch.empty(0))
+        with autocast(device, precision):
+            rows = iter(scores(loaded, torch.stack(images).to(device)).cpu() if images else torch.empty(0))
         for path, image in zip(part, read, strict=True):
             yield path, next(rows) if isinstance(image, Tensor) else image
 
@@ -73,15 +79,13 @@ def best(names: tuple[str, ...], row: Tensor, *, top: int, threshold: float) -> 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.predict`."""
     arguments = argparse.ArgumentParser(prog="python -m mldec.predict", description="Name what images show.")
-    arguments.add_argument("checkpoint", help="a file written by mldec.train")
+    add_model_options(arguments)
     arguments.add_argument("images", nargs="+", help="image files, or folders to search for them")
-    arguments.add_argument("--top", type=_positive, default=10, help="classes an image at most (default 10)")
+    arguments.add_argument("--top", type=positive, default=10, help="classes an image at most (default 10)")
     arguments.add_argument("--threshold", type=float, default=0.0, help="lowest score, 0 to 1 (default 0)")
     arguments.add_argument("--json", metavar="FILE", help="write the predictions to a file, or to - for the console")
-    arguments.add_argument("--weights", choices=("ema", "raw"), help="default: those that scored best in the run")
-    arguments.add_argument("--plugin", action="append", default=[], help="a package of yours that may hold its parts")
     arguments.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
-    arguments.add_argument("--batch-size", type=_positive, default=16, help="images at a time (default 16)")
+    arguments.add_argument("--batch-size", type=positive, default=16, help="images at a time (default 16)")
     return arguments
 
 
@@ -89,9 +93,10 @@ def run(words: argparse.Namespace) -> int:
     """Load, predict, print; return the exit status: 1 if an image could not be read."""
     paths = find_images(words.images)
     device = distributed.pick_device(words.device)
-    loaded = load_model(words.checkpoint, words.weights, device=device, plugins=words.plugin)
+    loaded = open_model(words, device)
     status, answers = 0, []
-    for path, row in predict(loaded, paths, batch_size=words.batch_size, device=device):
+    precision = fast_precision(device) if words.fast else Precision.fp32
+    for path, row in predict(loaded, paths, batch_size=words.batch_size, device=device, precision=precision):
         if isinstance(row, DataError):
             print(f"mldec: {row}", file=sys.stderr)
             status = 1
@@ -118,13 +123,6 @@ def _read(loaded: Loaded, path: Path) -> Tensor | DataError:
         return loaded.transform(read_image(path))
     except DataError as error:
         return error
-
-
-def _positive(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
-    return number
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def run(config: Config, directory: Path) -> None:
         data = build.data(config)
         model = build.model(config, data.train.classes, pretrained=not (start or config.init))
         if config.init:
-            runlog.log.info(checkpoint.initialise(model, Path(config.init)))
+            runlog.log.info(checkpoint.initialise(model, config.init))
         loss, folder = build.loss(config), directory / "checkpoints"
         trainer = Trainer(config, model.to(device), loss, data, folder=folder, device=device)
         if start:

@@ -12,7 +12,7 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from mldec import checkpoint, distributed
+from mldec import checkpoint, distributed, storage
 from mldec.config import Config, Precision, diff, to_dict
 from mldec.data.base import DataModule
 from mldec.data.loader import Batch, TrainBatches, train_loader, unwrap
@@ -204,9 +204,9 @@ class Trainer:
         """Write last.pt, and best.pt if this epoch is the best."""
         if distributed.is_main():
             state = self.state_dict()
-            checkpoint.save(self.folder / "last.pt", state)
+            storage.save(self.folder / "last.pt", state)
             if self.best["epoch"] == self.epoch:
-                checkpoint.save(self.folder / "best.pt", state)
+                storage.save(self.folder / "best.pt", state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a checkpoint: plain containers and tensors only."""

@@ -14,13 +14,23 @@ MODULES = {
 # A module may import from rows below its own, and from its own row without a circle.
 ROWS = [
     ("mldec", "mldec.errors"),
-    ("mldec.heads", "mldec.losses", "mldec.evaluators", "mldec.backbones", "mldec.optim", "mldec.distributed"),
+    (
+        "mldec.heads",
+        "mldec.losses",
+        "mldec.evaluators",
+        "mldec.backbones",
+        "mldec.optim",
+        "mldec.distributed",
+        "mldec.zoo",
+        "mldec.fast",
+        "mldec.storage",
+    ),
     ("mldec.data.base", "mldec.data.transforms", "mldec.data.pair_augment", "mldec.data"),
     ("mldec.data.loader",),
     ("mldec.config", "mldec.model", "mldec.runlog", "mldec.data.coco", "mldec.data.digits"),
-    ("mldec.build",),
+    ("mldec.build", "mldec.released"),
     ("mldec.checkpoint",),
-    ("mldec.evaluate",),
+    ("mldec.options", "mldec.evaluate", "mldec.cost"),
     ("mldec.trainer",),
     ("mldec.train", "mldec.predict", "mldec.benchmark"),
 ]

@@ -1,6 +1,7 @@
 """From a dataset to batches: the order of images, their random numbers, and the workers."""
 
 import random
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -14,6 +15,9 @@ from mldec.data.base import ImageDataset
 from mldec.errors import ConfigError, DataError
 
 Key = tuple[int, int]  # (epoch, index)
+
+# The number of workers is the user's choice; torch would remark on it at every loader.
+warnings.filterwarnings("ignore", message="This DataLoader will create")
 
 
 class Batch(NamedTuple):

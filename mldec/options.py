@@ -1,0 +1,42 @@
+"""The command-line words that choose a model: the same for every command that uses one."""
+
+import argparse
+
+import torch
+
+from mldec.checkpoint import Loaded, load_model
+from mldec.config import Precision
+from mldec.fast import fast
+
+
+def add_model_options(arguments: argparse.ArgumentParser) -> None:
+    """Add the checkpoint and what changes how it is used."""
+    arguments.add_argument(
+        "checkpoint", help="a file written by mldec.train, a released .pth file, or zoo:NAME (see MODEL_ZOO.md)"
+    )
+    arguments.add_argument("--weights", choices=("ema", "raw"), help="default: those that scored best in the run")
+    arguments.add_argument("--image-size", type=positive, help="pixels a side; default: as the checkpoint says")
+    arguments.add_argument("--fast", action="store_true", help="fold batch norms; half precision on CUDA")
+    arguments.add_argument("--plugin", action="append", default=[], help="a package of yours that may hold its parts")
+
+
+def open_model(words: argparse.Namespace, device: torch.device) -> Loaded:
+    """Load the chosen model, folded if asked for."""
+    loaded = load_model(
+        words.checkpoint, words.weights, image_size=words.image_size, device=device, plugins=words.plugin
+    )
+    if words.fast:
+        fast(loaded.model, device)
+    return loaded
+
+
+def fast_precision(device: torch.device) -> Precision:
+    """Return the number format of `--fast`."""
+    return Precision.fp16 if device.type == "cuda" else Precision.fp32
+
+
+def positive(word: str) -> int:
+    """Read a whole number from 1 on."""
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word} is not a whole number from 1 on")
+    return int(word)

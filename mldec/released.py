@@ -1,0 +1,253 @@
+"""The authors' `.pth` files: unpack, rename to our names, and read the architecture off the tensors.
+
+Called by `checkpoint` only. Nothing is downloaded and nothing is guessed in silence: what the tensors do not tell is
+looked up in the table of known files, or asked for by name.
+"""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mldec import zoo
+from mldec.config import option
+from mldec.data.base import Classes
+from mldec.data.transforms import EvalTransform
+from mldec.errors import CheckpointError
+
+log = logging.getLogger("mldec")
+
+CONTAINERS = ("model", "state_dict", "ema", "state_dict_ema", "model_ema")
+BACKBONE = "backbone.network."
+STRIDE = 32  # of every network below
+
+# Blocks of the four stages, whether stage 1 has bottlenecks, width of the stem -> timm's name and arguments. The
+# paper's L and XL are not timm's networks of these names, which are the older ones of the TResNet and ASL papers.
+TRESNETS: dict[tuple[tuple[int, ...], bool, int], dict[str, Any]] = {
+    ((3, 4, 11, 3), False, 64): {"name": "tresnet_m"},
+    ((3, 4, 23, 3), True, 64): {"name": "tresnet_v2_l"},
+    ((3, 8, 34, 5), True, 64): {"name": "tresnet_v2_l", "model_args": {"layers": [3, 8, 34, 5]}},
+    ((4, 5, 18, 3), False, 76): {"name": "tresnet_l"},
+    ((4, 5, 24, 3), False, 83): {"name": "tresnet_xl"},
+}
+RESNETS = {(3, 4, 6, 3): "resnet50", (3, 4, 23, 3): "resnet101", (3, 8, 36, 3): "resnet152"}  # with bottlenecks
+ONE_LABEL = {196, 1000, 11_221}  # class counts of Stanford Cars, ImageNet-1K and ImageNet-21K-P
+
+# Official names -> ours, in this order. "embed_standart" is spelt so in the files.
+LAYERS = [("multihead_attn.", "cross_attn."), ("linear1.", "mlp.0."), ("linear2.", "mlp.3.")]
+ML_DECODER = [
+    ("decoder.embed_standart.", "embed."),
+    ("decoder.query_embed.weight", "queries"),
+    ("decoder.duplicate_pooling_bias", "pool_bias"),
+    ("decoder.duplicate_pooling", "pool_weight"),
+    ("decoder.layers.", "layers."),
+    ("wordvec_proj.", "word_proj."),
+    *LAYERS,
+]
+QUERY2LABEL = [
+    ("transformer.encoder.layers.", "encoder."),
+    ("transformer.decoder.layers.", "decoder."),
+    ("transformer.decoder.norm.", "norm."),
+    ("query_embed.weight", "queries"),
+    ("fc.W", "fc_weight"),
+    ("fc.b", "fc_bias"),
+    *LAYERS,
+]
+
+COCO = (
+    "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,stop sign,parking meter,"
+    "bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,backpack,umbrella,handbag,tie,suitcase,frisbee,skis,"
+    "snowboard,sports ball,kite,baseball bat,baseball glove,skateboard,surfboard,tennis racket,bottle,wine glass,cup,"
+    "fork,knife,spoon,bowl,banana,apple,sandwich,orange,broccoli,carrot,hot dog,pizza,donut,cake,chair,couch,"
+    "potted plant,bed,dining table,toilet,tv,laptop,mouse,remote,keyboard,cell phone,microwave,oven,toaster,sink,"
+    "refrigerator,book,clock,vase,scissors,teddy bear,hair drier,toothbrush"
+)
+
+
+@dataclass(frozen=True)
+class Released:
+    """A file of the authors in our terms."""
+
+    config: dict[str, Any]  # as in a checkpoint of ours
+    classes: Classes
+    transform: EvalTransform
+    tensors: dict[str, Tensor]  # under our names; may lack what only counts training batches
+
+
+def tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+    """Return the weights in a file under our names, whatever container and prefix they came in.
+
+    In-place ABN scales by |w| + 1e-5; batch norm scales by w, so the conversion is exact, and done here only.
+
+    Raises:
+        CheckpointError: if there are no weights, or none of a network that is known.
+    """
+    container = next((state[key] for key in CONTAINERS if isinstance(state.get(key), Mapping)), state)
+    found = {str(key).removeprefix("module."): value for key, value in container.items() if isinstance(value, Tensor)}
+    if not found:
+        raise CheckpointError(f"{path} holds no weights: not one tensor under {', '.join(CONTAINERS)} or at the top")
+    rename = _renamer(found)
+    if rename is None:
+        some = ", ".join(sorted(found)[:3])
+        raise CheckpointError(f"{path} is of no known network: its first tensors are {some}; see MODEL_ZOO.md")
+    renamed = {}
+    raw_abn = any(re.search(r"body\.conv1\.0\.", key) for key in found)
+    for key, value in found.items():
+        name = rename(key)
+        if name is None or name.endswith("num_batches_tracked"):
+            continue
+        if raw_abn and name.startswith(BACKBONE) and name.endswith("bn.weight"):
+            value = value.abs() + 1e-5
+        renamed[name] = value
+    return renamed
+
+
+def convert(state: Mapping[str, Any], path: Path, *, image_size: int | None) -> Released:
+    """Return a file of the authors in our terms, its architecture inferred from names and shapes.
+
+    Raises:
+        CheckpointError: if it is not such a file, a part is missing, or something must be told.
+    """
+    weights = tensors(state, path)
+    head, num_classes = _head(weights, path)
+    known = zoo.known(path)
+    size = image_size or (known.image_size if known else None)
+    if size is None:
+        raise CheckpointError(f"{path} does not tell its input size: pass --image-size, such as --image-size 448")
+    if size % STRIDE:
+        raise CheckpointError(f"--image-size {size} is not a multiple of {STRIDE}, the stride of the network in {path}")
+    data = {**option("data", "coco"), "image_size": size} if num_classes == 80 else {"image_size": size}
+    config = {"name": path.stem, "data": data, "backbone": _backbone(weights, path), "head": head}
+    return Released(
+        config={**config, "loss": option("loss", "asl")},
+        classes=Classes(_names(state, num_classes, path), exclusive=num_classes in ONE_LABEL),
+        transform=EvalTransform(image_size=size),
+        tensors=_shaped(weights),
+    )
+
+
+def _renamer(found: Mapping[str, Tensor]) -> Callable[[str], str | None] | None:
+    """Return the function from a file's names to ours, or None if the file is of no known kind."""
+    if any(key.startswith("transformer.") for key in found):
+        return _query2label
+    if any(key.startswith("body.conv1.") for key in found):
+        return _tresnet
+    if "layer4.0.conv1.weight" in found:
+        return _resnet
+    return None
+
+
+def _tresnet(key: str) -> str | None:
+    if key.startswith("head."):
+        return "head." + _replace(key.removeprefix("head."), ML_DECODER)
+    key = re.sub(r"(conv\d)\.0\.0\.", r"\1.conv.", key)
+    key = re.sub(r"(conv\d)\.0\.1\.", r"\1.bn.", key)
+    key = re.sub(r"(conv\d|downsample\.\d)\.0\.", r"\1.conv.", key)
+    return BACKBONE + re.sub(r"(conv\d|downsample\.\d)\.1\.", r"\1.bn.", key)
+
+
+def _resnet(key: str) -> str | None:
+    if key.startswith("fc."):
+        inner = key if key in ("fc.weight", "fc.bias") else key.removeprefix("fc.")
+        return "head." + _replace(inner, ML_DECODER)
+    return BACKBONE + key
+
+
+def _query2label(key: str) -> str | None:
+    if key.startswith("backbone.0.body."):
+        inner = key.removeprefix("backbone.0.").replace("body.body.", "body.")
+        abn = re.match(r"body\.(conv1\.[01]\.|layer\d\.\d+\.(conv\d\.[01]\.|downsample\.\d\.[01]\.|se\.))", inner)
+        return _tresnet(inner) if abn else BACKBONE + inner.removeprefix("body.")
+    if key.startswith("backbone."):
+        return None  # the sine positions, which we compute
+    return "head." + _replace(key, QUERY2LABEL)
+
+
+def _replace(key: str, pairs: list[tuple[str, str]]) -> str:
+    for old, new in pairs:
+        key = key.replace(old, new)
+    return key
+
+
+def _head(weights: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Any], int]:
+    """Return the head's node and the number of classes. The number of attention heads leaves no trace: 8, 4 in Q2L."""
+    names = [key for key in weights if key.startswith("head.")]
+    if not names:
+        raise CheckpointError(f"{path} has no head, only a backbone: train from it with init={path}")
+    if any("embedding_generator" in name for name in names):
+        raise CheckpointError(f"{path} has a bottleneck head, which is not supported; train from it with init={path}")
+
+    def shape(name: str) -> tuple[int, ...]:
+        if f"head.{name}" not in weights:
+            raise CheckpointError(f"{path} misses head.{name}: it is incomplete, or a start for training (init={path})")
+        return tuple(weights[f"head.{name}"].shape)
+
+    if "head.fc.weight" in weights:
+        return {**option("head", "gap")}, shape("fc.weight")[0]
+    num_layers = _count(weights, r"head\.layers\.(\d+)\.")
+    if num_layers:
+        groups, embed_dim, _ = shape("pool_weight")
+        node = {"num_groups": groups, "embed_dim": embed_dim, "mlp_dim": shape("layers.0.mlp.0.weight")[0]}
+        self_attention = "head.layers.0.self_attn.in_proj_weight" in weights
+        node |= {"num_heads": 8, "num_layers": num_layers, "self_attention": self_attention}
+        return {**option("head", "ml_decoder"), **node}, shape("pool_bias")[0]
+    *_, num_classes, embed_dim = shape("fc_weight")
+    node = {"embed_dim": embed_dim, "mlp_dim": shape("decoder.0.mlp.0.weight")[0], "num_heads": 4}
+    node["encoder_layers"] = _count(weights, r"head\.encoder\.(\d+)\.")
+    node["decoder_layers"] = _count(weights, r"head\.decoder\.(\d+)\.")
+    node["input_proj"] = "head.input_proj.weight" in weights
+    node["self_attention"] = "head.decoder.0.self_attn.in_proj_weight" in weights
+    return {**option("head", "query2label"), **node}, num_classes
+
+
+def _backbone(weights: Mapping[str, Tensor], path: Path) -> dict[str, Any]:
+    """Return the backbone's node from the blocks of each stage, their kind, and the width of the stem."""
+    tresnet = BACKBONE + "body.conv1.conv.weight" in weights
+    prefix = BACKBONE + ("body." if tresnet else "")
+    blocks = tuple(_count(weights, rf"{re.escape(prefix)}layer{stage}\.(\d+)\.") for stage in (1, 2, 3, 4))
+    bottleneck = any(key.startswith(f"{prefix}layer1.0.conv3.") for key in weights)
+    if tresnet:
+        width = len(weights[prefix + "conv1.conv.weight"])
+        found = TRESNETS.get((blocks, bottleneck, width))
+        what = f"a TResNet of blocks {blocks}, {'bottlenecks' if bottleneck else 'basic blocks'} and width {width}"
+    else:
+        found = {"name": RESNETS[blocks]} if bottleneck and blocks in RESNETS else None
+        what = f"a ResNet of blocks {blocks}"
+    if found is None:
+        raise CheckpointError(f"{path} holds {what}, which no network here is; see MODEL_ZOO.md")
+    return {"_target_": "mldec.backbones.TimmBackbone", **found}
+
+
+def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights in our shapes: Query2Label keeps a leading 1, and a 1 x 1 convolution for a linear layer."""
+    shaped = dict(weights)
+    if "head.fc_weight" in shaped:
+        shaped |= {key: shaped[key].squeeze(0) for key in ("head.fc_weight", "head.fc_bias") if key in shaped}
+    if "head.input_proj.weight" in shaped:
+        shaped["head.input_proj.weight"] = shaped["head.input_proj.weight"].flatten(1)
+    return shaped
+
+
+def _names(state: Mapping[str, Any], num_classes: int, path: Path) -> tuple[str, ...]:
+    """Return the class names in the file, else a known list of this length, else numbers (with a warning)."""
+    saved = state.get("idx_to_class")
+    if isinstance(saved, Mapping):
+        names = tuple(str(saved[index]).strip().strip("'\"").strip() for index in sorted(saved, key=int))
+        if len(names) != num_classes:
+            raise CheckpointError(f"{path} names {len(names)} classes, but its head has {num_classes}: it is damaged")
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        return tuple(f"{name} ({index})" if name in twice else name for index, name in enumerate(names))
+    if num_classes == 80:
+        return tuple(COCO.split(","))
+    log.warning(f"{path} names no classes: they are numbered from 0 to {num_classes - 1}")
+    return tuple(f"class {index}" for index in range(num_classes))
+
+
+def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
+    """Return one more than the highest number at the group of a pattern; 0 if no name matches."""
+    return 1 + max((int(found[1]) for key in weights if (found := re.match(pattern, key))), default=-1)

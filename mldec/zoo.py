@@ -1,0 +1,286 @@
+"""The files released by the paper's authors: their names, their addresses, and a download that is checked."""
+
+import fcntl
+import hashlib
+import os
+import re
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
+
+from tqdm import tqdm
+
+from mldec.errors import CheckpointError, suggest
+
+_BASE = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
+_GIB = 2**30
+_TIMEOUT = 30  # seconds without a byte
+_CHUNK = 2**20  # bytes
+
+
+@dataclass(frozen=True)
+class File:
+    """A released file of weights."""
+
+    name: str
+    file: str
+    url: str
+    image_size: int  # side of the square input in pixels
+    max_bytes: int
+    sha256: str | None  # None: not pinned
+    data: str | None  # the `data` option with its classes in its order; None if there is none yet
+
+
+def _file(name: str, file: str, image_size: int, data: str | None = None) -> File:
+    # No hash is pinned, because the authors published none and no copy could be vouched for: the 448 pixel COCO file
+    # was even replaced after its release. The hash of the first download is kept instead, see `fetch`.
+    return File(name, file, _BASE + file, image_size, max_bytes=_GIB, sha256=None, data=data)
+
+
+_RELEASED = (
+    _file("tresnet_m_coco_224", "tresnet_m_COCO_224_84_2.pth", 224, "coco"),
+    _file("tresnet_l_coco_448", "tresnet_l_COCO__448_90_0.pth", 448, "coco"),
+    _file("tresnet_xl_coco_640", "tresnet_xl_COCO_640_91_4.pth", 640, "coco"),
+    _file("tresnet_m_openimages_224", "tresnet_m_open_images_200_groups_86_8.pth", 224),
+    _file("tresnet_l_cars_384", "tresnet_l_stanford_card_96.41.pth", 384),
+    # A start for training; its own input size is not published, 448 is what the official train.py uses it with.
+    _file("tresnet_l_pretrain", "tresnet_l_pretrain_ml_decoder.pth", 448),
+)
+FILES: dict[str, File] = {file.name: file for file in _RELEASED}
+
+
+class _Refused(Exception):
+    """The server answered, but not with what was asked for."""
+
+
+def known(path: Path) -> File | None:
+    """Return the released file of the same file name, if there is one."""
+    return next((file for file in FILES.values() if file.file == path.name), None)
+
+
+def fetch(name: str, cache_dir: Path | None = None) -> Path:
+    """Return the local path of a released file, downloaded if it is not in the cache.
+
+    A cached file is compared with the hash that its download left beside it, and with the pinned one if there is
+    one. A file put there by hand has no hash beside it and is taken as it is.
+
+    Args:
+        name: a key of `FILES`.
+        cache_dir: folder for the files; None is zoo/ in $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
+
+    Raises:
+        CheckpointError: The name is unknown, the cached file is damaged, or the download failed.
+    """
+    if name not in FILES:
+        raise CheckpointError(f"no released file {name!r}{suggest(name, list(FILES))}")
+    entry = FILES[name]
+    path = (cache_dir or _default_cache()) / entry.file
+    if not path.is_file():
+        with _alone(path):
+            if not path.is_file():  # another process may have fetched it while this one waited
+                download(entry.url, path, max_bytes=entry.max_bytes, sha256=entry.sha256)
+                return path
+    _verify(path, entry.sha256)
+    return path
+
+
+def download(
+    url: str, destination: Path, *, max_bytes: int, sha256: str | None = None, context: ssl.SSLContext | None = None
+) -> None:
+    """Write the file at an https address to `destination`, and its hash to `destination`.sha256.
+
+    The bytes go to `destination`.part; what arrived before a cut connection is kept there, and the next call asks for
+    the rest. `destination` itself is whole or absent.
+
+    Args:
+        url: https address; so must be all that it redirects to.
+        destination: path of the file; its folder is made.
+        max_bytes: a larger file is refused.
+        sha256: hash that the file must have; None takes any.
+        context: certificates to trust; None is those of the system.
+
+    Raises:
+        CheckpointError: The file could not be had whole, or is not the expected one.
+    """
+    part = _beside(destination, ".part")
+    opener = build_opener(HTTPSHandler(context=context or ssl.create_default_context()), _HttpsOnly())
+    try:
+        if not _is_https(url):
+            raise _Refused("not an https address")
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with _open(opener, url, part) as response:
+            _receive(response, part, max_bytes)
+        found = _sha256(part)
+        if sha256 is not None and found != sha256:
+            _discard(part)
+            raise _Refused(f"its sha256 is {found}, not the expected {sha256}")
+        _record(destination, found)  # first: a file without its record would pass for one put there by hand
+        part.replace(destination)
+        _discard(part)
+    except (OSError, HTTPException, ValueError, _Refused) as error:  # ValueError: a malformed address
+        if isinstance(error, HTTPError):
+            error.close()  # it holds the connection
+        remedy = f"fetch it in another way and put it at {destination}"
+        raise CheckpointError(f"cannot download {url} ({_reason(error)}); {remedy}") from error
+
+
+class _HttpsOnly(HTTPRedirectHandler):
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+        if not _is_https(newurl):
+            fp.close()
+            raise _Refused(f"it redirects to {newurl}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _open(opener: OpenerDirector, url: str, part: Path) -> HTTPResponse:
+    """Ask for what is missing in `part`, or for the whole file if the server has no fitting rest of it."""
+    identity = _beside(part, ".of")
+    if part.is_file() and identity.is_file() and (have := part.stat().st_size):
+        try:
+            response = opener.open(Request(url, headers={"Range": f"bytes={have}-"}), timeout=_TIMEOUT)
+        except HTTPError as error:
+            error.close()
+            if error.code != 416:  # nothing at or after this byte: the file is not the one it was
+                raise
+        else:
+            same = _span(response)[0] == have and _identity(response) == identity.read_text(errors="replace")
+            if response.status == 200 or same:
+                return response
+            response.close()
+    response = opener.open(Request(url), timeout=_TIMEOUT)
+    if response.status != 200:
+        response.close()
+        raise _Refused(f"the server answers {response.status}")
+    return response
+
+
+def _receive(response: HTTPResponse, part: Path, max_bytes: int) -> None:
+    """Write the body to `part`, or after what is there already, and hold it to the size that was announced."""
+    if response.headers.get_content_type() == "text/html":
+        raise _Refused("the answer is an HTML page, not a file")
+    start, total = _span(response)
+    if not total:
+        raise _Refused("the server announces no size, or an empty file")
+    if total > max_bytes:
+        raise _Refused(f"its {total:,} bytes are more than the {max_bytes:,} allowed")
+    if start == 0:
+        _discard(part)
+        _beside(part, ".of").write_text(_identity(response))
+    # http.client stops at the announced size, which would hide that the body goes on: the size is checked here instead.
+    response.length = None
+    quiet = not sys.stderr.isatty()
+    bar = tqdm(desc=part.stem, initial=start, total=total, unit="B", unit_scale=True, leave=False, disable=quiet)
+    with part.open("ab") as file, bar:
+        count = start
+        while data := _read(response, complete=count == total):
+            count += len(data)
+            if count > total:
+                _discard(part)
+                raise _Refused(f"it sends more than the {total:,} bytes it announced")
+            file.write(data)
+            bar.update(len(data))
+        file.flush()
+        os.fsync(file.fileno())
+    if count < total:
+        raise _Refused(
+            f"the connection ended after {count:,} of {total:,} bytes; they are kept, try again for the rest"
+        )
+
+
+def _read(response: HTTPResponse, *, complete: bool) -> bytes:
+    try:
+        return response.read1(_CHUNK)
+    except OSError:
+        if complete:  # all is here, and the server leaves the connection open or cuts it rudely
+            return b""
+        raise
+
+
+def _span(response: HTTPResponse) -> tuple[int, int]:
+    """Return the first byte of the body in the file, and the size of the file; (0, 0) if the answer does not say."""
+    if response.status == 200:
+        return 0, response.length or 0
+    found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+    start, total = map(int, found.groups()) if found else (0, 0)
+    return (start, total) if response.status == 206 and response.length == total - start else (0, 0)
+
+
+def _identity(response: HTTPResponse) -> str:
+    """Return what changes when the file is replaced: a rest of another file must not be put after a part of this."""
+    return f"{_span(response)[1]} {response.headers.get('ETag')} {response.headers.get('Last-Modified')}\n"
+
+
+def _verify(path: Path, pinned: str | None) -> None:
+    record = _beside(path, ".sha256")
+    try:
+        recorded = record.read_text(errors="replace").split() if record.is_file() else []
+        expected = [(hash_, f"of {record.name}") for hash_ in recorded[:1]]
+        expected += [(pinned, "pinned")] if pinned else []
+        found = _sha256(path) if expected else None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({_reason(error)}); check its permissions") from error
+    for wanted, source in expected:
+        if found != wanted:
+            difference = f"its sha256 is {found}, not {wanted} ({source})"
+            raise CheckpointError(f"{path} is damaged: {difference}; delete it and {record.name} to fetch it anew")
+
+
+def _record(path: Path, sha256: str) -> None:
+    """Write a line as `sha256sum` does, in one atomic step."""
+    temporary = _beside(path, ".sha256.tmp")
+    temporary.write_text(f"{sha256}  {path.name}\n")
+    temporary.replace(_beside(path, ".sha256"))
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let one process at a time fetch a file: two that write to one .part would spoil it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = _beside(path, ".lock").open("w")
+    except OSError as error:
+        raise CheckpointError(f"{path.parent} cannot be written ({_reason(error)}); name another folder") from error
+    with lock:
+        with suppress(OSError):  # a file system without locks, as some network ones are
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _default_cache() -> Path:
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mldec", "zoo").expanduser()
+    except RuntimeError as error:
+        raise CheckpointError("there is no home folder to keep released files in; set XDG_CACHE_HOME") from error
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _discard(part: Path) -> None:
+    part.unlink(missing_ok=True)
+    _beside(part, ".of").unlink(missing_ok=True)
+
+
+def _is_https(url: str) -> bool:
+    return urlsplit(url).scheme == "https"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _reason(error: BaseException) -> str:
+    """Return the cause in one line."""
+    cause = error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
+    text = getattr(cause, "strerror", None) or str(cause)
+    return " ".join(str(text).split()) or type(cause).__name__

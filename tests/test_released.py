@@ -1,0 +1,299 @@
+"""Files in the layouts that the authors released, rebuilt from names and shapes, through the one door."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fill
+import numpy as np
+import official
+import pytest
+import torch
+from PIL import Image
+from support import one_line
+from torch import Tensor, nn
+
+from mldec import released
+from mldec.backbones import TimmBackbone
+from mldec.checkpoint import initialise, load_model
+from mldec.errors import CheckpointError
+from mldec.heads.gap import GAP
+from mldec.heads.ml_decoder import MLDecoder
+from mldec.heads.query2label import Query2Label
+from mldec.model import Classifier
+
+
+def from_keys(name: str) -> dict[str, Tensor]:
+    """Return the rebuilt weights of a released file, under the released names."""
+    shapes = official.read(f"{name}.keys")
+    return {key: torch.from_numpy(fill.tensor(key, tuple(shape))) for key, shape in shapes.items()}
+
+
+def tresnet_layout(model: nn.Module) -> dict[str, Tensor]:
+    """Return a model's weights under the names of the official TResNet repositories."""
+    names = {}
+    for key, value in model.state_dict().items():
+        if key.startswith("backbone.network."):
+            key = key.removeprefix("backbone.network.")
+            key = re.sub(r"(conv\d|downsample\.\d)\.conv\.", r"\1.0.", key)
+            names[re.sub(r"(conv\d|downsample\.\d)\.bn\.", r"\1.1.", key)] = value
+        elif key.startswith("head."):
+            for old, new in reversed(official.ML_DECODER):
+                key = re.sub(rf"\b{re.escape(new)}\b", old, key)
+            names[key] = value
+    return names
+
+
+def without_counters(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: value for key, value in state.items() if not key.endswith("num_batches_tracked")}
+
+
+@pytest.fixture(scope="module")
+def medium() -> dict[str, Tensor]:
+    return from_keys("tresnet_m_coco_224")
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., Path]:
+    def save(content: Any, name: str = "tresnet_m_COCO_224_84_2.pth", **options: Any) -> Path:
+        torch.save(content, tmp_path / name, **options)
+        return tmp_path / name
+
+    return save
+
+
+def logits(path: Path, size: int, **options: Any) -> np.ndarray:
+    with torch.no_grad():
+        return load_model(path, **options).model(torch.from_numpy(fill.images(size))).numpy()
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "size", "classes"),
+    [
+        ("tresnet_m_coco_224", "tresnet_m_COCO_224_84_2.pth", 224, 80),
+        ("tresnet_l_coco_448", "tresnet_l_COCO__448_90_0.pth", 448, 80),
+        ("tresnet_m_openimages_224", "tresnet_m_open_images_200_groups_86_8.pth", 224, 9605),
+    ],
+)
+def test_a_released_file_gives_the_official_logits(
+    save: Callable[..., Path], name: str, file: str, size: int, classes: int
+) -> None:
+    names = {index: f"'thing {index}'" for index in range(classes)}
+    path = save({"model": from_keys(name), "idx_to_class": names}, file)
+    loaded = load_model(path)
+    assert loaded.transform.image_size == size
+    assert loaded.classes.names[:2] == ("thing 0", "thing 1")
+    assert len(loaded.classes) == classes
+    assert loaded.weights == "raw"
+    expected = np.load(official.NUMBERS / f"{name}.npz")["logits"]
+    np.testing.assert_allclose(logits(path, size), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("container", ["model", "state_dict", "ema", None])
+@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize("counters", [False, True])
+def test_containers_prefixes_and_counters_change_nothing(
+    save: Callable[..., Path], medium: dict[str, Tensor], container: str | None, prefix: str, counters: bool
+) -> None:
+    state = dict(medium)
+    if counters:
+        norms = [key.removesuffix("running_mean") for key in medium if key.endswith("running_mean")]
+        state |= {f"{norm}num_batches_tracked": torch.tensor(7) for norm in norms}
+    state = {prefix + key: value for key, value in state.items()}
+    path = save({container: state, "epoch": 3} if container else state)
+    expected = np.load(official.NUMBERS / "tresnet_m_coco_224.npz")["logits"]
+    np.testing.assert_allclose(logits(path, 224), expected, rtol=0, atol=1e-4)
+
+
+def test_the_old_serialisation_is_read(save: Callable[..., Path], medium: dict[str, Tensor]) -> None:
+    path = save({"model": medium}, _use_new_zipfile_serialization=False)
+    assert len(load_model(path).classes) == 80
+
+
+def test_the_xl_network_is_told_by_its_blocks(save: Callable[..., Path]) -> None:
+    backbone = TimmBackbone("tresnet_v2_l", model_args={"layers": [3, 8, 34, 5]})
+    model = Classifier(backbone, MLDecoder(2048, 80))
+    path = save({"model": tresnet_layout(model)}, "tresnet_xl_COCO_640_91_4.pth")
+    loaded = load_model(path)
+    assert loaded.config.backbone["model_args"] == {"layers": [3, 8, 34, 5]}
+    assert loaded.transform.image_size == 640
+    assert loaded.classes.names[0] == "person"
+    assert loaded.classes.names[79] == "toothbrush"
+
+
+def test_cars_have_one_label_an_image(save: Callable[..., Path]) -> None:
+    model = Classifier(TimmBackbone("tresnet_v2_l"), MLDecoder(2048, 196, num_groups=100))
+    loaded = load_model(save({"model": tresnet_layout(model)}, "tresnet_l_stanford_card_96.41.pth"))
+    assert loaded.classes.exclusive
+    assert loaded.config.head["num_groups"] == 100
+    assert loaded.transform.image_size == 384
+
+
+@pytest.mark.parametrize(
+    ("network", "features", "classes"), [("tresnet_l", 2432, 80), ("tresnet_m", 2048, 11221), ("tresnet_m", 2048, 80)]
+)
+def test_gap_files_of_the_sister_repositories(
+    save: Callable[..., Path], network: str, features: int, classes: int
+) -> None:
+    torch.manual_seed(0)
+    model = Classifier(TimmBackbone(network), GAP(features, classes)).eval()
+    state = {key: value for key, value in tresnet_layout(model).items() if not key.startswith("fc.")}
+    state |= {f"head.fc.{key}": value for key, value in model.head.fc.state_dict().items()}
+    path = save({"state_dict": without_counters(state)}, "other.pth")
+    loaded = load_model(path, image_size=64)
+    assert loaded.config.backbone["name"] == network
+    assert loaded.classes.exclusive is (classes == 11221)
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        # In-place ABN scales by |w| + 1e-5, so a norm of scale 1 comes back a hundred-thousandth larger.
+        torch.testing.assert_close(loaded.model(images), model(images), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("self_attention", [False, True])
+@pytest.mark.parametrize("network", ["resnet101", "tresnet_l", "tresnet_v2_l"])
+def test_query2label_files(save: Callable[..., Path], network: str, self_attention: bool) -> None:
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 64, "mlp_dim": 96, "input_proj": True, "self_attention": self_attention}
+    backbone = TimmBackbone(network)
+    model = Classifier(backbone, Query2Label(backbone.num_features, 80, **sizes)).eval()
+    state = {}
+    for key, value in tresnet_layout(Classifier(backbone, nn.Identity())).items():
+        state[f"module.backbone.0.body.{key.removeprefix('body.')}"] = value
+    for key, value in model.head.state_dict().items():
+        for old, new in [("encoder.", "transformer.encoder.layers."), ("decoder.", "transformer.decoder.layers.")]:
+            key = re.sub(rf"^{old}", new, key)
+        key = re.sub(r"^norm\.", "transformer.decoder.norm.", key)
+        for old, new in [("cross_attn", "multihead_attn"), ("mlp.0", "linear1"), ("mlp.3", "linear2")]:
+            key = key.replace(old, new)
+        key = {"queries": "query_embed.weight", "fc_weight": "fc.W", "fc_bias": "fc.b"}.get(key, key)
+        value = value[None] if key.startswith("fc.") else value
+        state["module." + key] = value[..., None, None] if key == "input_proj.weight" else value
+    state["module.backbone.1.pe"] = torch.zeros(1, 64, 2, 2)
+    loaded = load_model(
+        save({"state_dict": without_counters(state), "best_mAP": 85.0}, "checkpoint.pkl"), image_size=64
+    )
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(images), model(images), rtol=1e-2, atol=1e-2)
+
+
+def test_a_resnet_with_the_official_head(save: Callable[..., Path]) -> None:
+    model = Classifier(TimmBackbone("resnet101"), MLDecoder(2048, 20, num_groups=20)).eval()
+    state = {key.removeprefix("backbone.network."): value for key, value in model.state_dict().items()}
+    official_head = {key: value for key, value in tresnet_layout(model).items() if key.startswith("head.")}
+    state = {key: value for key, value in state.items() if not key.startswith(("head.", "backbone."))}
+    state |= {"fc." + key.removeprefix("head."): value for key, value in official_head.items()}
+    loaded = load_model(save(state, "voc.pth"), image_size=64)
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(images), model(images))
+    assert loaded.classes.names[3] == "class 3"
+
+
+def test_scales_become_positive_exactly_once(medium: dict[str, Tensor]) -> None:
+    ours = released.tensors({"model": medium}, Path("x.pth"))
+    weight = medium["body.layer1.0.conv1.1.weight"]
+    assert (weight < 0).any()
+    torch.testing.assert_close(ours["backbone.network.body.layer1.0.conv1.bn.weight"], weight.abs() + 1e-5)
+    converted = {key.removeprefix("backbone.network."): value for key, value in ours.items()}
+    again = released.tensors(converted, Path("x.pth"))
+    name = "backbone.network.body.layer1.0.conv1.bn.weight"
+    assert torch.equal(again[name], ours[name]), "timm's own layout is batch norm already"
+
+
+def test_names_are_cleaned_and_kept_apart(save: Callable[..., Path], medium: dict[str, Tensor]) -> None:
+    names = {index: f"thing {index}" for index in range(80)} | {3: '"Tree"', 4: " 'Tree'", 5: "O'Hare"}
+    loaded = load_model(save({"model": medium, "idx_to_class": names}))
+    assert loaded.classes.names[3:6] == ("Tree (3)", "Tree (4)", "O'Hare")
+
+
+def test_init_takes_what_fits_and_says_so(save: Callable[..., Path], medium: dict[str, Tensor]) -> None:
+    start = {key: value for key, value in medium.items() if "duplicate_pooling" not in key}
+    model = Classifier(TimmBackbone("tresnet_m"), MLDecoder(2048, 20))
+    report = initialise(model, save({"model": start}))
+    assert "of another shape (head.queries)" in report
+    assert "2 not in the file (head.pool_bias, head.pool_weight)" in report
+    weight = medium["body.conv1.1.weight"].abs() + 1e-5
+    torch.testing.assert_close(model.backbone.network.body.conv1.bn.weight.data, weight)
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (lambda s: {k: v for k, v in s.items() if not k.startswith("head.")}, ["has no head", "init="]),
+        (lambda s: {k: v for k, v in s.items() if k != "head.decoder.duplicate_pooling"}, ["misses head.pool_weight"]),
+        (lambda s: {k: v for k, v in s.items() if "layer4.2" not in k}, ["a TResNet of blocks (3, 4, 11, 2)"]),
+        (lambda s: {k: v for k, v in s.items() if k != "body.layer1.1.conv1.0.weight"}, ["does not fit", "misses 1"]),
+        (lambda s: {**s, "body.layer9.0.conv1.0.weight": torch.zeros(1)}, ["does not fit", "too many 1"]),
+        (lambda s: {f"encoder.{k}": v for k, v in s.items()}, ["is of no known network"]),
+        (lambda s: {}, ["holds no weights"]),
+        (lambda s: {**s, "head.fc.embedding_generator.0.weight": torch.zeros(1)}, ["bottleneck head"]),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_with_the_reason(
+    save: Callable[..., Path], medium: dict[str, Tensor], change: Callable[..., Any], parts: list[str]
+) -> None:
+    path = save({"model": change(medium)})
+    with pytest.raises(CheckpointError) as caught:
+        load_model(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    for part in parts:
+        assert part in message
+
+
+def test_init_refuses_another_network_of_the_family(save: Callable[..., Path], medium: dict[str, Tensor]) -> None:
+    model = Classifier(TimmBackbone("tresnet_l"), MLDecoder(2432, 80))
+    with pytest.raises(CheckpointError, match=r"is of another backbone: \d+ of the model's tensors"):
+        initialise(model, save({"model": medium}))
+
+
+def test_what_cannot_be_told_is_asked_for(save: Callable[..., Path], medium: dict[str, Tensor]) -> None:
+    path = save({"model": medium}, "renamed.pth")
+    with pytest.raises(CheckpointError, match="pass --image-size"):
+        load_model(path)
+    with pytest.raises(CheckpointError, match="--image-size 100 is not a multiple of 32"):
+        load_model(path, image_size=100)
+    with pytest.raises(CheckpointError, match="one set of weights"):
+        load_model(path, "ema", image_size=224)
+    assert load_model(path, image_size=96).transform.image_size == 96
+
+
+def test_predict_and_evaluate_take_released_files(
+    cli: Callable[..., Any], save: Callable[..., Path], medium: dict[str, Tensor], tmp_path: Path, sample_data: Path
+) -> None:
+    path = save({"model": medium})
+    Image.new("RGB", (50, 40), (200, 30, 30)).save(tmp_path / "red.png")
+    status, out, err = cli("predict", path, tmp_path / "red.png", "--image-size", "64", "--top", "2", "--device", "cpu")
+    assert status == 0, err
+    assert out.startswith(f"{tmp_path / 'red.png'}: ")
+    words = [f"data.root={sample_data / 'coco2014_mini'}", "train.workers=0", "device=cpu", "--image-size", "64"]
+    plain, folded = tmp_path / "plain.json", tmp_path / "fast.json"
+    assert cli("evaluate", path, *words, "--json", plain)[0] == 0
+    assert cli("evaluate", path, *words, "--json", folded, "--fast")[0] == 0
+    one, other = (json.loads(file.read_text()) for file in (plain, folded))
+    assert one["images"] == 38
+    assert one["metrics"]["mAP"] == pytest.approx(other["metrics"]["mAP"], abs=0.05)
+
+
+def test_bad_released_files_end_in_one_line(
+    cli: Callable[..., Any], save: Callable[..., Path], medium: dict[str, Tensor], tmp_path: Path
+) -> None:
+    good = save({"model": medium})
+    Image.new("RGB", (50, 40)).save(tmp_path / "x.png")
+    half, page = tmp_path / "half.pth", tmp_path / "page.pth"
+    half.write_bytes(good.read_bytes()[: good.stat().st_size // 2])
+    page.write_text("<!DOCTYPE html><html>no such file</html>")
+    for path, words, part in [
+        (half, [], "no checkpoint, or"),
+        (page, [], "a web page: download it again"),
+        (good, ["--image-size", "100"], "not a multiple of 32"),
+        ("zoo:tresnet_l_coco_44", [], "tresnet_l_coco_448"),
+    ]:
+        status, out, err = cli("predict", path, tmp_path / "x.png", *words)
+        assert status == 1
+        assert out == ""
+        one_line(err, part)
