@@ -1,9 +1,10 @@
-"""Measure what this project promises: `python -m mldec.benchmark head | metric | labels | throughput [--json FILE]`.
+"""Measure what this project promises: `python -m mldec.benchmark JOB [--json FILE]`.
 
 head        group projection, forward and backward, against the official loop over groups
 metric      mAP at COCO's size, and time and memory at 9,605 classes
 labels      first and second start of a COCO split of full size
 throughput  images/s of training and inference for an experiment, with random images
+cost        multiply-accumulates and parameters of the models of tables 1 and 2 and figure 5, against the paper
 """
 
 import argparse
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from mldec import build, checkpoint, distributed
 from mldec.config import Config, Precision, compose
+from mldec.cost import cost, table
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.coco import coco
 from mldec.data.loader import Batch
@@ -252,8 +254,8 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="python -m mldec.benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = arguments.add_subparsers(required=True, metavar="head|metric|labels|throughput")
-    for job in (head, metric, labels, throughput):
+    commands = arguments.add_subparsers(required=True, metavar="head|metric|labels|throughput|cost")
+    for job in (head, metric, labels, throughput, cost):
         command = commands.add_parser(job.__name__, help=job.__doc__, description=job.__doc__)
         command.set_defaults(job=job)
         command.add_argument("--json", metavar="FILE", help="write figures, hardware, versions, date, commit")
@@ -272,8 +274,11 @@ def run(words: argparse.Namespace) -> None:
     if words.json and not Path(words.json).resolve().parent.is_dir():
         raise ConfigError(f"cannot write {words.json}: there is no such folder")
     figures = words.job(words)
-    for name, value in figures.items():
-        print(f"  {name:<26} {value:,.4g}" if isinstance(value, float) else f"  {name:<26} {value}")
+    if words.job is cost:
+        print(table(figures))
+    else:
+        for name, value in figures.items():
+            print(f"  {name:<26} {value:,.4g}" if isinstance(value, float) else f"  {name:<26} {value}")
     if words.json:
         content = {"benchmark": words.job.__name__, "figures": figures, "environment": environment()}
         Path(words.json).write_text(json.dumps(content, indent=1) + "\n")
