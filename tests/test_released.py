@@ -27,8 +27,7 @@ from mldec.model import Classifier
 
 def from_keys(name: str) -> dict[str, Tensor]:
     """Return the rebuilt weights of a released file, under the released names."""
-    shapes = official.read(f"{name}.keys")
-    return {key: torch.from_numpy(fill.tensor(key, tuple(shape))) for key, shape in shapes.items()}
+    return official.rebuilt(official.read(f"{name}.keys"))
 
 
 def tresnet_layout(model: nn.Module) -> dict[str, Tensor]:
@@ -40,7 +39,7 @@ def tresnet_layout(model: nn.Module) -> dict[str, Tensor]:
             key = re.sub(r"(conv\d|downsample\.\d)\.conv\.", r"\1.0.", key)
             names[re.sub(r"(conv\d|downsample\.\d)\.bn\.", r"\1.1.", key)] = value
         elif key.startswith("head."):
-            for old, new in reversed(official.ML_DECODER):
+            for old, new in reversed(released.ML_DECODER):
                 key = re.sub(rf"\b{re.escape(new)}\b", old, key)
             names[key] = value
     return names

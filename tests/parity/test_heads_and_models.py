@@ -6,7 +6,7 @@ import official
 import pytest
 import torch
 
-from mldec import build
+from mldec import build, released
 from mldec.config import compose, override
 from mldec.data.base import Classes
 from mldec.heads.ml_decoder import MLDecoder
@@ -23,7 +23,7 @@ def tokens(seed: int, channels: int) -> torch.Tensor:
 )
 def test_ml_decoder(name: str, seed: int, classes: int, groups: int | None) -> None:
     head = MLDecoder(512, classes, num_groups=groups, word_dim=None if groups else 300).eval()
-    head.load_state_dict(official.head_weights(official.read(f"head_{name}.keys"), official.ML_DECODER))
+    head.load_state_dict(official.head_weights(official.read(f"head_{name}.keys"), released.ML_DECODER))
     queries = None if groups else torch.from_numpy(fill.word_vectors(classes))
     with torch.no_grad():
         logits = head(tokens(seed, 512), queries)
@@ -45,7 +45,7 @@ def test_query2label(name: str) -> None:
         input_proj=facts["input_proj"],
         self_attention=facts["decoder_self_attention"],
     ).eval()
-    weights = official.head_weights(facts["keys"], official.QUERY2LABEL)
+    weights = official.head_weights(facts["keys"], released.QUERY2LABEL)
     weights["fc_weight"], weights["fc_bias"] = weights["fc_weight"][0], weights["fc_bias"][0]
     weights["input_proj.weight"] = weights["input_proj.weight"].flatten(1)  # a 1 x 1 convolution there
     head.load_state_dict(weights)

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from mldec.evaluators.average_precision import average_precision
+from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.losses.asymmetric import AsymmetricLoss, AsymmetricLossSingleLabel
+from mldec.losses.partial import PartialAsymmetricLoss
 
 LOSSES = official.read("losses")
+PARTIAL = official.read("partial_labels")
 
 
 @pytest.mark.parametrize("case", LOSSES["cases"], ids=lambda case: f"{case['kind']}-{case['gamma_neg']}")
@@ -25,6 +28,71 @@ def test_loss(case: dict) -> None:
     assert value.item() == pytest.approx(case["loss"], rel=1e-5)
     value.backward()
     np.testing.assert_allclose(logits.grad[0], case["grad_row0"], rtol=1e-5, atol=1e-6)
+
+
+MODES = {"ignore_normalize_classes": "ignore_normalized"}
+ARGUMENTS = {
+    "likelihood_topk": "likelihood_top_k",
+    "gamma_unann": "gamma_unannotated",
+    "alpha_unann": "alpha_unannotated",
+}
+
+
+@pytest.mark.parametrize("case", PARTIAL["loss"]["cases"], ids=lambda case: case["mode"])
+def test_partial_loss(case: dict) -> None:
+    facts = PARTIAL["loss"]
+    arguments = {ARGUMENTS.get(key, key): value for key, value in case.items() if key not in ("loss", "grad_row0")}
+    arguments["mode"] = MODES.get(case["mode"], case["mode"])
+    if "prior_threshold" in case:
+        arguments["class_prior"] = facts["class_prior"]
+    logits = torch.tensor(facts["logits"], requires_grad=True)
+    value = PartialAsymmetricLoss(**arguments)(logits, torch.tensor(facts["targets"]))
+    assert value.item() == pytest.approx(case["loss"], rel=1e-5)
+    value.backward()
+    np.testing.assert_allclose(logits.grad[0], case["grad_row0"], rtol=1e-5, atol=1e-6)
+
+
+def test_average_precision_of_partial_labels() -> None:
+    expected = PARTIAL["average_precision"]
+    random = np.random.RandomState(42)
+    scores = random.uniform(size=(300, 15)).astype(np.float32)
+    drawn = random.uniform(size=(300, 15))
+    targets = np.where(drawn < 0.1, 1, np.where(drawn < 0.4, 0, -1))
+    targets[:, 3] = -1
+    targets[:, 5] = np.where(targets[:, 5] == 1, 0, targets[:, 5])
+    targets[:, 7] = np.where(targets[:, 7] == 0, -1, targets[:, 7])
+    scores += np.float32(0.3) * (targets == 1).astype(np.float32)
+    found = 100 * average_precision(torch.from_numpy(scores), torch.from_numpy(targets))["none"]
+    for value, percent in zip(found.tolist(), expected["ap_percent"], strict=True):
+        assert percent is None or value == pytest.approx(percent, abs=1e-5)
+    # The official mean leaves out classes without a positive, and without a negative.
+    valid = torch.tensor([percent is not None for percent in expected["ap_percent"]])
+    assert found[valid].mean().item() == pytest.approx(expected["mAP_percent"], abs=1e-5)
+    weights = torch.from_numpy((targets == 1).sum(0))[valid]
+    weighted = (found[valid] * weights).sum() / weights.sum()
+    assert weighted.item() == pytest.approx(expected["positives_weighted_percent"], abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "columns"), [("gzsl", slice(0, 30)), ("zsl", slice(22, 30))])
+@pytest.mark.parametrize("k", [3, 5])
+def test_zero_shot_metrics(name: str, columns: slice, k: int) -> None:
+    expected = official.read("zero_shot")["percent"]
+    random = np.random.RandomState(61)
+    scores = random.uniform(size=(200, 30)).astype(np.float32)
+    positive = random.uniform(size=(200, 30)) < 0.08
+    positive[:, 2] = False
+    scores = scores + np.float32(0.3) * positive.astype(np.float32)
+    evaluator = MultiLabelEvaluator(top_k=k)
+    evaluator.update(torch.from_numpy(scores[:, columns]), torch.from_numpy(positive[:, columns].astype(np.int8)))
+    found = evaluator.compute()
+    for ours, theirs in [
+        ("mAP", "mAP_empty_as_zero"),
+        ("mAP_skip_empty", "mAP_skip_empty"),
+        (f"OP@{k}", f"P@{k}"),
+        (f"OR@{k}", f"R@{k}"),
+        (f"OF1@{k}", f"F1@{k}"),
+    ]:
+        assert found[ours] == pytest.approx(expected[f"{name}_{theirs}"], abs=1e-3), ours
 
 
 def scores_and_targets() -> tuple[torch.Tensor, torch.Tensor]:

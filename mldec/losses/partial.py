@@ -1,0 +1,110 @@
+"""The asymmetric loss for data where most labels were never looked at (arXiv 2110.10955)."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from mldec.errors import ConfigError
+from mldec.losses.targets import prepare
+
+Mode = Literal["negative", "ignore", "ignore_normalized", "selective"]
+
+
+class PartialAsymmetricLoss(nn.Module):
+    """The asymmetric loss with terms of their own for labels of -1 (not annotated), which are mostly negative.
+
+    Source: Alibaba-MIIL/PartialLabelingCSL, partial_asymmetric_loss.py.
+
+    Args:
+        mode: what becomes of the unannotated. "negative": all count as negative. "ignore": none count.
+            "ignore_normalized": none count, and the annotated labels of an image weigh 1 + 1 / (1 + their number).
+            "selective": they count as negative, but for those that are likely to be positive.
+        gamma_pos: focusing of positives, >= 0.
+        gamma_neg: focusing of annotated negatives, >= 0.
+        gamma_unannotated: focusing of the unannotated, >= 0.
+        alpha_pos: weight of positives.
+        alpha_neg: weight of annotated negatives.
+        alpha_unannotated: weight of the unannotated.
+        clip: probability added to 1 - p of negatives of both kinds, in [0, 1).
+        likelihood_top_k: "selective": this many unannotated labels an image of the batch, those with the highest
+            probability in the whole batch, do not count.
+        class_prior: "selective": K shares of images that show each class; None for unknown.
+        prior_threshold: "selective": the unannotated of classes with a higher prior do not count.
+        eps: lower bound of a probability inside the logarithm.
+
+    Raises:
+        ConfigError: for a value out of its range, or one without effect in the mode.
+    """
+
+    reduction = "sum"
+
+    def __init__(
+        self,
+        *,
+        mode: Mode = "negative",
+        gamma_pos: float = 0.0,
+        gamma_neg: float = 1.0,
+        gamma_unannotated: float = 2.0,
+        alpha_pos: float = 1.0,
+        alpha_neg: float = 1.0,
+        alpha_unannotated: float = 1.0,
+        clip: float = 0.0,
+        likelihood_top_k: int = 0,
+        class_prior: Sequence[float] | None = None,
+        prior_threshold: float = 0.5,
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__()
+        if mode not in ("negative", "ignore", "ignore_normalized", "selective"):
+            raise ConfigError(f"loss.mode '{mode}' is unknown: choose negative, ignore, ignore_normalized or selective")
+        if min(gamma_pos, gamma_neg, gamma_unannotated) < 0 or not 0 <= clip < 1 or likelihood_top_k < 0:
+            raise ConfigError("loss: gammas and likelihood_top_k must be 0 or more, and clip in [0, 1)")
+        if mode != "selective" and (likelihood_top_k or class_prior is not None):
+            raise ConfigError(f"loss.likelihood_top_k and loss.class_prior have no effect with loss.mode={mode}")
+        if mode == "selective" and not likelihood_top_k and class_prior is None:
+            raise ConfigError("loss.mode=selective selects nothing: set loss.likelihood_top_k or loss.class_prior")
+        self.mode, self.clip, self.eps = mode, clip, eps
+        self.gammas = gamma_pos, gamma_neg, gamma_unannotated
+        self.alphas = alpha_pos, alpha_neg, alpha_unannotated
+        self.likelihood_top_k, self.prior_threshold = likelihood_top_k, prior_threshold
+        self.class_prior: Tensor | None
+        self.register_buffer("class_prior", None if class_prior is None else torch.tensor(list(class_prior)))
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Map logits [B, K] and targets [B, K] of 1, 0 and -1 to the summed loss [], float32.
+
+        Raises:
+            DataError: for any other target.
+            ConfigError: if there are not K class priors.
+        """
+        logits, targets = prepare(logits, targets, unknown=True)
+        positive = logits.sigmoid()
+        negative = (1 - positive + self.clip).clamp(max=1)
+        kinds = [(targets == kind).to(logits.dtype) for kind in (1, 0, -1)]
+        alpha = sum(alpha * kind for alpha, kind in zip(self.alphas, kinds, strict=True))
+        gamma = sum(gamma * kind for gamma, kind in zip(self.gammas, kinds, strict=True))
+        right = torch.where(targets == 1, positive, negative)
+        focal = (1 - right.detach()) ** gamma  # without gradient, as officially
+        losses = -alpha * right.clamp(min=self.eps).log() * focal
+        return (losses * self._weights(positive.detach(), targets)).sum()
+
+    def _weights(self, probability: Tensor, targets: Tensor) -> Tensor:
+        """Return how much each label counts, [B, K]."""
+        unannotated = targets == -1
+        weights = torch.ones_like(probability)
+        if self.mode.startswith("ignore"):
+            if self.mode == "ignore_normalized":
+                weights = weights * (1 + 1 / (1 + (~unannotated).sum(1, keepdim=True)))
+            return weights.masked_fill(unannotated, 0)
+        if self.class_prior is not None:
+            if len(self.class_prior) != targets.shape[1]:
+                raise ConfigError(f"loss.class_prior has {len(self.class_prior)} values for {targets.shape[1]} classes")
+            weights = weights.masked_fill(unannotated & (self.class_prior > self.prior_threshold), 0)
+        if self.likelihood_top_k:
+            likely = probability.masked_fill(~unannotated, -1).flatten()
+            chosen = likely.topk(min(self.likelihood_top_k * len(targets), len(likely))).indices
+            chosen = chosen[likely[chosen] >= 0]  # no more than there are unannotated labels
+            weights = weights.flatten().index_fill(0, chosen, 0).view_as(weights)
+        return weights
