@@ -53,7 +53,7 @@ def test_common_classes_are_left_out_by_their_prior() -> None:
     ],
 )
 def test_settings_out_of_range_or_without_effect_are_refused(arguments: dict) -> None:
-    with pytest.raises(ConfigError, match="^loss"):
+    with pytest.raises(ConfigError, match=r"^loss"):
         PartialAsymmetricLoss(**arguments)
 
 
