@@ -29,12 +29,12 @@ def save(path: Path, state: dict[str, Any]) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-        new = _sha256(temporary)
-        old = [line for line in _known_hashes(path) if line != new]
-        _write_hashes(path, [new, *old])
+        new = sha256_of(temporary)
+        old = [line for line in known_hashes(path) if line != new]
+        write_hashes(path, [new, *old])
         temporary.replace(path)
         _sync_folder(path.parent)
-        _write_hashes(path, [new])
+        write_hashes(path, [new])
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
         temporary.unlink(missing_ok=True)
         kept = f"; {path} is still the last good one" if path.exists() else ""
@@ -51,10 +51,10 @@ def read(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}: check the path")
-    hashes = _known_hashes(path)
-    if hashes and _sha256(path) not in hashes:
+    hashes = known_hashes(path)
+    if hashes and sha256_of(path) not in hashes:
         raise CheckpointError(
-            f"{path} is damaged: its sha256 is not the one in {_hash_file(path).name}; use another copy"
+            f"{path} is damaged: its sha256 is not the one in {hash_record(path).name}; use another copy"
         )
     with path.open("rb") as file:
         if file.read(1) in (b"<", b""):
@@ -74,27 +74,30 @@ def read(path: Path) -> dict[str, Any]:
     return state
 
 
-def _hash_file(path: Path) -> Path:
+def hash_record(path: Path) -> Path:
+    """Return the path of the file with the hashes of a file."""
     return path.with_name(path.name + ".sha256")
 
 
-def _known_hashes(path: Path) -> list[str]:
-    """Return the hashes in the file beside a checkpoint; none if there is no such file."""
-    file = _hash_file(path)
-    return [line.split()[0] for line in file.read_text().splitlines() if line.strip()] if file.is_file() else []
+def known_hashes(path: Path) -> list[str]:
+    """Return the hashes in the file beside a file of weights; none if there is no such file."""
+    record = hash_record(path)
+    lines = record.read_text(errors="replace").splitlines() if record.is_file() else []
+    return [line.split()[0] for line in lines if line.strip()]
 
 
-def _write_hashes(path: Path, hashes: list[str]) -> None:
+def write_hashes(path: Path, hashes: list[str]) -> None:
     """Write lines as `sha256sum` does, in one atomic step."""
-    temporary = _hash_file(path).with_name(path.name + ".sha256.tmp")
+    temporary = hash_record(path).with_name(path.name + ".sha256.tmp")
     with temporary.open("w") as file:
         file.writelines(f"{line}  {path.name}\n" for line in hashes)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(_hash_file(path))
+    temporary.replace(hash_record(path))
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,7 +1,6 @@
 """The files released by the paper's authors: their names, their addresses, and a download that is checked."""
 
 import fcntl
-import hashlib
 import os
 import re
 import ssl
@@ -19,6 +18,7 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Re
 from tqdm import tqdm
 
 from mldec.errors import CheckpointError, suggest
+from mldec.storage import hash_record, known_hashes, sha256_of, write_hashes
 
 _BASE = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
 _GIB = 2**30
@@ -118,11 +118,11 @@ def download(
         destination.parent.mkdir(parents=True, exist_ok=True)
         with _open(opener, url, part) as response:
             _receive(response, part, max_bytes)
-        found = _sha256(part)
+        found = sha256_of(part)
         if sha256 is not None and found != sha256:
             _discard(part)
             raise _Refused(f"its sha256 is {found}, not the expected {sha256}")
-        _record(destination, found)  # first: a file without its record would pass for one put there by hand
+        write_hashes(destination, [found])  # first: a file without its record would pass for one put there by hand
         part.replace(destination)
         _discard(part)
     except (OSError, HTTPException, ValueError, _Refused) as error:  # ValueError: a malformed address
@@ -219,25 +219,17 @@ def _identity(response: HTTPResponse) -> str:
 
 
 def _verify(path: Path, pinned: str | None) -> None:
-    record = _beside(path, ".sha256")
+    record = hash_record(path)
     try:
-        recorded = record.read_text(errors="replace").split() if record.is_file() else []
-        expected = [(hash_, f"of {record.name}") for hash_ in recorded[:1]]
+        expected = [(recorded, f"of {record.name}") for recorded in known_hashes(path)]
         expected += [(pinned, "pinned")] if pinned else []
-        found = _sha256(path) if expected else None
+        found = sha256_of(path) if expected else None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({_reason(error)}); check its permissions") from error
     for wanted, source in expected:
         if found != wanted:
             difference = f"its sha256 is {found}, not {wanted} ({source})"
             raise CheckpointError(f"{path} is damaged: {difference}; delete it and {record.name} to fetch it anew")
-
-
-def _record(path: Path, sha256: str) -> None:
-    """Write a line as `sha256sum` does, in one atomic step."""
-    temporary = _beside(path, ".sha256.tmp")
-    temporary.write_text(f"{sha256}  {path.name}\n")
-    temporary.replace(_beside(path, ".sha256"))
 
 
 @contextmanager
@@ -272,11 +264,6 @@ def _discard(part: Path) -> None:
 
 def _is_https(url: str) -> bool:
     return urlsplit(url).scheme == "https"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _reason(error: BaseException) -> str:
