@@ -280,7 +280,8 @@ def test_metrics_that_are_not_finite_become_null(tmp_path: Path) -> None:
 def test_compiled_training_gives_the_same_weights(config: Config, tmp_path: Path) -> None:
     results = []
     for word in ("train.compile=false", "train.compile=true"):
-        job = trainer(override(config, [word, "train.epochs=1"]), tmp_path / word, dropout=0.0)
+        words = [word, "train.epochs=1", "optim.name=sgd"]  # adam would turn rounding noise into steps
+        job = trainer(override(config, words), tmp_path / word, dropout=0.0)
         fit(job, tmp_path / word)
         results.append(job.model.state_dict())
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-4)
