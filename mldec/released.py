@@ -67,6 +67,11 @@ COCO = (
     "potted plant,bed,dining table,toilet,tv,laptop,mouse,remote,keyboard,cell phone,microwave,oven,toaster,sink,"
     "refrigerator,book,clock,vase,scissors,teddy bear,hair drier,toothbrush"
 )
+VOC = (
+    "aeroplane,bicycle,bird,boat,bottle,bus,car,cat,chair,cow,diningtable,dog,horse,motorbike,person,pottedplant,sheep,"
+    "sofa,train,tvmonitor"
+)
+KNOWN_NAMES = {80: COCO.split(","), 20: VOC.split(",")}  # MS-COCO by category id, Pascal VOC in its own order
 
 
 @dataclass(frozen=True)
@@ -242,8 +247,8 @@ def _names(state: Mapping[str, Any], num_classes: int, path: Path) -> tuple[str,
             raise CheckpointError(f"{path} names {len(names)} classes, but its head has {num_classes}: it is damaged")
         twice = [name for name, count in Counter(names).items() if count > 1]
         return tuple(f"{name} ({index})" if name in twice else name for index, name in enumerate(names))
-    if num_classes == 80:
-        return tuple(COCO.split(","))
+    if num_classes in KNOWN_NAMES:
+        return tuple(KNOWN_NAMES[num_classes])
     log.warning(f"{path} names no classes: they are numbered from 0 to {num_classes - 1}")
     return tuple(f"class {index}" for index in range(num_classes))
 

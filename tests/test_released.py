@@ -179,7 +179,7 @@ def test_query2label_files(save: Callable[..., Path], network: str, self_attenti
 
 
 def test_a_resnet_with_the_official_head(save: Callable[..., Path]) -> None:
-    model = Classifier(TimmBackbone("resnet101"), MLDecoder(2048, 20, num_groups=20)).eval()
+    model = Classifier(TimmBackbone("resnet101"), MLDecoder(2048, 21, num_groups=21)).eval()
     state = {key.removeprefix("backbone.network."): value for key, value in model.state_dict().items()}
     official_head = {key: value for key, value in tresnet_layout(model).items() if key.startswith("head.")}
     state = {key: value for key, value in state.items() if not key.startswith(("head.", "backbone."))}
@@ -189,6 +189,12 @@ def test_a_resnet_with_the_official_head(save: Callable[..., Path]) -> None:
     with torch.no_grad():
         torch.testing.assert_close(loaded.model(images), model(images))
     assert loaded.classes.names[3] == "class 3"
+
+
+def test_known_lists_stand_in_for_names_that_a_file_lacks(sample_data: Path) -> None:
+    lists = sample_data / "label_embeddings"
+    for name, count in (("coco80_category_id_order.txt", 80), ("voc20.txt", 20)):
+        assert released.KNOWN_NAMES[count] == (lists / name).read_text().split("\n")[:count]
 
 
 def test_scales_become_positive_exactly_once(medium: dict[str, Tensor]) -> None:
