@@ -1,6 +1,5 @@
 """Checkpoints: enough by themselves to rebuild the model, its classes and its input transform."""
 
-import logging
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,18 @@ from mldec.storage import read
 
 FORMAT = 1
 COMPUTED = ("num_batches_tracked", "backbone.mean", "backbone.std")  # may be absent from a released file
-log = logging.getLogger("mldec")
+# What a checkpoint holds besides "epoch", "step" and "ema": mappings, and the keys each must have.
+CONTENTS: dict[str, tuple[str, ...]] = {
+    "config": (),
+    "classes": ("names", "exclusive", "queries"),
+    "transform": ("image_size",),
+    "metrics": (),
+    "best": ("metric", "value", "weights", "epoch"),
+    "model": (),
+    "optimizer": (),
+    "scaler": (),
+    "rng": ("cpu", "cuda"),
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,11 @@ def _checked(state: dict[str, Any], path: Path) -> dict[str, Any]:
         )
     if state["format"] != FORMAT:
         raise CheckpointError(f"{path} has format {state['format']}, this mldec reads {FORMAT}: use a newer mldec")
+    for name, keys in CONTENTS.items():
+        if not isinstance(state.get(name), dict) or any(key not in state[name] for key in keys):
+            raise CheckpointError(f"{path} is no whole checkpoint: its '{name}' is missing or not what it should be")
+    if missing := [name for name in ("epoch", "step", "ema") if name not in state]:
+        raise CheckpointError(f"{path} is no whole checkpoint: it lacks {', '.join(missing)}")
     return state
 
 

@@ -1,25 +1,18 @@
-import importlib
 import inspect
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
+from support import read_option
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "head").glob("*.yaml"))
 TOO_BIG = 20_000_000  # parameters; such a head is built narrower
 NARROW = {"embed_dim": 64, "mlp_dim": 128}
 
 
-def read(path):
-    node = yaml.safe_load(path.read_text(encoding="utf-8"))
-    module, _, name = node.pop("_target_").rpartition(".")
-    return getattr(importlib.import_module(module), name), node
-
-
 def build(path, num_classes):
     """The head of an option for tokens of width 2048, or a narrow one of its kind for width 64."""
-    target, node = read(path)
+    target, node = read_option(path)
     with torch.device("meta"):
         head = target(2048, num_classes, **node)
     if sum(parameter.numel() for parameter in head.parameters()) < TOO_BIG:
@@ -34,7 +27,7 @@ def test_there_are_options():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_an_option_fits_the_signature_of_its_class(path):
-    target, node = read(path)
+    target, node = read_option(path)
     assert issubclass(target, torch.nn.Module)
     inspect.signature(target).bind(2048, 80, **node)
 

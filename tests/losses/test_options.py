@@ -1,19 +1,12 @@
-import importlib
 import inspect
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
+from support import read_option
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "loss").glob("*.yaml"))
-
-
-def read(path):
-    node = yaml.safe_load(path.read_text(encoding="utf-8"))
-    module, _, name = node.pop("_target_").rpartition(".")
-    return getattr(importlib.import_module(module), name), node
 
 
 def test_there_are_options():
@@ -22,7 +15,7 @@ def test_there_are_options():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_an_option_fits_the_signature_of_its_class(path):
-    target, node = read(path)
+    target, node = read_option(path)
     assert issubclass(target, torch.nn.Module)
     inspect.signature(target).bind(**node)
 
@@ -31,7 +24,7 @@ def test_an_option_fits_the_signature_of_its_class(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_an_option_gives_one_finite_number_that_falls_along_its_gradient(path, dtype):
     torch.manual_seed(0)
-    target, node = read(path)
+    target, node = read_option(path)
     loss = target(**node)
     assert loss.reduction in ("sum", "mean")
     logits = torch.randn(8, 5).to(dtype).requires_grad_()
@@ -51,7 +44,7 @@ def test_an_option_gives_one_finite_number_that_falls_along_its_gradient(path, d
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_reduction_is_what_the_value_does_when_the_batch_is_doubled(path):
     torch.manual_seed(0)
-    target, node = read(path)
+    target, node = read_option(path)
     loss = target(**node)
     logits, targets = torch.randn(8, 5), F.one_hot(torch.arange(8) % 5, 5)
     once, twice = loss(logits, targets), loss(logits.repeat(2, 1), targets.repeat(2, 1))

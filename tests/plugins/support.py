@@ -1,9 +1,12 @@
 """What several tests need: a run of seconds, and a tiny COCO tree."""
 
+import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 from PIL import Image
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -45,6 +48,13 @@ def write_coco(root: Path, *, classes: int = 3, images: int = 12) -> None:
             "categories": categories,
         }
         (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+
+
+def read_option(path: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the class that an option file names, and the arguments it gives."""
+    node = yaml.safe_load(path.read_text(encoding="utf-8"))
+    module, _, name = node.pop("_target_").rpartition(".")
+    return getattr(importlib.import_module(module), name), node
 
 
 def one_line(err: str, *parts: str) -> None:
