@@ -50,7 +50,7 @@ class Train:
     epochs: int = 40
     batch_size: int = 56
     accumulate: int = 1  # micro-batches an optimiser step
-    eval_batch_size: int | None = None  # null: batch_size
+    eval_batch_size: int = 64  # images at a time on each process
     workers: int = 4  # loader processes on each rank
     precision: Precision = Precision.fp32
     clip_grad: float | None = None  # largest norm of all gradients together; null: no clipping
@@ -62,11 +62,9 @@ class Train:
     log_every: int = 50  # steps
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "eval_every", "log_every"):
+        for name in ("epochs", "batch_size", "accumulate", "eval_batch_size", "eval_every", "log_every"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
         _require(self.workers >= 0, "train.workers", self.workers, "0 or more")
-        if self.eval_batch_size is not None:
-            _require(self.eval_batch_size >= 1, "train.eval_batch_size", self.eval_batch_size, "at least 1, or null")
         if self.clip_grad is not None:
             _require(self.clip_grad > 0, "train.clip_grad", self.clip_grad, "above 0, or null")
         if self.ema_decay is not None:

@@ -54,7 +54,8 @@ def processes(device: torch.device) -> Iterator[None]:
     if "RANK" not in os.environ:
         yield
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # Evaluation exchanges scores between processes in main memory, gradients travel between GPUs.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         yield
     finally:
@@ -72,7 +73,7 @@ def no_sync(model: nn.Module, *, unless: bool) -> AbstractContextManager[None]:
 
 
 def total(value: Tensor) -> Tensor:
-    """Return the sum of a tensor over the processes."""
+    """Return the sum of a tensor over the processes; the tensor itself is overwritten."""
     if dist.is_initialized():
         dist.all_reduce(value)
     return value
@@ -87,10 +88,33 @@ def broadcast(value: T) -> T:
     return box[0]
 
 
-def gather_rows(rows: list[Tensor]) -> list[Tensor]:
-    """Return the row blocks of all processes on the main one, and an empty list on the others."""
+def gather(value: T) -> list[T]:
+    """Return what each process passed, by rank, on every one of them."""
+    if not dist.is_initialized():
+        return [value]
+    found: list[T] = [value] * world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def share_columns(rows: list[Tensor]) -> list[Tensor]:
+    """Give each process some columns of all rows: row blocks [n, K] -> blocks [N_r, K / processes], one a process.
+
+    So no process holds the scores of all images and classes. Columns are dealt in runs, see `join_columns`; a process
+    without images passes one block of 0 rows.
+    """
     if not dist.is_initialized():
         return rows
-    gathered: list[list[Tensor]] | None = [[] for _ in range(world_size())] if is_main() else None
-    dist.gather_object([block.cpu() for block in rows], gathered)
-    return [block for blocks in gathered for block in blocks] if gathered is not None else []
+    mine = torch.cat(rows).cpu()
+    heights = gather(len(mine))
+    widths = [len(part) for part in torch.arange(mine.shape[1]).tensor_split(world_size())]
+    sent = torch.cat([part.flatten() for part in mine.tensor_split(world_size(), dim=1)])
+    got = torch.empty(sum(heights) * widths[rank()], dtype=mine.dtype)
+    sizes = [height * widths[rank()] for height in heights]
+    dist.all_to_all_single(got, sent, sizes, [len(mine) * width for width in widths])
+    return [part.view(height, widths[rank()]) for part, height in zip(got.split(sizes), heights, strict=True)]
+
+
+def join_columns(values: Tensor) -> Tensor:
+    """Put together what each process found for its columns: [..., K / processes] -> [..., K], on every process."""
+    return torch.cat(gather(values), dim=-1)

@@ -35,6 +35,7 @@ class Results:
     metrics: dict[str, float]
     per_class: dict[str, list[float]]
     images: int
+    bad: list[str]  # what was wrong with each image that was left out
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
@@ -61,8 +62,8 @@ def evaluate(
     """
     split, train = data.val, config.train
     loader = eval_loader(
-        split.dataset,
-        batch_size=max(1, (train.eval_batch_size or train.batch_size) // distributed.world_size()),
+        data,
+        batch_size=train.eval_batch_size,
         workers=train.workers,
         pin=device.type == "cuda",
         rank=distributed.rank(),
@@ -70,26 +71,21 @@ def evaluate(
     )
     queries = None if split.classes.queries is None else split.classes.queries.to(device)
     batches: Iterable[Batch] = unwrap(loader)
-    logits, targets = [], []
+    evaluator = data.evaluator()
+    evaluator.update(torch.zeros(0, len(split.classes)), torch.zeros(0, len(split.classes)))  # all a process may get
+    bad: list[str] = []
     was_training = model.training
     model.eval()
     for batch in progress(batches, total=len(loader)) if progress else batches:
-        with autocast(device, train.precision):
-            output = model(batch.images.to(device, non_blocking=True), queries)
-        logits.append(output.float())
-        targets.append(batch.targets.to(device, non_blocking=True))
+        bad += batch.bad
+        if len(batch.images):
+            with autocast(device, train.precision):
+                logits = model(batch.images.to(device, non_blocking=True), queries)
+            evaluator.update(logits.float(), batch.targets)
     model.train(was_training)
-
-    found: Results | None = None
-    logits, targets = distributed.gather_rows(logits), distributed.gather_rows(targets)
-    if distributed.is_main():
-        evaluator = data.evaluator()
-        for block, labels in zip(logits, targets, strict=True):
-            evaluator.update(block, labels)
-        found = Results(evaluator.compute(), evaluator.per_class(), len(split.dataset))
-    found = distributed.broadcast(found)
-    assert isinstance(found, Results)
-    return found
+    bad = [message for messages in distributed.gather(bad) for message in messages]
+    metrics = evaluator.compute()
+    return Results(metrics, evaluator.per_class(), len(split.dataset) - len(bad), bad)
 
 
 def check_classes(wanted: Classes, found: Classes, path: str | Path) -> None:

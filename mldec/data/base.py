@@ -8,7 +8,10 @@ from typing import Protocol
 from torch import Tensor
 
 from mldec.data.transforms import EvalTransform
+from mldec.errors import ConfigError
 from mldec.evaluators import Evaluator
+
+BAD_IMAGES = ("stop", "skip")
 
 
 class ImageDataset(Protocol):
@@ -62,6 +65,11 @@ class DataModule:
     load_val: Callable[[], Split]
     evaluator: Callable[[], Evaluator]
     transform: EvalTransform  # how an image file becomes the model's input; travels in the checkpoint
+    bad_images: str = "stop"  # at an image that cannot be read; or "skip": leave it out, name it and count it
+
+    def __post_init__(self) -> None:
+        if self.bad_images not in BAD_IMAGES:
+            raise ConfigError(f"data.bad_images {self.bad_images!r} is not known: choose stop or skip")
 
     @cached_property
     def train(self) -> Split:

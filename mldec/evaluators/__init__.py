@@ -6,7 +6,11 @@ from torch import Tensor
 
 
 class Evaluator(Protocol):
-    """Gather predictions batch by batch, then compute every number at once."""
+    """Gather predictions batch by batch, then compute every number at once.
+
+    Under several processes each gets its share of the images, down to none: one batch of 0 images at least. `compute`
+    then exchanges what it needs, with `mldec.distributed`, and returns the same on every process.
+    """
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""

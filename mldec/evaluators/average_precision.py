@@ -48,7 +48,8 @@ def average_precision(
 
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy sorts outside the interpreter's lock
         rows = [row for part in threads.map(some, range(0, num_classes, COLUMNS)) for row in part]
-    return dict(zip(interpolations, torch.tensor(rows, dtype=torch.float64).t(), strict=True))
+    columns = torch.tensor(rows, dtype=torch.float64).view(num_classes, len(interpolations)).t()
+    return dict(zip(interpolations, columns, strict=True))
 
 
 def _columns(blocks: Sequence[Tensor], columns: slice) -> np.ndarray:

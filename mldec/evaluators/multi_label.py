@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from mldec import distributed
 from mldec.errors import ConfigError
 from mldec.evaluators.average_precision import INTERPOLATIONS, average_precision
 
@@ -16,6 +17,13 @@ class Counts:
         self.hits: Tensor | float = 0.0
         self.predicted: Tensor | float = 0.0
         self.positives: Tensor | float = 0.0
+
+    def over_processes(self) -> "Counts":
+        """Return the sums over all processes: whole numbers, so the same whatever their number."""
+        sums = Counts()
+        stacked = torch.stack([torch.as_tensor(part) for part in (self.hits, self.predicted, self.positives)])
+        sums.hits, sums.predicted, sums.positives = distributed.total(stacked)
+        return sums
 
     def update(self, decided: Tensor, targets: Tensor) -> None:
         """Add decisions bool [B, K] and targets [B, K]."""
@@ -84,22 +92,27 @@ class MultiLabelEvaluator:
 
     def compute(self) -> dict[str, float]:
         """Return percentages: mAP (a class without a positive counts as 0), its variants, then P, R and F1."""
-        classes = average_precision(self.logits, self.targets, interpolations=INTERPOLATIONS)
-        self._average_precision = classes["none"]
+        logits, targets = distributed.share_columns(self.logits), distributed.share_columns(self.targets)
+        classes = {
+            name: distributed.join_columns(values)
+            for name, values in average_precision(logits, targets, interpolations=INTERPOLATIONS).items()
+        }
+        at_threshold, at_top_k = self.at_threshold.over_processes(), self.at_top_k.over_processes()
+        self._per_class = {"AP": classes["none"], **at_threshold.per_class()}
+        self._positives = torch.as_tensor(at_threshold.positives)
         return {
             "mAP": 100 * classes["none"].nan_to_num(0).mean().item(),
             "mAP_skip_empty": 100 * classes["none"].nanmean().item(),
             "mAP_interpolated": 100 * classes["envelope"].nan_to_num(0).mean().item(),
             "mAP_11point": 100 * classes["11point"].nan_to_num(0).mean().item(),
-            **self.at_threshold.summary(),
-            **self.at_top_k.summary(f"@{self.top_k}"),
+            **at_threshold.summary(),
+            **at_top_k.summary(f"@{self.top_k}"),
         }
 
     def per_class(self) -> dict[str, list[float]]:
         """Return AP, precision, recall and F1 in percent, and the number of positives, of each class."""
-        columns = {"AP": self._average_precision, **self.at_threshold.per_class()}
-        rows = {name: (100 * column).tolist() for name, column in columns.items()}
-        return {**rows, "positives": torch.as_tensor(self.at_threshold.positives).tolist()}
+        rows = {name: (100 * column).tolist() for name, column in self._per_class.items()}
+        return {**rows, "positives": self._positives.tolist()}
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:

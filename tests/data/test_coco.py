@@ -163,9 +163,9 @@ def test_nothing_is_printed(build, capsys):
 def test_workers_hold_arrays_only(build):
     dataset = build().train.dataset
     held = {name: type(value) for name, value in vars(dataset).items()}
-    assert held["files"] is held["labels"] is np.ndarray
+    assert held["files"] is np.ndarray
+    assert {type(vars(dataset.labels)[name]) for name in ("starts", "classes", "values")} == {np.ndarray}
     assert dataset.files.dtype.kind == "S"
-    assert dataset.labels.dtype == np.int8
     assert not {list, dict, set, tuple} & set(held.values())
     assert pickle.loads(pickle.dumps(dataset))[0][1].tolist() == [1, 0, 1]
 
@@ -215,12 +215,12 @@ def test_classes_and_labels_of_the_sample(sample_data, tmp_path):
         for index, image in enumerate(sorted(raw["images"], key=lambda image: image["id"])):
             shown = {names_of[a["category_id"]] for a in raw["annotations"] if a["image_id"] == image["id"]}
             assert part.dataset.name(index).endswith(image["file_name"])
-            row = part.dataset.labels[index]
+            row = part.dataset.labels.row(index).numpy()
             assert {part.classes.names[column] for column in row.nonzero()[0]} == shown
             assert set(row.tolist()) <= {0, 1}
     image, target = data.train.dataset[3]
     assert image.shape == (3, 32, 32)
-    assert torch.equal(target, torch.from_numpy(data.train.dataset.labels[3]))
+    assert torch.equal(target, data.train.dataset.labels.row(3))
 
 
 # The cache
@@ -320,10 +320,10 @@ def spoil_by_other_keys(path):
     np.savez(path, something=np.zeros(3))
 
 
-def spoil_by_a_short_label_matrix(path):
+def spoil_by_missing_labels(path):
     with np.load(path) as stored:
         arrays = dict(stored)
-    np.savez(path, **{**arrays, "labels": arrays["labels"][:-1]})
+    np.savez(path, **{**arrays, "values": arrays["values"][:-1]})
 
 
 SPOILERS = [spoiler for name, spoiler in sorted(globals().items()) if name.startswith("spoil_by")]

@@ -1,12 +1,18 @@
+import multiprocessing
+import os
 import random
+import signal
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from mldec.data.base import Classes, DataModule, Split
 from mldec.data.loader import TrainBatches, collate, eval_loader, sample_seed, seeded, train_loader, unwrap
+from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError, DataError
+from mldec.evaluators.multi_label import MultiLabelEvaluator
 
 
 class Numbers:
@@ -28,10 +34,15 @@ class Numbers:
         return str(index)
 
 
-def epoch(count: int, number: int, *, workers: int = 0, seed: int = 0, **arguments: int) -> Tensor:
+def as_data(dataset: Numbers, bad_images: str = "stop") -> DataModule:
+    split = Split(dataset, Classes(("odd",)))
+    return DataModule(lambda: split, lambda: split, MultiLabelEvaluator, EvalTransform(image_size=1), bad_images)
+
+
+def epoch(count: int, number: int, *, workers: int = 0, seed: int = 0, start: int = 0, **arguments: int) -> Tensor:
     batches = TrainBatches(count, seed=seed, **arguments)
-    batches.epoch = number
-    loader = train_loader(Numbers(count), batches, workers=workers, pin=False)
+    batches.epoch, batches.start = number, start
+    loader = train_loader(as_data(Numbers(count)), batches, workers=workers, pin=False)
     return torch.cat([batch.images for batch in unwrap(loader)])
 
 
@@ -49,6 +60,14 @@ def test_order_and_random_numbers_are_a_function_of_seed_and_epoch() -> None:
 
 def test_workers_change_nothing() -> None:
     assert torch.equal(epoch(20, 1, batch_size=5), epoch(20, 1, batch_size=5, workers=2))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_goes_on_from_any_step(workers: int) -> None:
+    whole = epoch(23, 1, batch_size=4, accumulate=2)
+    for start in range(5):
+        rest = epoch(23, 1, batch_size=4, accumulate=2, start=start, workers=workers if start == 3 else 0)
+        assert torch.equal(rest, whole[4 * start :])
 
 
 def test_random_numbers_of_an_image_differ_between_epochs_and_images() -> None:
@@ -104,16 +123,60 @@ def test_a_batch_size_that_cannot_be_divided_is_refused() -> None:
 def test_evaluation_never_pads_or_drops(count: int, world_size: int) -> None:
     seen = []
     for rank in range(world_size):
-        loader = eval_loader(Numbers(count), batch_size=2, workers=0, pin=False, rank=rank, world_size=world_size)
+        loader = eval_loader(
+            as_data(Numbers(count)), batch_size=2, workers=0, pin=False, rank=rank, world_size=world_size
+        )
         seen += [int(index) for batch in unwrap(loader) for index in batch.indices]
     assert sorted(seen) == list(range(count))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_image_reaches_the_main_process_as_one_line(workers: int) -> None:
-    loader = eval_loader(Numbers(10, broken=7), batch_size=3, workers=workers, pin=False)
+    loader = eval_loader(as_data(Numbers(10, broken=7)), batch_size=3, workers=workers, pin=False)
     with pytest.raises(DataError, match=r"^number 7 is broken; mend it$"):
         list(unwrap(loader))
+
+
+def test_evaluation_batches_do_not_depend_on_the_number_of_processes() -> None:
+    batches = []
+    for world_size in (1, 2, 3, 5):
+        found = []
+        for rank in range(world_size):
+            loader = eval_loader(
+                as_data(Numbers(11)), batch_size=2, workers=0, pin=False, rank=rank, world_size=world_size
+            )
+            found += [batch.indices.tolist() for batch in unwrap(loader)]
+        batches.append(sorted(found))
+    assert batches[0] == batches[1] == batches[2] == batches[3] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipped_images_are_named_and_nothing_takes_their_place(workers: int) -> None:
+    loader = eval_loader(as_data(Numbers(7, broken=6), "skip"), batch_size=3, workers=workers, pin=False)
+    batches = list(unwrap(loader))
+    assert [batch.indices.tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], []]
+    assert [list(batch.bad) for batch in batches] == [[], [], ["number 6 is broken; mend it"]]
+
+
+class Dying(Numbers):
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == self.broken:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_dead_worker_is_one_line() -> None:
+    loader = eval_loader(as_data(Dying(7, broken=4)), batch_size=3, workers=1, pin=False)
+    with pytest.raises(DataError, match=r"a loader process died .* lower train.workers"):
+        list(unwrap(loader))
+
+
+def test_a_signal_to_the_group_does_not_reach_the_workers() -> None:
+    before = set(multiprocessing.active_children())
+    loader = iter(unwrap(eval_loader(as_data(Numbers(4)), batch_size=1, workers=1, pin=False)))
+    next(loader)
+    (worker,) = set(multiprocessing.active_children()) - before
+    assert os.getpgid(worker.pid) != os.getpgrp()
 
 
 def test_a_batch_keeps_uint8_and_int8() -> None:

@@ -1,0 +1,244 @@
+"""Labelled image files: what the readers of all data sets on a disk share.
+
+A reader turns annotation files into a `Table`; the table is cached, because annotation files take seconds to minutes to
+parse; and `file_data` makes a `DataModule` of one table for training and one for validation.
+"""
+
+import logging
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from mldec.data.base import Classes, DataModule, Split
+from mldec.data.labels import Labels
+from mldec.data.transforms import EvalTransform, read_image
+from mldec.errors import DataError
+from mldec.evaluators import Evaluator
+
+log = logging.getLogger("mldec")
+
+FORMAT = 2  # of a cached table; raise it when the meaning of a stored array changes
+
+
+@dataclass(frozen=True)
+class Table:
+    """N image files with labels of K classes."""
+
+    files: np.ndarray  # [N] bytes of a fixed width: paths inside the image folder, see `paths`
+    labels: Labels
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def select(self, images: np.ndarray) -> "Table":
+        """Return some of the images: bool [N], or their indices in the wanted order."""
+        return Table(self.files[images], self.labels.select(images), self.classes)
+
+
+def paths(names: Sequence[str]) -> np.ndarray:
+    """Return file names as `Table.files` holds them."""
+    return np.array([os.fsencode(name) for name in names], np.bytes_)
+
+
+class ImageFiles:
+    """The images of a table; see `mldec.data.base.ImageDataset`."""
+
+    def __init__(self, folder: Path, table: Table, transform: Callable[[Image.Image], Tensor]) -> None:
+        self.folder, self.files, self.labels, self.transform = folder, table.files, table.labels, transform
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return the image uint8 [3, S, S] and its target int8 [K]."""
+        target = self.labels.row(index)
+        return self.transform(read_image(self.name(index))), target
+
+    def name(self, index: int) -> str:
+        """Return the path of the image file."""
+        return str(self.folder / os.fsdecode(self.files[index]))
+
+
+def file_data(
+    load: Callable[[str], tuple[Path, Table]],
+    *,
+    train: str,
+    val: str,
+    learn: Callable[[Image.Image], Tensor],
+    check: EvalTransform,
+    evaluator: Callable[[], Evaluator],
+    where: str | Path,
+    see: str,
+    exclusive: bool = False,
+    bad_images: str = "stop",
+) -> DataModule:
+    """Return a `DataModule` of two splits of one data set with the same classes.
+
+    Args:
+        load: a split's name -> its image folder and table; called when the split is first used.
+        train: name of the split to learn from.
+        val: name of the split to evaluate on.
+        learn: what a training image goes through.
+        check: what a validation image goes through.
+        evaluator: makes the evaluator.
+        where: the data set's folder, for messages.
+        see: where help is, such as "see DATASETS.md, section MS-COCO".
+        exclusive: each image has one label.
+        bad_images: see `DataModule`.
+
+    Raises:
+        DataError: when a split is used that has no image, lacks a file, or has other classes than validation.
+    """
+
+    def read(name: str, transform: Callable[[Image.Image], Tensor]) -> Split:
+        folder, table = load(name)
+        if not len(table):
+            raise DataError(f"{folder}: {name} has no image; {see}")
+        check_present(folder, table.files, see)
+        return Split(ImageFiles(folder, table, transform), Classes(table.classes, exclusive))
+
+    def load_train() -> Split:
+        split = read(train, learn)
+        check_same_classes(split.classes.names, data.val.classes.names, where, see)
+        return split
+
+    data = DataModule(load_train, lambda: read(val, check), evaluator, check, bad_images)
+    return data
+
+
+def check_folder(root: str, what: str, see: str) -> Path:
+    """Return the absolute path of a data set's folder.
+
+    Raises:
+        DataError: if it is absent or empty.
+    """
+    folder = Path(root).expanduser().absolute()
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; set data.root to the folder of {what} or {see}")
+    if not any(folder.iterdir()):
+        raise DataError(f"{folder} is empty; {see}")
+    return folder
+
+
+def check_same_classes(train: tuple[str, ...], val: tuple[str, ...], where: str | Path, see: str) -> None:
+    """Raise a `DataError` unless both splits have the same classes in the same order."""
+    if train != val:
+        alone = sorted(set(train) ^ set(val))
+        what = f"{alone[0]!r} is in one only" if alone else "their order differs"
+        raise DataError(f"{where}: the classes of train ({len(train)}) and val ({len(val)}) differ: {what}; {see}")
+
+
+def check_present(folder: Path, files: np.ndarray, see: str) -> None:
+    """Compare the listed files with the folder: one listing, where a question for each file takes minutes over NFS.
+
+    Raises:
+        DataError: with the number of absent files and the first of them.
+    """
+    present: dict[str, set[str]] = {}
+    absent = []
+    for file in map(os.fsdecode, files.tolist()):
+        inner, _, leaf = file.rpartition("/")
+        if inner not in present:
+            present[inner] = _list(folder / inner, see)
+        if leaf not in present[inner]:
+            absent.append(file)
+    if absent:
+        count = f"{len(absent):,} of {len(files):,}"
+        raise DataError(f"{folder}: {count} listed images are absent, the first is {absent[0]}; {see}")
+
+
+def cached(name: str, sources: Sequence[Path], parse: Callable[[], Table], *, cache_dir: str | None, see: str) -> Table:
+    """Return what `parse` makes of annotation files, from the cache if that was made from these very files.
+
+    Args:
+        name: of the kind of table, with every setting that `parse` depends on, such as "coco".
+        sources: the files it reads; size and time of each decide whether the cache is still right.
+        parse: reads them.
+        cache_dir: folder of the cache; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
+        see: where help is.
+
+    Raises:
+        DataError: if a source cannot be read, or from `parse`.
+    """
+    key = f"{FORMAT} {name}"
+    for source in sources:
+        try:
+            stat = source.stat()
+        except OSError as error:
+            raise DataError(f"{source} cannot be read ({error.strerror}); {see}") from error
+        key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
+    cache = _cache_file(f"{name} {' '.join(map(str, sources))}", cache_dir)
+    table = _load(cache, key)
+    if table is None:
+        table = parse()
+        _store(cache, key, table)
+    return table
+
+
+def _cache_file(name: str, cache_dir: str | None) -> Path:
+    """Return one file for each set of sources, so that a changed annotation file replaces its old table."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mldec")
+    try:
+        folder = Path(cache_dir or default).expanduser()
+    except RuntimeError:  # an account without a home, as in some containers
+        folder = Path(tempfile.gettempdir(), "mldec")
+    return folder / f"{name.split()[0]}-{sha256(os.fsencode(name)).hexdigest()[:16]}.npz"
+
+
+def _load(cache: Path, key: str) -> Table | None:
+    try:
+        with np.load(cache, allow_pickle=False) as stored:
+            if str(stored["key"]) != key:
+                return None
+            labels = Labels(
+                stored["starts"],
+                stored["label_classes"],
+                stored["values"],
+                num_classes=len(stored["classes"]),
+                rest=int(stored["rest"]),
+            )
+            table = Table(stored["files"], labels, tuple(stored["classes"].tolist()))
+            fits = len(table.files) == len(labels) and len(labels.classes) == len(labels.values) == labels.starts[-1]
+    except (OSError, ValueError, KeyError, TypeError, EOFError, IndexError, zipfile.BadZipFile, zlib.error):
+        return None  # absent, cut short, or not ours: parse again
+    return table if fits else None
+
+
+def _store(cache: Path, key: str, table: Table) -> None:
+    """Write to the side, then rename: ranks that start together each see a whole file or none."""
+    arrays = {
+        "key": key,
+        "files": table.files,
+        "starts": table.labels.starts,
+        "label_classes": table.labels.classes,
+        "values": table.labels.values,
+        "rest": table.labels.rest,
+        "classes": np.array(table.classes, np.str_),
+    }
+    temporary = None
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache.parent, suffix=".tmp", delete=False) as temporary:
+            np.savez(temporary, **arrays)  # type: ignore[arg-type]
+        Path(temporary.name).replace(cache)
+    except OSError as error:
+        log.warning("%s cannot be written (%s): the annotations are parsed at every start", cache, error.strerror)
+        if temporary is not None:
+            Path(temporary.name).unlink(missing_ok=True)
+
+
+def _list(folder: Path, see: str) -> set[str]:
+    try:
+        return {entry.name for entry in os.scandir(folder)}
+    except OSError as error:
+        raise DataError(f"{folder} cannot be listed ({error.strerror}); {see}") from error

@@ -1,0 +1,43 @@
+import numpy as np
+import pytest
+
+from mldec.data.labels import from_dense, from_lists, from_single
+
+MATRIX = np.array([[1, 0, -1], [0, 0, 0], [-1, 1, 1], [0, 1, 0]], np.int8)
+
+
+@pytest.mark.parametrize("rest", [0, -1])
+def test_rows_and_matrix_are_those_given(rest: int) -> None:
+    labels = from_dense(MATRIX, rest=rest)
+    assert np.array_equal(labels.dense(), MATRIX)
+    assert [labels.row(i).tolist() for i in range(len(labels))] == MATRIX.tolist()
+    with pytest.raises(IndexError):
+        labels.row(4)
+
+
+def test_a_row_is_the_callers_own() -> None:
+    labels = from_dense(MATRIX)
+    labels.row(0).fill_(7)
+    assert np.array_equal(labels.dense(), MATRIX)
+
+
+@pytest.mark.parametrize("images", [np.array([True, False, True, True]), np.array([3, 0]), np.array([], np.int64)])
+def test_selection(images: np.ndarray) -> None:
+    assert np.array_equal(from_dense(MATRIX).select(images).dense(), MATRIX[images])
+
+
+def test_counts() -> None:
+    labels = from_dense(MATRIX)
+    for value in (1, -1):
+        assert np.array_equal(labels.counts(value), (MATRIX == value).sum(0))
+        assert np.array_equal(labels.counts_per_image(value), (MATRIX == value).sum(1))
+
+
+def test_recoding() -> None:
+    assert np.array_equal(from_dense(MATRIX).recode({-1: 1, 1: -1}).dense(), -MATRIX)
+
+
+def test_lists_and_single_classes() -> None:
+    partial = from_lists([[2, 2], [], [0]], [[1, 2], [0], []], num_classes=3, rest=-1)
+    assert partial.dense().tolist() == [[-1, 0, 1], [0, -1, -1], [1, -1, -1]]
+    assert from_single(np.array([2, 0]), 3).dense().tolist() == [[0, 0, 1], [1, 0, 0]]
