@@ -29,8 +29,8 @@ def test_selection(images: np.ndarray) -> None:
 def test_counts() -> None:
     labels = from_dense(MATRIX)
     for value in (1, -1):
-        assert np.array_equal(labels.counts(value), (MATRIX == value).sum(0))
-        assert np.array_equal(labels.counts_per_image(value), (MATRIX == value).sum(1))
+        assert np.array_equal(labels.counts(value), (value == MATRIX).sum(0))
+        assert np.array_equal(labels.counts_per_image(value), (value == MATRIX).sum(1))
 
 
 def test_recoding() -> None:
