@@ -25,19 +25,18 @@ import torch
 from torch import Tensor, nn
 
 from mldec import build, checkpoint, distributed
-from mldec.config import Config, Precision, compose
+from mldec.config import compose
 from mldec.cost import cost, table
-from mldec.data.base import Classes, DataModule, Split
+from mldec.data.base import Classes
 from mldec.data.coco import coco
 from mldec.data.loader import Batch
-from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError, one_line
 from mldec.evaluate import autocast
 from mldec.evaluators.average_precision import average_precision
-from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.heads.ml_decoder import MLDecoder
+from mldec.learner import Learner
 from mldec.runlog import to_console
-from mldec.trainer import Trainer
+from mldec.settings import Config, Precision
 
 COCO_TRAIN = (82_783, 600_000)  # images, objects
 
@@ -157,32 +156,6 @@ def _write_full_size(root: Path) -> None:
         (root / "train2014" / name).touch()
 
 
-class Noise:
-    """A dataset of one random image and label set, for timing."""
-
-    def __init__(self, num_images: int, num_classes: int, size: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.image = torch.randint(256, (3, size, size), dtype=torch.uint8, generator=generator)
-        self.target = (torch.rand(num_classes, generator=generator) < 0.04).to(torch.int8)
-        self.num_images = num_images
-
-    def __len__(self) -> int:
-        return self.num_images
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.image, self.target
-
-    def name(self, index: int) -> str:
-        """Return what the image is."""
-        return f"noise {index}"
-
-
-def noise(num_images: int, num_classes: int, size: int) -> DataModule:
-    """Return a dataset of noise."""
-    split = Split(Noise(num_images, num_classes, size), Classes(tuple(f"class {i}" for i in range(num_classes))))
-    return DataModule(lambda: split, lambda: split, MultiLabelEvaluator, EvalTransform(image_size=size))
-
-
 def throughput(words: argparse.Namespace) -> dict[str, Any]:
     """Time the training step (with optimiser and moving average) and inference of an experiment on random images."""
     config = compose([f"+experiment={words.experiment}", *words.settings])
@@ -190,19 +163,18 @@ def throughput(words: argparse.Namespace) -> dict[str, Any]:
     batch_size, size = config.train.batch_size, int(config.data["image_size"])
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = True
-    data = noise(batch_size, words.classes, size)
-    model = build.model(config, data.train.classes, pretrained=False).to(device)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(config, model, build.loss(config), data, folder=Path(folder), device=device)
-        samples = [data.train.dataset[i] for i in range(batch_size)]
-        images, targets = (torch.stack(items).to(device) for items in zip(*samples, strict=True))
-        batch = Batch(images, targets, torch.arange(batch_size))
-        parts = [Batch(*part) for part in zip(*(item.chunk(config.train.accumulate) for item in batch), strict=True)]
-        trainer.net.train()
-        steps = words.repeats
-        train = seconds(lambda: trainer.train_step(parts, batch_size), device=device, repeats=steps, warmup=3)
-        trainer.net.eval()
-        infer = seconds(lambda: _infer(trainer.net, images, config, device), device=device, repeats=steps, warmup=3)
+    classes = Classes(tuple(f"class {i}" for i in range(words.classes)))
+    model = build.model(config, classes, pretrained=False).to(device)
+    images = torch.randint(256, (batch_size, 3, size, size), dtype=torch.uint8, device=device)
+    targets = (torch.rand(batch_size, words.classes, device=device) < 0.04).to(torch.int8)
+    pieces = [item.chunk(config.train.accumulate) for item in (images, targets, torch.arange(batch_size))]
+    batches = [Batch(*piece) for piece in zip(*pieces, strict=True)]
+    learner = Learner(config, model, build.loss(config), device=device, steps=10_000)
+    learner.net.train()
+    steps = words.repeats
+    train = seconds(lambda: learner.learn(batches, batch_size), device=device, repeats=steps, warmup=3)
+    learner.net.eval()
+    infer = seconds(lambda: _infer(learner.net, images, config, device), device=device, repeats=steps, warmup=3)
     return {
         "experiment": words.experiment,
         "settings": words.settings,
@@ -236,7 +208,7 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        **checkpoint.versions(),
+        **checkpoint.installed(),
     }
 
 

@@ -8,11 +8,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
 
-from mldec.config import PARTS, Config
 from mldec.data.base import Classes, DataModule
 from mldec.errors import ConfigError, suggest
 from mldec.model import Classifier
 from mldec.optim import check_optimizer
+from mldec.settings import PARTS, Config
 
 # Where each part must be defined, whatever a file says; the user's own packages are added by plugins=[...].
 HOMES = {"data": "mldec.data", "backbone": "mldec.backbones", "head": "mldec.heads", "loss": "mldec.losses"}

@@ -1,5 +1,6 @@
 """Checkpoints: enough by themselves to rebuild the model, its classes and its input transform."""
 
+import logging
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,14 +13,18 @@ from torch import Tensor, nn
 
 import mldec
 from mldec import build, released, zoo
-from mldec.config import Config, parse
+from mldec.config import parse
 from mldec.data.base import Classes
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, ConfigError
 from mldec.model import Classifier
-from mldec.storage import read
+from mldec.settings import Config
+from mldec.storage import read, versions
+
+log = logging.getLogger("mldec")
 
 FORMAT = 1
+VERSIONS = 100  # more than a run keeps
 COMPUTED = ("num_batches_tracked", "backbone.mean", "backbone.std")  # may be absent from a released file
 # What a checkpoint holds besides "epoch", "step" and "ema": mappings, and the keys each must have.
 CONTENTS: dict[str, tuple[str, ...]] = {
@@ -31,7 +36,8 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "model": (),
     "optimizer": (),
     "scaler": (),
-    "rng": ("cpu", "cuda"),
+    "loss": (),
+    "log": ("lines", "loss", "steps", "skipped", "bad_images"),
 }
 
 
@@ -56,6 +62,23 @@ def load(path: Path) -> dict[str, Any]:
     return _checked(read(path), path)
 
 
+def load_newest(path: Path) -> tuple[Path, dict[str, Any]]:
+    """Read a checkpoint of a run, or the newest older version of it that is whole; a damaged one is named in the log.
+
+    Raises:
+        CheckpointError: if none can be read.
+    """
+    names = [name for name in versions(path, VERSIONS) if name.exists()]
+    for name, older in zip(names, [*names[1:], None], strict=True):
+        try:
+            return name, load(name)
+        except CheckpointError as error:
+            if older is None:
+                raise
+            log.warning(f"{error}; going on from {older}")
+    raise CheckpointError(f"no checkpoint at {path}: check the path")
+
+
 def _checked(state: dict[str, Any], path: Path) -> dict[str, Any]:
     if "format" not in state:
         raise CheckpointError(
@@ -66,7 +89,7 @@ def _checked(state: dict[str, Any], path: Path) -> dict[str, Any]:
     for name, keys in CONTENTS.items():
         if not isinstance(state.get(name), dict) or any(key not in state[name] for key in keys):
             raise CheckpointError(f"{path} is no whole checkpoint: its '{name}' is missing or not what it should be")
-    if missing := [name for name in ("epoch", "step", "ema") if name not in state]:
+    if missing := [name for name in ("epoch", "step", "steps_per_epoch", "ema") if name not in state]:
         raise CheckpointError(f"{path} is no whole checkpoint: it lacks {', '.join(missing)}")
     return state
 
@@ -207,7 +230,7 @@ def initialise(model: nn.Module, path: str | Path) -> str:
     return report
 
 
-def versions() -> dict[str, str]:
+def installed() -> dict[str, str]:
     """Return what the run was made with."""
     return {"mldec": mldec.__version__, "torch": str(torch.__version__), "timm": timm.__version__}
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -56,15 +57,31 @@ def processes(device: torch.device) -> Iterator[None]:
         return
     # Evaluation exchanges scores between processes in main memory, gradients travel between GPUs.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()  # not after an error: the others may be waiting inside the group
 
 
-def wrap(model: nn.Module) -> nn.Module:
-    """Return the model itself, or under torchrun one that averages gradients over the processes."""
-    return DistributedDataParallel(model) if dist.is_initialized() else model
+def wrap(model: nn.Module, *, static: bool) -> nn.Module:
+    """Return the model itself, or under torchrun one that averages gradients over the processes.
+
+    Every parameter must get a gradient in every step. A `static` graph, the same operations in every step, lets the
+    averaging overlap more of the backward pass.
+    """
+    if not dist.is_initialized():
+        return model
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=static)
+
+
+def synchronised_batch_norm(model: nn.Module) -> nn.Module:
+    """Return the model with batch norms that take mean and variance over all processes."""
+    return convert_sync_batchnorm(model)
+
+
+def copy_buffers(model: nn.Module) -> None:
+    """Give every process the main one's buffers: batch-norm statistics are of each process's own images."""
+    if dist.is_initialized():
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
 
 
 def no_sync(model: nn.Module, *, unless: bool) -> AbstractContextManager[None]:

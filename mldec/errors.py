@@ -24,7 +24,24 @@ class CheckpointError(UserError):
 
 
 class NonFiniteError(UserError):
-    """The loss became infinite or not a number."""
+    """The loss or its gradients became infinite or not a number."""
+
+
+class OutOfMemoryError(UserError):
+    """The device or the machine has not enough memory."""
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and did in order.
+
+    Args:
+        message: where it stopped and how to go on.
+        status: of the process: 130 after Ctrl-C, else 143.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def suggest(word: str, known: list[str]) -> str:
@@ -37,7 +54,10 @@ def suggest(word: str, known: list[str]) -> str:
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Turn a `UserError` into `mldec: <message>` and status 1, Ctrl-C into status 130, a closed pipe into 141."""
+    """Turn a `UserError`, or a file that cannot be used, into `mldec: <message>` and status 1.
+
+    An orderly stop ends with its own status, Ctrl-C elsewhere with 130, a closed pipe with 141.
+    """
     try:
         yield
     except UserError as error:
@@ -46,6 +66,14 @@ def one_line() -> Iterator[None]:
     except BrokenPipeError:  # the reader has seen enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:  # a disk that is full, read-only or gone; a bug would name no file
+        if error.filename is None:
+            raise
+        print(f"mldec: cannot use {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
+    except Stopped as stop:
+        print(f"mldec: {stop}", file=sys.stderr)
+        sys.exit(stop.status)
     except KeyboardInterrupt:
         print("mldec: interrupted", file=sys.stderr)
         sys.exit(130)

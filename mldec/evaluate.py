@@ -6,6 +6,7 @@
 import argparse
 import csv
 import json
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,13 +18,16 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from mldec import build, distributed
-from mldec.config import Config, Precision, override
+from mldec import build, distributed, memory
+from mldec.config import override
 from mldec.data.base import Classes, DataModule
 from mldec.data.loader import Batch, eval_loader, unwrap
 from mldec.errors import CheckpointError, ConfigError, one_line
 from mldec.options import add_model_options, fast_precision, open_model
 from mldec.runlog import on_terminal, to_console
+from mldec.settings import Config, Precision
+
+log = logging.getLogger("mldec")
 
 AUTOCAST = {Precision.fp16: torch.float16, Precision.bf16: torch.bfloat16}
 
@@ -88,6 +92,13 @@ def evaluate(
     return Results(metrics, evaluator.per_class(), len(split.dataset) - len(bad), bad)
 
 
+def report_bad(results: Results) -> None:
+    """Warn of the images that were left out."""
+    if results.bad:
+        some = "; ".join(results.bad[:10]) + ("; ..." if len(results.bad) > 10 else "")
+        log.warning(f"{len(results.bad)} validation images are left out, {results.images:,} count: {some}")
+
+
 def check_classes(wanted: Classes, found: Classes, path: str | Path) -> None:
     """Raise a `CheckpointError` if a checkpoint's classes are not those of the data, in the same order."""
     if wanted.names == found.names:
@@ -109,6 +120,7 @@ def report(results: Results, weights: str, path: str, names: tuple[str, ...]) ->
     return {
         "metrics": results.metrics,
         "images": results.images,
+        "left_out": results.bad,
         "weights": weights,
         "checkpoint": path,
         "per_class": {name: {key: column[i] for key, column in clean.items()} for i, name in enumerate(names)},
@@ -157,7 +169,9 @@ def run(words: argparse.Namespace) -> None:
     data = build.data(config)
     check_classes(loaded.classes, data.val.classes, words.checkpoint)
     bar = partial(tqdm, desc="evaluate", leave=False, disable=not on_terminal())
-    results = evaluate(loaded.model.to(device), data, config, device=device, progress=bar)
+    with memory.explained(config, device):
+        results = evaluate(loaded.model.to(device), data, config, device=device, progress=bar)
+    report_bad(results)
     print(f"{words.checkpoint} ({loaded.weights} weights) on {results.images:,} images, percent:")
     print(table(results.metrics))
     if words.json:

@@ -5,8 +5,8 @@ import argparse
 import torch
 
 from mldec.checkpoint import Loaded, load_model
-from mldec.config import Precision
 from mldec.fast import fast
+from mldec.settings import Precision
 
 
 def add_model_options(arguments: argparse.ArgumentParser) -> None:

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from mldec import distributed
 from mldec.checkpoint import Loaded
-from mldec.config import Precision
 from mldec.data.transforms import read_image
 from mldec.errors import DataError, one_line
 from mldec.evaluate import autocast
 from mldec.options import add_model_options, fast_precision, open_model, positive
 from mldec.runlog import to_console
+from mldec.settings import Precision
 
 
 @torch.no_grad()

@@ -24,10 +24,11 @@ class RunLog:
 
     Args:
         directory: of the run; gets train.log, metrics.jsonl and tensorboard/.
-        step: the step the run goes on from; what an interrupted run logged after it is dropped. 0: a new run.
+        step: the step the run goes on from; 0: a new run.
+        lines: how many lines of metrics.jsonl it had written by then; what it wrote after them is dropped.
     """
 
-    def __init__(self, directory: Path, *, step: int = 0) -> None:
+    def __init__(self, directory: Path, *, step: int = 0, lines: int = 0) -> None:
         self.main = distributed.is_main()
         self.started = time.monotonic()
         self._bar: tqdm[Any] | None = None
@@ -39,8 +40,7 @@ class RunLog:
         self._handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
         log.addHandler(self._handler)
         self._jsonl = directory / "metrics.jsonl"
-        kept = [line for line in _lines(self._jsonl) if json.loads(line)["step"] <= step] if step else []
-        self._jsonl.write_text("".join(kept))
+        self._jsonl.write_text("".join(_lines(self._jsonl)[:lines]))
         self._tensorboard = SummaryWriter(str(directory / "tensorboard"), purge_step=step + 1)
 
     def scalars(self, step: int, epoch: int, values: dict[str, float]) -> None:
@@ -49,14 +49,16 @@ class RunLog:
             return
         finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
         line = {"step": step, "epoch": epoch, "time": round(time.monotonic() - self.started, 3), **finite}
+        self._jsonl.parent.mkdir(parents=True, exist_ok=True)  # if it was deleted meanwhile, the run goes on
         with self._jsonl.open("a") as file:
             file.write(json.dumps(line) + "\n")
         for key, value in values.items():
             self._tensorboard.add_scalar(key, value, step)
 
-    def progress(self, items: Iterable[T], *, total: int, description: str) -> Iterator[T]:
+    def progress(self, items: Iterable[T], *, total: int, done: int, description: str) -> Iterator[T]:
         """Iterate under a progress bar: on a terminal only."""
-        with tqdm(items, total=total, desc=description, leave=False, disable=not (self.main and on_terminal())) as bar:
+        hidden = not (self.main and on_terminal())
+        with tqdm(items, total=total, initial=done, desc=description, leave=False, disable=hidden) as bar:
             self._bar = bar
             yield from bar
         self._bar = None
@@ -81,12 +83,22 @@ class RunLog:
 
 
 class Meter:
-    """Mean loss, speed and waiting time since the last report."""
+    """Mean loss, speed and waiting time since the last report.
 
-    def __init__(self) -> None:
+    Args:
+        loss: sum of the losses of the steps before a run was interrupted.
+        steps: how many those were.
+    """
+
+    def __init__(self, *, loss: float = 0.0, steps: int = 0) -> None:
+        self.loss, self.steps = loss, steps
+        self.restart()
+
+    def restart(self) -> None:
+        """Measure the time from now on."""
         self.start = self.step_start = time.perf_counter()
-        self.waited = self.loss = 0.0
-        self.images = self.steps = 0
+        self.waited = 0.0
+        self.images = self.timed_steps = 0
 
     def loaded(self) -> None:
         """Note that the batch of the next step is there."""
@@ -97,12 +109,13 @@ class Meter:
         self.loss += loss
         self.images += images
         self.steps += 1
+        self.timed_steps += 1
         self.step_start = time.perf_counter()
 
     @property
     def seconds_a_step(self) -> float:
         """Return the mean duration of a step."""
-        return (self.step_start - self.start) / max(1, self.steps)
+        return (self.step_start - self.start) / max(1, self.timed_steps)
 
     def read(self, device: torch.device) -> dict[str, float]:
         """Return the mean loss of a step, images/s, the share of time spent waiting for data, and GiB used on CUDA."""

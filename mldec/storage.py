@@ -3,21 +3,30 @@
 import hashlib
 import os
 import pickle
+import shutil
 import warnings
 import zipfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mldec.errors import CheckpointError
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint so that a crash at any moment leaves a whole one under its name.
+def save(path: Path, state: dict[str, Any], *, keep: int = 1) -> None:
+    """Write a checkpoint so that a crash at any moment leaves a whole one under its name or an older one's.
 
-    The new file is written beside the old one, flushed to the disk and renamed. While the two exist, the checksum
-    file holds the hashes of both.
+    The new file is written beside the old one, flushed to the disk and renamed. While a name passes from one file to
+    the next, its checksum file holds the hashes of both.
+
+    Args:
+        path: of the checkpoint.
+        state: plain containers and tensors.
+        keep: how many to keep, this one included; older ones are called as `versions` says.
 
     Raises:
         CheckpointError: if it cannot be written; what was there before stays.
@@ -29,18 +38,68 @@ def save(path: Path, state: dict[str, Any]) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-        new = sha256_of(temporary)
-        old = [line for line in known_hashes(path) if line != new]
-        write_hashes(path, [new, *old])
-        temporary.replace(path)
-        _sync_folder(path.parent)
-        write_hashes(path, [new])
+        names = versions(path, keep)
+        for older, newer in reversed(list(zip(names[1:], names, strict=False))):
+            if newer.exists():
+                _rename(newer, older, known_hashes(newer))
+        _rename(temporary, path, [sha256_of(temporary)])
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
         temporary.unlink(missing_ok=True)
-        kept = f"; {path} is still the last good one" if path.exists() else ""
+        kept = next((f"; {name} is the last good one" for name in versions(path, keep) if name.exists()), "")
         raise CheckpointError(
             f"cannot save {path}: {_first_line(error)}{kept}; free space and pass resume=auto"
         ) from error
+
+
+def versions(path: Path, keep: int) -> list[Path]:
+    """Return the names of a checkpoint and those before it, newest first: last.pt, last.1.pt, last.2.pt, ..."""
+    return [path, *(path.with_name(f"{path.stem}.{age}{path.suffix}") for age in range(1, keep))]
+
+
+def duplicate(source: Path, target: Path) -> None:
+    """Give a checkpoint a second name; no bytes are copied where the disk knows hard links.
+
+    Raises:
+        CheckpointError: if that cannot be written; what was there before stays.
+    """
+    temporary = target.with_name(target.name + ".tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+        _rename(temporary, target, known_hashes(source))
+    except OSError as error:
+        raise CheckpointError(f"cannot save {target}: {error.strerror}; free space and pass resume=auto") from error
+
+
+class Writer:
+    """Write in the background, one thing at a time and in order, while training goes on."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Start a job once the one before it is done; an error of that one is raised here."""
+        self.wait()
+        self._pending = self._thread.submit(job)
+
+    def wait(self) -> None:
+        """Wait for the pending job, and raise its error."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+
+def snapshot(value: Any) -> Any:
+    """Return a copy in main memory of plain containers and tensors, so that the originals may go on changing."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: snapshot(item) for key, item in value.items()}
+    return [snapshot(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -100,6 +159,18 @@ def sha256_of(path: Path) -> str:
     """Return the sha256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _rename(source: Path, target: Path, hashes: list[str]) -> None:
+    """Give a whole file its name; its checksum file holds the hashes of it and of the file before it meanwhile."""
+    if hashes:
+        write_hashes(target, [*hashes, *(line for line in known_hashes(target) if line not in hashes)])
+    else:
+        hash_record(target).unlink(missing_ok=True)  # nobody knows the hash of this one
+    source.replace(target)
+    _sync_folder(target.parent)
+    if hashes:
+        write_hashes(target, hashes)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -11,8 +11,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from mldec.config import Config, config_dir, explain, parse, prepare, to_yaml
+from mldec.config import config_dir, explain, parse, prepare, to_yaml
 from mldec.errors import CheckpointError, ConfigError, one_line
+from mldec.settings import Config
 
 
 def run(config: Config, directory: Path) -> None:
@@ -22,30 +23,34 @@ def run(config: Config, directory: Path) -> None:
     import torch
 
     from mldec import build, checkpoint, distributed, runlog
+    from mldec.stops import listening
     from mldec.trainer import Trainer
 
     build.check(config)
-    start = resume_point(config, directory)
+    last = resume_point(config, directory)
     if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with this
         torch.use_deterministic_algorithms(True)
     device = distributed.pick_device(config.device)
     torch.backends.cudnn.benchmark = not config.train.deterministic
-    with distributed.processes(device):
+    with distributed.processes(device), listening() as stop:
         runlog.to_console()
         torch.manual_seed(config.seed)
         data = build.data(config)
-        model = build.model(config, data.train.classes, pretrained=not (start or config.init))
-        if config.init:
+        # The main process alone reads and writes the folder of the run: nodes need not share a disk.
+        found = distributed.broadcast(checkpoint.load_newest(last) if last and distributed.is_main() else None)
+        model = build.model(config, data.train.classes, pretrained=not (found or config.init))
+        if config.init and not found:
             runlog.log.info(checkpoint.initialise(model, config.init))
         loss, folder = build.loss(config), directory / "checkpoints"
-        trainer = Trainer(config, model.to(device), loss, data, folder=folder, device=device)
-        if start:
-            trainer.resume(start)
+        trainer = Trainer(config, model.to(device), loss, data, folder=folder, device=device, stop=stop)
+        if found:
+            path, state = found
+            trainer.resume(state, path)
         if distributed.is_main():
             folder.mkdir(parents=True, exist_ok=True)
             (directory / "config.yaml").write_text(to_yaml(config))
-        log = runlog.RunLog(directory, step=trainer.step)
+        log = runlog.RunLog(directory, step=trainer.learner.step, lines=trainer.lines)
         runlog.log.info(trainer.summary())
         trainer.fit(log)
         best = trainer.best
@@ -56,18 +61,20 @@ def run(config: Config, directory: Path) -> None:
 
 
 def resume_point(config: Config, directory: Path) -> Path | None:
-    """Return the checkpoint to go on from, if any.
+    """Return the checkpoint to go on from, if any; there may be an older version of it only.
 
     Raises:
         CheckpointError: if the folder holds a run and nothing says to go on with it, or the named file is absent.
     """
     last = directory / "checkpoints" / "last.pt"
+    holds_run = any(last.parent.glob("last*.pt"))
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a process failed
+    if config.resume == "auto" or (config.resume is None and restarted):
+        return last if holds_run else None
     if config.resume is None:
-        if last.exists():
+        if holds_run:
             raise CheckpointError(f"{directory} holds a run: pass resume=auto to go on, or name=... for a new run")
         return None
-    if config.resume == "auto":
-        return last if last.exists() else None
     if not Path(config.resume).is_file():
         raise CheckpointError(f"resume={config.resume}: there is no such file; pass resume=auto or a checkpoint")
     return Path(config.resume)

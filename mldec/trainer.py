@@ -1,27 +1,29 @@
-"""The one training loop. It owns everything that changes during a run, and nothing else."""
+"""The one training loop: epochs of steps, evaluations, checkpoints, and when to stop."""
 
 import dataclasses
 import logging
 import math
+import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from timm.utils import ModelEmaV3
 from torch import nn
 
-from mldec import checkpoint, distributed, storage
-from mldec.config import Config, Precision, diff, to_dict
+from mldec import checkpoint, distributed, memory, storage
+from mldec.config import diff, to_dict
 from mldec.data.base import DataModule
 from mldec.data.loader import Batch, TrainBatches, train_loader, unwrap
-from mldec.errors import CheckpointError, NonFiniteError
-from mldec.evaluate import Results, autocast, check_classes, evaluate
-from mldec.losses.targets import at_least_float32
+from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
+from mldec.evaluate import Results, check_classes, evaluate, report_bad
+from mldec.learner import Learner, Outcome
 from mldec.model import Classifier
-from mldec.optim import build_optimizer, build_schedule, fast_forward
 from mldec.runlog import Meter, RunLog
+from mldec.settings import Config, NonFinite, Precision
+from mldec.stops import StopRequest
 
 log = logging.getLogger("mldec")
 
@@ -36,6 +38,10 @@ class Trainer:
         data: the dataset.
         folder: for last.pt and best.pt.
         device: of the model.
+        stop: turns true when the run should end after the step it is in.
+
+    Raises:
+        ConfigError: if the batch size cannot be divided, or from `Learner`.
     """
 
     def __init__(
@@ -47,12 +53,11 @@ class Trainer:
         *,
         folder: Path,
         device: torch.device,
+        stop: StopRequest | None = None,
     ) -> None:
         train = config.train
-        self.config, self.model, self.loss, self.data = config, model, loss.to(device), data
-        self.folder, self.device = folder, device
-        self.memory_format = torch.channels_last if train.channels_last else torch.contiguous_format
-        model.to(memory_format=self.memory_format)
+        self.config, self.data, self.folder, self.device = config, data, folder, device
+        self.stop = stop or StopRequest()
         self.batches = TrainBatches(
             len(data.train.dataset),
             batch_size=train.batch_size,
@@ -61,128 +66,142 @@ class Trainer:
             rank=distributed.rank(),
             world_size=distributed.world_size(),
         )
-        cuda = device.type == "cuda"
-        self.loader = train_loader(data.train.dataset, self.batches, workers=train.workers, pin=cuda)
-        queries = data.train.classes.queries
-        self.queries = None if queries is None else queries.to(device)
-        self.optimizer = build_optimizer(model, **vars(config.optim))
-        self.schedule = self._build_schedule()
-        self.scaler = torch.amp.GradScaler(device.type, enabled=train.precision is Precision.fp16)
-        self.ema = ModelEmaV3(model, decay=train.ema_decay) if train.ema_decay else None
-        net: nn.Module = torch.compile(model) if train.compile else model  # type: ignore[assignment]
-        self.net = distributed.wrap(net)
+        self.loader = train_loader(data, self.batches, workers=train.workers, pin=device.type == "cuda")
+        steps, queries = train.epochs * self.batches.steps, data.train.classes.queries
+        self.learner = Learner(config, model, loss, device=device, steps=steps, queries=queries)
         self.epoch = 0  # finished
-        self.step = 0  # optimiser steps done
+        self.bad_images = 0  # left out of training, over all processes
         self.metrics: dict[str, float] = {}  # of the last evaluation
         self.best: dict[str, Any] = {"metric": None, "value": -math.inf, "weights": "raw", "epoch": 0}
+        self.meter = Meter()
+        self.lines = 0  # in metrics.jsonl
+        self.writer = storage.Writer()
+        self.saved_at = time.monotonic()
+        self.git = checkpoint.git_commit()
 
-    def _build_schedule(self) -> torch.optim.lr_scheduler.LRScheduler:
-        schedule = self.config.schedule
-        return build_schedule(
-            self.optimizer,
-            name=schedule.name.value,
-            lr=self.config.optim.lr,
-            steps=self.config.train.epochs * self.batches.steps,
-            pct_start=0.2 if schedule.pct_start is None else schedule.pct_start,
-            warmup_steps=round((schedule.warmup_epochs or 0) * self.batches.steps),
-            min_lr=schedule.min_lr or 0.0,
-        )
+    @property
+    def position(self) -> int:
+        """Return the steps done of the current epoch."""
+        return self.learner.step - self.epoch * self.batches.steps
 
     def fit(self, runlog: RunLog) -> dict[str, float]:
-        """Train to the last epoch and return its metrics: "val/..." and, with a moving average, "val_raw/..."."""
+        """Train to the last epoch and return its metrics: "val/..." and, with a moving average, "val_raw/...".
+
+        Raises:
+            Stopped: if it was asked to; a checkpoint was written.
+            UserError: at a fault of the data, the numbers, the memory or the disk.
+        """
         train = self.config.train
-        while self.epoch < train.epochs:
-            self.train_epoch(runlog)
-            self.epoch += 1
-            if self.epoch % train.eval_every == 0 or self.epoch == train.epochs:
-                self.metrics = self.evaluate(runlog)
-            self.save()
+        try:
+            with memory.explained(self.config, self.device):
+                while self.epoch < train.epochs:
+                    self.train_epoch(runlog)
+                    if (self.epoch + 1) % train.eval_every == 0 or self.epoch + 1 == train.epochs:
+                        self.save()  # a stop during a long evaluation loses nothing
+                        self.metrics = self.evaluate(runlog)
+                    self.epoch += 1
+                    self.save(best=self.best["epoch"] == self.epoch)
+        finally:
+            self.writer.wait()
         return self.metrics
 
     def summary(self) -> str:
         """Return what is about to be trained, on what, and where it starts."""
-        millions = sum(p.numel() for p in self.model.parameters() if p.requires_grad) / 1e6
+        millions = sum(p.numel() for p in self.learner.model.parameters() if p.requires_grad) / 1e6
         train, val = self.data.train, self.data.val
         return (
             f"{self.config.name}: {millions:.2f} M trainable parameters, {len(val.classes)} classes, "
             f"{len(train.dataset):,} training and {len(val.dataset):,} validation images, "
             f"{self.config.train.precision.value} on {self.device} x {distributed.world_size()}, "
-            f"epoch {self.epoch + 1} of {self.config.train.epochs}, {self.batches.steps} steps an epoch"
+            f"epoch {self.epoch + 1} of {self.config.train.epochs}, step {self.position + 1} of {self.batches.steps}"
         )
 
     def train_epoch(self, runlog: RunLog) -> None:
-        """Do the optimiser steps of one epoch."""
-        train = self.config.train
-        self.net.train()
-        self.batches.epoch = self.epoch
-        steps = _grouped(unwrap(self.loader), train.accumulate)
+        """Do the optimiser steps of one epoch that are not done yet."""
+        train, total = self.config.train, self.batches.steps
+        self.learner.net.train()
+        self.batches.epoch, self.batches.start = self.epoch, self.position
+        groups = _grouped(self._batches(), train.accumulate)
         description = f"epoch {self.epoch + 1}/{train.epochs}"
-        meter = Meter()
-        for index, micro_batches in enumerate(
-            runlog.progress(steps, total=self.batches.steps, description=description)
-        ):
-            meter.loaded()
-            images = self.batches.images_in_step(index)
-            lr = self.optimizer.param_groups[0]["lr"]
-            meter.add(self.train_step(micro_batches, images), images)
-            if (index + 1) % train.log_every == 0 or index + 1 == self.batches.steps:
-                values = {**meter.read(self.device), "train/lr": lr}
-                runlog.scalars(self.step, self.epoch, values)
-                left = (train.epochs * self.batches.steps - self.step) * meter.seconds_a_step
-                runlog.status(
-                    f"{description} step {index + 1}/{self.batches.steps}",
-                    f"loss {values['train/loss']:.4g} lr {lr:.3g} "
-                    f"{values['train/images_per_second']:.0f} images/s {_clock(left)} left",
-                )
-                meter = Meter()
+        self.meter.restart()
+        for batches in runlog.progress(groups, total=total, done=self.position, description=description):
+            self.meter.loaded()
+            images, lr = self.batches.images_in_step(self.position), self.learner.lr
+            outcome = self.learner.learn(batches, images, flag=bool(self.stop))
+            self._check(outcome, batches)
+            self.meter.add(outcome.loss, images)
+            if self.position % train.log_every == 0 or self.position == total:
+                self._report(runlog, description, lr)
+            if outcome.flagged:
+                self.save()
+                self._stop(f"after step {self.learner.step}")
+            if self._due():
+                self.save()
 
-    def train_step(self, micro_batches: list[Batch], images_in_step: int) -> float:
-        """Do one optimiser step and return the loss of its whole batch, over all processes.
+    def _batches(self) -> Iterator[Batch]:
+        for batch in unwrap(self.loader):
+            if not len(batch.images):
+                raise DataError(f"no image of a micro-batch can be read; the first: {batch.bad[0]}")
+            yield batch
 
-        Args:
-            micro_batches: this process's share of the batch.
-            images_in_step: size of the whole batch.
+    def _check(self, outcome: Outcome, batches: list[Batch]) -> None:
+        """Name the images left out in a step, wherever they were met; end the run, or go on, if it was not finite."""
+        if outcome.bad_images:
+            self.bad_images += outcome.bad_images
+            for messages in distributed.gather([message for batch in batches for message in batch.bad]):
+                for message in messages:
+                    log.warning(f"left out: {message}")
+        if outcome.fault:
+            dataset, last = self.data.train.dataset, self.folder / "last.pt"
+            names = ", ".join(dataset.name(int(index)) for batch in batches for index in batch.indices)
+            where = f"{outcome.fault} in step {self.learner.step} (epoch {self.epoch + 1})"
+            kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
+            fix = f"{kept}; lower optim.lr, or look at the images {names}"
+            if self.config.train.nonfinite is NonFinite.stop:
+                raise NonFiniteError(f"{where}, the weights are those before it; {fix}")
+            log.warning(f"{where}, it is left out; {fix}")
 
-        Raises:
-            NonFiniteError: if the loss is not finite; the weights are then those before the step.
-        """
-        world = distributed.world_size()
-        step_loss = torch.zeros((), device=self.device)
-        for batch in micro_batches:
-            images = batch.images.to(self.device, non_blocking=True, memory_format=self.memory_format)
-            targets = batch.targets.to(self.device, non_blocking=True)
-            with distributed.no_sync(self.net, unless=batch is micro_batches[-1]):
-                with autocast(self.device, self.config.train.precision):
-                    logits = self.net(images, self.queries)
-                loss = self.loss(at_least_float32(logits), targets)
-                # A batch means the same however it is divided: a mean is weighted by the share of the micro-batch.
-                loss = loss * (len(images) / images_in_step if self.loss.reduction == "mean" else 1.0)
-                # Times the processes, because their gradients are averaged while their losses add up.
-                self.scaler.scale(loss * world).backward()
-            step_loss += loss.detach()
-        value = distributed.total(step_loss).item()  # the one wait for the device in a step
-        if not math.isfinite(value):
-            raise NonFiniteError(self._non_finite(value, micro_batches))
-        if self.config.train.clip_grad is not None:
-            self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.clip_grad)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        if self.step < self.config.train.epochs * self.batches.steps:
-            self.schedule.step()
-        if self.ema is not None:
-            self.ema.update(self.model)
-        return value
+    def _report(self, runlog: RunLog, description: str, lr: float) -> None:
+        train, total = self.config.train, self.batches.steps
+        values = {**self.meter.read(self.device), "train/lr": lr}
+        if train.precision is Precision.fp16 or train.nonfinite is NonFinite.skip:
+            values["train/skipped_steps"] = self.learner.skipped
+        if self.data.bad_images == "skip":
+            values["train/bad_images"] = self.bad_images
+        left = (train.epochs * total - self.learner.step) * self.meter.seconds_a_step
+        self._scalars(runlog, self.epoch, values)
+        runlog.status(
+            f"{description} step {self.position}/{total}",
+            f"loss {values['train/loss']:.4g} lr {lr:.3g} "
+            f"{values['train/images_per_second']:.0f} images/s {_clock(left)} left",
+        )
+        self.meter = Meter()
+
+    def _scalars(self, runlog: RunLog, epoch: int, values: dict[str, float]) -> None:
+        runlog.scalars(self.learner.step, epoch, values)
+        self.lines += 1
+
+    def _due(self) -> bool:
+        """Tell whether it is time to save, as the main process sees it: the others have nothing to write."""
+        steps, minutes = self.config.train.save_every_steps, self.config.train.save_every_minutes
+        by_steps = steps is not None and self.learner.step % steps == 0
+        return by_steps or (minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes)
+
+    def _stop(self, place: str) -> None:
+        self.writer.wait()
+        last = self.folder / "last.pt"
+        raise Stopped(f"stopped by {self.stop.name} {place}; saved in {last}: resume=auto goes on", self.stop.status)
 
     def evaluate(self, runlog: RunLog) -> dict[str, float]:
         """Evaluate the moving average and the raw weights, log both, and note whether one is the best so far."""
         found: dict[str, Results] = {}
-        for weights, model in (("ema", None if self.ema is None else self.ema.module), ("raw", self.model)):
+        ema = self.learner.ema
+        for weights, model in (("ema", None if ema is None else ema.module), ("raw", self.learner.model)):
             if model is not None:
-                bar = runlog.evaluation(f"evaluate {weights}")
+                distributed.copy_buffers(model)
+                bar = partial(self._watched, runlog.evaluation(f"evaluate {weights}"))
                 found[weights] = evaluate(model, self.data, self.config, device=self.device, progress=bar)
+        report_bad(next(iter(found.values())))
         main = next(iter(found))
         values = {f"val/{name}": value for name, value in found[main].metrics.items()}
         if len(found) > 1:
@@ -191,27 +210,39 @@ class Trainer:
         for weights, results in found.items():
             value = results.metrics[metric]
             if value > self.best["value"]:
-                self.best = {"metric": metric, "value": value, "weights": weights, "epoch": self.epoch}
-        runlog.scalars(self.step, self.epoch, values)
+                self.best = {"metric": metric, "value": value, "weights": weights, "epoch": self.epoch + 1}
+        self._scalars(runlog, self.epoch + 1, values)
         scores = ", ".join(f"{weights} {results.metrics[metric]:.2f}" for weights, results in found.items())
         log.info(
-            f"epoch {self.epoch}/{self.config.train.epochs}: val {metric} {scores} on {found[main].images:,} images; "
+            f"epoch {self.epoch + 1}/{self.config.train.epochs}: val {metric} {scores} "
+            f"on {found[main].images:,} images; "
             f"best {self.best['value']:.2f} ({self.best['weights']}, epoch {self.best['epoch']})"
         )
         return values
 
-    def save(self) -> None:
-        """Write last.pt, and best.pt if this epoch is the best."""
+    def _watched(self, bar: Any, batches: Any, *, total: int) -> Iterator[Batch]:
+        """Iterate over the batches of an evaluation, which no process leaves for another one's sake."""
+        for batch in bar(batches, total=total):
+            if self.stop:
+                self._stop(f"in the evaluation after step {self.learner.step}")
+            yield batch
+
+    def save(self, *, best: bool = False) -> None:
+        """Write last.pt in the background, from a copy of the state as it is now; give it the name best.pt too."""
+        self.saved_at = time.monotonic()
         if distributed.is_main():
-            state = self.state_dict()
-            storage.save(self.folder / "last.pt", state)
-            if self.best["epoch"] == self.epoch:
-                storage.save(self.folder / "best.pt", state)
+            state, last = storage.snapshot(self.state_dict()), self.folder / "last.pt"
+
+            def write() -> None:
+                storage.save(last, state, keep=self.config.train.keep_last)
+                if best:
+                    storage.duplicate(last, self.folder / "best.pt")
+
+            self.writer.submit(write)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a checkpoint: plain containers and tensors only."""
         classes = self.data.val.classes
-        cuda = self.device.type == "cuda"
         return {
             "format": checkpoint.FORMAT,
             "config": to_dict(self.config),
@@ -220,23 +251,25 @@ class Trainer:
             "metrics": self.metrics,
             "best": self.best,
             "epoch": self.epoch,
-            "step": self.step,
-            "model": self.model.state_dict(),
-            "ema": None if self.ema is None else self.ema.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "rng": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state(self.device) if cuda else None},
-            "versions": checkpoint.versions(),
-            "git": checkpoint.git_commit(),
+            "steps_per_epoch": self.batches.steps,
+            **self.learner.state_dict(),
+            "log": {
+                "lines": self.lines,
+                "loss": self.meter.loss,
+                "steps": self.meter.steps,
+                "skipped": self.learner.skipped,
+                "bad_images": self.bad_images,
+            },
+            "versions": checkpoint.installed(),
+            "git": self.git,
         }
 
-    def resume(self, path: Path) -> None:
-        """Go on from a checkpoint of the same run.
+    def resume(self, state: dict[str, Any], path: Path) -> None:
+        """Go on from a checkpoint of the same run, read from a path.
 
         Raises:
-            CheckpointError: if it cannot be read, or is of another run.
+            CheckpointError: if it is of another run, or its epochs have another number of steps.
         """
-        state = checkpoint.load(path)
         changed = diff(checkpoint.saved_config(state, path, self.config.plugins), self.config)
         if changed:
             raise CheckpointError(
@@ -244,28 +277,16 @@ class Trainer:
                 f"put them back, or start a new run with name=... init={path}"
             )
         check_classes(checkpoint.saved_classes(state), self.data.val.classes, path)
-        checkpoint.load_strict(self.model, state["model"], path)
-        if self.ema is not None:
-            checkpoint.load_strict(self.ema.module, state["ema"], path)
-        self.epoch, self.step = state["epoch"], state["step"]
-        self.metrics, self.best = state["metrics"], state["best"]
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.epoch < self.config.train.epochs:
-            fast_forward(self.schedule, self.step)
-        self.scaler.load_state_dict(state["scaler"])
-        torch.set_rng_state(state["rng"]["cpu"])
-        if self.device.type == "cuda" and state["rng"]["cuda"] is not None:
-            torch.cuda.set_rng_state(state["rng"]["cuda"], self.device)
-
-    def _non_finite(self, value: float, micro_batches: list[Batch]) -> str:
-        dataset = self.data.train.dataset
-        names = [dataset.name(int(index)) for batch in micro_batches for index in batch.indices]
-        last = self.folder / "last.pt"
-        kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
-        return (
-            f"the loss is {value} in step {self.step + 1} (epoch {self.epoch + 1}), "
-            f"the weights are those before it; {kept}; lower optim.lr, or look at the images {', '.join(names)}"
-        )
+        if state["steps_per_epoch"] != self.batches.steps:
+            raise CheckpointError(
+                f"{path} has {state['steps_per_epoch']} steps an epoch, this run {self.batches.steps}: use the same "
+                f"training images, and a number of processes that divides their last batch as before"
+            )
+        self.learner.load_state_dict(state, path)
+        self.epoch, self.metrics, self.best = state["epoch"], state["metrics"], state["best"]
+        log = state["log"]
+        self.lines, self.learner.skipped, self.bad_images = log["lines"], log["skipped"], log["bad_images"]
+        self.meter = Meter(loss=log["loss"], steps=log["steps"])
 
 
 def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:

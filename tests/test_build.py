@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from mldec import build
-from mldec.config import Config, compose, override
+from mldec.config import compose, override
 from mldec.data.base import Classes
 from mldec.errors import ConfigError
+from mldec.settings import Config
 
 HOSTILE = [
     "os.system",

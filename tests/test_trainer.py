@@ -10,7 +10,7 @@ from patches import Exploding, MeanSquare, Patches
 from torch import nn
 
 from mldec.checkpoint import load
-from mldec.config import Config, compose, override
+from mldec.config import compose, override
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, NonFiniteError
@@ -19,6 +19,7 @@ from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.runlog import RunLog
+from mldec.settings import Config
 from mldec.trainer import Trainer
 
 
@@ -86,11 +87,16 @@ def trainer(
 def fit(job: Trainer, folder: Path) -> dict[str, float]:
     folder.mkdir(exist_ok=True)
     (folder / "checkpoints").mkdir(exist_ok=True)
-    log = RunLog(folder, step=job.step)
+    log = RunLog(folder, step=job.learner.step, lines=job.lines)
     try:
         return job.fit(log)
     finally:
         log.close()
+
+
+def resume(job: Trainer, folder: Path) -> None:
+    path = folder / "checkpoints" / "last.pt"
+    job.resume(load(path), path)
 
 
 def assert_equal(one: Any, other: Any, path: str = "") -> None:
@@ -156,7 +162,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     resumed = True
     torch.manual_seed(99)
     second = trainer(override(config, ["train.workers=2"]), parts)
-    second.resume(parts / "checkpoints" / "last.pt")
+    resume(second, parts)
     assert second.epoch == 2
     fit(second, parts)
 
@@ -169,16 +175,15 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
 
 def test_resume_takes_a_longer_run_and_refuses_another_one(config: Config, tmp_path: Path) -> None:
     fit(trainer(override(config, ["train.epochs=2"]), tmp_path), tmp_path)
-    last = tmp_path / "checkpoints" / "last.pt"
     longer = trainer(config, tmp_path)
-    longer.resume(last)
+    resume(longer, tmp_path)
     fit(longer, tmp_path)
     assert longer.epoch == 4
-    assert longer.optimizer.param_groups[0]["lr"] == pytest.approx(config.optim.lr / 25 / 1e4, rel=1e-3)
+    assert longer.learner.optimizer.param_groups[0]["lr"] == pytest.approx(config.optim.lr / 25 / 1e4, rel=1e-3)
     with pytest.raises(
         CheckpointError, match=r"other settings \(optim.lr: 0.01 -> 0.02\): put them back, or start a new"
     ):
-        trainer(override(config, ["optim.lr=0.02"]), tmp_path).resume(last)
+        resume(trainer(override(config, ["optim.lr=0.02"]), tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("loss", [AsymmetricLoss, MeanSquare])
@@ -195,7 +200,7 @@ def test_accumulation_changes_nothing(config: Config, tmp_path: Path, loss: type
             dtype=torch.float64,
         )
         fit(job, tmp_path / str(accumulate))
-        results.append((job.model.state_dict(), numbers(tmp_path / str(accumulate))))
+        results.append((job.learner.model.state_dict(), numbers(tmp_path / str(accumulate))))
     for weights, lines in results[1:]:
         torch.testing.assert_close(weights, results[0][0], rtol=1e-9, atol=1e-9)
         for line, other in zip(lines, results[0][1], strict=True):
@@ -213,8 +218,8 @@ def test_every_precision_trains_and_keeps_float32_weights(
     job = trainer(override(config, words), tmp_path)
     metrics = fit(job, tmp_path)
     assert math.isfinite(metrics["val/mAP"])
-    assert all(tensor.dtype == torch.float32 for tensor in job.model.parameters())
-    assert all(tensor.isfinite().all() for tensor in job.model.parameters())
+    assert all(tensor.dtype == torch.float32 for tensor in job.learner.model.parameters())
+    assert all(tensor.isfinite().all() for tensor in job.learner.model.parameters())
     losses = [line["train/loss"] for line in numbers(tmp_path) if "train/loss" in line]
     assert losses[-1] < losses[0]
 
@@ -222,13 +227,13 @@ def test_every_precision_trains_and_keeps_float32_weights(
 def test_a_loss_that_is_not_finite_stops_before_the_step(config: Config, tmp_path: Path) -> None:
     job = trainer(config, tmp_path, loss=Exploding())
     stepped = []
-    job.optimizer.register_step_post_hook(
-        lambda *_: stepped.append({name: tensor.clone() for name, tensor in job.model.state_dict().items()})
+    job.learner.optimizer.register_step_post_hook(
+        lambda *_: stepped.append({name: tensor.clone() for name, tensor in job.learner.model.state_dict().items()})
     )
     with pytest.raises(NonFiniteError) as caught:
         fit(job, tmp_path)
     assert len(stepped) == 2
-    torch.testing.assert_close(job.model.state_dict(), stepped[-1], rtol=0, atol=0)
+    torch.testing.assert_close(job.learner.model.state_dict(), stepped[-1], rtol=0, atol=0)
     message = str(caught.value)
     assert message.startswith("the loss is ")
     assert "in step 3 (epoch 1)" in message
@@ -249,14 +254,14 @@ def test_best_holds_the_weights_that_scored(config: Config, tmp_path: Path) -> N
 
 def test_the_moving_average_follows_its_formula(config: Config, tmp_path: Path) -> None:
     job = trainer(config, tmp_path)
-    job.model.register_buffer("counter", torch.tensor(0))
-    job = Trainer(config, job.model, AsymmetricLoss(), squares(), folder=tmp_path, device=torch.device("cpu"))
-    before = {name: tensor.clone() for name, tensor in job.ema.module.state_dict().items()}
-    job.model.counter += 5
+    job.learner.model.register_buffer("counter", torch.tensor(0))
+    job = Trainer(config, job.learner.model, AsymmetricLoss(), squares(), folder=tmp_path, device=torch.device("cpu"))
+    before = {name: tensor.clone() for name, tensor in job.learner.ema.module.state_dict().items()}
+    job.learner.model.counter += 5
     with torch.no_grad():
-        job.model.head.pool_bias += 1
-    job.ema.update(job.model)
-    after = job.ema.module.state_dict()
+        job.learner.model.head.pool_bias += 1
+    job.learner.ema.update(job.learner.model)
+    after = job.learner.ema.module.state_dict()
     torch.testing.assert_close(after["head.pool_bias"], before["head.pool_bias"] + 0.1)
     assert after["counter"] == 5, "a counter is copied, not averaged"
 
@@ -283,5 +288,5 @@ def test_compiled_training_gives_the_same_weights(config: Config, tmp_path: Path
         words = [word, "train.epochs=1", "optim.name=sgd"]  # adam would turn rounding noise into steps
         job = trainer(override(config, words), tmp_path / word, dropout=0.0)
         fit(job, tmp_path / word)
-        results.append(job.model.state_dict())
+        results.append(job.learner.model.state_dict())
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-4)

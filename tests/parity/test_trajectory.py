@@ -29,20 +29,20 @@ def test_twenty_steps(tmp_path: Path) -> None:
     split = Split(torch.utils.data.TensorDataset(images, labels), classes)
     data = DataModule(lambda: split, lambda: split, MultiLabelEvaluator, EvalTransform(image_size=64))
     job = Trainer(config, model, build.loss(config), data, folder=tmp_path, device=torch.device("cpu"))
-    job.net.train()
+    job.learner.net.train()
 
     size = facts["batch_size"]
     for expected in facts["steps"]:
-        group = job.optimizer.param_groups[0]
+        group = job.learner.optimizer.param_groups[0]
         np.testing.assert_allclose(group["lr"], expected["lr"], rtol=1e-6)
         np.testing.assert_allclose(group["betas"][0], expected["beta1"], rtol=1e-6)
         start = expected["step"] % facts["steps_per_epoch"] * size
         rows = slice(start, start + size)
-        loss = job.train_step([Batch(images[rows].double(), labels[rows], torch.arange(size))], size)
+        loss = job.learner.learn([Batch(images[rows].double(), labels[rows], torch.arange(size))], size).loss
         np.testing.assert_allclose(loss, expected["loss"], rtol=1e-6)
 
-    assert job.ema is not None
-    for net, key in ((job.model, "final_logits"), (job.ema.module, "final_ema_logits")):
+    assert job.learner.ema is not None
+    for net, key in ((job.learner.model, "final_logits"), (job.learner.ema.module, "final_ema_logits")):
         with torch.no_grad():
             logits = net.eval()(images[:4].double())[:, :8]
         np.testing.assert_allclose(logits, facts[key], rtol=1e-6, atol=1e-9)

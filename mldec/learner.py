@@ -1,0 +1,184 @@
+"""One optimiser step, and everything that it changes: weights, moving average, optimiser, schedule, scaler."""
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+
+from mldec import distributed
+from mldec.checkpoint import load_strict
+from mldec.data.loader import Batch, sample_seed
+from mldec.errors import ConfigError
+from mldec.evaluate import autocast
+from mldec.losses.targets import at_least_float32
+from mldec.model import Classifier
+from mldec.optim import build_optimizer, build_schedule, fast_forward
+from mldec.settings import Config, NonFinite, Precision
+
+
+class Outcome(NamedTuple):
+    """What a step found, the same on every process."""
+
+    loss: float  # of the whole batch
+    fault: str | None  # what was not finite, if that kept the weights as they were
+    flagged: int  # processes that raised their flag
+    bad_images: int  # left out
+
+
+class Learner:
+    """A model in training.
+
+    Args:
+        config: of the run; only its fixed sections are read.
+        model: on its device.
+        loss: logits float32 [B, K], targets [B, K] -> []; summed or averaged over the batch, as `loss.reduction` says.
+        device: of the model.
+        steps: of the whole run.
+        queries: word vectors [K, D] of the training classes; None for closed-set data.
+
+    Raises:
+        ConfigError: if synchronised batch norm is asked for without CUDA.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: Classifier,
+        loss: nn.Module,
+        *,
+        device: torch.device,
+        steps: int,
+        queries: Tensor | None = None,
+    ) -> None:
+        train = config.train
+        self.memory_format = torch.channels_last if train.channels_last else torch.contiguous_format
+        if train.sync_batchnorm:
+            if device.type != "cuda":
+                raise ConfigError(f"train.sync_batchnorm needs CUDA, the device is {device}: leave it out")
+            model = distributed.synchronised_batch_norm(model)  # type: ignore[assignment]
+        model.to(memory_format=self.memory_format)
+        self.config, self.model, self.loss, self.device, self.steps = config, model, loss.to(device), device, steps
+        self.queries = None if queries is None else queries.to(device)
+        self.optimizer = build_optimizer(model, **vars(config.optim))
+        self.schedule = self._build_schedule()
+        self.scaler = torch.amp.GradScaler(device.type, enabled=train.precision is Precision.fp16)
+        self.ema = ModelEmaV3(model, decay=train.ema_decay) if train.ema_decay else None
+        net: nn.Module = torch.compile(model) if train.compile else model  # type: ignore[assignment]
+        self.net = distributed.wrap(net, static=train.accumulate == 1 and not train.compile)
+        self.step = 0  # done
+        self.skipped = 0  # of them without effect: not finite, or in fp16 while the scaler looks for its scale
+
+    def _build_schedule(self) -> torch.optim.lr_scheduler.LRScheduler:
+        schedule = self.config.schedule
+        epoch = self.steps / self.config.train.epochs
+        return build_schedule(
+            self.optimizer,
+            name=schedule.name.value,
+            lr=self.config.optim.lr,
+            steps=self.steps,
+            pct_start=0.2 if schedule.pct_start is None else schedule.pct_start,
+            warmup_steps=round((schedule.warmup_epochs or 0) * epoch),
+            min_lr=schedule.min_lr or 0.0,
+        )
+
+    @property
+    def lr(self) -> float:
+        """Return the learning rate of the next step."""
+        return self.optimizer.param_groups[0]["lr"]
+
+    def learn(self, micro_batches: list[Batch], images_in_step: int, *, flag: bool = False) -> Outcome:
+        """Do one optimiser step.
+
+        Args:
+            micro_batches: this process's share of the batch.
+            images_in_step: size of the whole batch; an image that was left out counts with a loss of 0.
+            flag: something that this process wants all to know.
+        """
+        # Random numbers are a function of seed, step and process, as the data's are: nothing of them need be saved.
+        torch.manual_seed(sample_seed(self.config.seed, self.step, distributed.rank()))
+        skip = self.config.train.nonfinite is NonFinite.skip
+        statistics = [buffer.clone() for buffer in self.model.buffers()] if skip else []
+        loss = torch.zeros((), device=self.device)
+        for batch in micro_batches:
+            with distributed.no_sync(self.net, unless=batch is micro_batches[-1]):
+                loss = loss + self._forward_backward(batch, images_in_step)
+        self.scaler.unscale_(self.optimizer)
+        norm = _clip(self.model.parameters(), self.config.train.clip_grad)
+        outcome = self._agree(loss, norm, flag, sum(len(batch.bad) for batch in micro_batches))
+        if outcome.fault is None:
+            self.scaler.step(self.optimizer)  # in fp16 it leaves out a step whose gradients overflow
+        elif skip:
+            for buffer, before in zip(self.model.buffers(), statistics, strict=True):
+                buffer.copy_(before)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        if self.step < self.steps:
+            self.schedule.step()
+        if self.ema is not None:
+            self.ema.update(self.model)
+        return outcome
+
+    def _forward_backward(self, batch: Batch, images_in_step: int) -> Tensor:
+        """Add the gradients of a micro-batch, and return its share of the loss."""
+        images = batch.images.to(self.device, non_blocking=True, memory_format=self.memory_format)
+        targets = batch.targets.to(self.device, non_blocking=True)
+        with autocast(self.device, self.config.train.precision):
+            logits = self.net(images, self.queries)
+        loss = self.loss(at_least_float32(logits), targets)
+        # A batch means the same however it is divided: a mean is weighted by the share of the micro-batch.
+        loss = loss * (len(images) / images_in_step if self.loss.reduction == "mean" else 1.0)
+        # Times the processes, because their gradients are averaged while their losses add up.
+        self.scaler.scale(loss * distributed.world_size()).backward()
+        return loss.detach()
+
+    def _agree(self, loss: Tensor, norm: Tensor, flag: bool, bad_images: int) -> Outcome:
+        """Add up over the processes: one exchange, and one wait for the device, in a step."""
+        own = torch.stack([loss, loss.new_tensor(flag), loss.new_tensor(bad_images)])
+        *sums, gradients = torch.cat([distributed.total(own), norm[None].to(own.dtype)]).tolist()
+        value, flagged, bad = sums
+        overflow = self.scaler.is_enabled() and math.isfinite(value)  # the scaler's own affair
+        fault = None
+        if not math.isfinite(value):
+            fault = f"the loss is {value}"
+        elif not math.isfinite(gradients) and not overflow:
+            fault = f"the gradients are not finite (the loss is {value:.4g})"
+        self.skipped += not math.isfinite(value + gradients)
+        return Outcome(value, fault, int(flagged), int(bad))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the training; the schedule is a function of the step."""
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "ema": None if self.ema is None else self.ema.module.state_dict(),
+            "loss": self.loss.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], path: Any) -> None:
+        """Take over the training of a checkpoint, read from a path.
+
+        Raises:
+            CheckpointError: if a tensor does not fit.
+        """
+        load_strict(self.model, state["model"], path)
+        if self.ema is not None:
+            load_strict(self.ema.module, state["ema"], path)
+        load_strict(self.loss, state["loss"], path)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.step = state["step"]
+        if self.step < self.steps:
+            fast_forward(self.schedule, self.step)
+
+
+def _clip(parameters: Iterable[nn.Parameter], largest: float | None) -> Tensor:
+    """Return the norm of all gradients together, after clipping them if it is too large."""
+    if largest is not None:
+        return nn.utils.clip_grad_norm_(parameters, largest)
+    return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])

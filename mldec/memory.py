@@ -1,0 +1,41 @@
+"""Running out of memory: what was tried, and which settings ask for less."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from mldec import distributed
+from mldec.errors import OutOfMemoryError
+from mldec.settings import Config, Precision
+
+
+@contextmanager
+def explained(config: Config, device: torch.device) -> Iterator[None]:
+    """Turn "out of memory" into a line that names batch, image size, peak and the settings that lower it.
+
+    Raises:
+        OutOfMemoryError: instead of torch's error or Python's.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # On a CPU torch has no class of its own for it.
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise OutOfMemoryError(_advice(config, device)) from error
+
+
+def _advice(config: Config, device: torch.device) -> str:
+    train = config.train
+    micro_batch = train.batch_size // (train.accumulate * distributed.world_size())
+    peak = ""
+    if device.type == "cuda":
+        used, there = torch.cuda.max_memory_allocated(device), torch.cuda.mem_get_info(device)[1]
+        peak = f", {used / 2**30:.1f} GiB of {there / 2**30:.1f} at the peak"
+    half = "" if train.precision is not Precision.fp32 else "train.precision=bf16, "
+    return (
+        f"out of memory on {device}: {micro_batch} training images at a time on each process, {train.eval_batch_size} in "
+        f"evaluation, at {config.data.get('image_size', 'the default')} pixels{peak}; for the same batch in smaller "
+        f"pieces pass train.accumulate={2 * train.accumulate}; {half}train.eval_batch_size and data.image_size help too"
+    )

@@ -1,0 +1,155 @@
+"""Every fixed setting of a run, with its default and its range.
+
+The four parts (data, backbone, head, loss) are plain dictionaries here: the signature of the class that `_target_`
+names is their schema, and `build.check` holds them to it.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+from mldec.errors import ConfigError
+
+PARTS = ("data", "backbone", "head", "loss")
+
+# What may differ between a run and its continuation without making it another run.
+HARMLESS = {
+    "name",
+    "device",
+    "resume",
+    "init",
+    "plugins",
+    "data.root",
+    "data.bad_images",
+    "train.epochs",
+    "train.workers",
+}
+HARMLESS |= {"train.eval_batch_size", "train.eval_every", "train.log_every", "train.compile"}
+HARMLESS |= {"train.nonfinite", "train.save_every_steps", "train.save_every_minutes", "train.keep_last"}
+
+
+def _require(good: bool, name: str, value: Any, rule: str) -> None:
+    if not good:
+        raise ConfigError(f"{name} is {value}: it must be {rule}")
+
+
+class Precision(Enum):
+    """Number format of the forward pass; weights, losses and metrics stay in float32."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+class ScheduleName(Enum):
+    """Course of the learning rate, step by step."""
+
+    onecycle = "onecycle"
+    cosine = "cosine"
+
+
+class NonFinite(Enum):
+    """What to do when a loss or its gradients are not finite."""
+
+    stop = "stop"
+    skip = "skip"  # leave the step out and count it
+
+
+@dataclass(kw_only=True)
+class Train:
+    """How the loop runs. The batch size is global: it is divided over processes and accumulation steps."""
+
+    epochs: int = 40
+    batch_size: int = 56
+    accumulate: int = 1  # micro-batches an optimiser step
+    eval_batch_size: int = 64  # images at a time on each process
+    workers: int = 4  # loader processes on each rank
+    precision: Precision = Precision.fp32
+    clip_grad: float | None = None  # largest norm of all gradients together; null: no clipping
+    ema_decay: float | None = 0.9997  # null: no moving average of the weights
+    channels_last: bool = False
+    compile: bool = False
+    deterministic: bool = False  # same bits again on CUDA, at some cost in speed
+    sync_batchnorm: bool = False  # batch-norm statistics over all processes, not of each one's images; CUDA only
+    nonfinite: NonFinite = NonFinite.stop
+    save_every_steps: int | None = None  # besides the end of each epoch; null: never
+    save_every_minutes: float | None = 10.0  # likewise
+    keep_last: int = 2  # last.pt and older ones, last.1.pt, ..., which resume=auto falls back on
+    eval_every: int = 1  # epochs; the last epoch is always evaluated
+    log_every: int = 50  # steps
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "accumulate", "eval_batch_size", "eval_every", "log_every", "keep_last"):
+            _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
+        _require(self.workers >= 0, "train.workers", self.workers, "0 or more")
+        for name in ("save_every_steps", "save_every_minutes"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"train.{name}", value, "above 0, or null")
+        if self.clip_grad is not None:
+            _require(self.clip_grad > 0, "train.clip_grad", self.clip_grad, "above 0, or null")
+        if self.ema_decay is not None:
+            _require(0 < self.ema_decay < 1, "train.ema_decay", self.ema_decay, "between 0 and 1, or null")
+
+
+@dataclass(kw_only=True)
+class Optim:
+    """The optimiser, by its name in timm (adam, adamw, lamb, sgd, ...)."""
+
+    name: str = "adam"
+    lr: float = 1e-4  # the highest of the schedule
+    weight_decay: float = 1e-4  # on weights of two or more dimensions; with adam it is L2, with adamw decoupled
+    options: dict[str, Any] = field(default_factory=dict)  # further arguments, such as {eps: 1e-6}
+
+    def __post_init__(self) -> None:
+        _require(self.lr > 0, "optim.lr", self.lr, "above 0")
+        _require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
+
+
+@dataclass(kw_only=True)
+class Schedule:
+    """OneCycle as the official code (Adam's beta1 cycles too), or warm-up and cosine."""
+
+    name: ScheduleName = ScheduleName.onecycle
+    pct_start: float | None = None  # onecycle: share of the steps that rise; null: 0.2
+    warmup_epochs: float | None = None  # cosine: epochs of linear warm-up; null: 0
+    min_lr: float | None = None  # cosine: the rate at the end; null: 0
+
+    def __post_init__(self) -> None:
+        onecycle = self.name is ScheduleName.onecycle
+        for name in ("warmup_epochs", "min_lr") if onecycle else ("pct_start",):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"schedule.{name} has no effect with schedule.name={self.name.value}: leave it out")
+        if self.pct_start is not None:
+            _require(0 < self.pct_start < 1, "schedule.pct_start", self.pct_start, "between 0 and 1")
+        for name in ("warmup_epochs", "min_lr"):
+            value = getattr(self, name)
+            _require(value is None or value >= 0, f"schedule.{name}", value, "0 or more")
+
+
+@dataclass(kw_only=True)
+class Config:
+    """A run, but for the folder it writes to."""
+
+    name: str = MISSING  # of the run; its folder is outputs/<name>
+    seed: int = 0
+    device: str = "auto"  # auto: cuda if there is one, else cpu
+    resume: str | None = None  # "auto": go on from outputs/<name>/checkpoints/last.pt; or a checkpoint file
+    init: str | None = None  # start from the weights of this checkpoint that fit, as a new run
+    plugins: list[str] = field(default_factory=list)  # packages of your own that may hold parts
+    data: dict[str, Any] = MISSING
+    backbone: dict[str, Any] = MISSING
+    head: dict[str, Any] = MISSING
+    loss: dict[str, Any] = MISSING
+    train: Train = field(default_factory=Train)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+
+    def __post_init__(self) -> None:
+        if "/" in self.name or self.name in ("", ".", ".."):
+            raise ConfigError(f"name '{self.name}' cannot be the name of a folder: choose one without '/'")
+        if self.device != "auto" and self.device.partition(":")[0] not in ("cpu", "cuda"):
+            raise ConfigError(f"device '{self.device}' is unknown: choose auto, cpu, cuda or cuda:<number>")
+        if self.resume and self.init:
+            raise ConfigError(f"init={self.init} has no effect with resume={self.resume}: leave one out")
