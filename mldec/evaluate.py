@@ -166,19 +166,25 @@ def run(words: argparse.Namespace) -> None:
     device = distributed.pick_device(config.device)
     if words.fast:
         config.train.precision = fast_precision(device)
-    data = build.data(config)
-    check_classes(loaded.classes, data.val.classes, words.checkpoint)
-    bar = partial(tqdm, desc="evaluate", leave=False, disable=not on_terminal())
-    with memory.explained(config, device):
-        results = evaluate(loaded.model.to(device), data, config, device=device, progress=bar)
+    with distributed.processes(device):
+        data = build.data(config)
+        check_classes(loaded.classes, data.val.classes, words.checkpoint)
+        bar = partial(tqdm, desc="evaluate", leave=False, disable=not (on_terminal() and distributed.is_main()))
+        with memory.explained(config, device):
+            results = evaluate(loaded.model.to(device), data, config, device=device, progress=bar)
+        if distributed.is_main():
+            tell(results, loaded.weights, words, data.val.classes.names)
+
+
+def tell(results: Results, weights: str, words: argparse.Namespace, names: tuple[str, ...]) -> None:
+    """Print the results and write the files that were asked for."""
     report_bad(results)
-    print(f"{words.checkpoint} ({loaded.weights} weights) on {results.images:,} images, percent:")
+    print(f"{words.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
     print(table(results.metrics))
     if words.json:
-        content = report(results, loaded.weights, words.checkpoint, data.val.classes.names)
-        Path(words.json).write_text(json.dumps(content, indent=1) + "\n")
+        Path(words.json).write_text(json.dumps(report(results, weights, words.checkpoint, names), indent=1) + "\n")
     if words.csv:
-        write_csv(Path(words.csv), results, data.val.classes.names)
+        write_csv(Path(words.csv), results, names)
 
 
 def main() -> None:

@@ -35,7 +35,8 @@ def _advice(config: Config, device: torch.device) -> str:
         peak = f", {used / 2**30:.1f} GiB of {there / 2**30:.1f} at the peak"
     half = "" if train.precision is not Precision.fp32 else "train.precision=bf16, "
     return (
-        f"out of memory on {device}: {micro_batch} training images at a time on each process, {train.eval_batch_size} in "
-        f"evaluation, at {config.data.get('image_size', 'the default')} pixels{peak}; for the same batch in smaller "
-        f"pieces pass train.accumulate={2 * train.accumulate}; {half}train.eval_batch_size and data.image_size help too"
+        f"out of memory on {device}: {micro_batch} training images at a time on each process, {train.eval_batch_size} "
+        f"in evaluation, at {config.data.get('image_size', 'the default')} pixels{peak}; for the same batch in "
+        f"smaller pieces pass train.accumulate={2 * train.accumulate}; "
+        f"{half}train.eval_batch_size and data.image_size help too"
     )

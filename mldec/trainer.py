@@ -57,7 +57,7 @@ class Trainer:
     ) -> None:
         train = config.train
         self.config, self.data, self.folder, self.device = config, data, folder, device
-        self.stop = stop or StopRequest()
+        self.stop = StopRequest() if stop is None else stop  # which is false until a signal comes
         self.batches = TrainBatches(
             len(data.train.dataset),
             batch_size=train.batch_size,
@@ -113,7 +113,7 @@ class Trainer:
             f"{self.config.name}: {millions:.2f} M trainable parameters, {len(val.classes)} classes, "
             f"{len(train.dataset):,} training and {len(val.dataset):,} validation images, "
             f"{self.config.train.precision.value} on {self.device} x {distributed.world_size()}, "
-            f"epoch {self.epoch + 1} of {self.config.train.epochs}, step {self.position + 1} of {self.batches.steps}"
+            f"epoch {self.epoch + 1} of {self.config.train.epochs}, {self.position} of {self.batches.steps} steps done"
         )
 
     def train_epoch(self, runlog: RunLog) -> None:
@@ -245,7 +245,7 @@ class Trainer:
         classes = self.data.val.classes
         return {
             "format": checkpoint.FORMAT,
-            "config": to_dict(self.config),
+            "config": to_dict(dataclasses.replace(self.config, resume=None)),  # however it came to here
             "classes": {"names": list(classes.names), "exclusive": classes.exclusive, "queries": classes.queries},
             "transform": dataclasses.asdict(self.data.transform),
             "metrics": self.metrics,

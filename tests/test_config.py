@@ -5,8 +5,6 @@ import yaml
 
 from mldec import build
 from mldec.config import (
-    Config,
-    Precision,
     check_key,
     compose,
     config_dir,
@@ -19,6 +17,7 @@ from mldec.config import (
     to_yaml,
 )
 from mldec.errors import ConfigError
+from mldec.settings import Config, Precision
 
 
 @pytest.fixture(scope="module")
