@@ -16,6 +16,8 @@ from mldec.settings import PARTS, Config
 
 # Where each part must be defined, whatever a file says; the user's own packages are added by plugins=[...].
 HOMES = {"data": "mldec.data", "backbone": "mldec.backbones", "head": "mldec.heads", "loss": "mldec.losses"}
+# A class without a constructor of its own shows torch's (*args, **kwargs).
+VAR_POSITIONAL, VAR_KEYWORD = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 RUNTIME_ARGUMENTS = {"data": (), "backbone": (), "head": ("in_features", "num_classes"), "loss": ()}
 
 
@@ -87,7 +89,7 @@ def faults(part: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> l
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(target).parameters.items()
-        if name not in RUNTIME_ARGUMENTS[part]
+        if name not in RUNTIME_ARGUMENTS[part] and parameter.kind not in (VAR_POSITIONAL, VAR_KEYWORD)
     }
     hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
     found = []

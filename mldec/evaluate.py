@@ -92,11 +92,12 @@ def evaluate(
     return Results(metrics, evaluator.per_class(), len(split.dataset) - len(bad), bad)
 
 
-def report_bad(results: Results) -> None:
-    """Warn of the images that were left out."""
-    if results.bad:
-        some = "; ".join(results.bad[:10]) + ("; ..." if len(results.bad) > 10 else "")
-        log.warning(f"{len(results.bad)} validation images are left out, {results.images:,} count: {some}")
+def left_out(results: Results) -> list[str]:
+    """Return a line on the images that could not be read, if there are any."""
+    if not results.bad:
+        return []
+    some = "; ".join(results.bad[:10]) + ("; ..." if len(results.bad) > 10 else "")
+    return [f"{len(results.bad)} validation images are left out, {results.images:,} count: {some}"]
 
 
 def check_classes(wanted: Classes, found: Classes, path: str | Path) -> None:
@@ -178,7 +179,8 @@ def run(words: argparse.Namespace) -> None:
 
 def tell(results: Results, weights: str, words: argparse.Namespace, names: tuple[str, ...]) -> None:
     """Print the results and write the files that were asked for."""
-    report_bad(results)
+    for line in left_out(results):
+        log.warning(line)
     print(f"{words.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
     print(table(results.metrics))
     if words.json:

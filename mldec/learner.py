@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
 
     loss: float  # of the whole batch
     fault: str | None  # what was not finite, if that kept the weights as they were
-    flagged: int  # processes that raised their flag
+    stopping: bool  # some process was asked to stop
     bad_images: int  # left out
 
 
@@ -89,13 +89,13 @@ class Learner:
         """Return the learning rate of the next step."""
         return self.optimizer.param_groups[0]["lr"]
 
-    def learn(self, micro_batches: list[Batch], images_in_step: int, *, flag: bool = False) -> Outcome:
+    def learn(self, micro_batches: list[Batch], images_in_step: int, *, stop: object = False) -> Outcome:
         """Do one optimiser step.
 
         Args:
             micro_batches: this process's share of the batch.
             images_in_step: size of the whole batch; an image that was left out counts with a loss of 0.
-            flag: something that this process wants all to know.
+            stop: true if this process was asked to stop, also while the step is done.
         """
         # Random numbers are a function of seed, step and process, as the data's are: nothing of them need be saved.
         torch.manual_seed(sample_seed(self.config.seed, self.step, distributed.rank()))
@@ -107,7 +107,7 @@ class Learner:
                 loss = loss + self._forward_backward(batch, images_in_step)
         self.scaler.unscale_(self.optimizer)
         norm = _clip(self.model.parameters(), self.config.train.clip_grad)
-        outcome = self._agree(loss, norm, flag, sum(len(batch.bad) for batch in micro_batches))
+        outcome = self._agree(loss, norm, stop, sum(len(batch.bad) for batch in micro_batches))
         if outcome.fault is None:
             self.scaler.step(self.optimizer)  # in fp16 it leaves out a step whose gradients overflow
         elif skip:
@@ -135,11 +135,11 @@ class Learner:
         self.scaler.scale(loss * distributed.world_size()).backward()
         return loss.detach()
 
-    def _agree(self, loss: Tensor, norm: Tensor, flag: bool, bad_images: int) -> Outcome:
+    def _agree(self, loss: Tensor, norm: Tensor, stop: object, bad_images: int) -> Outcome:
         """Add up over the processes: one exchange, and one wait for the device, in a step."""
-        own = torch.stack([loss, loss.new_tensor(flag), loss.new_tensor(bad_images)])
+        own = torch.stack([loss, loss.new_tensor(bool(stop)), loss.new_tensor(bad_images)])
         *sums, gradients = torch.cat([distributed.total(own), norm[None].to(own.dtype)]).tolist()
-        value, flagged, bad = sums
+        value, stopping, bad = sums
         overflow = self.scaler.is_enabled() and math.isfinite(value)  # the scaler's own affair
         fault = None
         if not math.isfinite(value):
@@ -147,7 +147,7 @@ class Learner:
         elif not math.isfinite(gradients) and not overflow:
             fault = f"the gradients are not finite (the loss is {value:.4g})"
         self.skipped += not math.isfinite(value + gradients)
-        return Outcome(value, fault, int(flagged), int(bad))
+        return Outcome(value, fault, stopping > 0, int(bad))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds of the training; the schedule is a function of the step."""

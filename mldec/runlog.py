@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from mldec import distributed
+from mldec.errors import DataError
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
@@ -41,7 +42,8 @@ class RunLog:
         log.addHandler(self._handler)
         self._jsonl = directory / "metrics.jsonl"
         self._jsonl.write_text("".join(_lines(self._jsonl)[:lines]))
-        self._tensorboard = SummaryWriter(str(directory / "tensorboard"), purge_step=step + 1)
+        self._events = directory / "tensorboard"
+        self._tensorboard = SummaryWriter(str(self._events), purge_step=step + 1)
 
     def scalars(self, step: int, epoch: int, values: dict[str, float]) -> None:
         """Write one line of numbers to metrics.jsonl, and to TensorBoard; numbers that are not finite become null."""
@@ -49,11 +51,14 @@ class RunLog:
             return
         finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
         line = {"step": step, "epoch": epoch, "time": round(time.monotonic() - self.started, 3), **finite}
-        self._jsonl.parent.mkdir(parents=True, exist_ok=True)  # if it was deleted meanwhile, the run goes on
-        with self._jsonl.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        for key, value in values.items():
-            self._tensorboard.add_scalar(key, value, step)
+        self._events.mkdir(parents=True, exist_ok=True)  # if it was deleted meanwhile, the run goes on
+        try:
+            with self._jsonl.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            for key, value in values.items():
+                self._tensorboard.add_scalar(key, value, step)
+        except OSError as error:  # it names no file when the disk is full
+            raise DataError(f"cannot write {self._jsonl}: {error.strerror}; free space, pass resume=auto") from error
 
     def progress(self, items: Iterable[T], *, total: int, done: int, description: str) -> Iterator[T]:
         """Iterate under a progress bar: on a terminal only."""

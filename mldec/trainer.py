@@ -18,7 +18,7 @@ from mldec.config import diff, to_dict
 from mldec.data.base import DataModule
 from mldec.data.loader import Batch, TrainBatches, train_loader, unwrap
 from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
-from mldec.evaluate import Results, check_classes, evaluate, report_bad
+from mldec.evaluate import Results, check_classes, evaluate, left_out
 from mldec.learner import Learner, Outcome
 from mldec.model import Classifier
 from mldec.runlog import Meter, RunLog
@@ -127,12 +127,12 @@ class Trainer:
         for batches in runlog.progress(groups, total=total, done=self.position, description=description):
             self.meter.loaded()
             images, lr = self.batches.images_in_step(self.position), self.learner.lr
-            outcome = self.learner.learn(batches, images, flag=bool(self.stop))
+            outcome = self.learner.learn(batches, images, stop=self.stop)
             self._check(outcome, batches)
             self.meter.add(outcome.loss, images)
             if self.position % train.log_every == 0 or self.position == total:
                 self._report(runlog, description, lr)
-            if outcome.flagged:
+            if outcome.stopping:
                 self.save()
                 self._stop(f"after step {self.learner.step}")
             if self._due():
@@ -149,8 +149,7 @@ class Trainer:
         if outcome.bad_images:
             self.bad_images += outcome.bad_images
             for messages in distributed.gather([message for batch in batches for message in batch.bad]):
-                for message in messages:
-                    log.warning(f"left out: {message}")
+                self._warn(*(f"left out: {message}" for message in messages))
         if outcome.fault:
             dataset, last = self.data.train.dataset, self.folder / "last.pt"
             names = ", ".join(dataset.name(int(index)) for batch in batches for index in batch.indices)
@@ -160,6 +159,11 @@ class Trainer:
             if self.config.train.nonfinite is NonFinite.stop:
                 raise NonFiniteError(f"{where}, the weights are those before it; {fix}")
             log.warning(f"{where}, it is left out; {fix}")
+
+    def _warn(self, *messages: str) -> None:
+        """Log what every process knows, once."""
+        for message in messages if distributed.is_main() else ():
+            log.warning(message)
 
     def _report(self, runlog: RunLog, description: str, lr: float) -> None:
         train, total = self.config.train, self.batches.steps
@@ -201,7 +205,7 @@ class Trainer:
                 distributed.copy_buffers(model)
                 bar = partial(self._watched, runlog.evaluation(f"evaluate {weights}"))
                 found[weights] = evaluate(model, self.data, self.config, device=self.device, progress=bar)
-        report_bad(next(iter(found.values())))
+        self._warn(*left_out(next(iter(found.values()))))
         main = next(iter(found))
         values = {f"val/{name}": value for name, value in found[main].metrics.items()}
         if len(found) > 1:

@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -209,10 +210,13 @@ def main() -> None:
     parser.add_argument("--signals", type=int, default=100)
     parser.add_argument("--flips", type=int, default=1000)
     parser.add_argument("--worlds", type=int, nargs="*", default=[1, 2, 3, 5, 8])
+    parser.add_argument("--no-saving", dest="saving", action="store_false", help="leave out TResNet-L")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     words = parser.parse_args()
     random.seed(words.seed)
+    tqdm.set_lock(threading.RLock())  # its own is shared by all children: one that is killed would keep it
+    tqdm.monitor_interval = 0  # no thread of ours while forking
     import torch.utils.tensorboard  # noqa: F401  # here once, not in every child
 
     with tempfile.TemporaryDirectory() as name:
@@ -231,7 +235,7 @@ def main() -> None:
             "signals": signals(words.signals, work, whole, seconds),
             "flips": flips(words.flips, work, best),
             "worlds": worlds(words.worlds, work, best),
-            "saving": saving(work),
+            "saving": saving(work) if words.saving else None,
         }
     print(json.dumps(figures, indent=1))
     if words.json:

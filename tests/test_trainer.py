@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from patches import Exploding, MeanSquare, Patches
+from support import assert_equal, numbers
 from torch import nn
 
 from mldec.checkpoint import load
@@ -97,29 +98,6 @@ def fit(job: Trainer, folder: Path) -> dict[str, float]:
 def resume(job: Trainer, folder: Path) -> None:
     path = folder / "checkpoints" / "last.pt"
     job.resume(load(path), path)
-
-
-def assert_equal(one: Any, other: Any, path: str = "") -> None:
-    """Compare two checkpoints to the last bit."""
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), path
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), path
-        for key in one:
-            assert_equal(one[key], other[key], f"{path}.{key}")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), path
-        for index, (a, b) in enumerate(zip(one, other, strict=True)):
-            assert_equal(a, b, f"{path}[{index}]")
-    else:
-        assert one == other, path
-
-
-def numbers(folder: Path) -> list[dict[str, Any]]:
-    """Return metrics.jsonl without what the clock says."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("time", "train/images_per_second", "train/data_wait")
-    return [{key: value for key, value in line.items() if key not in timed} for line in lines]
 
 
 def test_it_learns(config: Config, tmp_path: Path) -> None:

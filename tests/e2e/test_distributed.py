@@ -1,43 +1,121 @@
 """Real processes under torchrun, on the CPU with gloo."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from support import QUICK
+from support import QUICK, numbers
 
 from mldec.checkpoint import load
 
+PLUGINS = Path(__file__).parents[1] / "plugins"
+TRAIN = ["-m", "mldec.train", *QUICK, "head.dropout=0.0", "optim.name=sgd", "train.epochs=1"]
 
-def torchrun(folder: Path, processes: int, *words: str) -> subprocess.CompletedProcess[str]:
-    folder.mkdir(exist_ok=True)
+
+def torchrun(processes: int, *words: str | Path) -> list[str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *launcher, "-m", "mldec.train", *QUICK, *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    return [sys.executable, *launcher, *map(str, words)]
 
 
-def test_two_processes_train_as_one(tmp_path: Path, digits_run: Path) -> None:
-    words = ["head.dropout=0.0", "optim.name=sgd", "train.epochs=1"]  # adam would turn rounding noise into steps
-    states, metrics = [], []
+def finish(folder: Path, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run by two processes."""
+    folder = tmp_path_factory.mktemp("two")
+    done = finish(folder, torchrun(2, *TRAIN))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("best mAP") == 1
+    return folder / "outputs" / "digits"
+
+
+def test_two_processes_train_as_one(tmp_path: Path, two: Path) -> None:
+    done = finish(tmp_path, [sys.executable, *TRAIN])
+    assert done.returncode == 0, done.stderr
+    one = tmp_path / "outputs" / "digits"
+    states = [load(run / "checkpoints" / "last.pt")["model"] for run in (one, two)]
+    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
+    for a, b in zip(numbers(one), numbers(two), strict=True):
+        assert a == pytest.approx(b, rel=1e-3)
+
+
+def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(tmp_path: Path, two: Path) -> None:
+    launch = torchrun(2, "--max-restarts", "1", *TRAIN, "train.save_every_steps=1")
+    done = finish(tmp_path, launch, PATCHES_SIGNAL="SIGKILL:3:1")
+    assert done.returncode == 0, done.stderr
+    again = tmp_path / "outputs" / "digits"
+    one, other = (load(run / "checkpoints" / "last.pt") for run in (two, again))
+    for part in ("model", "ema"):
+        torch.testing.assert_close(one[part], other[part], rtol=0, atol=0)
+    assert numbers(two) == numbers(again)
+    assert "2 of 4 steps done" in done.stdout
+
+
+def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path: Path) -> None:
+    log = tmp_path / "outputs" / "digits" / "metrics.jsonl"
+    command = torchrun(2, *TRAIN, "train.epochs=1000", "train.log_every=1")
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not (log.exists() and log.read_text()):
+        assert process.poll() is None
+        time.sleep(0.1)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 30
+    assert err.count("mldec: stopped by ") == 2, err
+    state = load(log.parent / "checkpoints" / "last.pt")
+    assert state["step"] == numbers(log.parent)[-1]["step"] > 0
+
+
+def test_float64_losses_do_not_depend_on_the_processes(tmp_path: Path) -> None:
+    outcomes = []
     for processes in (1, 2):
         folder = tmp_path / str(processes)
-        done = torchrun(folder, processes, *words)
+        done = finish(folder, torchrun(processes, PLUGINS / "divided.py", folder))
         assert done.returncode == 0, done.stderr
-        assert done.stdout.count("best mAP") == 1
-        run = folder / "outputs" / "digits"
-        states.append(load(run / "checkpoints" / "last.pt"))
-        metrics.append([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()])
-    torch.testing.assert_close(states[0]["model"], states[1]["model"], rtol=1e-4, atol=1e-5)
-    for one, two in zip(*metrics, strict=True):
-        assert one.keys() == two.keys()
-        for key in {"train/loss", "val/mAP", "val_raw/mAP"} & one.keys():
-            assert one[key] == pytest.approx(two[key], rel=1e-3)
+        assert done.stdout.count("left out: image 7 is broken") == done.stdout.count("left out: image 30") == 2
+        outcomes.append((numbers(folder), json.loads((folder / "outcome.json").read_text())))
+    for one, two in zip(outcomes[0][0], outcomes[1][0], strict=True):
+        assert one == pytest.approx(two, rel=1e-6)
+    assert outcomes[0][1] == outcomes[1][1]
+    assert outcomes[0][1]["bad_images"] == 4, "two images in each of two epochs"
+
+
+def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
+    cli: Callable[..., Any], digits_run: Path, tmp_path: Path
+) -> None:
+    # 41 images in batches of 16: 5 processes leave two without any.
+    words = [
+        digits_run / "checkpoints" / "best.pt",
+        "--plugin",
+        "patches",
+        "data.val_images=41",
+        "train.eval_batch_size=16",
+    ]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert cli("evaluate", *words, "--json", tmp_path / "1.json").status == 0
+    torch.set_num_threads(threads)
+    for processes in (2, 5):
+        target = tmp_path / f"{processes}.json"
+        done = finish(tmp_path, torchrun(processes, "-m", "mldec.evaluate", *words, "--json", target))
+        assert done.returncode == 0, done.stderr
+        assert target.read_text() == (tmp_path / "1.json").read_text()
 
 
 def test_a_user_fault_is_one_line_a_process(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, 2, "train.batch_size=15")
+    done = finish(tmp_path, torchrun(2, *TRAIN, "train.batch_size=15"))
     assert done.returncode != 0
     assert "mldec: train.batch_size 15 is not divisible by 2 processes x train.accumulate 1" in done.stderr

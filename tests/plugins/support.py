@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from PIL import Image
 
@@ -64,3 +65,26 @@ def one_line(err: str, *parts: str) -> None:
     assert lines[0].startswith("mldec: "), err
     for part in parts:
         assert part in lines[0], err
+
+
+def assert_equal(one: Any, other: Any, path: str = "") -> None:
+    """Compare two checkpoints to the last bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            assert_equal(one[key], other[key], f"{path}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), path
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_equal(a, b, f"{path}[{index}]")
+    else:
+        assert one == other, path
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    """Return metrics.jsonl without what the clock says."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    timed = ("time", "train/images_per_second", "train/data_wait")
+    return [{key: value for key, value in line.items() if key not in timed} for line in lines]

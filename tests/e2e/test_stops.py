@@ -1,0 +1,146 @@
+"""A run is stopped, killed, or loses its files: nothing is lost, and it comes out as one that was not."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import patches
+import pytest
+from support import QUICK, assert_equal, numbers, one_line
+
+from mldec.checkpoint import load
+
+Cli = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
+# Forward passes of an epoch: 1 to 4 train, 5 and 6 evaluate.
+MOMENTS = [("SIGTERM", 3), ("SIGTERM", 5), ("SIGUSR1", 8), ("SIGINT", 4), ("SIGINT", 10)]
+
+
+def same_end(one: Path, other: Path) -> None:
+    """Compare what two runs left, to the last bit, but for settings that change no number."""
+    for name in ("last.pt", "best.pt"):
+        states = [load(run / "checkpoints" / name) for run in (one, other)]
+        for state in states:
+            del state["config"]
+        assert_equal(*states)
+    assert numbers(one) == numbers(other)
+
+
+@pytest.mark.parametrize(("name", "forward"), MOMENTS)
+def test_a_signal_saves_and_ends_with_its_status(
+    name: str, forward: int, cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(patches, "forwards", 0)
+    monkeypatch.setenv("PATCHES_SIGNAL", f"{name}:{forward}")
+    before = signal.getsignal(signal.SIGTERM)
+    status, _, err = cli("train", *QUICK)
+    assert status == (130 if name == "SIGINT" else 143)
+    one_line(err, f"stopped by {name} ", "resume=auto goes on")
+    assert ("in the evaluation" in err) == (forward == 5)
+    assert signal.getsignal(signal.SIGTERM) == before
+    monkeypatch.delenv("PATCHES_SIGNAL")
+    assert cli("train", *QUICK, "resume=auto").status == 0
+    same_end(digits_run, tmp_path / "outputs" / "digits")
+
+
+@pytest.mark.parametrize("forward", [2, 6])
+def test_a_killed_run_goes_on_as_if_it_had_not_been(
+    forward: int, cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-m", "mldec.train", *QUICK, "train.save_every_steps=1"]
+    env = {**os.environ, "PATCHES_SIGNAL": f"SIGKILL:{forward}"}
+    assert subprocess.run(command, env=env, capture_output=True).returncode == -signal.SIGKILL
+    assert cli("train", *QUICK, "resume=auto", "train.workers=1").status == 0
+    same_end(digits_run, tmp_path / "outputs" / "digits")
+
+
+def test_the_soak_script_finds_nothing(tmp_path: Path) -> None:
+    words = ["--kills", "2", "--signals", "2", "--flips", "5", "--worlds", "--no-saving"]
+    command = [sys.executable, str(ROOT / "scripts" / "soak.py"), *words, "--json", str(tmp_path / "soak.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "soak.json").read_text())["figures"]
+    assert (figures["kills"]["kills"], figures["kills"]["lost"], figures["kills"]["equal"]) == (2, 0, 2)
+    assert (figures["signals"]["lost"], figures["signals"]["wrong_status"], figures["signals"]["equal"]) == (0, 0, 2)
+    assert figures["flips"]["noticed"] == 5
+
+
+@pytest.fixture
+def run(digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run that a test may spoil, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(digits_run, tmp_path / "outputs" / "digits")
+    return tmp_path / "outputs" / "digits"
+
+
+def test_a_damaged_checkpoint_falls_back_on_the_one_before(run: Path, cli: Cli, digits_run: Path) -> None:
+    last = run / "checkpoints" / "last.pt"
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content)
+    status, out, _ = cli("train", *QUICK, "resume=auto")
+    assert status == 0
+    assert f"{last.relative_to(Path.cwd())} is damaged" in out.replace(f"{Path.cwd()}/", "")
+    assert "last.1.pt" in out
+    same_end(digits_run, run)
+
+
+def test_two_damaged_checkpoints_are_one_line(run: Path, cli: Cli) -> None:
+    for name in ("last.pt", "last.1.pt"):
+        (run / "checkpoints" / name).write_bytes(b"damaged")
+    status, _, err = cli("train", *QUICK, "resume=auto")
+    assert status == 1
+    one_line(err, "last.1.pt is damaged")
+
+
+def test_an_older_checkpoint_alone_is_a_run_too(run: Path, cli: Cli, digits_run: Path) -> None:
+    (run / "checkpoints" / "last.pt").unlink()
+    status, _, err = cli("train", *QUICK)
+    assert status == 1
+    one_line(err, "holds a run: pass resume=auto")
+    assert cli("train", *QUICK, "resume=auto").status == 0
+    same_end(digits_run, run)
+
+
+def test_a_half_written_log_is_cut_back(run: Path, cli: Cli, digits_run: Path) -> None:
+    (run / "checkpoints" / "last.pt").unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "tra')
+    assert cli("train", *QUICK, "resume=auto").status == 0
+    same_end(digits_run, run)
+
+
+def test_a_folder_deleted_in_mid_run_is_made_again(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    forwards = iter(range(1, 100))
+    monkeypatch.setattr(
+        patches, "interrupt", lambda: shutil.rmtree(tmp_path / "outputs") if next(forwards) == 8 else None
+    )
+    assert cli("train", *QUICK).status == 0
+    assert load(tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt")["epoch"] == 2
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs").write_text("a file where the folder should be")
+    status, _, err = cli("train", *QUICK)
+    assert status == 1
+    one_line(err, "cannot use ", "outputs")
+
+
+def test_out_of_memory_names_what_lowers_it(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "loss").mkdir(parents=True)
+    (tmp_path / "own" / "loss" / "hungry.yaml").write_text("_target_: patches.Hungry\n")
+    words = [word for word in QUICK if not word.startswith("--config-dir") and word != "backbone=patches"]
+    status, _, err = cli("train", f"--config-dir={tmp_path / 'own'}", *words, "loss=hungry")
+    assert status == 1
+    one_line(err, "out of memory on cpu: 16 training images at a time", "train.accumulate=2", "data.image_size")

@@ -1,0 +1,65 @@
+"""Train in float64 without batch norm, for a comparison of one process with several: `torchrun divided.py FOLDER`."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from patches import Patches
+
+from mldec import distributed
+from mldec.config import compose
+from mldec.data.base import Classes, DataModule, Split
+from mldec.data.transforms import EvalTransform
+from mldec.errors import DataError
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.heads.ml_decoder import MLDecoder
+from mldec.losses.asymmetric import AsymmetricLoss
+from mldec.model import Classifier
+from mldec.runlog import RunLog, to_console
+from mldec.trainer import Trainer
+
+
+class Noise:
+    """Random images; two cannot be read."""
+
+    def __len__(self) -> int:
+        return 52
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index in (7, 30):
+            raise DataError(f"image {index} is broken")
+        generator = torch.Generator().manual_seed(index)
+        image = torch.randint(256, (3, 16, 16), dtype=torch.uint8, generator=generator)
+        return image, torch.randint(2, (4,), dtype=torch.int8, generator=generator)
+
+    def name(self, index: int) -> str:
+        return f"image {index}"
+
+
+def main(folder: Path) -> None:
+    words = ["train.epochs=2", "train.batch_size=16", "train.workers=0", "train.log_every=1", "device=cpu"]
+    config = compose(["+experiment=digits", *words])
+    device = torch.device("cpu")
+    with distributed.processes(device):
+        to_console()
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.manual_seed(0)
+        head = MLDecoder(48, 4, embed_dim=16, num_heads=2, mlp_dim=16, dropout=0.0)
+        split = Split(Noise(), Classes(("a", "b", "c", "d")))
+        data = DataModule(
+            lambda: split, lambda: split, partial(MultiLabelEvaluator, top_k=1), EvalTransform(image_size=16), "skip"
+        )
+        model = Classifier(Patches(), head).double()
+        job = Trainer(config, model, AsymmetricLoss(), data, folder=folder / "checkpoints", device=device)
+        log = RunLog(folder)
+        metrics = job.fit(log)
+        log.close()
+        if distributed.is_main():
+            outcome = {"bad_images": job.bad_images, "metrics": metrics}
+            (folder / "outcome.json").write_text(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
