@@ -24,6 +24,7 @@ ROWS = [
         "mldec.zoo",
         "mldec.fast",
         "mldec.storage",
+        "mldec.untrusted",
     ),
     ("mldec.data.base", "mldec.data.transforms", "mldec.data.pair_augment", "mldec.data.labels", "mldec.data"),
     ("mldec.data.loader", "mldec.data.files"),
