@@ -38,7 +38,7 @@ def refuse_bomb(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
     except Exception as error:  # zipfile raises almost anything on damaged bytes
-        raise CheckpointError(f"{path} is no checkpoint, or a damaged one: {error}") from error
+        raise CheckpointError(f"{path} is no checkpoint, or a damaged one: {error}; use another copy") from error
     unpacked, size = sum(member.file_size for member in members), path.stat().st_size
     if unpacked > size or any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise CheckpointError(

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import hostile
 import pytest
@@ -166,12 +167,11 @@ def test_the_message_names_the_part(corpus: Corpus, name: str, message: str) -> 
 
 def test_a_message_cannot_steer_the_terminal() -> None:
     assert printable("a\x1b]0;b\x07\n c\ud800") == "a?]0;b? c?"
-    assert printable("Straße 日本") == "Straße 日本"
+    assert printable("Stra\u00dfe \u65e5") == "Stra\u00dfe \u65e5"
 
 
 COMMANDS = {
     "zip-os.system.pth": "mldec.predict {file} {image}",
-    "bomb.pt": "mldec.evaluate {file}",
     "memory.pt": "mldec.train +experiment=digits device=cpu init={file}",
     "tar.pth": "mldec.train +experiment=digits device=cpu resume={file}",
 }
@@ -193,6 +193,17 @@ def test_real_processes_end_in_one_line(corpus: Corpus, tmp_path: Path) -> None:
         assert [line.startswith("mldec: ") for line in err.splitlines()].count(True) == 1, err
         assert file in err
     assert corpus.untouched()
+
+
+@pytest.mark.parametrize("file", ["bomb.pt", "deep.pt", "legacy-2.pth", "zip-builtins.eval.pth", "constants.pth"])
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_commands_end_in_one_line(corpus: Corpus, cli: Callable[..., Any], command: str, file: str) -> None:
+    words = [corpus.good.with_name("kept")] if command == "predict" else []
+    outcome = cli(command, corpus.folder / file, *words)
+    assert outcome.status == 1
+    assert outcome.err.startswith("mldec: ")
+    assert outcome.err.count("\n") == 1
+    assert file in outcome.err
 
 
 def test_images_are_images_or_one_line(tmp_path: Path) -> None:
