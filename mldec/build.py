@@ -71,11 +71,9 @@ def locate(part: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{part}._target_ '{target}' does not exist: {error}") from error
-    right_kind = (
-        inspect.isfunction(found) if part == "data" else inspect.isclass(found) and issubclass(found, nn.Module)
-    )
+    right_kind = _returns_data(found) if part == "data" else inspect.isclass(found) and issubclass(found, nn.Module)
     if not right_kind or not any(_inside(found.__module__, home) for home in homes):
-        what = "function" if part == "data" else "module class"
+        what = "function that returns a DataModule" if part == "data" else "module class"
         raise ConfigError(f"{part}._target_ '{target}' is refused: it is not a {what} defined there")
     return found
 
@@ -146,6 +144,10 @@ def describe(hint: Any) -> str:
 
 def _inside(module_name: str, home: str) -> bool:
     return module_name == home or module_name.startswith(home + ".")
+
+
+def _returns_data(found: Any) -> bool:
+    return inspect.isfunction(found) and inspect.signature(found).return_annotation in (DataModule, "DataModule")
 
 
 def _call(part: str, config: Config, **runtime: Any) -> Any:

@@ -20,25 +20,13 @@ from mldec.errors import CheckpointError, ConfigError
 from mldec.model import Classifier
 from mldec.settings import Config
 from mldec.storage import read, versions
+from mldec.untrusted import check_parts, plain
 
 log = logging.getLogger("mldec")
 
 FORMAT = 1
 VERSIONS = 100  # more than a run keeps
 COMPUTED = ("num_batches_tracked", "backbone.mean", "backbone.std")  # may be absent from a released file
-# What a checkpoint holds besides "epoch", "step" and "ema": mappings, and the keys each must have.
-CONTENTS: dict[str, tuple[str, ...]] = {
-    "config": (),
-    "classes": ("names", "exclusive", "queries"),
-    "transform": ("image_size",),
-    "metrics": (),
-    "best": ("metric", "value", "weights", "epoch"),
-    "model": (),
-    "optimizer": (),
-    "scaler": (),
-    "loss": (),
-    "log": ("lines", "loss", "steps", "skipped", "bad_images"),
-}
 
 
 @dataclass(frozen=True)
@@ -59,7 +47,17 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: if it cannot be read, see `read`, or is no such checkpoint.
     """
-    return _checked(read(path), path)
+    return _checked(_read(path), path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a file that may be a stranger's."""
+    try:
+        return plain(read(path), path)
+    except (MemoryError, OSError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({str(error) or 'it asks for more memory than there is'})"
+        ) from error
 
 
 def load_newest(path: Path) -> tuple[Path, dict[str, Any]]:
@@ -85,12 +83,10 @@ def _checked(state: dict[str, Any], path: Path) -> dict[str, Any]:
             f"{path} holds weights but is no checkpoint of mldec, which resume needs: pass init={path}"
         )
     if state["format"] != FORMAT:
-        raise CheckpointError(f"{path} has format {state['format']}, this mldec reads {FORMAT}: use a newer mldec")
-    for name, keys in CONTENTS.items():
-        if not isinstance(state.get(name), dict) or any(key not in state[name] for key in keys):
-            raise CheckpointError(f"{path} is no whole checkpoint: its '{name}' is missing or not what it should be")
-    if missing := [name for name in ("epoch", "step", "steps_per_epoch", "ema") if name not in state]:
-        raise CheckpointError(f"{path} is no whole checkpoint: it lacks {', '.join(missing)}")
+        raise CheckpointError(
+            f"{path} has format {str(state['format'])[:40]}, this mldec reads {FORMAT}: use a newer mldec"
+        )
+    check_parts(state, path)
     return state
 
 
@@ -121,7 +117,7 @@ def load_model(
         CheckpointError: if the file cannot be used, see `read`, or its tensors do not fit the model it describes.
     """
     path = local(path)
-    state = read(path)
+    state = _read(path)
     loaded = _ours(state, path, weights, plugins) if "format" in state else _theirs(state, path, weights, image_size)
     if image_size:
         if "image_size" in loaded.config.backbone:
@@ -134,14 +130,11 @@ def load_model(
 
 def _ours(state: dict[str, Any], path: Path, weights: str | None, plugins: Sequence[str]) -> Loaded:
     config = saved_config(_checked(state, path), path, plugins)
-    classes, transform = saved_classes(state), EvalTransform(**state["transform"])
-    weights = weights or state["best"]["weights"]
-    tensors = state["model"] if weights == "raw" else state["ema"]
-    if tensors is None:
-        raise CheckpointError(f"{path} holds no moving average: pass --weights raw")
-    model = build.model(config, classes, pretrained=False)
+    classes, transform = saved_classes(state), _saved_transform(state, path)
+    tensors, chosen = _weights(state, weights, path)
+    model = _build(config, classes, path)
     load_strict(model, tensors, path)
-    return Loaded(model, config, classes, transform, state["metrics"], weights)
+    return Loaded(model, config, classes, transform, state["metrics"], chosen)
 
 
 def _theirs(state: dict[str, Any], path: Path, weights: str | None, image_size: int | None) -> Loaded:
@@ -149,7 +142,7 @@ def _theirs(state: dict[str, Any], path: Path, weights: str | None, image_size: 
         raise CheckpointError(f"{path} holds one set of weights: leave --weights out")
     found = released.convert(state, path, image_size=image_size)
     config = parse(found.config)
-    model = build.model(config, found.classes, pretrained=False)
+    model = _build(config, found.classes, path)
     # The files lack what we compute: batch counters, and the normalisation, which is a fact about the network.
     own = {key: value for key, value in model.state_dict().items() if key.endswith(COMPUTED)}
     load_strict(model, {**own, **found.tensors}, path)
@@ -167,9 +160,32 @@ def saved_config(state: dict[str, Any], path: Path, plugins: Sequence[str] = ())
     try:
         config = parse({**state["config"], "plugins": list(plugins), "resume": None, "init": None})
         build.check(config)
-    except ConfigError as error:
+    except Exception as error:  # OmegaConf and signatures meet here what no YAML file could hold
         raise CheckpointError(f"the config in {path} cannot be used: {error}") from error
     return config
+
+
+def _saved_transform(state: dict[str, Any], path: Path) -> EvalTransform:
+    try:
+        return EvalTransform(**state["transform"])
+    except (ConfigError, TypeError) as error:
+        raise CheckpointError(f"the transform in {path} cannot be used: {error}") from error
+
+
+def _weights(state: dict[str, Any], wanted: str | None, path: Path) -> tuple[dict[str, Tensor], str]:
+    """Return one set of weights and its name: the wanted one, else the one that scored best."""
+    chosen = wanted or state["best"]["weights"]
+    tensors = state["model"] if chosen == "raw" else state["ema"]
+    if tensors is None:
+        raise CheckpointError(f"{path} holds no moving average: pass --weights raw")
+    return tensors, chosen
+
+
+def _build(config: Config, classes: Classes, path: Path) -> Classifier:
+    try:
+        return build.model(config, classes, pretrained=False)
+    except Exception as error:  # a constructor may raise anything on numbers that its signature allows
+        raise CheckpointError(f"the model in {path} cannot be built: {error or 'it is too large'}") from error
 
 
 def saved_classes(state: dict[str, Any]) -> Classes:
@@ -204,11 +220,8 @@ def initialise(model: nn.Module, path: str | Path) -> str:
         CheckpointError: if the file cannot be read, or is of another backbone.
     """
     path = local(path)
-    state = read(path)
-    if "format" not in state:
-        tensors = released.tensors(state, path)
-    else:
-        tensors = state["model"] if state["best"]["weights"] == "raw" else state["ema"]
+    state = _read(path)
+    tensors = _weights(_checked(state, path), None, path)[0] if "format" in state else released.tensors(state, path)
     wanted = {name: t for name, t in model.state_dict().items() if not name.endswith(COMPUTED)}
     fitting = {name: t for name, t in tensors.items() if name in wanted and wanted[name].shape == t.shape}
     # A head may differ, for another set of classes; half a backbone would be another network's.

@@ -55,8 +55,12 @@ def processes(device: torch.device) -> Iterator[None]:
     if "RANK" not in os.environ:
         yield
         return
+    store, number, size = next(dist.rendezvous("env://"))
+    # After a restart by torchrun the store still has the addresses of the processes before.
+    store = dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     # Evaluation exchanges scores between processes in main memory, gradients travel between GPUs.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=number, world_size=size)
     yield
     dist.destroy_process_group()  # not after an error: the others may be waiting inside the group
 

@@ -52,6 +52,11 @@ def suggest(word: str, known: list[str]) -> str:
     return f"; known: {', '.join(sorted(known))}" if known else ""
 
 
+def printable(text: str) -> str:
+    """Return text as one line without control characters: what a file holds must not steer the terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+
+
 @contextmanager
 def one_line() -> Iterator[None]:
     """Turn a `UserError`, or a file that cannot be used, into `mldec: <message>` and status 1.
@@ -61,7 +66,7 @@ def one_line() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        print(f"mldec: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"mldec: {printable(str(error))}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:  # the reader has seen enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

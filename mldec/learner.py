@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mldec import distributed
 from mldec.checkpoint import load_strict
 from mldec.data.loader import Batch, sample_seed
-from mldec.errors import ConfigError
+from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluate import autocast
 from mldec.losses.targets import at_least_float32
 from mldec.model import Classifier
@@ -168,10 +168,13 @@ class Learner:
         """
         load_strict(self.model, state["model"], path)
         if self.ema is not None:
-            load_strict(self.ema.module, state["ema"], path)
-        load_strict(self.loss, state["loss"], path)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
+            load_strict(self.ema.module, state["ema"] or {}, path)
+        try:
+            self.loss.load_state_dict(state["loss"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.scaler.load_state_dict(state["scaler"])
+        except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+            raise CheckpointError(f"{path} does not fit the optimiser, the loss or the precision: {error}") from error
         self.step = state["step"]
         if self.step < self.steps:
             fast_forward(self.schedule, self.step)

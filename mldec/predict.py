@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mldec import distributed
 from mldec.checkpoint import Loaded
-from mldec.data.transforms import read_image
+from mldec.data.transforms import FORMATS, read_image
 from mldec.errors import DataError, one_line
 from mldec.evaluate import autocast
 from mldec.options import add_model_options, fast_precision, open_model, positive
@@ -43,7 +43,7 @@ def find_images(paths: list[str]) -> list[Path]:
     Raises:
         DataError: for a path that is not there, or a folder without images.
     """
-    known = Image.registered_extensions()
+    known = {suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS}
     found: list[Path] = []
     for path in map(Path, paths):
         if not path.exists():

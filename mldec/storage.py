@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mldec.errors import CheckpointError
+from mldec.untrusted import refuse_bomb
 
 
 def save(path: Path, state: dict[str, Any], *, keep: int = 1) -> None:
@@ -118,6 +119,7 @@ def read(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         if file.read(1) in (b"<", b""):
             raise CheckpointError(f"{path} is no checkpoint, but {_instead(path)}: download it again")
+    refuse_bomb(path)
     try:
         with warnings.catch_warnings(action="ignore"):  # torch's remarks on a stranger's pickle help nobody
             state = torch.load(path, map_location="cpu", weights_only=True)

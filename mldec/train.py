@@ -10,6 +10,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from mldec.config import config_dir, explain, parse, prepare, to_yaml
 from mldec.errors import CheckpointError, ConfigError, one_line
@@ -103,7 +104,7 @@ def main() -> None:
         sys.argv[1:] = prepare(sys.argv[1:])
         try:
             app()
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise ConfigError(explain(error)) from error
 
 

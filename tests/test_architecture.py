@@ -25,6 +25,7 @@ ROWS = [
         "mldec.fast",
         "mldec.storage",
         "mldec.stops",
+        "mldec.untrusted",
     ),
     ("mldec.data.base", "mldec.data.transforms", "mldec.data.pair_augment", "mldec.data.labels", "mldec.data"),
     ("mldec.data.loader", "mldec.data.files"),

@@ -104,7 +104,9 @@ def _parse(annotations: Path) -> Table:
         raise DataError(f"{annotations} is not valid JSON ({error}); restore it, {_SEE}") from error
     except KeyError as error:
         raise DataError(f"{annotations} is not a COCO instances file: no key {error}; {_SEE}") from error
-    except (AssertionError, TypeError, AttributeError) as error:
+    except DataError:
+        raise
+    except (AssertionError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise DataError(f"{annotations} is not a COCO instances file ({error}); {_SEE}") from error
 
 

@@ -17,6 +17,8 @@ from torchvision.transforms import v2
 from mldec.data.pair_augment import PairAugment, cutout
 from mldec.errors import ConfigError, DataError, suggest
 
+# Pillow reads some forty formats; one of them, EPS, starts another program. These are the ones data sets come in.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 AUGMENTS = ("official", "randaugment", "none")
 _BILINEAR = Image.Resampling.BILINEAR
 _FIX = "restore the file or leave it out"
@@ -44,7 +46,7 @@ def read_image(path: str | Path) -> Image.Image:
     """
     try:
         # A file object, not a path: Pillow maps an uncompressed TIFF given by path, and then garbles turned ones.
-        with Path(path).open("rb") as file, Image.open(file) as image:
+        with Path(path).open("rb") as file, Image.open(file, formats=FORMATS) as image:
             image.load()
             rgb = _to_rgb(image)
             turn = _UPRIGHT.get(_orientation(image))
@@ -89,7 +91,7 @@ def _fault(path: Path, error: Exception) -> str:
     if path.is_file() and path.stat().st_size == 0:
         return "an empty file (0 bytes)"
     if isinstance(error, Image.UnidentifiedImageError):
-        return "not an image, or of an unknown format"
+        return f"not an image, or none of {', '.join(FORMATS)}"
     if isinstance(error, Image.DecompressionBombError):
         return "too large an image (more than twice PIL.Image.MAX_IMAGE_PIXELS)"
     return f"it cannot be read as an image ({' '.join(str(error).split()) or type(error).__name__})"

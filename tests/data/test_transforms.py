@@ -235,7 +235,7 @@ def test_unreadable_file(tmp_path, monkeypatch):
 
 
 def test_running_out_of_memory_is_not_the_files_fault(tmp_path, monkeypatch):
-    def exhaust(path):
+    def exhaust(path, **_):
         raise MemoryError
 
     monkeypatch.setattr(Image, "open", exhaust)
