@@ -68,7 +68,7 @@ def coco(
         flip: mirror half of the training images.
         crop: smallest area of a random crop as a fraction of the image; 1 turns it off.
         threshold: probability from which on a class counts as predicted, for precision, recall and F1.
-        sizes: validation also reports the mAP of small (a mask below 32 x 32 pixels), medium (96 x 96) and large objects.
+        sizes: validation also reports the mAP of small (below 32 x 32 pixels), medium (96 x 96) and large objects.
         drop_labels: each label of the training split becomes -1 (not annotated) with this probability, to simulate
             partly annotated data; it needs a loss that takes -1, such as loss=partial.
         keep_per_class: or: this many positives and negatives of each class stay, all other labels become -1.
