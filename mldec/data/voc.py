@@ -213,7 +213,8 @@ def _read_xml(path: Path) -> ElementTree.Element:
             raise DataError(f"{path} declares a document type or entities, which is refused; {_SEE}")
         return ElementTree.fromstring(text)
     except FileNotFoundError as error:
-        raise DataError(f"{path} is absent, though its image is listed; {_SEE}") from error
+        what = "is absent, though its image is listed (no labels of the test split of 2012 are public)"
+        raise DataError(f"{path} {what}; {_SEE}") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); {_SEE}") from error
     except UnicodeDecodeError as error:

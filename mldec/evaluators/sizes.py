@@ -15,7 +15,7 @@ class SizesEvaluator:
 
     A class with objects of any size is positive, which gives all the usual numbers. For mAP_small only a class with a
     small object is positive, and everything else, larger objects of the class included, is negative: the rows of the
-    official loader's target [3, K]. So these numbers are lower than mAP even for a perfect model.
+    official loader's target [3, K]. So a model that finds every object, whatever its size, stays below 100.
 
     Args:
         threshold: see `MultiLabelEvaluator`.

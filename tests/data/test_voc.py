@@ -200,6 +200,18 @@ def test_lists_as_they_occur(build, folder, text):
     assert names(build(train="dog_trainval").train) == ["000012", "000007", "000005"]
 
 
+def test_files_that_no_list_names_are_not_read(build, folder):
+    (folder / "Annotations" / "2007_000027.xml").write_text("broken")  # as the segmentation images of 2012
+    assert len(build().train.dataset) == 4
+
+
+def test_the_test_split_of_2012_has_no_labels(build, folder):
+    write(folder.parent / "VOC2012", {"train": {"2008_000002": []}})
+    (folder.parent / "VOC2012" / "ImageSets" / "Main" / "test.txt").write_text("2008_000001\n")
+    message = fault(build, root=str(folder.parent), year=2012, train="train")
+    assert "2008_000001.xml is absent, though its image is listed (no labels of the test split of 2012" in message
+
+
 # Real files
 
 
