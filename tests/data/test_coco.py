@@ -259,10 +259,11 @@ def test_the_metrics_by_size(build, root):
 
 
 def test_sizes_need_areas(build, root):
-    assert "an object has no area, which data.sizes=true needs" in fault(build, sizes=True)
-    for area in ("big", -1, True, float("nan"), [3]):
-        write(root, "val2014", with_areas({8: [(7, area)]}))
-        assert "is not a COCO instances file (annotation 800 has the area" in fault(build)
+    assert "an object has no valid area, which data.sizes=true needs" in fault(build, sizes=True)
+    for area in ("big", -1, True, None, float("nan"), [3]):
+        write(root, "val2014", with_areas({8: [(7, area), (1, 9)]}))
+        assert targets(build().val) == [[1, 1, 0]]
+        assert "an object has no valid area" in fault(build, sizes=True)
 
 
 def test_one_cache_serves_with_and_without_sizes(build, root, monkeypatch):
