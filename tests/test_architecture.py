@@ -27,15 +27,15 @@ ROWS = [
         "mldec.stops",
         "mldec.untrusted",
     ),
-    ("mldec.data.base", "mldec.data.transforms", "mldec.data.pair_augment", "mldec.data.labels", "mldec.data"),
+    ("mldec.data.base", "mldec.data.transforms", "mldec.data.pair_augment", "mldec.data.labels"),
     ("mldec.data.loader", "mldec.data.files"),
-    ("mldec.config", "mldec.memory", "mldec.model", "mldec.runlog", "mldec.data.coco", "mldec.data.digits"),
+    ("mldec.config", "mldec.memory", "mldec.model", "mldec.runlog", "mldec.data"),  # its readers
     ("mldec.build", "mldec.released"),
     ("mldec.checkpoint",),
     ("mldec.options", "mldec.evaluate", "mldec.cost"),
     ("mldec.learner",),
     ("mldec.trainer",),
-    ("mldec.train", "mldec.predict", "mldec.benchmark"),
+    ("mldec.train", "mldec.predict", "mldec.benchmark", "mldec.check_data", "mldec.draw"),
 ]
 
 

@@ -7,7 +7,9 @@ megabytes in a cache folder, so that a second start reads no JSON and loader wor
 import io
 import json
 import logging
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,18 @@ from pycocotools.coco import COCO
 
 from mldec.data.base import DataModule
 from mldec.data.files import Table, cached, check_folder, file_data, paths
-from mldec.data.labels import from_dense
+from mldec.data.labels import Labels, from_dense
+from mldec.data.partial_labels import fixed_per_class, random_drop
 from mldec.data.transforms import EvalTransform, TrainTransform
-from mldec.errors import DataError
+from mldec.errors import ConfigError, DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.evaluators.sizes import SIZES, SizesEvaluator
 
 log = logging.getLogger("mldec")
+
+# A cached table says of which sizes the objects of a class are: a sum of these.
+NO_AREA = 8  # the annotation does not say it
+PRESENT = dict.fromkeys(range(2, 2 * NO_AREA), 1)  # objects of any size are one label
 
 _SEE = "see DATASETS.md, section MS-COCO"
 
@@ -39,6 +47,10 @@ def coco(
     flip: bool = False,
     crop: float = 1.0,
     threshold: float = 0.5,
+    sizes: bool = False,
+    drop_labels: float = 0.0,
+    keep_per_class: int | None = None,
+    labels_seed: int = 0,
     bad_images: str = "stop",
     cache_dir: str | None = None,
 ) -> DataModule:
@@ -56,6 +68,11 @@ def coco(
         flip: mirror half of the training images.
         crop: smallest area of a random crop as a fraction of the image; 1 turns it off.
         threshold: probability from which on a class counts as predicted, for precision, recall and F1.
+        sizes: validation also reports the mAP of small (below 32 x 32 pixels), medium (96 x 96) and large objects.
+        drop_labels: each label of the training split becomes -1 (not annotated) with this probability, to simulate
+            partly annotated data; it needs a loss that takes -1, such as loss=partial.
+        keep_per_class: or: this many positives and negatives of each class stay, all other labels become -1.
+        labels_seed: decides which labels go.
         bad_images: "stop" at an image that cannot be read, or "skip" and count it.
         cache_dir: folder for the parsed annotations; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
 
@@ -65,11 +82,14 @@ def coco(
     """
     learn = TrainTransform(image_size=image_size, augment=augment, cutout=cutout, flip=flip, crop=crop)
     check = EvalTransform(image_size=image_size)
-    evaluator = partial(MultiLabelEvaluator, threshold=threshold)
+    thin = _thinning(drop_labels, keep_per_class, labels_seed)
+    evaluator = partial(SizesEvaluator if sizes else MultiLabelEvaluator, threshold=threshold)
     evaluator()  # refuses a wrong threshold now, not after the first epoch
     folder = check_folder(root, "MS-COCO", _SEE)
+    read = partial(_read_split, folder, annotated_only=annotated_only, cache_dir=cache_dir)
     return file_data(
-        partial(_read_split, folder, annotated_only=annotated_only, cache_dir=cache_dir),
+        partial(read, sizes=sizes),
+        load_train=partial(read, thin=thin),
         train=train,
         val=val,
         learn=learn,
@@ -81,16 +101,46 @@ def coco(
     )
 
 
-def _read_split(root: Path, split: str, *, annotated_only: bool, cache_dir: str | None) -> tuple[Path, Table]:
+def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], Labels] | None:
+    """Return what makes the training labels partial, if anything."""
+    if not 0 <= drop < 1:
+        raise ConfigError(f"data.drop_labels {drop} is not in [0, 1)")
+    if keep is not None and keep < 1:
+        raise ConfigError(f"data.keep_per_class {keep} is not a whole number from 1 on; null keeps all labels")
+    if seed < 0:
+        raise ConfigError(f"data.labels_seed {seed} is below 0")
+    if drop and keep is not None:
+        raise ConfigError(f"data.drop_labels={drop} and data.keep_per_class={keep} exclude each other: leave one out")
+    if keep is not None:
+        return partial(fixed_per_class, n=keep, seed=seed)
+    return partial(random_drop, p=drop, seed=seed) if drop else None
+
+
+def _read_split(
+    root: Path,
+    split: str,
+    *,
+    annotated_only: bool,
+    cache_dir: str | None,
+    sizes: bool = False,
+    thin: Callable[[Labels], Labels] | None = None,
+) -> tuple[Path, Table]:
     annotations = root / "annotations" / f"instances_{split}.json"
     table = cached("coco", [annotations], partial(_parse, annotations), cache_dir=cache_dir, see=_SEE)
     if annotated_only:
-        table = table.select(table.labels.counts_per_image() > 0)
+        table = table.select(np.diff(table.labels.starts) > 0)  # nothing is stated but what is present
     if not len(table):
         raise DataError(f"{annotations}: no image {'with an object' if annotated_only else 'at all'}; {_SEE}")
+    if sizes and (table.labels.values >= NO_AREA).any():
+        raise DataError(f"{annotations}: an object has no valid area, which data.sizes=true needs; {_SEE}")
+    labels = table.labels if sizes else table.labels.recode(PRESENT)
     which = "annotated only" if annotated_only else "all"
     log.info("coco %s: %s images (%s), %d classes", split, f"{len(table):,}", which, len(table.classes))
-    return root / split, table
+    if thin is not None:
+        labels = thin(labels)
+        left = f"{(labels.dense() >= 0).mean():.2%}"
+        log.info("coco %s: %s of the labels are kept, the others count as not annotated", split, left)
+    return root / split, replace(table, labels=labels)
 
 
 def _parse(annotations: Path) -> Table:
@@ -123,6 +173,14 @@ def _tabulate(annotations: Path, index: Any) -> Table:
         if row is None or column is None:
             what = f"image {annotation['image_id']}" if row is None else f"category {annotation['category_id']}"
             raise DataError(f"{annotations}: annotation {annotation['id']} names the unknown {what}; {_SEE}")
-        labels[row, column] = 1
+        labels[row, column] |= _size(annotation)
     files = paths([index.imgs[image]["file_name"] for image in rows])
     return Table(files, from_dense(labels), tuple(index.cats[category]["name"] for category in columns))
+
+
+def _size(annotation: dict[str, Any]) -> int:
+    """Return the size of an object by the area of its mask, with the limits of the official loader."""
+    area = annotation.get("area")
+    if isinstance(area, bool) or not isinstance(area, int | float) or not area >= 0:
+        return NO_AREA  # which matters only to those who ask for sizes
+    return SIZES["small" if area < 32**2 else "medium" if area < 96**2 else "large"]

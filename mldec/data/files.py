@@ -26,7 +26,7 @@ from mldec.evaluators import Evaluator
 
 log = logging.getLogger("mldec")
 
-FORMAT = 2  # of a cached table; raise it when the meaning of a stored array changes
+FORMAT = 3  # of a cached table; raise it when the meaning of a stored array changes
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ def file_data(
     see: str,
     exclusive: bool = False,
     bad_images: str = "stop",
+    load_train: Callable[[str], tuple[Path, Table]] | None = None,
 ) -> DataModule:
     """Return a `DataModule` of two splits of one data set with the same classes.
 
@@ -95,24 +96,25 @@ def file_data(
         see: where help is, such as "see DATASETS.md, section MS-COCO".
         exclusive: each image has one label.
         bad_images: see `DataModule`.
+        load_train: as `load`, for the split to learn from, where its labels mean something else; None is `load`.
 
     Raises:
         DataError: when a split is used that has no image, lacks a file, or has other classes than validation.
     """
 
-    def read(name: str, transform: Callable[[Image.Image], Tensor]) -> Split:
-        folder, table = load(name)
+    def read(name: str, found: tuple[Path, Table], transform: Callable[[Image.Image], Tensor]) -> Split:
+        folder, table = found
         if not len(table):
             raise DataError(f"{folder}: {name} has no image; {see}")
         check_present(folder, table.files, see)
         return Split(ImageFiles(folder, table, transform), Classes(table.classes, exclusive))
 
-    def load_train() -> Split:
-        split = read(train, learn)
+    def read_train() -> Split:
+        split = read(train, (load_train or load)(train), learn)
         check_same_classes(split.classes.names, data.val.classes.names, where, see)
         return split
 
-    data = DataModule(load_train, lambda: read(val, check), evaluator, check, bad_images)
+    data = DataModule(read_train, lambda: read(val, load(val), check), evaluator, check, bad_images)
     return data
 
 

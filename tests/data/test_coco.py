@@ -1,4 +1,5 @@
 import copy
+import gzip
 import json
 import logging
 import os
@@ -14,6 +15,8 @@ from mldec.data import coco as module
 from mldec.data.coco import coco
 from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError, DataError
+from mldec.losses.asymmetric import AsymmetricLoss
+from mldec.losses.partial import PartialAsymmetricLoss
 
 CATEGORIES = [{"id": 7, "name": "train"}, {"id": 1, "name": "person"}, {"id": 90, "name": "tooth brush"}]
 # Image id -> category ids of its objects. Not in order, one image without an object, one class twice.
@@ -192,7 +195,162 @@ def test_home_and_relative_roots(root, build, monkeypatch):
     assert build(root="coco").val.dataset.name(0).startswith(str(root))
 
 
+# The layout of 2017
+
+
+def test_the_layout_of_2017(build, root):
+    for split, objects in {"train2017": TRAIN, "val2017": VAL}.items():
+        data = content(split, objects)
+        for image in data["images"]:
+            image["file_name"] = f"{image['id']:012d}.jpg"
+        write(root, split, data)
+        (root / split).mkdir()
+        for image in data["images"]:
+            Image.new("RGB", (9, 6)).save(root / split / image["file_name"])
+    new, old = build(train="train2017", val="val2017"), build()
+    assert new.val.dataset.name(0) == str(root / "val2017" / "000000000008.jpg")
+    assert targets(new.train) == targets(old.train)
+    assert targets(new.val) == targets(old.val)
+
+
+# Sizes
+
+
+def with_areas(areas):
+    """Image id -> (category, area) of each object."""
+    data = content("val2014", {image: [category for category, _ in objects] for image, objects in areas.items()})
+    flat = [area for objects in areas.values() for _, area in objects]
+    for annotation, area in zip(data["annotations"], flat, strict=True):
+        annotation["area"] = area
+    return data
+
+
+AREAS = {8: [(7, 1023.9), (90, 1024), (90, 9216.0)], 6: [(1, 0), (1, 9215.9), (7, 20000)]}
+
+
+def test_validation_targets_say_of_which_sizes_the_objects_are(build, root):
+    write(root, "val2014", with_areas(AREAS))
+    assert targets(build(sizes=True).val) == [[3, 4, 0], [0, 1, 6]]  # 1 small, 2 medium, 4 large
+    assert targets(build().val) == [[1, 1, 0], [0, 1, 1]]
+
+
+def test_sizes_never_reach_training(build, root):
+    write(root, "val2014", with_areas(AREAS))
+    data = build(sizes=True, train="val2014")
+    assert targets(data.train) == [[1, 1, 0], [0, 1, 1]]
+    assert targets(data.val) == [[3, 4, 0], [0, 1, 6]]
+    thinned = build(sizes=True, train="val2014", drop_labels=0.5)
+    assert {value for row in targets(thinned.train) for value in row} <= {-1, 0, 1}
+
+
+def test_the_metrics_by_size(build, root):
+    write(root, "val2014", with_areas(AREAS))
+    logits = torch.tensor([[1.0, 2.0, -1.0], [0.0, 3.0, 1.0]])
+    found = {}
+    for sizes in (False, True):
+        data = build(sizes=sizes)
+        evaluator = data.evaluator()
+        evaluator.update(logits, torch.stack([data.val.dataset[index][1] for index in range(2)]))
+        found[sizes] = evaluator.compute()
+    assert {name: found[True][name] for name in found[False]} == found[False]
+    assert found[True]["mAP_small"] == pytest.approx(100)  # person: first; train: first
+    assert found[True]["mAP_large"] == pytest.approx(100 * (1 / 2 + 1) / 2)  # train: second
+    assert not any(name.startswith("mAP_small") for name in found[False])
+
+
+def test_sizes_need_areas(build, root):
+    assert "an object has no valid area, which data.sizes=true needs" in fault(build, sizes=True)
+    for area in ("big", -1, True, None, float("nan"), [3]):
+        write(root, "val2014", with_areas({8: [(7, area), (1, 9)]}))
+        assert targets(build().val) == [[1, 1, 0]]
+        assert "an object has no valid area" in fault(build, sizes=True)
+
+
+def test_one_cache_serves_with_and_without_sizes(build, root, monkeypatch):
+    write(root, "val2014", with_areas(AREAS))
+    build()
+    forbid_parsing(monkeypatch)
+    assert targets(build(sizes=True).val)[0] == [3, 4, 0]
+
+
+def test_sizes_of_the_sample(sample_data, tmp_path):
+    root = sample_data / "coco2014_mini"
+    data = coco(root=str(root), cache_dir=str(tmp_path), sizes=True, annotated_only=False)
+    raw = json.loads(annotation_file(root, "val2014").read_text())
+    shown = data.val.dataset.labels.dense()
+    images = sorted(image["id"] for image in raw["images"])
+    columns = sorted(category["id"] for category in raw["categories"])
+    expected = np.zeros((3, *shown.shape), bool)
+    for a in raw["annotations"]:
+        size = int(a["area"] >= 32 * 32) + int(a["area"] >= 96 * 96)
+        expected[size, images.index(a["image_id"]), columns.index(a["category_id"])] = True
+    for size in range(3):
+        assert np.array_equal((shown >> size) % 2 == 1, expected[size])
+        assert expected[size].any()
+    assert set(np.unique(data.train.dataset.labels.dense())) == {0, 1}
+
+
+# Labels taken away
+
+
+def test_only_training_labels_are_taken_away(build):
+    whole = build(annotated_only=False)
+    for option in ({"drop_labels": 0.5}, {"keep_per_class": 1}):
+        data = build(annotated_only=False, **option)
+        thin = np.array(targets(data.train))
+        assert (thin == -1).any()
+        assert np.array_equal(thin[thin >= 0], np.array(targets(whole.train))[thin >= 0])
+        assert targets(data.val) == targets(whole.val)
+    assert [(thin[:, 0] == value).sum() for value in (1, 0)] == [1, 1]
+    assert names(data.train) == names(whole.train)
+
+
+def test_the_seed_decides_which_labels_go(build):
+    seen = {str(targets(build(drop_labels=0.5, labels_seed=seed).train)) for seed in (0, 0, 1, 2, 3)}
+    assert 1 < len(seen) <= 4
+
+
+def test_the_log_says_how_much_is_left(build, caplog):
+    with caplog.at_level(logging.INFO, "mldec"):
+        build(keep_per_class=1)
+    assert "coco train2014: 66.67% of the labels are kept, the others count as not annotated" in caplog.messages
+
+
+def test_partial_labels_need_a_loss_that_takes_them(build):
+    rows = torch.tensor(targets(build(drop_labels=0.5).train))
+    assert (rows == -1).any()
+    with pytest.raises(DataError, match="target -1 is not allowed"):
+        AsymmetricLoss()(torch.zeros(rows.shape), rows)
+    assert PartialAsymmetricLoss(mode="ignore")(torch.zeros(rows.shape), rows).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"drop_labels": 1.0}, r"data.drop_labels 1.0 is not in \[0, 1\)"),
+        ({"drop_labels": -0.1}, "data.drop_labels -0.1"),
+        ({"keep_per_class": 0}, "data.keep_per_class 0 is not a whole number from 1 on"),
+        ({"keep_per_class": 5, "drop_labels": 0.5}, "exclude each other"),
+        ({"labels_seed": -1}, "data.labels_seed -1 is below 0"),
+    ],
+)
+def test_thinning_that_cannot_be(build, options, expected):
+    with pytest.raises(ConfigError, match=expected):
+        build(**options)
+
+
 # Real files
+
+
+def test_the_sample_lies_in_the_official_splits(sample_data, tmp_path):
+    data = coco(root=str(sample_data / "coco2014_mini"), cache_dir=str(tmp_path), annotated_only=False)
+    official = {}
+    for split, part, total in (("train2014", data.train, 82783), ("val2014", data.val, 40504)):
+        with gzip.open(sample_data / "coco2014_ids" / f"{split}_ids.txt.gz", "rt") as file:
+            official[split] = {int(line) for line in file}
+        assert len(official[split]) == total
+        assert {int(Path(name).stem.split("_")[-1]) for name in names(part)} <= official[split]
+    assert not official["train2014"] & official["val2014"]
 
 
 def test_counts_of_the_sample(sample_data, tmp_path):

@@ -1,0 +1,53 @@
+"""The mAP of small, medium and large objects, beside everything else about multi-label classification."""
+
+import torch
+from torch import Tensor
+
+from mldec import distributed
+from mldec.evaluators.average_precision import average_precision
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+
+SIZES = {"small": 1, "medium": 2, "large": 4}  # the bit of each in a target
+
+
+class SizesEvaluator:
+    """A `MultiLabelEvaluator` whose targets say of which sizes the objects of a class are.
+
+    A class with objects of any size is positive, which gives all the usual numbers. For mAP_small only a class with a
+    small object is positive, and everything else, larger objects of the class included, is negative: the rows of the
+    official loader's target [3, K]. So a model that finds every object, whatever its size, stays below 100.
+
+    Args:
+        threshold: see `MultiLabelEvaluator`.
+
+    Raises:
+        ConfigError: for a threshold out of its range.
+    """
+
+    def __init__(self, *, threshold: float = 0.5) -> None:
+        self.union = MultiLabelEvaluator(threshold=threshold)
+        self.sizes: list[Tensor] = []
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Add a batch: logits float [B, K]; targets [B, K] of sums of `SIZES`, 0 (absent) or -1 (not annotated)."""
+        self.union.update(logits, targets.clamp(max=1))
+        self.sizes.append(targets.to(torch.int8).cpu())
+
+    def compute(self) -> dict[str, float]:
+        """Return percentages: those of `MultiLabelEvaluator`, then mAP_small, mAP_medium and mAP_large.
+
+        The last three are means over the classes that have an object of the size; NaN without any.
+        """
+        metrics = self.union.compute()
+        logits, sizes = distributed.share_columns(self.union.logits), distributed.share_columns(self.sizes)
+        self._per_class = {}
+        for name, bit in SIZES.items():
+            targets = [torch.where(block < 0, block, (block & bit).clamp(max=1)) for block in sizes]
+            of_class = distributed.join_columns(average_precision(logits, targets)["none"])
+            self._per_class[f"AP_{name}"] = (100 * of_class).tolist()
+            metrics[f"mAP_{name}"] = 100 * of_class.nanmean().item()
+        return metrics
+
+    def per_class(self) -> dict[str, list[float]]:
+        """Return the columns of `MultiLabelEvaluator`, then the AP of each size in percent."""
+        return {**self.union.per_class(), **self._per_class}
