@@ -36,10 +36,7 @@ class PartialLabelEvaluator:
         """
         logits, targets = distributed.share_columns(self.logits), distributed.share_columns(self.targets)
         precision = distributed.join_columns(average_precision(logits, targets)["none"])
-        positives, negatives = (distributed.join_columns(_count(targets, value)) for value in (1, 0))
-        unknown = int(
-            distributed.total(sum((block < 0).sum() for block in targets) + torch.zeros((), dtype=torch.long))
-        )
+        positives, negatives, unknown = (distributed.join_columns(_count(targets, value)) for value in (1, 0, -1))
         naive = distributed.join_columns(average_precision(logits, [block.clamp(min=0) for block in targets])["none"])
         valid = (positives > 0) & (negatives > 0)
         self._per_class = {"AP": torch.where(valid, 100 * precision, torch.nan), "AP_naive": 100 * naive}
