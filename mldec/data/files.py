@@ -21,12 +21,13 @@ from torch import Tensor
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.labels import Labels
 from mldec.data.transforms import EvalTransform, read_image
-from mldec.errors import DataError
+from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator
 
 log = logging.getLogger("mldec")
 
 FORMAT = 3  # of a cached table; raise it when the meaning of a stored array changes
+ABSENT = ("stop", "skip", "unchecked")
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def file_data(
     exclusive: bool = False,
     bad_images: str = "stop",
     load_train: Callable[[str], tuple[Path, Table]] | None = None,
+    absent: str = "stop",
 ) -> DataModule:
     """Return a `DataModule` of two splits of one data set with the same classes.
 
@@ -97,16 +99,24 @@ def file_data(
         exclusive: each image has one label.
         bad_images: see `DataModule`.
         load_train: as `load`, for the split to learn from, where its labels mean something else; None is `load`.
+        absent: what to do about a listed image that is not on the disk, found at the start: "stop"; "skip": leave it
+            out and log how many; or "unchecked": do not list the folders, which takes a minute for millions of files.
 
     Raises:
+        ConfigError: for an unknown choice.
         DataError: when a split is used that has no image, lacks a file, or has other classes than validation.
     """
+    if absent not in ABSENT:
+        raise ConfigError(f"data.absent {absent!r} is not known: choose stop, skip or unchecked")
 
     def read(name: str, found: tuple[Path, Table], transform: Callable[[Image.Image], Tensor]) -> Split:
         folder, table = found
         if not len(table):
             raise DataError(f"{folder}: {name} has no image; {see}")
-        check_present(folder, table.files, see)
+        if absent == "stop":
+            check_present(folder, table.files, see)
+        elif absent == "skip":
+            table = keep_present(folder, table, see)
         return Split(ImageFiles(folder, table, transform), Classes(table.classes, exclusive))
 
     def read_train() -> Split:
@@ -141,22 +151,46 @@ def check_same_classes(train: tuple[str, ...], val: tuple[str, ...], where: str 
 
 
 def check_present(folder: Path, files: np.ndarray, see: str) -> None:
-    """Compare the listed files with the folder: one listing, where a question for each file takes minutes over NFS.
+    """Compare the listed files with the folder.
 
     Raises:
         DataError: with the number of absent files and the first of them.
     """
-    present: dict[str, set[str]] = {}
-    absent = []
-    for file in map(os.fsdecode, files.tolist()):
-        inner, _, leaf = file.rpartition("/")
-        if inner not in present:
-            present[inner] = _list(folder / inner, see)
-        if leaf not in present[inner]:
-            absent.append(file)
-    if absent:
-        count = f"{len(absent):,} of {len(files):,}"
-        raise DataError(f"{folder}: {count} listed images are absent, the first is {absent[0]}; {see}")
+    absent = ~find_present(folder, files, see)
+    if absent.any():
+        count = f"{absent.sum():,} of {len(files):,}"
+        first = os.fsdecode(files[absent.argmax()])
+        raise DataError(f"{folder}: {count} listed images are absent, the first is {first}; {see}")
+
+
+def keep_present(folder: Path, table: Table, see: str) -> Table:
+    """Return the images that are on the disk, and log how many are not.
+
+    Raises:
+        DataError: if none is.
+    """
+    present = find_present(folder, table.files, see)
+    if not present.any():
+        raise DataError(f"{folder}: none of {len(table):,} listed images is there; {see}")
+    if present.all():
+        return table
+    log.warning(
+        "%s: %s of %s listed images are absent and left out", folder, f"{(~present).sum():,}", f"{len(table):,}"
+    )
+    return table.select(present)
+
+
+def find_present(folder: Path, files: np.ndarray, see: str) -> np.ndarray:
+    """Tell which files exist, bool [N]: a listing of each folder, where a question for each file takes minutes."""
+    listed: dict[str, set[str]] = {}
+    present = np.ones(len(files), bool)
+    for start in range(0, len(files), 65536):  # millions of names at once would be gigabytes of strings
+        for row, file in enumerate(map(os.fsdecode, files[start : start + 65536].tolist()), start):
+            inner, _, leaf = file.rpartition("/")
+            if inner not in listed:
+                listed[inner] = _list(folder / inner, see)
+            present[row] = leaf in listed[inner]
+    return present
 
 
 def cached(name: str, sources: Sequence[Path], parse: Callable[[], Table], *, cache_dir: str | None, see: str) -> Table:

@@ -99,3 +99,34 @@ def from_lists(
         values += said.values()
         starts.append(len(classes))
     return Labels(np.array(starts, np.int64), np.array(classes, np.int32), np.array(values, np.int8), num_classes, rest)
+
+
+def from_statements(
+    images: np.ndarray, classes: np.ndarray, values: np.ndarray, *, num_images: int, num_classes: int, rest: int = -1
+) -> tuple[Labels, int]:
+    """Return the labels of statements in any order, and how many pairs are called both present and absent.
+
+    Such a pair counts as present; a statement made twice counts once.
+
+    Args:
+        images: whole numbers [M] below `num_images`.
+        classes: whole numbers [M] below `num_classes`.
+        values: [M] of 1 and 0.
+        num_images: N.
+        num_classes: K.
+        rest: what is not stated, see `Labels`.
+    """
+    # One number a statement: sorting it groups the images, and puts "present" last of what is said of a pair.
+    said = images.astype(np.int64)
+    said *= num_classes
+    said += classes
+    said *= 2
+    said += values == 1
+    said.sort()
+    pairs = said >> 1
+    last = np.append(pairs[1:] != pairs[:-1], True)[: len(pairs)]
+    clashes = int(np.count_nonzero(~last[:-1] & (said[1:] != said[:-1])))
+    pairs, values = pairs[last], (said[last] & 1).astype(np.int8)
+    owners, columns = np.divmod(pairs, num_classes)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=num_images))]).astype(np.int64)
+    return Labels(starts, columns.astype(np.int32), values, num_classes, rest), clashes

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
+from mldec.losses.prior import PriorEstimate, read_prior
 from mldec.losses.targets import prepare
 
 Mode = Literal["negative", "ignore", "ignore_normalized", "selective"]
@@ -30,12 +31,15 @@ class PartialAsymmetricLoss(nn.Module):
         clip: probability added to 1 - p of negatives of both kinds, in [0, 1).
         likelihood_top_k: "selective": this many unannotated labels an image of the batch, those with the highest
             probability in the whole batch, do not count.
-        class_prior: "selective": K shares of images that show each class; None for unknown.
+        class_prior: "selective": K shares of images that show each class, or a CSV file of them, see `read_prior`, or
+            None for unknown. "estimate", in every mode: the mean prediction during this training, see `PriorEstimate`;
+            the official way is to estimate with mode "ignore" and to give the file to a second run.
         prior_threshold: "selective": the unannotated of classes with a higher prior do not count.
         eps: lower bound of a probability inside the logarithm.
 
     Raises:
         ConfigError: for a value out of its range, or one without effect in the mode.
+        DataError: if the file of priors is not one.
     """
 
     reduction = "sum"
@@ -52,7 +56,7 @@ class PartialAsymmetricLoss(nn.Module):
         alpha_unannotated: float = 1.0,
         clip: float = 0.0,
         likelihood_top_k: int = 0,
-        class_prior: Sequence[float] | None = None,
+        class_prior: Sequence[float] | str | None = None,
         prior_threshold: float = 0.5,
         eps: float = 1e-8,
     ) -> None:
@@ -61,7 +65,7 @@ class PartialAsymmetricLoss(nn.Module):
             raise ConfigError(f"loss.mode '{mode}' is unknown: choose negative, ignore, ignore_normalized or selective")
         if min(gamma_pos, gamma_neg, gamma_unannotated) < 0 or not 0 <= clip < 1 or likelihood_top_k < 0:
             raise ConfigError("loss: gammas and likelihood_top_k must be 0 or more, and clip in [0, 1)")
-        if mode != "selective" and (likelihood_top_k or class_prior is not None):
+        if mode != "selective" and (likelihood_top_k or class_prior not in (None, "estimate")):
             raise ConfigError(f"loss.likelihood_top_k and loss.class_prior have no effect with loss.mode={mode}")
         if mode == "selective" and not likelihood_top_k and class_prior is None:
             raise ConfigError("loss.mode=selective selects nothing: set loss.likelihood_top_k or loss.class_prior")
@@ -69,8 +73,14 @@ class PartialAsymmetricLoss(nn.Module):
         self.gammas = gamma_pos, gamma_neg, gamma_unannotated
         self.alphas = alpha_pos, alpha_neg, alpha_unannotated
         self.likelihood_top_k, self.prior_threshold = likelihood_top_k, prior_threshold
+        self.estimate = PriorEstimate() if class_prior == "estimate" else None
         self.class_prior: Tensor | None
-        self.register_buffer("class_prior", None if class_prior is None else torch.tensor(list(class_prior)))
+        given = None if self.estimate else read_prior(class_prior) if isinstance(class_prior, str) else class_prior
+        self.register_buffer("class_prior", None if given is None else torch.tensor(list(given)))
+
+    def prior(self) -> Tensor | None:
+        """Return the class priors given, or the estimate so far: [K] in [0, 1]; None if there are none."""
+        return self.estimate.value() if self.estimate else self.class_prior
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Map logits [B, K] and targets [B, K] of 1, 0 and -1 to the summed loss [], float32.
@@ -81,6 +91,8 @@ class PartialAsymmetricLoss(nn.Module):
         """
         logits, targets = prepare(logits, targets, unknown=True)
         positive = logits.sigmoid()
+        if self.estimate and self.training:
+            self.estimate.update(positive.detach())
         negative = (1 - positive + self.clip).clamp(max=1)
         kinds = [(targets == kind).to(logits.dtype) for kind in (1, 0, -1)]
         alpha = sum(alpha * kind for alpha, kind in zip(self.alphas, kinds, strict=True))
@@ -98,10 +110,14 @@ class PartialAsymmetricLoss(nn.Module):
             if self.mode == "ignore_normalized":
                 weights = weights * (1 + 1 / (1 + (~unannotated).sum(1, keepdim=True)))
             return weights.masked_fill(unannotated, 0)
-        if self.class_prior is not None:
-            if len(self.class_prior) != targets.shape[1]:
-                raise ConfigError(f"loss.class_prior has {len(self.class_prior)} values for {targets.shape[1]} classes")
-            weights = weights.masked_fill(unannotated & (self.class_prior > self.prior_threshold), 0)
+        if self.mode == "negative":
+            return weights
+        prior = self.prior()
+        if prior is not None:
+            if len(prior) != targets.shape[1]:
+                raise ConfigError(f"loss.class_prior has {len(prior)} values for {targets.shape[1]} classes")
+            common = prior.to(targets.device) > self.prior_threshold
+            weights = weights.masked_fill(unannotated & common, 0)
         if self.likelihood_top_k:
             likely = probability.masked_fill(~unannotated, -1).flatten()
             chosen = likely.topk(min(self.likelihood_top_k * len(targets), len(likely))).indices

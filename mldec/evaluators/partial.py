@@ -1,0 +1,66 @@
+"""Mean average precision where most labels were never looked at: only what was annotated counts."""
+
+import logging
+
+import torch
+from torch import Tensor
+
+from mldec import distributed
+from mldec.evaluators.average_precision import average_precision
+
+log = logging.getLogger("mldec")
+
+
+class PartialLabelEvaluator:
+    """mAP over the annotated labels (1 and 0), and for comparison with -1 taken as negative.
+
+    Source: Alibaba-MIIL/PartialLabelingCSL, AP_partial; the paper's Open Images figures are `mAP_partial`.
+    """
+
+    def __init__(self) -> None:
+        self.logits: list[Tensor] = []
+        self.targets: list[Tensor] = []
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Add a batch: logits float [B, K], kept in float32; targets [B, K] of 1, 0 or -1 (not annotated)."""
+        self.logits.append(logits.float().cpu())
+        self.targets.append(targets.to(torch.int8).cpu())
+
+    def compute(self) -> dict[str, float]:
+        """Return percentages, then counts of classes.
+
+        mAP_partial: mean over the valid classes, those with an annotated positive and an annotated negative; NaN if
+        there is none. mAP_weighted: the same, each class weighted by its positives. mAP_naive: what is not annotated
+        is negative and a class without a positive has 0, as in fully annotated data. A class that is not valid is
+        counted once: without labels, else without positives, else without negatives.
+        """
+        logits, targets = distributed.share_columns(self.logits), distributed.share_columns(self.targets)
+        precision = distributed.join_columns(average_precision(logits, targets)["none"])
+        positives, negatives, unknown = (distributed.join_columns(_count(targets, value)) for value in (1, 0, -1))
+        naive = distributed.join_columns(average_precision(logits, [block.clamp(min=0) for block in targets])["none"])
+        valid = (positives > 0) & (negatives > 0)
+        self._per_class = {"AP": torch.where(valid, 100 * precision, torch.nan), "AP_naive": 100 * naive}
+        self._per_class |= {"positives": positives, "negatives": negatives}
+        if unknown.any():
+            log.warning("mAP_naive takes unannotated labels as negative: not the partial-label protocol of the papers")
+        if not valid.any():
+            log.warning("mAP_partial: no class has both an annotated positive and an annotated negative")
+        weighted = (precision * positives)[valid].sum() / positives[valid].sum()
+        return {
+            "mAP_partial": 100 * precision[valid].mean().item(),
+            "mAP_weighted": 100 * weighted.item(),
+            "mAP_naive": 100 * naive.nan_to_num(0).mean().item(),
+            "classes_valid": float(valid.sum()),
+            "classes_without_labels": float(((positives == 0) & (negatives == 0)).sum()),
+            "classes_without_positives": float(((positives == 0) & (negatives > 0)).sum()),
+            "classes_without_negatives": float(((positives > 0) & (negatives == 0)).sum()),
+        }
+
+    def per_class(self) -> dict[str, list[float]]:
+        """Return AP in percent (NaN if the class is not valid), the naive one, and the annotated labels, a class."""
+        return {name: column.tolist() for name, column in self._per_class.items()}
+
+
+def _count(targets: list[Tensor], value: int) -> Tensor:
+    """Return how many images of the blocks [n, K] have a value, int64 [K]."""
+    return torch.stack([(block == value).sum(0) for block in targets]).sum(0)

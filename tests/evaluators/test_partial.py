@@ -1,0 +1,99 @@
+import logging
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from sklearn.metrics import average_precision_score
+
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.evaluators.partial import PartialLabelEvaluator
+
+ROWS, CLASSES = 90, 7
+
+
+def predictions() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits and targets; class 1 has no label, 3 no positive and 5 no negative."""
+    generator = torch.Generator().manual_seed(3)
+    drawn = torch.rand(ROWS, CLASSES, generator=generator)
+    targets = torch.where(drawn < 0.15, 1, torch.where(drawn < 0.4, 0, -1)).to(torch.int8)
+    targets[:, 1] = -1
+    targets[:, 3].clamp_(max=0)
+    targets[:, 5][targets[:, 5] == 0] = -1
+    return torch.randn(ROWS, CLASSES, generator=generator) + (targets == 1), targets
+
+
+def evaluated(logits: torch.Tensor, targets: torch.Tensor) -> tuple[PartialLabelEvaluator, dict[str, float]]:
+    evaluator = PartialLabelEvaluator()
+    for block, labels in zip(logits.split(40), targets.split(40), strict=True):
+        evaluator.update(block, labels)
+    return evaluator, evaluator.compute()
+
+
+def test_only_annotated_labels_of_valid_classes_count() -> None:
+    logits, targets = predictions()
+    evaluator, found = evaluated(logits, targets)
+    valid = [0, 2, 4, 6]
+    kept = [(logits[targets[:, c] >= 0, c].numpy(), targets[targets[:, c] >= 0, c].numpy()) for c in valid]
+    values = [100 * average_precision_score(labels, scores) for scores, labels in kept]
+    weights = [int(labels.sum()) for _, labels in kept]
+    assert next(iter(found)) == "mAP_partial"
+    assert found["mAP_partial"] == pytest.approx(np.mean(values))
+    assert found["mAP_weighted"] == pytest.approx(np.average(values, weights=weights))
+    assert found["mAP_naive"] == plain_map(logits, targets.clamp(min=0))
+    assert {key: value for key, value in found.items() if key.startswith("classes")} == {
+        "classes_valid": 4,
+        "classes_without_labels": 1,
+        "classes_without_positives": 1,
+        "classes_without_negatives": 1,
+    }
+    columns = evaluator.per_class()
+    assert [columns["AP"][c] for c in valid] == pytest.approx(values)
+    assert np.isnan([columns["AP"][c] for c in (1, 3, 5)]).all()
+    assert columns["positives"] == (targets == 1).sum(0).tolist()
+    assert columns["negatives"] == (targets == 0).sum(0).tolist()
+
+
+def plain_map(logits: torch.Tensor, targets: torch.Tensor) -> float:
+    evaluator = MultiLabelEvaluator()
+    evaluator.update(logits, targets)
+    return evaluator.compute()["mAP"]
+
+
+def test_the_naive_number_comes_with_a_warning_only_where_it_differs(caplog: pytest.LogCaptureFixture) -> None:
+    logits, targets = predictions()
+    with caplog.at_level(logging.WARNING):
+        _, full = evaluated(logits[:, :1], targets[:, :1].clamp(min=0))
+        assert caplog.text == ""
+        assert full["mAP_naive"] == full["mAP_partial"]
+        evaluated(logits, targets)
+    assert "not the partial-label protocol" in caplog.text
+
+
+def test_without_a_valid_class_there_is_no_number(caplog: pytest.LogCaptureFixture) -> None:
+    logits, targets = predictions()
+    _, found = evaluated(logits[:, [1, 5]], targets[:, [1, 5]])
+    assert np.isnan(found["mAP_partial"])
+    assert np.isnan(found["mAP_weighted"])
+    assert "no class has both" in caplog.text
+
+
+def in_a_process(rank: int, world_size: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
+    logits, targets = predictions()
+    cuts = [0, 0, 50, ROWS][rank : rank + 2]  # the first process has no image
+    evaluator = PartialLabelEvaluator()
+    evaluator.update(torch.zeros(0, CLASSES), torch.zeros(0, CLASSES))
+    evaluator.update(logits[cuts[0] : cuts[1]], targets[cuts[0] : cuts[1]])
+    torch.save((evaluator.compute(), evaluator.per_class()), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_several_processes_find_the_same_to_the_bit(tmp_path) -> None:
+    mp.spawn(in_a_process, (3, str(tmp_path)), nprocs=3)
+    evaluator, alone = evaluated(*predictions())
+    for rank in range(3):
+        metrics, columns = torch.load(tmp_path / f"{rank}.pt")
+        assert metrics == alone
+        np.testing.assert_array_equal(columns["AP"], evaluator.per_class()["AP"])
