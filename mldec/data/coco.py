@@ -69,7 +69,7 @@ def coco(
     evaluator()  # refuses a wrong threshold now, not after the first epoch
     folder = check_folder(root, "MS-COCO", _SEE)
     return file_data(
-        partial(_read_split, folder, annotated_only=annotated_only, cache_dir=cache_dir),
+        partial(read_split, folder, annotated_only=annotated_only, cache_dir=cache_dir),
         train=train,
         val=val,
         learn=learn,
@@ -81,7 +81,8 @@ def coco(
     )
 
 
-def _read_split(root: Path, split: str, *, annotated_only: bool, cache_dir: str | None) -> tuple[Path, Table]:
+def read_split(root: Path, split: str, *, annotated_only: bool, cache_dir: str | None) -> tuple[Path, Table]:
+    """Return the image folder and the table of one split; see `coco`."""
     annotations = root / "annotations" / f"instances_{split}.json"
     table = cached("coco", [annotations], partial(_parse, annotations), cache_dir=cache_dir, see=_SEE)
     if annotated_only:
