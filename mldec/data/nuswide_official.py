@@ -95,12 +95,12 @@ def _read_split(root: Path, images: str, split: str, *, cache_dir: str | None) -
     here = _find(root / images, table.files)
     present = np.flatnonzero(here != b"")
     total = f"{len(table):,}"
+    if not len(present):
+        raise DataError(f"{root / images}: none of the {total} images of {split} is there; {_SEE}")
     if len(present) < len(table):
         gone = table.files[np.flatnonzero(here == b"")[0]].decode()
         text = "nuswide_official %s: %s of %s listed images are absent and left out, the first is %s"
         log.warning(text, split, f"{len(table) - len(present):,}", total, gone)
-    if not len(present):
-        raise DataError(f"{root / images}: none of the {total} images of {split} is there; {_SEE}")
     found = table.select(present)
     return root / images, Table(here[present], found.labels, found.classes)
 
