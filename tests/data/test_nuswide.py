@@ -1,5 +1,7 @@
 import json
 import logging
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +134,15 @@ def test_the_log_names_twins_and_other_splits(build, caplog):
     assert "1 of 2 unseen classes have a seen singular or plural: clouds/cloud" in caplog.text
     assert "zero-shot train: 2 images (with a seen class) of 4" in caplog.text
     assert "zero-shot val: 2 images (with an unseen class) of 4" in caplog.text
+
+
+def test_the_evaluator_is_told_which_classes_are_unseen(build, monkeypatch):
+    def evaluator(unseen, *, num_classes):
+        return unseen, num_classes
+
+    fake = types.SimpleNamespace(ZeroShotEvaluator=evaluator)
+    monkeypatch.setitem(sys.modules, "mldec.evaluators.zero_shot", fake)
+    assert build().evaluator() == ([0, 2], 5)
 
 
 def test_vectors_from_another_file_are_joined_by_name(build, root):
