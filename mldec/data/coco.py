@@ -86,7 +86,7 @@ def coco(
     evaluator = partial(SizesEvaluator if sizes else MultiLabelEvaluator, threshold=threshold)
     evaluator()  # refuses a wrong threshold now, not after the first epoch
     folder = check_folder(root, "MS-COCO", _SEE)
-    read = partial(_read_split, folder, annotated_only=annotated_only, cache_dir=cache_dir)
+    read = partial(read_split, folder, annotated_only=annotated_only, cache_dir=cache_dir)
     return file_data(
         partial(read, sizes=sizes),
         load_train=partial(read, thin=thin),
@@ -116,7 +116,7 @@ def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], La
     return partial(random_drop, p=drop, seed=seed) if drop else None
 
 
-def _read_split(
+def read_split(
     root: Path,
     split: str,
     *,
@@ -125,6 +125,7 @@ def _read_split(
     sizes: bool = False,
     thin: Callable[[Labels], Labels] | None = None,
 ) -> tuple[Path, Table]:
+    """Return the image folder and the table of one split; see `coco`."""
     annotations = root / "annotations" / f"instances_{split}.json"
     table = cached("coco", [annotations], partial(_parse, annotations), cache_dir=cache_dir, see=_SEE)
     if annotated_only:

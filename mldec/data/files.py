@@ -45,10 +45,32 @@ class Table:
         """Return some of the images: bool [N], or their indices in the wanted order."""
         return Table(self.files[images], self.labels.select(images), self.classes)
 
+    def select_classes(self, columns: Sequence[int]) -> "Table":
+        """Return some of the classes: their indices in the wanted order."""
+        names = tuple(self.classes[column] for column in columns)
+        return Table(self.files, self.labels.select_classes(columns), names)
+
 
 def paths(names: Sequence[str]) -> np.ndarray:
     """Return file names as `Table.files` holds them."""
     return np.array([os.fsencode(name) for name in names], np.bytes_)
+
+
+def inside(path: str, where: str, see: str) -> str:
+    """Return a path from a list, with '/' between its folders, after refusing one that leads elsewhere.
+
+    Args:
+        path: as the list has it; Windows separators are taken.
+        where: the list and the row, for the message.
+        see: where help is.
+
+    Raises:
+        DataError: if it is empty, absolute, or climbs with '..'.
+    """
+    parts = path.replace("\\", "/").split("/")
+    if not path or parts[0] == "" or parts[0].endswith(":") or ".." in parts or "\0" in path:
+        raise DataError(f"{where}: {path!r} is not a path inside the image folder; {see}")
+    return "/".join(part for part in parts if part not in ("", "."))
 
 
 class ImageFiles:

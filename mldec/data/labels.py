@@ -57,6 +57,15 @@ class Labels:
         places = np.repeat(self.starts[:-1][indices] - starts[:-1], lengths) + np.arange(starts[-1])
         return replace(self, starts=starts, classes=self.classes[places], values=self.values[places])
 
+    def select_classes(self, columns: Sequence[int]) -> "Labels":
+        """Return the labels of some classes only: their indices, in the wanted order."""
+        new = np.full(self.num_classes, -1, np.int32)
+        new[list(columns)] = np.arange(len(columns))
+        classes = new[self.classes]
+        kept = classes >= 0
+        starts = np.concatenate([[0], np.cumsum(kept)])[self.starts].astype(np.int64)
+        return replace(self, starts=starts, classes=classes[kept], values=self.values[kept], num_classes=len(columns))
+
     def recode(self, values: Mapping[int, int]) -> "Labels":
         """Return the labels with some values replaced, such as {2: -1}."""
         changed = self.values.copy()

@@ -41,3 +41,12 @@ def test_lists_and_single_classes() -> None:
     partial = from_lists([[2, 2], [], [0]], [[1, 2], [0], []], num_classes=3, rest=-1)
     assert partial.dense().tolist() == [[-1, 0, 1], [0, -1, -1], [1, -1, -1]]
     assert from_single(np.array([2, 0]), 3).dense().tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+def test_some_classes_in_another_order():
+    dense = np.array([[1, 0, -1, 0], [0, 0, 0, 1], [0, 1, 1, 0]], np.int8)
+    picked = from_dense(dense).select_classes([3, 0, 2])
+    assert np.array_equal(picked.dense(), dense[:, [3, 0, 2]])
+    assert picked.row(0).tolist() == [0, 1, -1]
+    assert from_dense(dense, rest=-1).select_classes([1]).dense().tolist() == dense[:, [1]].tolist()
+    assert from_dense(dense).select_classes([]).dense().shape == (3, 0)

@@ -1,0 +1,312 @@
+import logging
+import pickle
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from mldec.data.vectors import class_vectors, encode_text, nearest, read_vectors, twins
+from mldec.errors import ConfigError, DataError
+
+NAMES = ["sky", "dog", "sea"]
+ARRAY = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
+
+
+def lines(array=ARRAY, names=NAMES):
+    return [f"{name} {' '.join(map(str, row.tolist()))}" for name, row in zip(names, array, strict=True)]
+
+
+@pytest.fixture
+def save(tmp_path):
+    def save(name, content):
+        path = tmp_path / name
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        elif isinstance(content, str):
+            path.write_text(content, encoding="utf-8")
+        elif path.suffix == ".npy":
+            np.save(path, content)
+        else:
+            torch.save(content, path)
+        return path
+
+    return save
+
+
+def fault(*arguments, **named):
+    with pytest.raises(DataError) as caught:
+        read_vectors(*arguments, **named)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "see DATASETS.md, section Word vectors" in message
+    return message
+
+
+# Arrays
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("wordvec_array.pth", torch.from_numpy(ARRAY.T.copy())),
+        ("wordvec_array.pth", torch.from_numpy(ARRAY.T.copy())[None].half()),
+        ("wordvec_array.pth", {"wordvec_array": torch.from_numpy(ARRAY.T.copy())}),
+        ("v.npy", ARRAY),
+        ("v.npy", ARRAY.T),
+        ("v.npy", ARRAY.astype(np.float64)),
+    ],
+    ids=["pth", "leading 1", "dict", "rows", "columns", "float64"],
+)
+def test_rows_follow_the_names_wherever_they_lie_in_the_file(save, name, content):
+    path = save(name, content)
+    found = read_vectors(path, ["sea", "sky"], order=NAMES)
+    assert found.dtype == torch.float32
+    assert found.tolist() == ARRAY[[2, 0]].tolist()
+
+
+def test_names_may_lie_beside_the_array(save):
+    path = save("v.npy", ARRAY)
+    save("v.txt", "dog\nsea\nsky\n")
+    assert read_vectors(path, ["sky"]).tolist() == ARRAY[[2]].tolist()
+    assert class_vectors(path.parent, "v.npy", ["sky"], order=NAMES).tolist() == ARRAY[[2]].tolist()
+    path.with_suffix(".txt").unlink()
+    assert class_vectors(path.parent, "v.npy", ["sky"], order=NAMES).tolist() == ARRAY[[0]].tolist()
+    assert "has no names: write them, one a line, to" in fault(path, ["sky"])
+
+
+def test_counts_that_differ(save):
+    assert "shape [3, 4], which does not fit 2 names" in fault(save("v.npy", ARRAY), ["dog"], order=["dog", "sea"])
+    assert "does not fit 3 names" in fault(save("x.npy", ARRAY[0]), ["dog"], order=NAMES)
+
+
+def test_a_square_array_is_ambiguous(save):
+    assert "rows or columns may be the names'" in fault(save("v.npy", np.eye(3)), ["dog"], order=NAMES)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(np.nan, "NaN or infinite"), (np.inf, "NaN or infinite"), (0, "all zeros")]
+)
+def test_vectors_that_say_nothing(save, value, text):
+    array = ARRAY.copy()
+    array[1] = value
+    path = save("v.npy", array)
+    message = fault(path, NAMES, order=NAMES)
+    assert "the vector of 'dog' (1 of 3)" in message
+    assert text in message
+    assert read_vectors(path, ["sky", "sea"], order=NAMES).shape == (2, 4)  # what is not used does not matter
+
+
+def test_duplicate_names(save):
+    path = save("v.npy", ARRAY)
+    assert "the class names have 'dog' twice" in fault(path, ["dog", "dog"], order=NAMES)
+    assert "v.npy have 'sky' twice" in fault(path, ["sky"], order=["sky", "dog", "sky"])
+
+
+def test_missing_names_are_listed_up_to_ten(save):
+    wanted = [f"name{number}" for number in range(12)]
+    expected = "12 of 13 names have no vector: " + ", ".join(wanted[:10]) + " and 2 more"
+    assert expected in fault(save("v.npy", ARRAY), [*wanted, "dog"], order=NAMES)
+    assert expected in fault(save("v.vec", "\n".join(lines())), [*wanted, "dog"])
+
+
+class Bomb:
+    def __reduce__(self):
+        return print, ("executed",)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pickle"])
+@pytest.mark.parametrize("content", [Bomb(), ARRAY, {"wordvec_array": ARRAY}], ids=["code", "numpy", "dict"])
+def test_trap_19_a_pickle_that_is_not_plain_tensors_is_refused_unread(tmp_path, suffix, content, capsys):
+    path = tmp_path / f"v{suffix}"
+    path.write_bytes(pickle.dumps(content, protocol=2))
+    assert "is not a whole file of plain tensors" in fault(path, NAMES, order=NAMES)
+    torch.save(content, path)
+    assert "is not a whole file of plain tensors" in fault(path, NAMES, order=NAMES)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_torch_file_of_something_else(save):
+    assert "holds a list where one tensor is wanted" in fault(save("v.pth", [1, 2]), NAMES, order=NAMES)
+    whole = save("v.pth", torch.ones(4, 3)).read_bytes()
+    assert "is not a whole file" in fault(save("v.pth", whole[:-90]), NAMES, order=NAMES)
+
+
+def test_trap_12_text_under_the_name_of_the_vectors(save):
+    message = fault(save("wordvec_array.pth", "filepath,label,split_name\n"), NAMES, order=NAMES)
+    assert "the official README swaps the links of data.csv and wordvec_array.pth" in message
+
+
+def test_npy_of_objects_or_damaged(save):
+    assert "not a .npy file of numbers" in fault(save("v.npy", np.array([{}], object)), NAMES, order=NAMES)
+    assert "not a .npy file of numbers" in fault(save("v.npy", b"hello"), NAMES, order=NAMES)
+    assert "No such file" in fault(save("v.npy", b"").with_name("w.npy"), NAMES, order=NAMES)
+
+
+# Text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(lines()),
+        "3 4\n" + "\n".join(lines()) + "\n",
+        "\r\n".join(line + " " for line in lines()) + "\r\n",
+        "\n".join(lines()).replace(" ", "\t"),
+    ],
+    ids=["glove", "word2vec", "blanks at the end", "tabs"],
+)
+def test_text_in_every_dialect(save, text):
+    found = read_vectors(save("v.vec", text), ["sea", "sky"])
+    assert found.dtype == torch.float32
+    assert found.tolist() == ARRAY[[2, 0]].tolist()
+
+
+@pytest.mark.parametrize("entry", ["traffic light", "traffic_light", "traffic-light", "Traffic_light".lower()])
+def test_an_entry_of_several_words_comes_before_the_mean(save, entry, caplog):
+    path = save("v.txt", "\n".join(lines(names=["traffic", "light", entry])))
+    assert read_vectors(path, ["Traffic light"]).tolist() == ARRAY[[2]].tolist()
+    assert caplog.text == ""
+
+
+def test_the_mean_of_the_words_is_reported(save, caplog):
+    path = save("v.txt", "\n".join(lines(names=["traffic", "light", "dog"])))
+    found = read_vectors(path, ["dog", "traffic light"])
+    assert found.tolist() == [ARRAY[2].tolist(), ARRAY[:2].mean(0).tolist()]
+    assert "the mean of their words' vectors serves traffic light" in caplog.text
+    assert "1 of 1 names have no vector: stop light" in fault(path, ["stop light"])
+
+
+def test_the_first_of_several_lines_counts(save, caplog):
+    path = save("v.txt", "\n".join([*lines(), "dog 9 9 9 9"]))
+    assert read_vectors(path, ["dog"]).tolist() == ARRAY[[1]].tolist()
+    assert "the first line counts of the words that have several: dog" in caplog.text
+
+
+def test_words_that_only_begin_like_a_wanted_one(save):
+    path = save("v.txt", "\n".join(lines(names=["dog house", "dog", "dog."])))
+    assert read_vectors(path, ["dog"]).tolist() == ARRAY[[1]].tolist()
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [("dog 0.1 0.2", "line 2: 2 numbers where the file has 4"), ("dog 0.1 0.2 0.3 0.4 0.5", "line 2: 5 numbers where")],
+)
+def test_widths_that_differ(save, line, text):
+    assert text in fault(save("v.txt", f"sky 0.1 0.2 0.3 0.4\n{line}\n"), ["dog"])
+
+
+def test_numbers_that_are_none(save):
+    assert "line 2: could not convert" in fault(save("v.txt", "sky 1 2 3\ndog 1 x 3\n"), ["dog"])
+    assert "is all zeros" in fault(save("v.txt", "sky 1 2 3\ndog 0 0 0\n"), ["dog"])
+    assert "NaN" in fault(save("v.txt", "sky 1 2 3\ndog 0 nan 0\n"), ["dog"])
+
+
+@pytest.mark.parametrize("content", ["", "hello\n", "<html>\n", b"\x1f\x8b\0\0\xff 1 2 3"])
+def test_a_file_that_is_no_text_of_vectors(save, content):
+    assert "is not a text file with a word and its numbers" in fault(save("v.txt", content), ["dog"])
+
+
+def test_words_that_are_not_utf_8_and_names_that_are_not_ascii(save):
+    path = save("v.txt", "\n".join(lines(names=["sky", "caf\u00e9", "x"])).encode() + b"\n\xff\xfe 1 2 3 4\n")
+    assert read_vectors(path, ["caf\u00e9"]).tolist() == ARRAY[[1]].tolist()
+
+
+# open-clip
+
+
+def test_open_clip_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    with pytest.raises(ConfigError, match=r"pip install mldec\[clip\]$"):
+        read_vectors("clip:ViT-B-32:openai", NAMES)
+
+
+def test_sentences_go_to_the_text_encoder(monkeypatch, tmp_path):
+    asked = []
+
+    class Encoder(torch.nn.Module):
+        def encode_text(self, tokens, normalize):
+            assert normalize
+            return tokens.double()
+
+    def create_model(model, pretrained):
+        if model == "none":
+            raise RuntimeError("no\nsuch model")
+        asked.append((model, pretrained))
+        return Encoder()
+
+    def get_tokenizer(model):
+        return lambda texts: torch.tensor([[len(text), 1.0] for text in texts])
+
+    fake = types.SimpleNamespace(create_model=create_model, get_tokenizer=get_tokenizer)
+    monkeypatch.setitem(sys.modules, "open_clip", fake)
+    found = class_vectors(tmp_path, "clip:ViT-L-14:laion", ["ox", "dog"], order=[])
+    assert found.tolist() == [[len("a photo of a ox."), 1], [len("a photo of a dog."), 1]]
+    assert found.dtype == torch.float32
+    assert not found.is_inference()
+    assert encode_text(["ox"], prompt="{}").tolist() == [[2, 1]]
+    assert asked == [("ViT-L-14", "laion"), ("ViT-B-32", "openai")]
+    with pytest.raises(ConfigError, match=r"clip:none:openai cannot be had from open-clip \(no such model\)"):
+        read_vectors("clip:none", NAMES)
+
+
+# Tables
+
+
+def test_nearest_seen_classes_by_cosine():
+    vectors = torch.tensor([[2.0, 0], [0, 3], [1, 1], [5, 0.1]])
+    table = nearest(["a", "b", "c", "d"], vectors, seen=[0, 1, 2], k=2)
+    assert [name for name, _ in table["d"]] == ["a", "c"]
+    assert table["d"][0][1] == pytest.approx(5 / np.hypot(5, 0.1))
+    assert list(table) == ["d"]
+    assert len(nearest(["a", "b", "c", "d"], vectors, seen=[3], k=9)["a"]) == 1
+
+
+def test_twins():
+    seen = ["dogs", "bus", "city", "tree", "glass"]
+    unseen = ["dog", "buses", "cities", "trees", "glasses", "sea"]
+    expected = [("buses", "bus"), ("cities", "city"), ("dog", "dogs"), ("glasses", "glass"), ("trees", "tree")]
+    assert twins(seen, unseen) == expected
+    assert twins(["sky"], ["sea"]) == []
+
+
+# Real files
+
+
+def test_twins_of_the_official_split(sample_data):
+    folder = sample_data / "nus_wide_zsl"
+    seen, unseen = ((folder / f"{name}_sorted.txt").read_text().split() for name in ("seen_925", "unseen_81"))
+    pairs = twins(seen, unseen)
+    assert len({name for name, _ in pairs}) == 30
+    assert {("dog", "dogs"), ("cars", "car"), ("clouds", "cloud")} <= set(pairs)
+
+
+def test_vectors_of_the_samples(sample_data):
+    folder = sample_data / "nus_wide_zsl"
+    names = (folder / "classes_1006.txt").read_text().split()
+    raw = np.load(folder / "wordvec_array_fasttext_300x1006.npy")
+    found = read_vectors(folder / "wordvec_array_fasttext_300x1006.npy", names[::-1], order=names)
+    assert found.shape == (1006, 300)
+    assert torch.equal(found, torch.from_numpy(raw.T[::-1].copy()))
+    assert torch.allclose(found.norm(dim=1), torch.ones(1006), atol=1e-5)
+    tags = (folder / "TagList1k.txt").read_text().split()
+    assert read_vectors(folder / "biam_glove_taglist1k_1000x300.npy", ["sky"], order=tags).shape == (1, 300)
+
+
+def test_the_two_orders_of_the_coco_vectors_are_joined_by_name(sample_data):
+    folder = sample_data / "label_embeddings"
+    alphabetical, by_id = (
+        [line for line in (folder / f"coco80_{name}.txt").read_text().split("\n") if line]
+        for name in ("alphabetical", "category_id_order")
+    )
+    assert alphabetical != by_id
+    glove = read_vectors(folder / "coco80_glove_80x300.npy", by_id, order=alphabetical)
+    near = nearest(by_id, glove, seen=[i for i, name in enumerate(by_id) if name != "cat"], k=1)
+    assert near["cat"][0][0] == "dog"
+
+
+def test_the_log_is_quiet_on_a_plain_file(save, caplog):
+    with caplog.at_level(logging.INFO, "mldec"):
+        read_vectors(save("v.txt", "\n".join(lines())), NAMES)
+    assert caplog.text == ""
