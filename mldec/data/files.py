@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -48,6 +49,23 @@ class Table:
 def paths(names: Sequence[str]) -> np.ndarray:
     """Return file names as `Table.files` holds them."""
     return np.array([os.fsencode(name) for name in names], np.bytes_)
+
+
+def inside(path: str, where: str, see: str) -> str:
+    """Return a path from a list, with '/' between its folders, after refusing one that leads elsewhere.
+
+    Args:
+        path: as the list has it; Windows separators are taken.
+        where: the list and the row, for the message.
+        see: where help is.
+
+    Raises:
+        DataError: if it is empty, absolute, or climbs with '..'.
+    """
+    parts = path.replace("\\", "/").split("/")
+    if not path or parts[0] == "" or parts[0].endswith(":") or ".." in parts or "\0" in path:
+        raise DataError(f"{where}: {path!r} is not a path inside the image folder; {see}")
+    return "/".join(part for part in parts if part not in ("", "."))
 
 
 class ImageFiles:
@@ -105,6 +123,8 @@ def file_data(
         if not len(table):
             raise DataError(f"{folder}: {name} has no image; {see}")
         check_present(folder, table.files, see)
+        nothing = torch.zeros(0, len(table.classes))
+        evaluator().update(nothing, nothing)  # refuses settings that do not fit the classes now, not after an epoch
         return Split(ImageFiles(folder, table, transform), Classes(table.classes, exclusive))
 
     def load_train() -> Split:
@@ -125,7 +145,7 @@ def check_folder(root: str, what: str, see: str) -> Path:
     folder = Path(root).expanduser().absolute()
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; set data.root to the folder of {what} or {see}")
-    if not any(folder.iterdir()):
+    if not _list(folder, see):
         raise DataError(f"{folder} is empty; {see}")
     return folder
 

@@ -293,8 +293,9 @@ def test_eval_transform_on_real_images(sample_data):
 
 def test_eval_transform_travels_as_plain_values():
     transform = EvalTransform(image_size=96)
-    assert dataclasses.asdict(transform) == {"image_size": 96}
+    assert dataclasses.asdict(transform) == {"image_size": 96, "crop": None, "interpolation": "bilinear"}
     assert EvalTransform(**dataclasses.asdict(transform)) == transform
+    assert EvalTransform(**{"image_size": 96}) == transform  # of a checkpoint from before there was more
 
 
 # The training transform
