@@ -52,10 +52,11 @@ def check_names(names: Iterable[str], where: str | Path, see: str) -> tuple[str,
     """
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(name.casefold(), name)
-        if other is not name:
+        other = seen.get(name.casefold())
+        if other is not None:
             what = "is there twice" if other == name else f"and {other!r} differ in case only"
             raise DataError(f"{where}: the class {name!r} {what}; {see}")
+        seen[name.casefold()] = name
     return tuple(seen.values())
 
 
