@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -223,7 +223,16 @@ def _timm_augment(text: str, size: int) -> Callable[[Image.Image], Image.Image]:
         raise ConfigError(f"augment: {text!r} is no RandAugment of timm's; write for example rand-m7-mstd0.5-inc1")
     from timm.data.auto_augment import rand_augment_transform  # seconds to import, and few recipes want it
 
-    return rand_augment_transform(text, {"translate_const": int(size * 0.45), "img_mean": MEAN_COLOUR})
+    transform = rand_augment_transform(text, {"translate_const": int(size * 0.45), "img_mean": MEAN_COLOUR})
+    for operation in transform.ops:
+        if operation.name.startswith("Posterize"):
+            operation.aug_fn = _posterize
+    return transform
+
+
+def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
+    """Do as timm's operation, which at its strongest keeps 0 bits: Pillow refuses that, in the middle of a run."""
+    return image if bits >= 8 else ImageOps.posterize(image, max(1, bits))
 
 
 def _check_size(size: int) -> None:

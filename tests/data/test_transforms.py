@@ -374,7 +374,7 @@ def test_the_order_is_resize_cutout_pair():
         assert torch.equal(ours, to_tensor(step))
 
 
-@pytest.mark.parametrize("text", ["rand-m7-mstd0.5-inc1", "rand-m9-n3-p0.4", "rand-m5-mstd101-mmax8-inc0"])
+@pytest.mark.parametrize("text", ["rand-m7-mstd0.5-inc1", "rand-m9-n3-p0.4", "rand-m5-mstd101-mmax8-inc1"])
 def test_rand_augment_is_timms(text):
     from timm.data.auto_augment import rand_augment_transform
 
@@ -389,6 +389,13 @@ def test_rand_augment_is_timms(text):
         assert torch.equal(ours, to_tensor(rand_augment_transform(text, dict(settings))(image)))
         changed += not torch.equal(ours, to_tensor(image))
     assert changed > 2
+
+
+@pytest.mark.parametrize("text", ["rand-m10-p1-inc1", "rand-m0-p1-inc0"])
+def test_the_strongest_posterize_does_not_end_the_run(text):
+    transform = TrainTransform(image_size=16, augment=text, cutout=0)
+    seed_everything(0)
+    assert {transform(picture(16, 16)).shape for _ in range(100)} == {(3, 16, 16)}
 
 
 def test_erasing_covers_a_rectangle_with_the_mean_colour():
