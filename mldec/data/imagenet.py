@@ -7,6 +7,7 @@ never used.
 
 import csv
 import json
+from collections import Counter
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
@@ -123,7 +124,8 @@ def readable(wnids: list[str]) -> tuple[str, ...]:
     lines = _info("imagenet_synset_to_lemma.txt").splitlines()
     lemmas = dict(line.split("\t", 1) for line in lines)
     words = [lemmas.get(wnid, wnid) for wnid in wnids]
-    return tuple(f"{w} ({wnid})" if words.count(w) > 1 else w for w, wnid in zip(words, wnids, strict=True))
+    times = Counter(words)
+    return tuple(f"{w} ({wnid})" if times[w] > 1 else w for w, wnid in zip(words, wnids, strict=True))
 
 
 def _info(name: str) -> str:

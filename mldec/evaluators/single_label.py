@@ -68,13 +68,13 @@ class SingleLabelEvaluator:
         values = {"top1": right.sum().item() / images}
         if self.top_k is not None or self.num_classes >= self._k():
             values[f"top{self._k()}"] = within.sum().item() / images
-        values["class_accuracy"] = (self._hits / self._counts).nanmean().item()
+        values["class_accuracy"] = (self._hits.double() / self._counts).nanmean().item()
         values["ECE"] = self._calibration_error(right, confidence) / images
         return {name + self.suffix: 100 * value for name, value in values.items()}
 
     def per_class(self) -> dict[str, list[float]]:
         """Return accuracy in percent and the number of images of each class, after `compute`."""
-        return {"accuracy": (100 * self._hits / self._counts).tolist(), "images": self._counts.tolist()}
+        return {"accuracy": (100 * self._hits.double() / self._counts).tolist(), "images": self._counts.tolist()}
 
     def pairs(self, limit: int = 20) -> list[tuple[int, int, int]]:
         """Return the most frequent mistakes, after `compute`: label, prediction, images; equals by class."""
