@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -139,6 +140,8 @@ def file_data(
             check_present(folder, table.files, see)
         elif absent == "skip":
             table = keep_present(folder, table, see)
+        nothing = torch.zeros(0, len(table.classes))
+        evaluator().update(nothing, nothing)  # refuses settings that do not fit the classes now, not after an epoch
         return Split(ImageFiles(folder, table, transform), Classes(table.classes, exclusive))
 
     def read_train() -> Split:
@@ -159,7 +162,7 @@ def check_folder(root: str, what: str, see: str) -> Path:
     folder = Path(root).expanduser().absolute()
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; set data.root to the folder of {what} or {see}")
-    if not any(folder.iterdir()):
+    if not _list(folder, see):
         raise DataError(f"{folder} is empty; {see}")
     return folder
 

@@ -3,14 +3,16 @@
 Images stay uint8 until the backbone, which scales them to [0, 1] and normalises on the device.
 """
 
+import math
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -20,7 +22,8 @@ from mldec.errors import ConfigError, DataError, suggest
 # Pillow reads some forty formats; one of them, EPS, starts another program. These are the ones data sets come in.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 AUGMENTS = ("official", "randaugment", "none")
-_BILINEAR = Image.Resampling.BILINEAR
+INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+MEAN_COLOUR = (124, 116, 104)  # of ImageNet, as timm fills what an operation or the erasing leaves bare
 _FIX = "restore the file or leave it out"
 
 # EXIF orientation -> what turns the stored picture upright. 1 is upright; other values mean nothing.
@@ -104,35 +107,53 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTransform:
-    """Squash an RGB image to a square with bilinear interpolation; the aspect ratio is lost, as in the official code.
+    """Make a square of an RGB image: squash it, as the official code does, or cut out its centre, as for ImageNet.
 
-    Plain values only, so that `dataclasses.asdict` can travel in a checkpoint.
+    Plain values only, so that `dataclasses.asdict` can travel in a checkpoint; every value but the size has a default,
+    so that older checkpoints load.
 
-    Source: official train.py and validate.py, Resize((S, S)).
+    Source: official train.py and validate.py, Resize((S, S)); with `crop`: timm's transforms_imagenet_eval.
 
     Attributes:
         image_size: side S of the square in pixels.
+        crop: the square's side as a fraction of the image's shorter side, in (0, 1]; None squashes the whole image,
+            and its aspect ratio is lost.
+        interpolation: "bilinear" or "bicubic".
     """
 
     image_size: int
+    crop: float | None = None
+    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
         _check_size(self.image_size)
+        if self.crop is not None:
+            _check_fraction("test crop", self.crop, lowest="above 0", valid=0 < self.crop <= 1)
+        _check_known("interpolation", self.interpolation, INTERPOLATIONS)
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Return uint8 [3, S, S], equal to Pillow's own resize to the bit."""
-        return to_tensor(image.resize((self.image_size, self.image_size), _BILINEAR))
+        """Return uint8 [3, S, S]; without `crop` equal to Pillow's own resize to the bit."""
+        size, how = self.image_size, INTERPOLATIONS[self.interpolation]
+        if self.crop is None:
+            return to_tensor(image.resize((size, size), how))
+        width, height = image.size
+        scale = math.floor(size / self.crop) / min(width, height)
+        image = image.resize((max(size, int(width * scale)), max(size, int(height * scale))), how)
+        left, top = round((image.width - size) / 2), round((image.height - size) / 2)
+        return to_tensor(image.crop((left, top, left + size, top + size)))
 
 
 class TrainTransform:
-    """Resize (or crop), flip, cover a square, augment: in this order, on Pillow images.
+    """Resize (or crop), flip, cover a square, augment, erase: in this order, on Pillow images, the last on the tensor.
 
     The defaults are those of the official COCO recipe: no crop and no flip. `cutout` is a switch of its own: no
     augmentation at all is `augment="none"` and `cutout=0`.
 
-    Random choices come from the global generators of `random` and torch, which the loader seeds for every sample.
+    Random choices come from the global generators of `random`, numpy and torch, which the loader seeds for every
+    sample.
 
-    Source: official train.py, Resize -> CutoutPIL(0.5) -> RandAugment -> ToTensor.
+    Source: official train.py, Resize -> CutoutPIL(0.5) -> RandAugment -> ToTensor; for ImageNet timm's
+    transforms_imagenet_train: crop 0.08, flip, "rand-...", erase.
     """
 
     def __init__(
@@ -143,46 +164,77 @@ class TrainTransform:
         cutout: float = 0.5,
         flip: bool = False,
         crop: float = 1.0,
+        interpolation: str = "bilinear",
+        erase: float = 0.0,
     ) -> None:
         """Check the values and build the steps.
 
         Args:
             image_size: side S of the result in pixels.
             augment: "official" (pairs of operations with p = 0.5 each, see `pair_augment`), "randaugment"
-                (torchvision's: two operations of magnitude 9 on a scale of 31) or "none".
+                (torchvision's: two operations of magnitude 9 on a scale of 31), "none", or a text of timm's such as
+                "rand-m7-mstd0.5-inc1" (see timm.data.auto_augment.rand_augment_transform).
             cutout: side of the covered square as a fraction of the image side, in [0, 1]; 0 turns it off.
             flip: mirror half of the images left to right.
             crop: smallest area of a random crop as a fraction of the image, in (0, 1], with a ratio of the sides from
                 3/4 to 4/3; 1 turns it off.
+            interpolation: "bilinear", "bicubic", or "random": one of the two at each draw, as timm.
+            erase: probability in [0, 1] that a rectangle of 2 to 33 % of the area, with a ratio of the sides from 0.3
+                to 3.3, becomes the mean colour of ImageNet (timm's RandomErasing in its mode "const").
         """
         _check_size(image_size)
         _check_fraction("cutout", cutout, lowest="0 (off)", valid=0 <= cutout <= 1)
         _check_fraction("crop", crop, lowest="above 0", valid=0 < crop <= 1)
-        self.resize = _resize(image_size, crop)
+        _check_fraction("erase", erase, lowest="0 (off)", valid=0 <= erase <= 1)
+        _check_known("interpolation", interpolation, [*INTERPOLATIONS, "random"])
+        names = list(INTERPOLATIONS) if interpolation == "random" else [interpolation]
+        self.resizes = [_resize(image_size, crop, INTERPOLATIONS[name]) for name in names]
         self.flip = flip
         self.cutout = cutout
-        self.augment = _augment(augment)
+        self.augment = _augment(augment, image_size)
+        self.erase = v2.RandomErasing(erase, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=MEAN_COLOUR) if erase else None
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return uint8 [3, S, S] of an RGB image, which is not changed."""
-        image = self.resize(image)
+        image = (self.resizes[0] if len(self.resizes) == 1 else random.choice(self.resizes))(image)
         if self.flip and random.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.cutout:
             image = cutout(image, self.cutout)
-        return to_tensor(self.augment(image))
+        tensor = to_tensor(self.augment(image))
+        return self.erase(tensor) if self.erase else tensor
 
 
-def _resize(size: int, crop: float) -> Callable[[Image.Image], Image.Image]:
+def _resize(size: int, crop: float, how: Image.Resampling) -> Callable[[Image.Image], Image.Image]:
     if crop == 1:  # torchvision's crop at (1, 1) would still cut the longer side to its ratio
-        return v2.Resize((size, size))
-    return v2.RandomResizedCrop((size, size), scale=(crop, 1.0), ratio=(3 / 4, 4 / 3))
+        return v2.Resize((size, size), how)
+    return v2.RandomResizedCrop((size, size), scale=(crop, 1.0), ratio=(3 / 4, 4 / 3), interpolation=how)
 
 
-def _augment(name: str) -> Callable[[Image.Image], Image.Image]:
-    if name not in AUGMENTS:
-        raise ConfigError(f"augment: {name!r} is not known{suggest(str(name), list(AUGMENTS))}")
+def _augment(name: str, size: int) -> Callable[[Image.Image], Image.Image]:
+    if name.startswith("rand-"):
+        return _timm_augment(name, size)
+    _check_known("augment", name, AUGMENTS)
     return {"official": PairAugment, "randaugment": v2.RandAugment, "none": v2.Identity}[name]()
+
+
+def _timm_augment(text: str, size: int) -> Callable[[Image.Image], Image.Image]:
+    """Build timm's RandAugment; its operations are bounded and filled as in timm's own pipeline."""
+    # timm ignores words without a number and fails on others only later, or with an assertion.
+    if not re.fullmatch(r"rand(-(m\d+|n\d+|p(0\.\d+|1|1\.0)|mstd\d+(\.\d+)?|mmax\d+|inc[01]))+", text):
+        raise ConfigError(f"augment: {text!r} is no RandAugment of timm's; write for example rand-m7-mstd0.5-inc1")
+    from timm.data.auto_augment import rand_augment_transform  # seconds to import, and few recipes want it
+
+    transform = rand_augment_transform(text, {"translate_const": int(size * 0.45), "img_mean": MEAN_COLOUR})
+    for operation in transform.ops:
+        if operation.name.startswith("Posterize"):
+            operation.aug_fn = _posterize
+    return transform
+
+
+def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
+    """Do as timm's operation, which at its strongest keeps 0 bits: Pillow refuses that, in the middle of a run."""
+    return image if bits >= 8 else ImageOps.posterize(image, max(1, bits))
 
 
 def _check_size(size: int) -> None:
@@ -193,3 +245,8 @@ def _check_size(size: int) -> None:
 def _check_fraction(name: str, value: float, *, lowest: str, valid: bool) -> None:
     if not valid:
         raise ConfigError(f"{name}: {value!r} is not a fraction; set a number from {lowest} to 1")
+
+
+def _check_known(name: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name}: {value!r} is not known{suggest(str(value), list(known))}")

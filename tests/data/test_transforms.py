@@ -33,6 +33,7 @@ def saved(image, path, **options):
 def seed_everything(seed):
     random.seed(seed)
     torch.manual_seed(seed)
+    np.random.seed(seed)
 
 
 # Reading
@@ -293,8 +294,40 @@ def test_eval_transform_on_real_images(sample_data):
 
 def test_eval_transform_travels_as_plain_values():
     transform = EvalTransform(image_size=96)
-    assert dataclasses.asdict(transform) == {"image_size": 96}
+    assert dataclasses.asdict(transform) == {"image_size": 96, "crop": None, "interpolation": "bilinear"}
     assert EvalTransform(**dataclasses.asdict(transform)) == transform
+    assert EvalTransform(**{"image_size": 96}) == transform  # of a checkpoint from before there was more
+
+
+@pytest.mark.parametrize(("width", "height"), [(500, 333), (333, 500), (100, 90), (64, 64), (20, 400)])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("crop", [0.875, 0.95, 1.0])
+def test_the_test_crop_is_timms(width, height, interpolation, crop):
+    from timm.data.transforms_factory import transforms_imagenet_eval
+
+    image = picture(width, height)
+    timms = transforms_imagenet_eval(64, crop_pct=crop, interpolation=interpolation, use_prefetcher=True)
+    ours = EvalTransform(image_size=64, crop=crop, interpolation=interpolation)(image)
+    assert np.array_equal(ours.numpy(), timms(image))
+
+
+def test_squashing_with_another_interpolation():
+    image = picture(100, 60)
+    expected = to_tensor(image.resize((48, 48), Image.Resampling.BICUBIC))
+    assert torch.equal(EvalTransform(image_size=48, interpolation="bicubic")(image), expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"crop": 0.0}, "test crop: 0.0"),
+        ({"crop": 1.1}, "test crop: 1.1"),
+        ({"interpolation": "random"}, "interpolation: 'random'"),
+    ],
+)
+def test_eval_transform_refuses_wrong_values(arguments, expected):
+    with pytest.raises(ConfigError, match=expected):
+        EvalTransform(image_size=64, **arguments)
 
 
 # The training transform
@@ -341,6 +374,70 @@ def test_the_order_is_resize_cutout_pair():
         assert torch.equal(ours, to_tensor(step))
 
 
+@pytest.mark.parametrize("text", ["rand-m7-mstd0.5-inc1", "rand-m9-n3-p0.4", "rand-m5-mstd101-mmax8-inc1"])
+def test_rand_augment_is_timms(text):
+    from timm.data.auto_augment import rand_augment_transform
+
+    image = picture(48, 48)
+    settings = {"translate_const": 21, "img_mean": (124, 116, 104)}
+    transform = TrainTransform(image_size=48, augment=text, cutout=0)
+    changed = 0
+    for seed in range(10):
+        seed_everything(seed)
+        ours = transform(image)
+        seed_everything(seed)
+        assert torch.equal(ours, to_tensor(rand_augment_transform(text, dict(settings))(image)))
+        changed += not torch.equal(ours, to_tensor(image))
+    assert changed > 2
+
+
+@pytest.mark.parametrize("text", ["rand-m10-p1-inc1", "rand-m0-p1-inc0"])
+def test_the_strongest_posterize_does_not_end_the_run(text):
+    transform = TrainTransform(image_size=16, augment=text, cutout=0)
+    seed_everything(0)
+    assert {transform(picture(16, 16)).shape for _ in range(100)} == {(3, 16, 16)}
+
+
+def test_erasing_covers_a_rectangle_with_the_mean_colour():
+    image = Image.new("RGB", (64, 64), (255, 255, 255))
+    transform = TrainTransform(image_size=64, augment="none", cutout=0, erase=0.5)
+    seed_everything(0)
+    shares = []
+    for result in (transform(image) for _ in range(300)):
+        assert result.dtype == torch.uint8
+        covered = (result == torch.tensor([124, 116, 104], dtype=torch.uint8)[:, None, None]).all(0)
+        rows, columns = covered.any(1), covered.any(0)
+        assert covered.sum() == rows.sum() * columns.sum()
+        assert (result[:, ~covered] == 255).all()
+        shares.append(covered.float().mean().item())
+    hit = [share for share in shares if share]
+    assert 110 < len(hit) < 190
+    assert 0.01 < min(hit) < 0.06
+    assert 0.28 < max(hit) < 0.36
+
+
+def test_interpolations_of_the_crop():
+    from torchvision.transforms import v2
+
+    image = picture(100, 60)
+
+    def crops(interpolation):
+        transform = TrainTransform(image_size=32, augment="none", cutout=0, crop=0.08, interpolation=interpolation)
+        seed_everything(5)
+        return transform(image)
+
+    for name, how in (("bilinear", Image.Resampling.BILINEAR), ("bicubic", Image.Resampling.BICUBIC)):
+        seed_everything(5)
+        plain = v2.RandomResizedCrop((32, 32), scale=(0.08, 1), interpolation=how)(image)
+        assert torch.equal(crops(name), to_tensor(plain))
+    plain = TrainTransform(image_size=32, augment="none", cutout=0, interpolation="random")
+    seed_everything(0)
+    found = {plain(image).numpy().tobytes() for _ in range(40)}
+    assert found == {
+        EvalTransform(image_size=32, interpolation=name)(image).numpy().tobytes() for name in ("bilinear", "bicubic")
+    }
+
+
 def test_flip_mirrors_half_of_the_images():
     seed_everything(0)
     image = picture(32, 32)
@@ -385,7 +482,11 @@ def test_the_argument_is_not_changed():
 
 
 def test_transforms_travel_to_spawned_workers():
-    for transform in (TrainTransform(image_size=32, crop=0.5), EvalTransform(image_size=32)):
+    for transform in (
+        TrainTransform(image_size=32, crop=0.5),
+        TrainTransform(image_size=32, augment="rand-m7-mstd0.5-inc1", erase=0.5),
+        EvalTransform(image_size=32),
+    ):
         assert pickle.loads(pickle.dumps(transform))(picture()).shape == (3, 32, 32)
 
 
@@ -402,6 +503,11 @@ def test_transforms_travel_to_spawned_workers():
         ({"cutout": float("nan")}, "cutout: nan"),
         ({"crop": 0.0}, "crop: 0.0.*above 0 to 1"),
         ({"crop": 1.01}, "crop: 1.01"),
+        ({"erase": 1.5}, "erase: 1.5"),
+        ({"interpolation": "lanczos"}, "interpolation: 'lanczos'.*bicubic, bilinear, random"),
+        ({"augment": "rand-m7-mstd"}, "augment: 'rand-m7-mstd' is no RandAugment of timm's; write for example"),
+        ({"augment": "rand-x7"}, "augment: 'rand-x7'"),
+        ({"augment": "rand-"}, "augment: 'rand-'"),
     ],
 )
 def test_wrong_values_are_refused(arguments, expected):

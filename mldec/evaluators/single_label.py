@@ -1,0 +1,93 @@
+"""What the literature reports where each image has one label, from one pass over the predictions."""
+
+import torch
+from torch import Tensor
+
+from mldec import distributed
+from mldec.errors import ConfigError
+from mldec.evaluators.multi_label import top_k as mark_top_k
+
+FIXED_POINT = 2**30  # steps of a stored probability: sums of whole numbers do not depend on their order
+
+
+class SingleLabelEvaluator:
+    """Accuracy at top-1 and top-k, by class, calibration error, and which classes are taken for which.
+
+    The prediction is the highest logit; of equal ones the lowest class. It is right if the target has a 1 there:
+    one-hot rows are the rule, and rows of several 1 (the ReaL labels of ImageNet) accept each of them. Rows without a 1
+    are left out.
+
+    Args:
+        top_k: the other accuracy: the label is among the k highest logits; None is 5, left out where there are fewer
+            classes than that.
+        bins: of the confidence, for the calibration error.
+        suffix: of the metrics' names, for other labels than the data set's own, such as "_real".
+
+    Raises:
+        ConfigError: for a value out of its range; at the first batch for a `top_k` above the number of classes.
+    """
+
+    def __init__(self, *, top_k: int | None = None, bins: int = 15, suffix: str = "") -> None:
+        if top_k is not None and top_k < 2:
+            raise ConfigError(f"data.top_k {top_k} is below 2: top-1 is reported in any case")
+        if bins < 1:
+            raise ConfigError(f"bins is {bins}: it must be at least 1")
+        self.top_k, self.bins, self.suffix = top_k, bins, suffix
+        self.num_classes = 0
+        # Per batch int64 [5, n]: label, prediction, right, right within top-k, confidence * FIXED_POINT.
+        self.rows: list[Tensor] = []
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Add a batch: logits float [B, K]; targets [B, K] of 1 and 0."""
+        self.num_classes = logits.shape[1]
+        if self.top_k is not None and self.top_k > self.num_classes:
+            raise ConfigError(f"data.top_k {self.top_k} needs as many classes; there are {self.num_classes}")
+        logits, valid = logits.float().cpu(), targets.cpu() == 1
+        logits, valid = logits[valid.any(1)], valid[valid.any(1)]
+        predicted = logits.argmax(1)
+        right = valid.gather(1, predicted[:, None])[:, 0]
+        label = torch.where(right, predicted, valid.int().argmax(1))
+        within = (mark_top_k(logits, self._k()) & valid).any(1)
+        confidence = logits.double().softmax(1).amax(1).nan_to_num(0)
+        fixed = (confidence * FIXED_POINT).round().long()
+        self.rows.append(torch.stack([label, predicted, right.long(), within.long(), fixed]))
+
+    def compute(self) -> dict[str, float]:
+        """Return percentages: top1 first, top-k, the mean of the classes' accuracies, ECE; nan without an image.
+
+        ECE is the expected calibration error of Guo et al. 2017 (arXiv 1706.04599, equation 3): the images are put into
+        bins of equal width by their confidence (softmax of the prediction, in (low, high]); the mean over the images of
+        |accuracy - mean confidence| of their bin. Classes without an image are left out of the mean.
+        """
+        rows = torch.cat(distributed.gather(torch.cat(self.rows, dim=1)), dim=1)
+        label, predicted, right, within, confidence = rows
+        self._counts = label.bincount(minlength=self.num_classes)
+        self._hits = label[right == 1].bincount(minlength=self.num_classes)
+        self._mistakes = (label * self.num_classes + predicted)[right == 0]
+        images = len(label) or float("nan")
+        values = {"top1": right.sum().item() / images}
+        if self.top_k is not None or self.num_classes >= self._k():
+            values[f"top{self._k()}"] = within.sum().item() / images
+        values["class_accuracy"] = (self._hits.double() / self._counts).nanmean().item()
+        values["ECE"] = self._calibration_error(right, confidence) / images
+        return {name + self.suffix: 100 * value for name, value in values.items()}
+
+    def per_class(self) -> dict[str, list[float]]:
+        """Return accuracy in percent and the number of images of each class, after `compute`."""
+        return {"accuracy": (100 * self._hits.double() / self._counts).tolist(), "images": self._counts.tolist()}
+
+    def pairs(self, limit: int = 20) -> list[tuple[int, int, int]]:
+        """Return the most frequent mistakes, after `compute`: label, prediction, images; equals by class."""
+        found, counts = self._mistakes.unique(return_counts=True)
+        order = counts.argsort(descending=True, stable=True)[:limit]
+        labels, predictions = found[order] // self.num_classes, found[order] % self.num_classes
+        return list(zip(labels.tolist(), predictions.tolist(), counts[order].tolist(), strict=True))
+
+    def _k(self) -> int:
+        return 5 if self.top_k is None else self.top_k
+
+    def _calibration_error(self, right: Tensor, confidence: Tensor) -> float:
+        """Return the sum over the bins of |right answers - confidence|, in images."""
+        bins = ((confidence * self.bins - 1) // FIXED_POINT).clamp(0, self.bins - 1)
+        gap = torch.zeros(self.bins, dtype=torch.int64).index_add(0, bins, right * FIXED_POINT - confidence)
+        return gap.abs().sum().item() / FIXED_POINT

@@ -1,0 +1,207 @@
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from mldec.data import csv_table as module
+from mldec.data.csv_table import csv_table
+from mldec.errors import ConfigError, DataError
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.evaluators.single_label import SingleLabelEvaluator
+
+TEXT = """\
+path,labels,split
+a/1.png,dog;cat,train
+a/2.png,,train
+"b/x, y.png","eel ; dog",train
+b/4.png,cat,val
+b/5.png,dog,test
+"""
+
+
+@pytest.fixture
+def root(tmp_path):
+    for name in ("a/1.png", "a/2.png", "b/x, y.png", "b/4.png", "b/5.png"):
+        (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 6)).save(tmp_path / "own" / name)
+    (tmp_path / "own" / "data.csv").write_text(TEXT)
+    return tmp_path / "own"
+
+
+@pytest.fixture
+def build(root, tmp_path):
+    def build(text=None, **arguments):
+        if text is not None:
+            (root / "data.csv").write_text(text)
+        data = csv_table(**{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        assert data.train.classes == data.val.classes
+        return data
+
+    return build
+
+
+def targets(split):
+    return split.dataset.labels.dense().tolist()
+
+
+def names(split):
+    return [str(Path(split.dataset.name(i)).name) for i in range(len(split.dataset))]
+
+
+def test_several_labels(build):
+    data = build()
+    assert data.val.classes.names == ("cat", "dog", "eel")
+    assert not data.val.classes.exclusive
+    assert names(data.train) == ["1.png", "2.png", "x, y.png"]
+    assert targets(data.train) == [[1, 1, 0], [0, 0, 0], [0, 1, 1]]
+    assert targets(data.val) == [[1, 0, 0]]
+    assert targets(build(val="test").val) == [[0, 1, 0]]
+    assert isinstance(data.evaluator(), MultiLabelEvaluator)
+    assert data.train.dataset[2][0].shape == (3, 16, 16)
+
+
+def test_negatives_make_the_rest_unknown(build):
+    text = "split,negatives,labels,path\ntrain,dog,cat,a/1.png\ntrain,,,a/2.png\nval,eel;dog,cat,b/4.png\n"
+    data = build(text)
+    assert data.train.classes.names == ("cat", "dog", "eel")
+    assert targets(data.train) == [[1, 0, -1], [-1, -1, -1]]
+    assert targets(data.val) == [[1, 0, 0]]
+    assert data.val.dataset[0][1].dtype == torch.int8
+
+
+def test_one_label(build):
+    text = "path,labels,split\na/1.png,dog,train\nb/4.png,cat,val\n"
+    data = build(text, exclusive=True, top_k=2)
+    assert data.train.classes.exclusive
+    assert targets(data.train) == [[0, 1]]
+    assert isinstance(data.evaluator(), SingleLabelEvaluator)
+    with pytest.raises(ConfigError, match=r"data\.top_k 5 needs as many classes; there are 2"):
+        build(text, exclusive=True, top_k=5)
+    with pytest.raises(ConfigError, match="top_k 2 is for one label"):
+        build(text, top_k=2)
+
+
+def test_without_a_split_some_images_are_held_out(build, root):
+    rows = [f"c/{number}.png,{'ab'[number % 2]}" for number in range(100)]
+    (root / "c").mkdir()
+    for number in range(100):
+        Image.new("RGB", (2, 2)).save(root / "c" / f"{number}.png")
+    text = "path,labels\n" + "\n".join(rows)
+    data = build(text, val_fraction=0.3)
+    train, val = set(names(data.train)), set(names(data.val))
+    assert not train & val
+    assert len(train | val) == 100
+    assert 15 <= len(val) <= 45
+    shuffled = build("path,labels\n" + "\n".join(reversed(rows)), val_fraction=0.3)
+    assert set(names(shuffled.val)) == val
+    assert set(names(build(text, val_fraction=0.3, seed=1).val)) != val
+
+
+def test_names_from_a_list_or_a_file(build, root):
+    assert targets(build(classes=["eel", "dog", "cat", "fox"]).val) == [[0, 0, 1, 0]]
+    (root / "classes.txt").write_text("dog\ncat\neel\n")
+    assert build(classes="classes.txt").val.classes.names == ("dog", "cat", "eel")
+
+
+def test_other_signs(build, root):
+    data = build(TEXT.replace(";", "|"), separator="|")
+    assert targets(data.train)[0] == [1, 1, 0]
+    (root / "data.csv").write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").replace("path", "Path").encode())
+    assert targets(build().train)[0] == [1, 1, 0]
+
+
+def test_windows_separators_and_a_folder_of_images(build):
+    data = build("path,labels,split\n.\\1.png,dog,train\n2.png,cat,val\n", images="a")
+    assert names(data.train) == ["1.png"]
+    data = build("path,labels,split\na\\1.png,dog,train\nb\\4.png,cat,val\n")
+    assert data.train.dataset[0][0].shape == (3, 16, 16)
+
+
+def test_a_class_without_a_positive_is_logged(build, caplog):
+    with caplog.at_level(logging.INFO, "mldec"):
+        build()
+    assert "csv train: 3 images, 3 classes" in caplog.messages
+    assert "csv val: 2 of 3 classes have no image: 'dog', 'eel'" in caplog.messages
+
+
+def test_a_second_start_parses_nothing_and_other_settings_do(build, monkeypatch):
+    build()
+    monkeypatch.setattr(module, "_read", None)
+    assert targets(build().val) == [[1, 0, 0]]
+    monkeypatch.undo()
+    assert targets(build(classes=["eel", "dog", "cat"]).val) == [[0, 0, 1]]
+
+
+HEADER = "path,labels,split\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "are not path, labels"),
+        ("file,labels\na/1.png,dog\n", "the columns file, labels are not path, labels"),
+        ("path,labels,colour\na/1.png,dog,red\n", "colour are not path"),
+        ("path,labels,path\na/1.png,dog,x\n", "are not path"),
+        ("path;labels\na/1.png;dog\n", "the columns path;labels are not"),
+        (HEADER + "a/1.png,dog,cat,train\n", "row 2 has 4 fields, the header 3"),
+        (HEADER + "a/1.png\n", "row 2 has 1 fields"),
+        (HEADER + 'a/1.png,"dog,train\n', "row 2 is not CSV .*mind its quotes"),
+        (HEADER + 'a/1.png,"do"g,train\n', "row 2 is not CSV"),
+        (HEADER + "../1.png,dog,train\n", r"row 2: '\.\./1\.png' is not a path inside"),
+        (HEADER + "a\\..\\..\\1.png,dog,train\n", "is not a path inside"),
+        (HEADER + "/etc/passwd,dog,train\n", "'/etc/passwd' is not a path inside"),
+        (HEADER + "C:\\1.png,dog,train\n", "is not a path inside"),
+        (HEADER + ",dog,train\n", "row 2: '' is not a path inside"),
+        (
+            HEADER + "a/1.png,dog,train\nb/4.png,cat,val\n./a//1.png,dog,val\n",
+            "row 4: the image a/1.png is in row 2 too",
+        ),
+        (HEADER + "a/1.png,dog;dog,train\n", "has a label twice"),
+        ("path,labels,negatives\na/1.png,dog,cat;dog\n", "'dog' is in labels and in negatives"),
+        (HEADER + "a/1.png,dog,train\nb/4.png,Dog,val\n", "'dog' and 'Dog' differ in case only"),
+        (HEADER + "a/1.png,,train\nb/4.png,,val\n", "no row has a label"),
+        (HEADER + "a/1.png,dog,train\n", "no row of the split 'val'; it has train"),
+        (HEADER + "a/1.png,dog,train\nb/9.png,cat,val\n", "1 of 1 listed images are absent, the first is b/9.png"),
+        (HEADER, "no row has a label"),
+    ],
+)
+def test_wrong_files(build, text, expected):
+    with pytest.raises(DataError, match=expected) as caught:
+        build(text)
+    assert "\n" not in str(caught.value)
+    assert "see DATASETS.md, section Your own data" in str(caught.value)
+
+
+def test_labels_that_are_not_in_the_list(build):
+    with pytest.raises(
+        DataError, match=r"row 2: the class 'cat' is not in the list of 3 classes; did you mean 'Cat'\?"
+    ):
+        build(classes=["Cat", "dog", "eel"])
+    with pytest.raises(DataError, match="did you mean 'catt'"):
+        build(classes=["catt", "dog", "eel"])
+
+
+@pytest.mark.parametrize("label", ["", "dog;cat"])
+def test_one_label_means_one(build, label):
+    with pytest.raises(DataError, match=r"row 3 has [02] labels; data\.exclusive=true wants one"):
+        build(HEADER + f"b/4.png,cat,val\na/1.png,{label},train\n", exclusive=True)
+
+
+def test_other_faults(build, root):
+    (root / "data.csv").write_bytes(b"path,labels\na/\xe9.png,dog\n")
+    with pytest.raises(DataError, match=r"is not UTF-8 text \(byte 14\): save it as UTF-8"):
+        build()
+    with pytest.raises(DataError, match=r"none\.csv cannot be read"):
+        build(file="none.csv")
+    with pytest.raises(DataError, match="is not a path inside"):
+        build(file="../data.csv")
+    with pytest.raises(DataError, match="is not a path inside"):
+        build(images="..")
+    with pytest.raises(ConfigError, match="separator"):
+        build(separator=" ")
+    with pytest.raises(ConfigError, match="val_fraction 0"):
+        build(val_fraction=0)
+    with pytest.raises(ConfigError, match="threshold 2"):
+        build(threshold=2)

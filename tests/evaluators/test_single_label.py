@@ -1,0 +1,123 @@
+import numpy as np
+import pytest
+import torch
+from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
+
+from mldec import distributed
+from mldec.errors import ConfigError
+from mldec.evaluators.single_label import SingleLabelEvaluator
+
+IMAGES, CLASSES = 400, 12
+
+
+def one_hot(labels, classes=CLASSES):
+    return torch.nn.functional.one_hot(torch.as_tensor(labels), classes).to(torch.int8)
+
+
+@pytest.fixture
+def case():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(CLASSES, (IMAGES,), generator=generator)
+    return torch.randn(IMAGES, CLASSES, generator=generator) + 2 * one_hot(labels), labels
+
+
+def evaluated(logits, targets, sizes=(IMAGES,), **arguments):
+    evaluator = SingleLabelEvaluator(**arguments)
+    for some, theirs in zip(logits.split(sizes), targets.split(sizes), strict=True):
+        evaluator.update(some, theirs)
+    return evaluator, evaluator.compute()
+
+
+def test_metrics_equal_torchmetrics(case):
+    logits, labels = case
+    evaluator, metrics = evaluated(logits, one_hot(labels))
+    assert list(metrics) == ["top1", "top5", "class_accuracy", "ECE"]
+    accuracy = {"num_classes": CLASSES, "average": "micro"}
+    assert metrics["top1"] == pytest.approx(100 * multiclass_accuracy(logits, labels, **accuracy).item(), rel=1e-6)
+    top5 = multiclass_accuracy(logits, labels, top_k=5, **accuracy).item()
+    assert metrics["top5"] == pytest.approx(100 * top5, rel=1e-6)
+    by_class = multiclass_accuracy(logits, labels, num_classes=CLASSES, average=None)
+    assert metrics["class_accuracy"] == pytest.approx(100 * by_class.mean().item(), rel=1e-6)
+    assert evaluator.per_class()["accuracy"] == pytest.approx((100 * by_class).tolist(), rel=1e-6)
+    assert evaluator.per_class()["images"] == labels.bincount(minlength=CLASSES).tolist()
+    error = multiclass_calibration_error(logits.softmax(1), labels, CLASSES, n_bins=15, norm="l1").item()
+    assert metrics["ECE"] == pytest.approx(100 * error, rel=1e-5)
+    assert 20 < metrics["top1"] < metrics["top5"] < 100
+
+
+def test_batches_and_their_order_change_nothing(case):
+    logits, labels = case
+    _, whole = evaluated(logits, one_hot(labels))
+    _, parts = evaluated(logits.flip(0), one_hot(labels).flip(0), (1, 0, 150, 249))
+    assert whole == parts
+
+
+def test_processes_change_nothing(case, monkeypatch):
+    logits, labels = case
+    alone, whole = evaluated(logits, one_hot(labels))
+    other, _ = evaluated(logits[:130], one_hot(labels[:130]), (130,))
+    mine = SingleLabelEvaluator()
+    mine.update(logits[130:], one_hot(labels[130:]))
+    monkeypatch.setattr(distributed, "gather", lambda rows: [rows, torch.cat(other.rows, dim=1)])
+    assert mine.compute() == whole
+    assert mine.per_class() == alone.per_class()
+    assert mine.pairs() == alone.pairs()
+
+
+def test_equal_logits_go_to_the_lowest_class():
+    targets = one_hot([0, 1, 2], 3)
+    evaluator, metrics = evaluated(torch.zeros(3, 3), targets, (3,), top_k=2)
+    assert metrics["top1"] == pytest.approx(100 / 3)
+    assert metrics["top2"] == pytest.approx(200 / 3)
+    assert evaluator.pairs() == [(1, 0, 1), (2, 0, 1)]
+
+
+def test_pairs_come_by_their_number(case):
+    logits, labels = case
+    evaluator, metrics = evaluated(logits, one_hot(labels))
+    confusion = np.zeros((CLASSES, CLASSES), int)
+    np.add.at(confusion, (labels.numpy(), logits.argmax(1).numpy()), 1)
+    np.fill_diagonal(confusion, 0)
+    expected = sorted(((-n, *pair) for pair, n in np.ndenumerate(confusion) if n))
+    assert evaluator.pairs(1000) == [(a, b, -n) for n, (a, b) in ((n, (a, b)) for n, a, b in expected)]
+    assert evaluator.pairs(3) == evaluator.pairs(1000)[:3]
+    assert sum(n for _, _, n in evaluator.pairs(1000)) == round(IMAGES * (1 - metrics["top1"] / 100))
+
+
+def test_ece_by_hand():
+    # Confidences 0.8 (right), 0.8 (wrong) and 0.6 (right): |1 - 1.6| and |1 - 0.6| images of three.
+    logits = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6]]).log()
+    _, metrics = evaluated(logits, one_hot([0, 1, 1], 2), (3,))
+    assert metrics["ECE"] == pytest.approx(100 * (0.6 + 0.4) / 3, rel=1e-6)
+
+
+def test_few_classes_have_no_top5_and_an_explicit_one_is_refused():
+    assert list(evaluated(torch.eye(3), one_hot([0, 1, 2], 3), (3,))[1]) == ["top1", "class_accuracy", "ECE"]
+    with pytest.raises(ConfigError, match=r"data\.top_k 5 needs as many classes; there are 3"):
+        SingleLabelEvaluator(top_k=5).update(torch.zeros(0, 3), torch.zeros(0, 3))
+    with pytest.raises(ConfigError, match="top_k 1"):
+        SingleLabelEvaluator(top_k=1)
+    with pytest.raises(ConfigError, match="bins is 0"):
+        SingleLabelEvaluator(bins=0)
+
+
+def test_several_valid_labels_and_images_without_any():
+    logits = torch.tensor([[3.0, 2, 1], [3.0, 2, 1], [3.0, 2, 1]])
+    targets = torch.tensor([[1, 0, 1], [0, 1, 1], [0, 0, 0]])
+    evaluator, metrics = evaluated(logits, targets, (3,), top_k=2, suffix="_real")
+    assert metrics["top1_real"] == 50
+    assert metrics["top2_real"] == 100
+    assert evaluator.per_class()["images"] == [1, 1, 0]
+    assert evaluator.pairs() == [(1, 0, 1)]
+
+
+def test_no_image_at_all():
+    evaluator = SingleLabelEvaluator()
+    evaluator.update(torch.zeros(0, 6), torch.zeros(0, 6))
+    assert all(np.isnan(value) for value in evaluator.compute().values())
+    assert evaluator.pairs() == []
+
+
+def test_confident_answers_are_in_the_last_bin():
+    _, metrics = evaluated(torch.tensor([[100.0, 0]]), one_hot([0], 2), (1,))
+    assert metrics["ECE"] == 0
