@@ -24,15 +24,16 @@ ROWS = [
         "mldec.zoo",
         "mldec.fast",
         "mldec.storage",
+        "mldec.draw",
     ),
     ("mldec.data.base", "mldec.data.transforms", "mldec.data.pair_augment", "mldec.data.labels", "mldec.data"),
     ("mldec.data.loader", "mldec.data.files"),
-    ("mldec.config", "mldec.model", "mldec.runlog", "mldec.data.coco", "mldec.data.digits"),
+    ("mldec.config", "mldec.model", "mldec.runlog", "mldec.data.coco", "mldec.data.digits", "mldec.data.shards"),
     ("mldec.build", "mldec.released"),
     ("mldec.checkpoint",),
     ("mldec.options", "mldec.evaluate", "mldec.cost"),
     ("mldec.trainer",),
-    ("mldec.train", "mldec.predict", "mldec.benchmark"),
+    ("mldec.train", "mldec.predict", "mldec.benchmark", "mldec.check_data"),
 ]
 
 
