@@ -20,7 +20,7 @@ from tqdm import tqdm
 from mldec import draw
 from mldec.data.base import DataModule, ImageDataset, Split
 from mldec.data.labels import Labels, from_dense
-from mldec.data.loader import seeded
+from mldec.data.loader import seeded, unwrap
 from mldec.data.transforms import read_image
 from mldec.errors import ConfigError, DataError, one_line
 from mldec.options import open_data
@@ -88,11 +88,11 @@ def examine(dataset: ImageDataset, count: int, workers: int, title: str) -> Exam
     indices = np.unique(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(np.int64))
     hashes: list[int] = []
     bad: list[str] = []
-    loader = DataLoader(
+    loader: Any = DataLoader(
         Probe(dataset, indices), 16, num_workers=workers, collate_fn=list, worker_init_fn=_leave_the_group
     )
     with tqdm(total=len(indices), desc=title, leave=False, disable=not on_terminal()) as bar:
-        for batch in loader:
+        for batch in unwrap(loader):
             hashes += [number for number, _ in batch]
             bad += [error for _, error in batch if error]
             bar.update(len(batch))
