@@ -31,10 +31,11 @@ from mldec.runlog import on_terminal, to_console
 OFFICIAL = {
     "coco": ({82_081, 82_783}, {40_137, 40_504}, 80),
     "voc2007": ({5_011}, {4_952}, 20),
-    "voc2012": ({5_717}, {5_823}, 20),
+    "voc2012": ({5_717, 11_540}, {5_823}, 20),
     "openimages_miil": ({9_011_219}, {125_436}, 9_605),
     "openimages": ({9_011_219}, {41_620, 125_436}, 9_605),
     "nuswide81": ({119_103, 161_789}, {50_720, 107_859}, 81),
+    "nuswide_official": ({161_789}, {107_859}, 81),
     "imagenet": ({1_281_167}, {50_000}, 1_000),
     "cars": ({8_144}, {8_041}, 196),
     "cifar100": ({50_000}, {10_000}, 100),
@@ -92,8 +93,9 @@ def examine(dataset: ImageDataset, count: int, workers: int, title: str) -> Exam
         Probe(dataset, indices), 16, num_workers=workers, collate_fn=list, worker_init_fn=_leave_the_group
     )
     with tqdm(total=len(indices), desc=title, leave=False, disable=not on_terminal()) as bar:
+        batch: Any  # a list of what Probe gives
         for batch in unwrap(loader):
-            hashes += [number for number, _ in batch]
+            hashes += [hash for hash, _ in batch]
             bad += [error for _, error in batch if error]
             bar.update(len(batch))
     return Examined(indices, np.array(hashes, np.uint64), bad)

@@ -233,12 +233,12 @@ def imagenet(out: Path, words: argparse.Namespace) -> None:
 
 
 def table(out: Path, words: argparse.Namespace) -> None:
-    """One table; the labels of an image stand in one column with bars between them."""
+    """One table; the labels of an image stand in one column with semicolons between them."""
     rows = []
     for number, scene in enumerate(scenes(words)):
         path = f"images/{number:06}.jpg"
         save(scene.image, out / path)
-        rows.append((path, "|".join(NAMES[digit] for digit in scene.digits), scene.split))
+        rows.append((path, ";".join(NAMES[digit] for digit in scene.digits), scene.split))
     write_csv(out / "data.csv", ("path", "labels", "split"), rows)
 
 

@@ -148,6 +148,7 @@ def write_shard(
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         shard = ShardFile(file)
+        batch: Any  # a list of what Contents gives
         for batch in unwrap(loader):
             for item in batch:
                 if isinstance(item, DataError):

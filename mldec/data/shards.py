@@ -14,7 +14,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from mldec.data.files import check_folder, check_same_classes
 from mldec.data.labels import Labels
 from mldec.data.transforms import EvalTransform, TrainTransform, read_image
 from mldec.errors import DataError
+from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 
 log = logging.getLogger("mldec")
@@ -71,14 +71,18 @@ def shards(
     """
     learn = TrainTransform(image_size=image_size, augment=augment, cutout=cutout, flip=flip, crop=crop)
     check = EvalTransform(image_size=image_size)
-    evaluator = partial(MultiLabelEvaluator, threshold=threshold)
-    evaluator()  # refuses a wrong threshold now, not after the first epoch
+    MultiLabelEvaluator(threshold=threshold)  # refuses a wrong threshold now, not after the first epoch
     folder = check_folder(root, "packed shards", _SEE)
 
     def load_train() -> Split:
         split = read_split(folder / train, learn)
         check_same_classes(split.classes.names, data.val.classes.names, folder, _SEE)
         return split
+
+    def evaluator() -> Evaluator:
+        if data.val.classes.exclusive:
+            raise DataError(f"{folder} has one label an image: there is no evaluator for it here; {_SEE}")
+        return MultiLabelEvaluator(threshold=threshold)
 
     data = DataModule(load_train, lambda: read_split(folder / val, check), evaluator, check, bad_images)
     return data

@@ -15,7 +15,7 @@ from PIL import Image
 from support import one_line
 
 from mldec.data.shards import shards
-from mldec.errors import DataError
+from mldec.errors import ConfigError, DataError
 
 Cli = Callable[..., tuple[int, str, str]]
 DENSE = np.array([[1, -1, 0], [0, 1, -1], [-1, -1, -1], [1, 1, 1]], np.int8)
@@ -98,6 +98,14 @@ def test_images_targets_and_classes(root: Path) -> None:
     assert data.val.dataset.name(2) == f"{root / 'val' / 'shard-000001.tar'}, image 000000002"
     again = pickle.loads(pickle.dumps(data.val.dataset))  # as a worker gets it where there is no fork
     assert torch.equal(again[3][0], data.val.dataset[3][0])
+
+
+def test_the_evaluator_is_that_of_the_labels(root: Path) -> None:
+    evaluator = shards(root=str(root), threshold=0.75).evaluator()
+    evaluator.update(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([[1, 0], [0, 1]]))  # probability 0.73
+    assert evaluator.compute()["OR"] == 0
+    with pytest.raises(ConfigError, match="threshold"):
+        shards(root=str(root), threshold=2.0)
 
 
 def test_a_bad_image_is_named(root: Path) -> None:

@@ -168,7 +168,7 @@ def test_csv(make: Make) -> None:
     out, drawn = make("csv"), scenes()
     for row, scene in zip(rows(out), drawn, strict=True):
         check_image(out / row["path"], scene)
-        assert [NAMES.index(name) for name in row["labels"].split("|") if name] == scene.digits
+        assert [NAMES.index(name) for name in row["labels"].split(";") if name] == scene.digits
         assert row["split"] == scene.split
 
 
