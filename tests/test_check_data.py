@@ -189,3 +189,13 @@ def test_charts_of_any_number_of_classes() -> None:
     page = draw.heat_map(np.eye(2), ["a", "b"], "t")
     assert page.getpixel((191, 33)) == (8, 48, 107)
     assert page.getpixel((203, 33)) == (255, 255, 255)
+
+
+def test_the_sample_of_real_photos_is_sound(cli: Cli, sample_data: Path, tmp_path: Path) -> None:
+    root = sample_data / "coco2014_mini"
+    status, out, err = cli(
+        "check_data", "data=coco", f"data.root={root}", f"data.cache_dir={tmp_path}", "train.workers=0"
+    )
+    assert status == 0, err
+    assert "train: 59 (published: 82,081 or 82,783) images, 80 (as published) classes" in out
+    assert "val: 38 (published" in out
