@@ -1,12 +1,16 @@
-"""The command-line words that choose a model: the same for every command that uses one."""
+"""The command-line words that choose a model or a dataset: the same for every command that uses one."""
 
 import argparse
 
 import torch
 
+from mldec import build
 from mldec.checkpoint import Loaded, load_model
+from mldec.config import compose, override
+from mldec.data.base import DataModule
+from mldec.errors import ConfigError
 from mldec.fast import fast
-from mldec.settings import Precision
+from mldec.settings import Config, Precision
 
 
 def add_model_options(arguments: argparse.ArgumentParser) -> None:
@@ -28,6 +32,19 @@ def open_model(words: argparse.Namespace, device: torch.device) -> Loaded:
     if words.fast:
         fast(loaded.model, device)
     return loaded
+
+
+def open_data(settings: list[str]) -> tuple[Config, DataModule]:
+    """Build the dataset of words such as `data=coco data.root=/data/coco`, where no model is needed.
+
+    Raises:
+        ConfigError: if no dataset is chosen, or a word is wrong.
+    """
+    if not any(word.startswith("data=") for word in settings):
+        raise ConfigError("no dataset is chosen: pass data=NAME, such as data=coco data.root=/data/coco")
+    config = override(compose(["+experiment=digits"]), settings)  # the other parts of it are not used
+    build.check(config)
+    return config, build.data(config)
 
 
 def fast_precision(device: torch.device) -> Precision:

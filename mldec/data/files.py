@@ -88,6 +88,17 @@ class ImageFiles:
         target = self.labels.row(index)
         return self.transform(read_image(self.name(index))), target
 
+    def content(self, index: int) -> bytes:
+        """Return the bytes of the image file.
+
+        Raises:
+            DataError: if it cannot be read.
+        """
+        try:
+            return Path(self.name(index)).read_bytes()
+        except OSError as error:
+            raise DataError(f"{self.name(index)} cannot be read ({error.strerror})") from error
+
     def name(self, index: int) -> str:
         """Return the path of the image file."""
         return str(self.folder / os.fsdecode(self.files[index]))

@@ -3,6 +3,7 @@
 Images stay uint8 until the backbone, which scales them to [0, 1] and normalises on the device.
 """
 
+import io
 import math
 import random
 import re
@@ -38,18 +39,25 @@ _UPRIGHT = {
 }
 
 
-def read_image(path: str | Path) -> Image.Image:
+def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
     """Read an image file as upright RGB, 8 bits a channel.
 
     Alpha is dropped, as torchvision's loader does; 16-bit values are scaled, not clipped; the EXIF orientation is
     applied (torchvision's loader ignores it).
+
+    Args:
+        path: of the file; only a name for messages if there is a content.
+        content: bytes of the file, where they come from elsewhere, such as a tar shard.
 
     Raises:
         DataError: The file is missing, empty, cut short, too large or no image; one line with path, fault and fix.
     """
     try:
         # A file object, not a path: Pillow maps an uncompressed TIFF given by path, and then garbles turned ones.
-        with Path(path).open("rb") as file, Image.open(file, formats=FORMATS) as image:
+        with (
+            Path(path).open("rb") if content is None else io.BytesIO(content) as file,
+            Image.open(file, formats=FORMATS) as image,
+        ):
             image.load()
             rgb = _to_rgb(image)
             turn = _UPRIGHT.get(_orientation(image))

@@ -1,0 +1,250 @@
+#!/usr/bin/env python
+"""Pack a dataset of image files into tar shards, to be read by `data=shards data.root=OUT`.
+
+    python scripts/pack_shards.py OUT data=coco data.root=/data/coco [--short-side 512]
+
+For each split it writes OUT/{train,val}/shard-000000.tar, ... in the layout of WebDataset (000000000.jpg and
+000000000.json with {"labels": [...], "negatives": [...]}), and index.npz with labels, classes, the place of each image
+and the sha256 of each shard. It may be killed at any time and started again with the same words: a shard has its name
+only once it is whole. Images are copied byte for byte, unless --short-side makes large ones smaller.
+"""
+
+import argparse
+import hashlib
+import io
+import json
+import os
+import sys
+import tarfile
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+from mldec.data.base import Split
+from mldec.data.labels import Labels
+from mldec.data.loader import unwrap
+from mldec.data.shards import FORMAT
+from mldec.data.transforms import read_image
+from mldec.errors import ConfigError, DataError, one_line
+from mldec.options import open_data, positive
+
+QUALITY = 95  # of images that are made smaller
+
+
+class Contents(Dataset[Any]):
+    """The bytes of each image and the ending of its file, from `first` to `last`."""
+
+    def __init__(self, split: Split, first: int, last: int, short_side: int | None, keep_bad: bool) -> None:
+        self.dataset: Any = split.dataset
+        self.first, self.last, self.short_side, self.keep_bad = first, last, short_side, keep_bad
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def __getitem__(self, place: int) -> tuple[bytes, str] | DataError:
+        index = self.first + place
+        name = self.dataset.name(index)
+        try:
+            content = self.dataset.content(index)
+        except DataError as error:
+            return error
+        suffix = Path(name).suffix.lower() if Path(name).suffix[1:].isalnum() else ".jpg"
+        if self.short_side is None:
+            return content, suffix
+        try:
+            return smaller(name, content, self.short_side) or (content, suffix)
+        except DataError as error:  # bad_images=skip: packed as it is, to be skipped by name when it is read
+            return (content, suffix) if self.keep_bad else error
+
+
+def smaller(name: str, content: bytes, short_side: int) -> tuple[bytes, str] | None:
+    """Return a JPEG whose short side has this many pixels; None if the image is not larger."""
+    image = read_image(name, content)
+    factor = short_side / min(image.size)
+    if factor >= 1:
+        return None
+    buffer = io.BytesIO()
+    size = (max(short_side, round(image.width * factor)), max(short_side, round(image.height * factor)))
+    image.resize(size).save(buffer, "JPEG", quality=QUALITY)
+    return buffer.getvalue(), ".jpg"
+
+
+class ShardFile:
+    """A tar file that knows its sha256 and where each image starts."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.hash, self.length = file, hashlib.sha256(), 0
+        self.offsets: list[int] = []
+        self.sizes: list[int] = []
+
+    def add_image(self, name: str, content: bytes) -> None:
+        """Append an image and remember its place."""
+        self.add(name, content)
+        self.offsets.append(self.length - len(content) - -len(content) % tarfile.BLOCKSIZE)
+        self.sizes.append(len(content))
+
+    def add(self, name: str, content: bytes) -> None:
+        """Append a file."""
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        self._write(member.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE))
+
+    def finish(self) -> None:
+        """Write the end of the archive, and wait for the disk."""
+        self._write(bytes(2 * tarfile.BLOCKSIZE))
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def _write(self, block: bytes) -> None:
+        self.file.write(block)
+        self.hash.update(block)
+        self.length += len(block)
+
+
+def pack(split: Split, folder: Path, words: argparse.Namespace, settings: dict[str, Any], bar: Any) -> None:
+    """Write the shards of one split that are not there yet, then the index."""
+    count = len(split.dataset)
+    labels = split.dataset.labels  # type: ignore[attr-defined]
+    folder.mkdir(parents=True, exist_ok=True)
+    _same_packing(folder, {"settings": settings, "images": count, "labels": _fingerprint(labels)})
+    records = []
+    for number, first in enumerate(range(0, count, words.images)):
+        record = folder / f"shard-{number:06}.json"
+        last = min(first + words.images, count)
+        if not record.is_file():
+            write_shard(split, record.with_suffix(".tar"), first, last, words, settings, bar)
+        else:
+            bar.update(last - first)
+        records.append(json.loads(record.read_text()))
+    write_index(folder / "index.npz", split, labels, records)
+
+
+def _same_packing(folder: Path, plan: dict[str, Any]) -> None:
+    """Refuse to go on with shards of other data or other settings."""
+    file = folder / "packing.json"
+    if not file.is_file():
+        _replace(file, json.dumps(plan).encode())
+    elif json.loads(file.read_text()) != plan:
+        raise ConfigError(f"{folder} holds shards of other data or settings: choose another folder, or empty it")
+
+
+def _fingerprint(labels: Labels) -> str:
+    digest = hashlib.sha256()
+    for array in (labels.starts, labels.classes, labels.values):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def write_shard(
+    split: Split, path: Path, first: int, last: int, words: argparse.Namespace, settings: dict[str, Any], bar: Any
+) -> None:
+    """Write one shard beside its name, rename it, and only then write the record that says that it is whole."""
+    contents = Contents(split, first, last, words.short_side, settings.get("bad_images") == "skip")
+    loader: Any = DataLoader(contents, 16, num_workers=words.workers, collate_fn=list, worker_init_fn=_leave_the_group)
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        shard = ShardFile(file)
+        batch: Any  # a list of what Contents gives
+        for batch in unwrap(loader):
+            for item in batch:
+                if isinstance(item, DataError):
+                    raise item
+                index = first + len(shard.sizes)
+                shard.add_image(f"{index:09}{item[1]}", item[0])
+                shard.add(f"{index:09}.json", json.dumps(said(split, index)).encode())
+                bar.update()
+        shard.finish()
+    temporary.replace(path)
+    record = {"name": path.name, "sha256": shard.hash.hexdigest(), "bytes": shard.length, "first": first}
+    _replace(path.with_suffix(".json"), json.dumps({**record, "offsets": shard.offsets, "sizes": shard.sizes}).encode())
+
+
+def _leave_the_group(worker: int) -> None:
+    os.setpgrp()  # Ctrl-C reaches the main process only, which ends the workers
+
+
+def said(split: Split, index: int) -> dict[str, Any]:
+    """Return the labels of an image by name: those present, and those known to be absent."""
+    labels = split.dataset.labels  # type: ignore[attr-defined]
+    part = slice(labels.starts[index], labels.starts[index + 1])
+    pairs = list(zip(labels.classes[part].tolist(), labels.values[part].tolist(), strict=True))
+    names = split.classes.names
+    return {
+        "labels": [names[place] for place, value in pairs if value == 1],
+        "negatives": [names[place] for place, value in pairs if value == 0],
+    }
+
+
+def write_index(path: Path, split: Split, labels: Labels, records: list[dict[str, Any]]) -> None:
+    """Write what `mldec.data.shards.Index` describes."""
+    queries = split.classes.queries
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        shards=np.array([record["name"] for record in records]),
+        sha256=np.array([record["sha256"] for record in records]),
+        bytes=np.array([record["bytes"] for record in records], np.int64),
+        first=np.array([record["first"] for record in records] + [len(labels)], np.int64),
+        offsets=np.concatenate([record["offsets"] for record in records]).astype(np.int64),
+        sizes=np.concatenate([record["sizes"] for record in records]).astype(np.int64),
+        starts=labels.starts,
+        label_classes=labels.classes,
+        values=labels.values,
+        rest=labels.rest,
+        classes=np.array(split.classes.names, np.str_),
+        exclusive=split.classes.exclusive,
+        queries=np.zeros((0, 0), np.float32) if queries is None else queries.float().numpy(),
+        format=FORMAT,
+    )
+    _replace(path, buffer.getvalue())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("out", metavar="OUT", help="folder of the shards")
+    arguments.add_argument("settings", nargs="*", metavar="key=value", help="such as data=coco data.root=/data/coco")
+    arguments.add_argument("--split", choices=("train", "val"), action="append", help="default: both")
+    arguments.add_argument("--images", type=positive, default=5000, help="in a shard (default: %(default)s)")
+    arguments.add_argument("--short-side", type=positive, metavar="N", help="make larger images this small, in pixels")
+    arguments.add_argument("--workers", type=int, default=2, help="processes that read images (default: %(default)s)")
+    return arguments
+
+
+def main() -> None:
+    with one_line():
+        words = parser().parse_intermixed_args()
+        config, data = open_data(words.settings)
+        splits = {part: getattr(data, part) for part in words.split or ("train", "val")}
+        for part, split in splits.items():
+            if not hasattr(split.dataset, "content") or not hasattr(split.dataset, "labels"):
+                raise ConfigError(f"data.{part} is not made of image files: there is nothing to pack")
+        settings = {**config.data, "short_side": words.short_side, "images_a_shard": words.images}
+        total = sum(len(split.dataset) for split in splits.values())
+        bar = partial(tqdm, total=total, desc="pack", disable=not sys.stderr.isatty())
+        try:
+            with bar() as progress:
+                for part, split in splits.items():
+                    pack(split, Path(words.out, part), words, settings, progress)
+        except OSError as error:
+            raise ConfigError(
+                f"{words.out} cannot be written ({error.strerror}): free space and start again"
+            ) from error
+        print(f"{words.out}: {total:,} images packed; read them with data=shards data.root={words.out}")
+
+
+if __name__ == "__main__":
+    main()

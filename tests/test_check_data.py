@@ -1,0 +1,201 @@
+"""The command on digits in the MS-COCO layout, sound and with one fault at a time."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support import one_line, write_coco
+
+from mldec import check_data, draw
+from mldec.data.base import Classes, Split
+from mldec.data.labels import Labels, from_dense, from_single
+
+Cli = Callable[..., tuple[int, str, str]]
+CLASSES = ("thing 0", "thing 1", "thing 2")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A tree of which every image is another one."""
+    write_coco(tmp_path / "coco")
+    rng = np.random.default_rng(0)
+    for path in sorted((tmp_path / "coco").rglob("*.jpg")):
+        Image.fromarray(rng.integers(0, 255, (30, 40, 3), np.uint8)).save(path)
+    return tmp_path / "coco"
+
+
+@pytest.fixture
+def check(cli: Cli, root: Path, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    def check(*words: str | Path) -> tuple[int, str, str]:
+        return cli(
+            "check_data", "data=coco", f"data.root={root}", f"data.cache_dir={tmp_path}", "train.workers=0", *words
+        )
+
+    return check
+
+
+def image(root: Path, number: int, split: str = "train2014") -> Path:
+    return root / split / f"COCO_{split}_{number:012}.jpg"
+
+
+def test_a_sound_tree(check, tmp_path: Path) -> None:
+    status, out, err = check("--json", tmp_path / "r.json", "--out", tmp_path / "pictures")
+    assert status == 0, err
+    assert "train: 12 (published: 82,081 or 82,783) images, 3 (published: 80) classes" in out
+    assert "val: 12 (published: 40,137 or 40,504) images" in out
+    assert "images a class    4 to 4, median 4" in out
+    assert "labels an image   1 to 1, mean 1.00; 0 images without one" in out
+    assert out.endswith("nothing is wrong\n")
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["faults"] == []
+    assert report["train"]["images_a_class"] == {"min": 4, "median": 4, "max": 4}
+    sizes = {}
+    for path in (tmp_path / "pictures").iterdir():
+        with Image.open(path) as picture:
+            sizes[path.name] = picture.size
+            assert len(picture.getcolors(1 << 24)) > 2, f"{path} shows nothing"
+    assert set(sizes) == {"samples.png"} | {
+        f"{part}_{kind}.png" for part in ("train", "val") for kind in ("classes", "pairs")
+    }
+    assert sizes["samples.png"] == (6 * 200 + 8, 4 * 236 + 8)
+
+
+def test_images_that_do_not_decode_are_named_and_counted(check, root: Path, tmp_path: Path) -> None:
+    whole = image(root, 3).read_bytes()
+    image(root, 3).write_bytes(whole[: len(whole) // 2])
+    image(root, 5).write_bytes(b"")
+    image(root, 6, "val2014").write_text("a web page")
+    for words in ([], ["train.workers=2"]):
+        status, out, err = check("--json", tmp_path / "r.json", *words)
+        assert status == 1
+        one_line(err, "data=coco is not as it should be: 2 images of train cannot be decoded; 1 images of val cannot")
+        assert f"{image(root, 3)}: " in out
+        assert f"{image(root, 5)}: an empty file" in out
+        assert len(json.loads((tmp_path / "r.json").read_text())["train"]["cannot_be_decoded"]) == 2
+    status, _, _ = check("--decode", "0")
+    assert status == 0
+    status, _, err = check("--decode", "1")  # the first image is sound
+    assert status == 0, err
+
+
+def test_the_same_bytes_twice_and_in_both_splits(check, root: Path) -> None:
+    shutil.copy(image(root, 2), image(root, 9))
+    shutil.copy(image(root, 4), image(root, 7, "val2014"))
+    status, out, err = check()
+    assert status == 1
+    one_line(err, "1 images of train are copies; 1 images are in train and in val")
+    assert f"{image(root, 9)} is a copy of {image(root, 2)}" in out
+    assert f"{image(root, 4)} is also {image(root, 7, 'val2014')}" in out
+
+
+def test_a_class_without_positives_is_named_and_is_no_fault(check, root: Path) -> None:
+    for split in ("train2014", "val2014"):
+        file = root / "annotations" / f"instances_{split}.json"
+        content = json.loads(file.read_text())
+        content["categories"].append({"id": 90, "name": "unicorn"})
+        file.write_text(json.dumps(content))
+    status, out, err = check()
+    assert status == 0, err
+    assert out.count("without positives 1 classes: unicorn") == 2
+
+
+def test_what_the_reader_refuses_is_one_line(check, root: Path) -> None:
+    image(root, 1).unlink()
+    status, _, err = check()
+    assert status == 1
+    one_line(err, "1 of 12 listed images are absent", "DATASETS.md")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "no dataset is chosen: pass data=NAME"),
+        (["data=cocoo"], "did you mean 'coco'?"),
+        (["data=coco", "data.rot=/x"], "coco takes no such argument; did you mean 'root'?"),
+        (["data=coco", "data.root=/nowhere"], "/nowhere is not a folder"),
+        (["data=digits", "--json", "/nowhere/r.json"], "cannot write /nowhere/r.json"),
+    ],
+)
+def test_wrong_words(cli: Cli, words: list[str], part: str) -> None:
+    status, _, err = cli("check_data", *words)
+    assert status == 1
+    one_line(err, part)
+
+
+def test_data_without_files(cli: Cli) -> None:
+    status, out, err = cli("check_data", "data=digits", "data.train_images=6", "data.val_images=5", "train.workers=0")
+    assert status == 0, err
+    assert "val: 5 images, 10 classes" in out
+
+
+class Named:
+    def __init__(self, labels: Labels) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        return f"image {index}"
+
+
+@pytest.mark.parametrize(
+    ("labels", "exclusive", "fault"),
+    [
+        (from_dense(np.array([[1, 0, -1]], np.int8)), False, None),
+        (from_dense(np.array([[1, 0, 0], [0, 2, 0]], np.int8)), False, "1 labels out of range, the first of image 1"),
+        (from_single(np.array([0, 2, 3]), 3), True, "1 labels out of range, the first of image 2"),
+        (from_single(np.array([0, -1]), 3), True, "1 labels out of range, the first of image 1"),
+        (from_single(np.array([0, 2]), 3), True, None),
+        (
+            from_dense(np.array([[1, 0, 0], [1, 1, 0]], np.int8)),
+            True,
+            "1 images without exactly one label, the first is image 1",
+        ),
+        (from_single(np.array([0]), 4), True, "labels are of 1 images and 4 classes"),
+    ],
+)
+def test_impossible_labels(labels: Labels, exclusive: bool, fault: str | None) -> None:
+    split = Split(Named(labels), Classes(CLASSES, exclusive))  # type: ignore[arg-type]
+    assert check_data.label_faults(split, labels) == ([fault] if fault else [])
+
+
+def test_co_occurrence_is_that_of_a_loop() -> None:
+    rng = np.random.default_rng(1)
+    dense = rng.choice(np.array([1, 0, -1], np.int8), (50, 6))
+    dense[:, 4] = 0
+    classes = np.array([0, 2, 4, 5])
+    found = check_data.co_occurrence(from_dense(dense, rest=-1), classes)
+    for row, one in enumerate(classes):
+        for column, other in enumerate(classes):
+            shown = dense[dense[:, one] == 1]
+            expected = (shown[:, other] == 1).mean() if len(shown) else 0.0
+            assert found[row, column] == pytest.approx(expected)
+
+
+def test_charts_of_any_number_of_classes() -> None:
+    for count in (1, 120, 121, 9_605):
+        page = draw.bars(np.arange(count), [f"class {index}" for index in range(count)], "title")
+        page.save(io.BytesIO(), "PNG")
+        assert page.height == 8 + 24 + count * (12 if count <= 120 else 1) + 8
+    page = draw.bars(np.array([0, 9]), ["none", "\u00e9\u4e2d"], "the larger one is on top")
+    assert page.getpixel((190 + 479, 36)) == draw.BAR
+    assert page.getpixel((190 + 479, 48)) == draw.PAPER
+    page = draw.heat_map(np.eye(2), ["a", "b"], "t")
+    assert page.getpixel((191, 33)) == (8, 48, 107)
+    assert page.getpixel((203, 33)) == (255, 255, 255)
+
+
+def test_the_sample_of_real_photos_is_sound(cli: Cli, sample_data: Path, tmp_path: Path) -> None:
+    root = sample_data / "coco2014_mini"
+    status, out, err = cli(
+        "check_data", "data=coco", f"data.root={root}", f"data.cache_dir={tmp_path}", "train.workers=0"
+    )
+    assert status == 0, err
+    assert "train: 59 (published: 82,081 or 82,783) images, 80 (as published) classes" in out
+    assert "val: 38 (published" in out
