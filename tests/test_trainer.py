@@ -14,7 +14,7 @@ from mldec.checkpoint import load
 from mldec.config import compose, override
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.transforms import EvalTransform
-from mldec.errors import CheckpointError, NonFiniteError
+from mldec.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
@@ -218,6 +218,99 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(config: Config, tmp_pat
     named = message.partition("look at the images ")[2].split(", ")
     assert len(named) == 8
     assert all(name.startswith("square ") for name in named)
+
+
+class Spoilt(nn.Module):
+    """A loss that is nan in its third call, or whose gradients are then, and afterwards is asymmetric loss again."""
+
+    reduction = "sum"
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.calls, self.good = what, 0, AsymmetricLoss()
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        loss = self.good(logits, targets)
+        if self.calls != 3:
+            return loss
+        if self.what == "loss":
+            return loss * math.nan
+        zero = (logits - logits.detach()).abs().sum()
+        return loss + zero.sqrt()  # 0, with an infinite gradient
+
+
+@pytest.mark.parametrize("what", ["loss", "gradients"])
+@pytest.mark.parametrize("clip", ["null", "1.0"])
+def test_a_step_that_is_not_finite_stops_or_is_skipped(
+    config: Config, tmp_path: Path, what: str, clip: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = override(config, [f"train.clip_grad={clip}"])
+    message = "the loss is nan" if what == "loss" else "the gradients are not finite"
+    with pytest.raises(NonFiniteError, match=f"{message}.* in step 3 .*weights are those before it.*square "):
+        fit(trainer(config, tmp_path / "stop", loss=Spoilt(what)), tmp_path / "stop")
+    job = trainer(override(config, ["train.nonfinite=skip", "train.log_every=1"]), tmp_path, loss=Spoilt(what))
+    assert job.learner.ema is not None
+    for net in (job.learner.model, job.learner.ema.module):
+        net.register_buffer("seen", torch.zeros(()))
+    before: list[dict[str, torch.Tensor]] = []
+    learn = job.learner.learn
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        job.learner.model.seen += 1  # as batch norm would
+        before.append({name: tensor.clone() for name, tensor in job.learner.model.state_dict().items()})
+        return learn(*arguments, **named)
+
+    job.learner.learn = watched  # type: ignore[method-assign]
+    fit(job, tmp_path)
+    skipped, after = before[2], before[3]
+    after["seen"] -= 1
+    assert_equal(skipped, after)
+    assert not torch.equal(before[1]["head.pool_bias"], skipped["head.pool_bias"])
+    assert [line["train/skipped_steps"] for line in numbers(tmp_path) if "train/loss" in line][:5] == [0, 0, 1, 1, 1]
+    assert any(message in text and "it is left out" in text for text in caplog.messages)
+
+
+def test_overflow_in_fp16_is_the_scalers_and_is_counted(config: Config, tmp_path: Path) -> None:
+    job = trainer(override(config, ["train.precision=fp16"]), tmp_path, loss=Spoilt("gradients"))
+    fit(job, tmp_path)
+    assert job.learner.skipped >= 1
+    assert numbers(tmp_path)[-2]["train/skipped_steps"] == job.learner.skipped
+    assert all(tensor.isfinite().all() for tensor in job.learner.model.parameters())
+
+
+class Holes(Squares):
+    """Squares of which three cannot be read."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index in (3, 4, 21):
+            raise DataError(f"square {index} is broken; restore it")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_images_that_cannot_be_read(
+    config: Config, tmp_path: Path, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = squares()
+    holes = Split(Holes(32), good.train.classes)
+    data = DataModule(lambda: holes, lambda: holes, good.evaluator, good.transform, policy)
+    model = trainer(config, tmp_path).learner.model
+    folder = tmp_path / "checkpoints"
+    job = Trainer(config, model, AsymmetricLoss(), data, folder=folder, device=torch.device("cpu"))
+    if policy == "stop":
+        with pytest.raises(DataError, match=r"square \d+ is broken; restore it"):
+            fit(job, tmp_path)
+        return
+    fit(job, tmp_path)
+    assert job.bad_images == 3 * config.train.epochs == numbers(tmp_path)[-2]["train/bad_images"]
+    assert caplog.messages.count("left out: square 21 is broken; restore it") == config.train.epochs
+    assert "3 validation images are left out, 29 count" in "".join(caplog.messages)
+
+
+def test_synchronised_batch_norm_needs_cuda(config: Config, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train.sync_batchnorm needs CUDA, the device is cpu"):
+        trainer(override(config, ["train.sync_batchnorm=true"]), tmp_path)
 
 
 def test_best_holds_the_weights_that_scored(config: Config, tmp_path: Path) -> None:
