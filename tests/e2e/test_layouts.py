@@ -4,13 +4,18 @@ The form "nuswide" is not here: its data are zero-shot, see tests/scripts/test_m
 """
 
 import json
+import re
 import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import patches
 import pytest
-from support import CONFIGS
+from support import CONFIGS, assert_equal, one_line
+
+from mldec.checkpoint import load
+from mldec.losses.prior import read_prior
 
 Cli = Callable[..., tuple[int, str, str]]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -91,3 +96,55 @@ def test_shards_give_the_metrics_of_the_files(
         reports[name] = report(cli, Path("outputs", name, "checkpoints", "last.pt"), "--weights", "raw")
     assert reports["files"]["metrics"] == reports["shards"]["metrics"]
     assert reports["files"]["per_class"] == reports["shards"]["per_class"]
+
+
+def test_estimated_priors_are_kept_over_a_stop_and_written_at_the_end(
+    cli: Cli, tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tree("openimages")
+    words = ["+experiment=digits_openimages", f"data.root={root}", *TINY, "loss=partial_selective", "train.epochs=2"]
+    assert cli("train", *words, "name=whole")[0] == 0
+    monkeypatch.setattr(patches, "forwards", 0)
+    monkeypatch.setenv("PATCHES_SIGNAL", "SIGTERM:2")
+    status, _, err = cli("train", *words, "name=stopped")
+    assert status == 143, err
+    monkeypatch.delenv("PATCHES_SIGNAL")
+    assert not Path("outputs/stopped/class_prior.csv").exists()
+    status, out, err = cli("train", *words, "name=stopped", "resume=auto")
+    assert status == 0, err
+    assert "outputs/stopped/class_prior.csv" in out
+    whole, stopped = (Path("outputs", name) for name in ("whole", "stopped"))
+    assert (whole / "class_prior.csv").read_bytes() == (stopped / "class_prior.csv").read_bytes()
+    assert_equal(*(load(run / "checkpoints" / "last.pt")["model"] for run in (whole, stopped)))
+    assert all(0 < prior < 1 for prior in read_prior(whole / "class_prior.csv"))
+    status, _, err = cli("train", *words, "name=second", f"loss.class_prior={whole}/class_prior.csv")
+    assert status == 0, err
+    assert not Path("outputs/second/class_prior.csv").exists()  # nothing was estimated
+
+
+def test_without_a_valid_class_a_run_ends_at_its_first_evaluation(cli: Cli, tree: Callable[[str], Path]) -> None:
+    root = tree("openimages")
+    rows = (root / "data.csv").read_text().splitlines()
+    mids = sorted({mid for row in rows for mid in re.findall(r"/m/\w+", row)})
+    nothing = [f"{row.split(',')[0]},[],[],{row.rsplit(',')[-1]}" for row in rows[1:]]
+    (root / "data.csv").write_text("\n".join([rows[0], *nothing]) + "\n")
+    (root / "list.txt").write_text("\n".join(mids))
+    words = [f"data.root={root}", "data.class_list=list.txt"]
+    status, _, err = cli("train", "+experiment=digits_openimages", *words, *TINY)
+    assert status == 1
+    one_line(err, "mAP_partial does not exist: no class has both a positive and a negative")
+
+
+def test_reports_call_counts_counts_and_name_confusions(cli: Cli, tree: Callable[[str], Path]) -> None:
+    for layout in ("openimages", "imagenet"):
+        status, _, err = cli("train", f"+experiment=digits_{layout}", f"data.root={tree(layout)}", *TINY)
+        assert status == 0, err
+    status, out, _ = cli("evaluate", "outputs/digits_openimages/checkpoints/best.pt", *PLUGIN)
+    percent, _, counts = out.partition("number of classes:\n")
+    assert "classes_" not in percent
+    assert re.search(r"^  classes_valid +10$", counts, re.MULTILINE)
+    found = report(cli, Path("outputs/digits_imagenet/checkpoints/best.pt"))
+    wrong = sum(pair["images"] for pair in found["confusions"])
+    assert wrong == round(24 * (1 - found["metrics"]["top1"] / 100))
+    assert all(pair["label"] != pair["prediction"] for pair in found["confusions"])
+    assert {pair["prediction"] for pair in found["confusions"]} <= found["per_class"].keys()
