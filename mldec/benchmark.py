@@ -3,18 +3,17 @@
 head        group projection, forward and backward, against the official loop over groups
 metric      mAP at COCO's size, and time and memory at 9,605 classes
 labels      first and second start of a COCO split of full size
+data        images/s of the training transform on one core, beside the official pipeline
 throughput  images/s of training and inference for an experiment, with random images
 cost        multiply-accumulates and parameters of the models of tables 1 and 2 and figure 5, against the paper
 """
 
 import argparse
 import json
-import multiprocessing
 import os
 import platform
 import resource
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -28,17 +27,15 @@ from mldec import build, checkpoint, distributed
 from mldec.config import compose
 from mldec.cost import cost, table
 from mldec.data.base import Classes
-from mldec.data.coco import coco
 from mldec.data.loader import Batch
 from mldec.errors import ConfigError, one_line
 from mldec.evaluate import autocast
 from mldec.evaluators.average_precision import average_precision
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.learner import Learner
+from mldec.measure_data import data, labels
 from mldec.runlog import to_console
 from mldec.settings import Config, Precision
-
-COCO_TRAIN = (82_783, 600_000)  # images, objects
 
 
 def seconds(job: Callable[[], Any], *, device: torch.device, repeats: int, warmup: int = 2) -> float:
@@ -117,45 +114,6 @@ def metric(words: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def labels(words: argparse.Namespace) -> dict[str, Any]:
-    """Write a COCO split of full size (labels and empty image files), and time its first and second start."""
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as root:
-        _write_full_size(Path(root))
-        for turn in ("first", "second"):
-            with multiprocessing.get_context("spawn").Pool(1) as fresh:  # a process of its own: memory is comparable
-                found |= {f"{turn}_start_{name}": value for name, value in fresh.apply(_start_coco, (root,)).items()}
-    return found
-
-
-def _start_coco(root: str) -> dict[str, Any]:
-    before, start = _memory_gib(), time.perf_counter()
-    train = coco(root=root, val="train2014", cache_dir=f"{root}/cache").train
-    passed = time.perf_counter() - start
-    return {"seconds": passed, "mib": 1024 * (_memory_gib() - before), "images": len(train.dataset)}
-
-
-def _write_full_size(root: Path) -> None:
-    images, objects = COCO_TRAIN
-    generator = torch.Generator().manual_seed(0)
-    owners = torch.randint(images, (objects,), generator=generator).tolist()
-    kinds = torch.randint(80, (objects,), generator=generator).tolist()
-    names = [f"COCO_train2014_{i:012}.jpg" for i in range(images)]
-    content = {
-        "images": [{"id": i, "file_name": name, "width": 640, "height": 480} for i, name in enumerate(names)],
-        "annotations": [
-            {"id": i, "image_id": owner, "category_id": kind + 1, "iscrowd": 0, "area": 5000.0, "bbox": [1, 2, 3, 4]}
-            for i, (owner, kind) in enumerate(zip(owners, kinds, strict=True))
-        ],
-        "categories": [{"id": i + 1, "name": f"class {i}", "supercategory": "thing"} for i in range(80)],
-    }
-    (root / "annotations").mkdir()
-    (root / "train2014").mkdir()
-    (root / "annotations" / "instances_train2014.json").write_text(json.dumps(content))
-    for name in names:
-        (root / "train2014" / name).touch()
-
-
 def throughput(words: argparse.Namespace) -> dict[str, Any]:
     """Time the training step (with optimiser and moving average) and inference of an experiment on random images."""
     config = compose([f"+experiment={words.experiment}", *words.settings])
@@ -216,18 +174,13 @@ def _peak_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def _memory_gib() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**30
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.benchmark`."""
     arguments = argparse.ArgumentParser(
         prog="python -m mldec.benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = arguments.add_subparsers(required=True, metavar="head|metric|labels|throughput|cost")
-    for job in (head, metric, labels, throughput, cost):
+    commands = arguments.add_subparsers(required=True, metavar="head|metric|labels|data|throughput|cost")
+    for job in (head, metric, labels, data, throughput, cost):
         command = commands.add_parser(job.__name__, help=job.__doc__, description=job.__doc__)
         command.set_defaults(job=job)
         command.add_argument("--json", metavar="FILE", help="write figures, hardware, versions, date, commit")

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from mldec import draw
 from mldec.data.base import DataModule, ImageDataset, Split
+from mldec.data.coco import PRESENT
 from mldec.data.labels import Labels, from_dense
 from mldec.data.loader import seeded, unwrap
 from mldec.data.transforms import read_image
@@ -29,17 +30,19 @@ from mldec.runlog import on_terminal, to_console
 # Images of train and val, and classes, by the name of the option. Source: the data sets' own pages, and the counts that
 # the readers of published code arrive at; where two are in use, DATASETS.md says what makes the difference.
 OFFICIAL = {
-    "coco": ({82_081, 82_783}, {40_137, 40_504}, 80),
-    "voc2007": ({5_011}, {4_952}, 20),
-    "voc2012": ({5_717, 11_540}, {5_823}, 20),
-    "openimages_miil": ({9_011_219}, {125_436}, 9_605),
-    "openimages": ({9_011_219}, {41_620, 125_436}, 9_605),
-    "nuswide81": ({119_103, 161_789}, {50_720, 107_859}, 81),
-    "nuswide_official": ({161_789}, {107_859}, 81),
-    "imagenet": ({1_281_167}, {50_000}, 1_000),
-    "cars": ({8_144}, {8_041}, 196),
-    "cifar100": ({50_000}, {10_000}, 100),
-    "vg500": ({82_904}, {10_000}, 500),
+    "coco": ({82_081, 82_783, 117_266, 118_287}, {40_137, 40_504, 4_952, 5_000}, {80}),
+    "coco_zsl": (set(), set(), {48, 65}),
+    "voc2007": ({5_011}, {4_952}, {20}),
+    "voc2012": ({5_717, 11_540}, {5_823}, {20}),
+    "openimages_miil": ({9_011_219}, {125_436}, {9_605}),
+    "openimages": ({9_011_219}, {41_620, 125_436}, {9_605}),
+    "nuswide81": ({119_103, 161_789}, {50_720, 107_859}, {81}),
+    "nuswide_zsl": (set(), set(), {925, 1_006}),
+    "nuswide_official": ({161_789}, {107_859}, {925, 1_006}),
+    "imagenet": ({1_281_167}, {50_000}, {1_000}),
+    "cars": ({8_144}, {8_041}, {196}),
+    "cifar100": ({50_000}, {10_000}, {100}),
+    "vg500": ({82_904}, {10_000}, {500}),
 }
 NAMED = 10  # examples of a fault that are printed
 SAMPLES = 24  # in the picture grid
@@ -129,8 +132,8 @@ def facts(split: Split, labels: Labels) -> dict[str, Any]:
     }
 
 
-def label_faults(split: Split, labels: Labels) -> list[str]:
-    """Return what is impossible about the labels of a split."""
+def label_faults(split: Split, labels: Labels, *, several: bool = False) -> list[str]:
+    """Return what is impossible about the labels of a split; `several` are right for ImageNet's ReaL labels."""
     found = []
     if labels.num_classes != len(split.classes.names) or len(labels) != len(split.dataset):
         found.append(f"labels are of {len(labels):,} images and {labels.num_classes} classes")
@@ -138,7 +141,7 @@ def label_faults(split: Split, labels: Labels) -> list[str]:
     if wrong.any():
         first = int(np.searchsorted(labels.starts, np.flatnonzero(wrong)[0], "right")) - 1
         found.append(f"{wrong.sum():,} labels out of range, the first of {split.dataset.name(first)}")
-    elif split.classes.exclusive and (many := np.flatnonzero(labels.counts_per_image() != 1)).size:
+    elif split.classes.exclusive and not several and (many := np.flatnonzero(labels.counts_per_image() != 1)).size:
         found.append(f"{len(many):,} images without exactly one label, the first is {split.dataset.name(int(many[0]))}")
     return found
 
@@ -228,24 +231,27 @@ def co_occurrence(labels: Labels, classes: np.ndarray) -> np.ndarray:
     return pairs / np.maximum(np.diag(pairs)[:, None], 1)
 
 
-def check(data: DataModule, option: str, words: argparse.Namespace, workers: int) -> tuple[dict[str, Any], list[str]]:
+def check(
+    data: DataModule, option: str, words: argparse.Namespace, settings: dict[str, Any], workers: int
+) -> tuple[dict[str, Any], list[str]]:
     """Examine both splits and print what they hold; return the report and a phrase for each kind of fault."""
     report: dict[str, Any] = {"data": option}
-    faults: list[str] = []
-    labels, examined = {}, {}
+    faults, labels, examined = [], {}, {}
     *images, classes = OFFICIAL.get(option, (None, None, None))
     for part, split, official in zip(("train", "val"), (data.train, data.val), images, strict=True):
         if hasattr(split.dataset, "verify"):
             split.dataset.verify(lambda items: tqdm(items, desc="sha256", leave=False, disable=not on_terminal()))
         labels[part] = labels_of(split)
-        impossible = label_faults(split, labels[part])
+        if settings.get("sizes"):  # of the objects of a class: present, whichever they are
+            labels[part] = labels[part].recode(PRESENT)
+        impossible = label_faults(split, labels[part], several=part == "val" and bool(settings.get("real_labels")))
         for fault in impossible:
             print(f"{part}: {fault}")
         faults += [f"{part}: {fault}" for fault in impossible]
         if impossible:
             continue
         report[part] = facts(split, labels[part])
-        show(part, report[part], official, {classes} if classes else None)
+        show(part, report[part], official, classes)
         count = len(split.dataset) if words.decode is None else words.decode
         examined[part] = examine(split.dataset, count, workers, f"read {part}")
         _note(report[part], faults, f"images of {part} cannot be decoded", "cannot_be_decoded", examined[part].bad)
@@ -301,7 +307,7 @@ def main() -> None:
             raise ConfigError(f"cannot write {words.json}: there is no such folder")
         config, data = open_data(words.settings)
         option = next(word for word in reversed(words.settings) if word.startswith("data=")).removeprefix("data=")
-        report, faults = check(data, option, words, config.train.workers)
+        report, faults = check(data, option, words, config.data, config.train.workers)
         if words.json:
             Path(words.json).write_text(json.dumps(report, indent=1) + "\n")
         if faults:

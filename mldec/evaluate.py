@@ -23,12 +23,14 @@ from mldec.config import override
 from mldec.data.base import Classes, DataModule
 from mldec.data.loader import Batch, eval_loader, unwrap
 from mldec.errors import CheckpointError, ConfigError, one_line
+from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.options import add_model_options, fast_precision, open_model
 from mldec.runlog import on_terminal, to_console
 from mldec.settings import Config, Precision
 
 log = logging.getLogger("mldec")
 
+COUNT = "classes_"  # starts the name of what is no percentage
 AUTOCAST = {Precision.fp16: torch.float16, Precision.bf16: torch.bfloat16}
 
 
@@ -40,6 +42,7 @@ class Results:
     per_class: dict[str, list[float]]
     images: int
     bad: list[str]  # what was wrong with each image that was left out
+    confusions: list[tuple[int, int, int]]  # the most frequent: label, prediction, images; where each has one label
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
@@ -89,7 +92,8 @@ def evaluate(
     model.train(was_training)
     bad = [message for messages in distributed.gather(bad) for message in messages]
     metrics = evaluator.compute()
-    return Results(metrics, evaluator.per_class(), len(split.dataset) - len(bad), bad)
+    confusions = evaluator.pairs() if isinstance(evaluator, SingleLabelEvaluator) else []
+    return Results(metrics, evaluator.per_class(), len(split.dataset) - len(bad), bad, confusions)
 
 
 def left_out(results: Results) -> list[str]:
@@ -124,14 +128,17 @@ def report(results: Results, weights: str, path: str, names: tuple[str, ...]) ->
         "left_out": results.bad,
         "weights": weights,
         "checkpoint": path,
+        "confusions": [{"label": names[a], "prediction": names[b], "images": n} for a, b, n in results.confusions],
         "per_class": {name: {key: column[i] for key, column in clean.items()} for i, name in enumerate(names)},
     }
 
 
 def table(metrics: dict[str, float]) -> str:
-    """Return the metrics as lines of text, in percent."""
+    """Return the metrics as lines of text: percentages, and after them, under their own heading, numbers of classes."""
     width = max(len(name) for name in metrics)
-    return "\n".join(f"  {name:<{width}}  {value:7.3f}" for name, value in metrics.items())
+    percent = [f"  {name:<{width}}  {value:7.3f}" for name, value in metrics.items() if not name.startswith(COUNT)]
+    counts = [f"  {name:<{width}}  {value:7.0f}" for name, value in metrics.items() if name.startswith(COUNT)]
+    return "\n".join(percent + (["number of classes:", *counts] if counts else []))
 
 
 def write_csv(path: Path, results: Results, names: tuple[str, ...]) -> None:

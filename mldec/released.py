@@ -6,7 +6,6 @@ looked up in the table of known files, or asked for by name.
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from mldec import zoo
 from mldec.config import option
 from mldec.data.base import Classes
+from mldec.data.names import told_apart, without_quotes
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError
 
@@ -242,11 +242,10 @@ def _names(state: Mapping[str, Any], num_classes: int, path: Path) -> tuple[str,
     """Return the class names in the file, else a known list of this length, else numbers (with a warning)."""
     saved = state.get("idx_to_class")
     if isinstance(saved, Mapping):
-        names = tuple(str(saved[index]).strip().strip("'\"").strip() for index in sorted(saved, key=int))
+        names = [without_quotes(str(saved[index])) for index in sorted(saved, key=int)]
         if len(names) != num_classes:
             raise CheckpointError(f"{path} names {len(names)} classes, but its head has {num_classes}: it is damaged")
-        twice = [name for name, count in Counter(names).items() if count > 1]
-        return tuple(f"{name} ({index})" if name in twice else name for index, name in enumerate(names))
+        return told_apart(names)
     if num_classes in KNOWN_NAMES:
         return tuple(KNOWN_NAMES[num_classes])
     log.warning(f"{path} names no classes: they are numbered from 0 to {num_classes - 1}")

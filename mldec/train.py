@@ -24,6 +24,7 @@ def run(config: Config, directory: Path) -> None:
     import torch
 
     from mldec import build, checkpoint, distributed, runlog
+    from mldec.losses.prior import save_estimate
     from mldec.stops import listening
     from mldec.trainer import Trainer
 
@@ -58,6 +59,8 @@ def run(config: Config, directory: Path) -> None:
         runlog.log.info(
             f"best {best['metric']} {best['value']:.2f} ({best['weights']}, epoch {best['epoch']}): {folder}/best.pt"
         )
+        if distributed.is_main():
+            save_estimate(loss, directory / "class_prior.csv", data.train.classes.names)
         log.close()
 
 

@@ -232,6 +232,8 @@ def main() -> None:
         for part, split in splits.items():
             if not hasattr(split.dataset, "content") or not hasattr(split.dataset, "labels"):
                 raise ConfigError(f"data.{part} is not made of image files: there is nothing to pack")
+            if split.dataset.labels.values.max(initial=0) > 1:  # the codes of data.sizes=true
+                raise ConfigError(f"the targets of data.{part} are not 1, 0 or -1: pack without data.sizes=true")
         settings = {**config.data, "short_side": words.short_side, "images_a_shard": words.images}
         total = sum(len(split.dataset) for split in splits.values())
         bar = partial(tqdm, total=total, desc="pack", disable=not sys.stderr.isatty())

@@ -302,3 +302,30 @@ def test_bad_released_files_end_in_one_line(
         assert status == 1
         assert out == ""
         one_line(err, part)
+
+
+def test_a_released_open_images_file_is_evaluated_on_the_data(
+    cli: Callable[..., Any], save: Callable[..., Path], tmp_path: Path
+) -> None:
+    mids = [f"/m/{index:05}" for index in range(9605)]
+    names = {mid: f" 'Thing {index % 9600}'" for index, mid in enumerate(mids)}  # ten classes share five names
+    file = "tresnet_m_open_images_200_groups_86_8.pth"
+    weights = from_keys("tresnet_m_openimages_224")
+    path = save({"model": weights, "idx_to_class": dict(enumerate(names.values()))}, file)
+    root = tmp_path / "openimages"
+    (root / "test").mkdir(parents=True)
+    torch.save(names, root / "mid_to_classes.pth")
+    (root / "classes.txt").write_text("\n".join(mids))
+    rows = ["image_id,class_list,class_list_neg,split"]
+    for number, (one, other) in enumerate((mids[:2], mids[1::-1])):
+        Image.new("RGB", (20, 20), (90 * number, 30, 60)).save(root / f"test/{number}.jpg")
+        rows.append(f"test/{number}.jpg,['{one}'],['{other}'],val")
+    (root / "data.csv").write_text("\n".join(rows) + "\n")
+    words = ["data=openimages_miil", f"data.root={root}", "data.class_list=classes.txt", "train.workers=0"]
+    words += [f"data.cache_dir={tmp_path}", "device=cpu", "--json", str(tmp_path / "r.json")]
+    status, _, err = cli("evaluate", path, *words)
+    assert status == 0, err
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["metrics"]["classes_valid"] == 2
+    assert list(found["per_class"])[4:6] == ["Thing 4 (4)", "Thing 5"]
+    assert list(found["per_class"])[-1] == "Thing 4 (9604)"

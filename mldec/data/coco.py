@@ -18,7 +18,7 @@ import numpy as np
 from pycocotools.coco import COCO
 
 from mldec.data.base import DataModule
-from mldec.data.files import Table, cached, check_folder, file_data, paths
+from mldec.data.files import Table, cached, check_folder, file_data, inside, paths
 from mldec.data.labels import Labels, from_dense
 from mldec.data.partial_labels import fixed_per_class, random_drop
 from mldec.data.transforms import EvalTransform, TrainTransform
@@ -175,7 +175,8 @@ def _tabulate(annotations: Path, index: Any) -> Table:
             what = f"image {annotation['image_id']}" if row is None else f"category {annotation['category_id']}"
             raise DataError(f"{annotations}: annotation {annotation['id']} names the unknown {what}; {_SEE}")
         labels[row, column] |= _size(annotation)
-    files = paths([index.imgs[image]["file_name"] for image in rows])
+    where = f"{annotations}: file_name of image"
+    files = paths([inside(index.imgs[image]["file_name"], f"{where} {image}", _SEE) for image in rows])
     return Table(files, from_dense(labels), tuple(index.cats[category]["name"] for category in columns))
 
 

@@ -19,6 +19,7 @@ from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 
 _SEE = "see DATASETS.md, section Your own data"
@@ -54,7 +55,7 @@ def csv_table(
 
     The first row names the columns, in any order: path and labels, perhaps negatives and split, and no other. An image
     without a label is a negative of every class; with a column negatives, what is in neither list is not annotated
-    (-1).
+    (-1), and the metric is `mAP_partial`.
 
     Args:
         root: folder of the file.
@@ -96,13 +97,13 @@ def csv_table(
     check = EvalTransform(
         image_size=image_size, crop=test_crop, interpolation=interpolation.replace("random", "bicubic")
     )
-    evaluator = _evaluator(exclusive, threshold, top_k)
     check_fraction(val_fraction)
     if not separator.strip():
         raise ConfigError("data.separator is blank: give the sign between two labels, such as ';'")
     folder = check_folder(root, "the CSV file", _SEE)
     form = Form(separator, given_names(classes, folder, _SEE), exclusive, val, val_fraction, seed)
     source = folder / inside(file, "data.file", _SEE)
+    evaluator = _evaluator(source, exclusive, threshold, top_k)
     pictures = folder / inside(images, "data.images", _SEE) if images else folder
     return file_data(
         lambda split: (pictures, _read_split(source, split, form, cache_dir)),
@@ -142,7 +143,7 @@ class Rows:
     divided: bool = False  # there is a column of splits
 
 
-def _evaluator(exclusive: bool, threshold: float, top_k: int | None) -> Callable[[], Evaluator]:
+def _evaluator(source: Path, exclusive: bool, threshold: float, top_k: int | None) -> Callable[[], Evaluator]:
     if exclusive:
         made: Callable[[], Evaluator] = partial(SingleLabelEvaluator, top_k=top_k)
     elif top_k is not None:
@@ -150,7 +151,12 @@ def _evaluator(exclusive: bool, threshold: float, top_k: int | None) -> Callable
     else:
         made = partial(MultiLabelEvaluator, threshold=threshold)
     made()  # refuses a wrong value now, not after the first epoch
-    return made
+    try:
+        with source.open("rb") as file:
+            unannotated = b"negatives" in file.readline().lower()
+    except OSError:  # which is said when a split is read
+        unannotated = False
+    return PartialLabelEvaluator if unannotated and not exclusive else made
 
 
 def _read_split(source: Path, split: str, form: Form, cache_dir: str | None) -> Table:

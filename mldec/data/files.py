@@ -27,7 +27,7 @@ from mldec.evaluators import Evaluator
 
 log = logging.getLogger("mldec")
 
-FORMAT = 3  # of a cached table; raise it when the meaning of a stored array changes
+FORMAT = 4  # of a cached table; raise it when the meaning of a stored array changes
 ABSENT = ("stop", "skip", "unchecked")
 
 

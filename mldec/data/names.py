@@ -1,6 +1,8 @@
-"""Class names of the user's own data: a list, a text file, or what the labels say."""
+"""Class names: a list, a text file, what the labels say, or what others call them."""
 
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mldec.errors import DataError, suggest
@@ -42,6 +44,20 @@ def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[
     if not names or "" in names:
         raise DataError(f"{where}: it has {'an empty' if names else 'no'} name; {see}")
     return check_names(names, where, see)
+
+
+def without_quotes(name: str) -> str:
+    """Return a display name without the stray quotes and blanks that those of Open Images come with."""
+    return re.sub(r"\s+", " ", name.strip(" \t\r\n'\""))
+
+
+def told_apart(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names, those that several classes share as "name (index)".
+
+    Data and released checkpoints of the same classes in the same order so have the same names.
+    """
+    count = Counter(names)
+    return tuple(f"{name} ({index})" if count[name] > 1 else name for index, name in enumerate(names))
 
 
 def check_names(names: Iterable[str], where: str | Path, see: str) -> tuple[str, ...]:

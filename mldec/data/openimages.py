@@ -5,7 +5,6 @@ what is kept in the cache folder is half a gigabyte that loader workers share.
 """
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from mldec.data.base import DataModule
 from mldec.data.csv_file import read_csv
 from mldec.data.files import Table, cached, check_folder, file_data
 from mldec.data.labels import from_statements
+from mldec.data.names import told_apart, without_quotes
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.partial import PartialLabelEvaluator
@@ -65,7 +65,7 @@ def openimages(
         image_size: side of the square input in pixels.
         train: split to learn from.
         val: split to evaluate on: papers use "test" (125,436 images), not "validation" (41,620).
-        names: "display": the display name, and the MID (such as /m/01bqvp) of classes that share theirs; or "mid".
+        names: "display": the display name, with its place as in "Ball (12)" if classes share it; or "mid" (/m/01bqvp).
         prefix: images lie in sub-folders called by this many first characters of their ids, such as train/0a/ for 2.
         absent: what to do about a listed image that is not on the disk, see `file_data`; many left Flickr for good.
         augment: "official", "randaugment" or "none"; this and the next three are described at `TrainTransform`.
@@ -208,7 +208,5 @@ def read_descriptions(path: Path, see: str) -> dict[str, str]:
 
 
 def class_names(mids: Sequence[str], display: Mapping[str, str]) -> tuple[str, ...]:
-    """Return one name a class: its display name without stray quotes; the MID where that is unknown or not its own."""
-    names = [re.sub(r"\s+", " ", display.get(mid, "").strip(" \t\r\n'\"")) for mid in mids]
-    count = Counter(names)
-    return tuple(name if name and count[name] == 1 else mid for mid, name in zip(mids, names, strict=True))
+    """Return one name a class: its display name, told apart from others by its place; the MID where there is none."""
+    return told_apart([without_quotes(display.get(mid, "")) or mid for mid in mids])

@@ -51,7 +51,7 @@ def openimages_miil(
         image_size: side of the square input in pixels.
         train: value of the `split` column to learn from.
         val: value of the `split` column to evaluate on; what the file calls "val" are the official test images.
-        names: "display": the display name, and the MID (such as /m/01bqvp) of classes that share theirs; or "mid".
+        names: "display": the display name, with its place as in "Ball (12)" if classes share it; or "mid" (/m/01bqvp).
         class_list: file under `root` with one MID a line, for the classes and order of a given checkpoint; labels of
             other classes are left out. None is every class that the file names, of either split, sorted by MID.
         absent: what to do about a listed image that is not on the disk, see `file_data`.

@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from mldec.data.transforms import EvalTransform, TrainTransform, read_image
 from mldec.errors import DataError
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.evaluators.partial import PartialLabelEvaluator
+from mldec.evaluators.single_label import SingleLabelEvaluator
 
 log = logging.getLogger("mldec")
 
@@ -48,30 +51,51 @@ def shards(
     cutout: float = 0.5,
     flip: bool = False,
     crop: float = 1.0,
+    interpolation: str = "bilinear",
+    erase: float = 0.0,
+    test_crop: float | None = None,
     threshold: float = 0.5,
+    top_k: int | None = None,
     bad_images: str = "stop",
 ) -> DataModule:
     """Return a dataset that was packed into shards, with the images, targets and classes of the files it is made of.
+
+    The labels of `val` decide how it is evaluated: top-1 where each image has one label, `mAP_partial` where what is
+    not said of an image is not annotated, else mAP.
 
     Args:
         root: folder with {split}/index.npz and {split}/shard-000000.tar, ...
         image_size: side of the square input in pixels.
         train: split to learn from.
         val: split to evaluate on.
-        augment: "official", "randaugment" or "none"; this and the next three are described at `TrainTransform`.
-        cutout: side of the covered square as a fraction of the image side; 0 turns it off.
-        flip: mirror half of the training images.
-        crop: smallest area of a random crop as a fraction of the image; 1 turns it off.
-        threshold: probability from which on a class counts as predicted, for precision, recall and F1.
+        augment: this and the next five are described at `mldec.data.transforms.TrainTransform`.
+        cutout: see there.
+        flip: see there.
+        crop: see there.
+        interpolation: see there; "random" evaluates with bicubic.
+        erase: see there.
+        test_crop: side of the evaluated centre as a fraction of the shorter side; None squashes the whole image.
+        threshold: of several labels: probability from which on a class counts as predicted.
+        top_k: of one label: see `SingleLabelEvaluator`.
         bad_images: "stop" at an image that cannot be read, or "skip" and count it.
 
     Raises:
         DataError: Something under `root` is missing or broken; of a split, when it is first used.
         ConfigError: A value is out of range.
     """
-    learn = TrainTransform(image_size=image_size, augment=augment, cutout=cutout, flip=flip, crop=crop)
-    check = EvalTransform(image_size=image_size)
-    MultiLabelEvaluator(threshold=threshold)  # refuses a wrong threshold now, not after the first epoch
+    learn = TrainTransform(
+        image_size=image_size,
+        augment=augment,
+        cutout=cutout,
+        flip=flip,
+        crop=crop,
+        interpolation=interpolation,
+        erase=erase,
+    )
+    test_interpolation = interpolation.replace("random", "bicubic")
+    check = EvalTransform(image_size=image_size, crop=test_crop, interpolation=test_interpolation)
+    several, one = partial(MultiLabelEvaluator, threshold=threshold), partial(SingleLabelEvaluator, top_k=top_k)
+    several(), one()  # refuse a wrong value now, not after the first epoch
     folder = check_folder(root, "packed shards", _SEE)
 
     def load_train() -> Split:
@@ -81,8 +105,9 @@ def shards(
 
     def evaluator() -> Evaluator:
         if data.val.classes.exclusive:
-            raise DataError(f"{folder} has one label an image: there is no evaluator for it here; {_SEE}")
-        return MultiLabelEvaluator(threshold=threshold)
+            return one()
+        unannotated = data.val.dataset.labels.rest == -1  # type: ignore[attr-defined]
+        return PartialLabelEvaluator() if unannotated else several()
 
     data = DataModule(load_train, lambda: read_split(folder / val, check), evaluator, check, bad_images)
     return data

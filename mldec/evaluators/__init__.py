@@ -17,7 +17,13 @@ class Evaluator(Protocol):
         ...
 
     def compute(self) -> dict[str, float]:
-        """Return the metrics in percent; the first key is the one that "best" follows."""
+        """Return the metrics in percent; the first key is the one that "best" follows, and so a number.
+
+        Names that start with "classes_" are no percentages but numbers of classes.
+
+        Raises:
+            DataError: if there is no such number on these images.
+        """
         ...
 
     def per_class(self) -> dict[str, list[float]]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mldec import distributed
+from mldec.errors import DataError
 from mldec.evaluators.average_precision import average_precision
 
 log = logging.getLogger("mldec")
@@ -29,10 +30,13 @@ class PartialLabelEvaluator:
     def compute(self) -> dict[str, float]:
         """Return percentages, then counts of classes.
 
-        mAP_partial: mean over the valid classes, those with an annotated positive and an annotated negative; NaN if
-        there is none. mAP_weighted: the same, each class weighted by its positives. mAP_naive: what is not annotated
+        mAP_partial: mean over the valid classes, those with an annotated positive and an annotated negative.
+        mAP_weighted: the same, each class weighted by its positives. mAP_naive: what is not annotated
         is negative and a class without a positive has 0, as in fully annotated data. A class that is not valid is
         counted once: without labels, else without positives, else without negatives.
+
+        Raises:
+            DataError: if no class is valid.
         """
         logits, targets = distributed.share_columns(self.logits), distributed.share_columns(self.targets)
         precision = distributed.join_columns(average_precision(logits, targets)["none"])
@@ -44,7 +48,10 @@ class PartialLabelEvaluator:
         if unknown.any():
             log.warning("mAP_naive takes unannotated labels as negative: not the partial-label protocol of the papers")
         if not valid.any():
-            log.warning("mAP_partial: no class has both an annotated positive and an annotated negative")
+            raise DataError(
+                "mAP_partial does not exist: no class has both a positive and a negative among the validation images; "
+                "use more of them, or fully annotated ones"
+            )
         weighted = (precision * positives)[valid].sum() / positives[valid].sum()
         return {
             "mAP_partial": 100 * precision[valid].mean().item(),

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mldec import distributed
-from mldec.errors import ConfigError
+from mldec.errors import ConfigError, DataError
 from mldec.evaluators.multi_label import top_k as mark_top_k
 
 FIXED_POINT = 2**30  # steps of a stored probability: sums of whole numbers do not depend on their order
@@ -53,18 +53,23 @@ class SingleLabelEvaluator:
         self.rows.append(torch.stack([label, predicted, right.long(), within.long(), fixed]))
 
     def compute(self) -> dict[str, float]:
-        """Return percentages: top1 first, top-k, the mean of the classes' accuracies, ECE; nan without an image.
+        """Return percentages: top1 first, top-k, the mean of the classes' accuracies, ECE.
 
         ECE is the expected calibration error of Guo et al. 2017 (arXiv 1706.04599, equation 3): the images are put into
         bins of equal width by their confidence (softmax of the prediction, in (low, high]); the mean over the images of
         |accuracy - mean confidence| of their bin. Classes without an image are left out of the mean.
+
+        Raises:
+            DataError: if no image has a label.
         """
         rows = torch.cat(distributed.gather(torch.cat(self.rows, dim=1)), dim=1)
         label, predicted, right, within, confidence = rows
         self._counts = label.bincount(minlength=self.num_classes)
         self._hits = label[right == 1].bincount(minlength=self.num_classes)
         self._mistakes = (label * self.num_classes + predicted)[right == 0]
-        images = len(label) or float("nan")
+        images = len(label)
+        if not images:
+            raise DataError("top-1 does not exist: no validation image that can be read has a label")
         values = {"top1": right.sum().item() / images}
         if self.top_k is not None or self.num_classes >= self._k():
             values[f"top{self._k()}"] = within.sum().item() / images

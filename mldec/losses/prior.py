@@ -4,6 +4,7 @@ Source: Alibaba-MIIL/PartialLabelingCSL, whose file has the columns `Classes,avg
 """
 
 import csv
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 from mldec import distributed
 from mldec.errors import DataError
+
+log = logging.getLogger("mldec")
 
 COLUMNS = ["Classes", "avg_pred"]
 
@@ -29,6 +32,7 @@ class PriorEstimate(nn.Module):
 
     def update(self, probability: Tensor) -> None:
         """Add a batch [B, K]; every process must do so equally often."""
+        probability = probability[probability.isfinite().all(1)]  # of a step that the learner leaves out
         batch = torch.cat([probability.double().sum(0), probability.new_tensor([len(probability)], dtype=torch.double)])
         batch = distributed.total(batch)
         self.sums = batch if self.sums is None else self.sums.to(batch.device) + batch
@@ -61,6 +65,15 @@ def read_prior(path: str | Path) -> list[float]:
     if header != COLUMNS or not rows:
         raise DataError(f"loss.class_prior {path} has the header {','.join(header)!r} and {len(rows)} rows; {see}")
     return [_number(path, number, row, see) for number, row in enumerate(rows, 2)]
+
+
+def save_estimate(loss: nn.Module, path: Path, names: Sequence[str]) -> None:
+    """Write what a loss estimated in training, if it did."""
+    estimate = getattr(loss, "estimate", None)
+    prior = estimate.value() if isinstance(estimate, PriorEstimate) else None
+    if prior is not None:
+        write_prior(path, names, prior.tolist())
+        log.info(f"class priors, for loss.class_prior of another run: {path}")
 
 
 def write_prior(path: str | Path, names: Sequence[str], prior: Sequence[float]) -> None:

@@ -673,3 +673,13 @@ def test_an_image_that_breaks_later_is_named(build, root):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match=path.name):
         data.val.dataset[0]
+
+
+@pytest.mark.parametrize("name", ["../val2014/a.jpg", "/etc/passwd", "C:\\a.jpg", "a/../../b.jpg", ""])
+def test_a_file_name_does_not_lead_out_of_the_image_folder(build, root: Path, name: str) -> None:
+    file = annotation_file(root, "val2014")
+    content = json.loads(file.read_text())
+    content["images"][0]["file_name"] = name
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="is not a path inside the image folder"):
+        _ = build().val

@@ -77,7 +77,7 @@ def test_pieces_do_not_show(root: Path, monkeypatch) -> None:
 
 def test_display_names_without_stray_quotes(root: Path) -> None:  # trap 10
     torch.save({"/m/0a": '"Ball"', "/m/0b": " 'Ball'", "/m/0c": "'Cat'"}, root / "mid_to_classes.pth")
-    assert read(root).val.classes.names == ("/m/0a", "/m/0b", "Cat", "/m/0d")
+    assert read(root).val.classes.names == ("Ball (0)", "Ball (1)", "Cat", "/m/0d")
     assert read(root, names="mid").val.classes.names == ("/m/0a", "/m/0b", "/m/0c", "/m/0d")
 
 

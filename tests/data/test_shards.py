@@ -100,12 +100,35 @@ def test_images_targets_and_classes(root: Path) -> None:
     assert torch.equal(again[3][0], data.val.dataset[3][0])
 
 
-def test_the_evaluator_is_that_of_the_labels(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "metric"),
+    [
+        ({"rest": 0}, "mAP"),
+        ({}, "mAP_partial"),
+        ({"exclusive": True, "rest": 0}, "top1"),
+    ],
+)
+def test_the_evaluator_is_that_of_the_labels(root: Path, changed: dict[str, Any], metric: str) -> None:
+    change(root, **changed)
+    evaluator = shards(root=str(root)).evaluator()
+    evaluator.update(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([[1, 0], [0, 1]]))
+    assert next(iter(evaluator.compute())) == metric
+
+
+def test_settings_reach_the_evaluator_and_the_transforms(root: Path) -> None:
+    change(root, rest=0)
     evaluator = shards(root=str(root), threshold=0.75).evaluator()
     evaluator.update(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([[1, 0], [0, 1]]))  # probability 0.73
     assert evaluator.compute()["OR"] == 0
-    with pytest.raises(ConfigError, match="threshold"):
-        shards(root=str(root), threshold=2.0)
+    change(root, rest=0, exclusive=True)
+    evaluator = shards(root=str(root), top_k=2).evaluator()
+    evaluator.update(torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[1, 0, 0]]))
+    assert evaluator.compute()["top2"] == 100
+    data = shards(root=str(root), image_size=6, interpolation="random", test_crop=0.9, erase=1.0)
+    assert (data.transform.interpolation, data.transform.crop) == ("bicubic", 0.9)
+    for wrong in ({"threshold": 2.0}, {"top_k": 1}, {"test_crop": 2.0}, {"erase": -1.0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong)).replace("_", ".")):
+            shards(root=str(root), **wrong)
 
 
 def test_a_bad_image_is_named(root: Path) -> None:

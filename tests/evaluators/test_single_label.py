@@ -4,7 +4,7 @@ import torch
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
 
 from mldec import distributed
-from mldec.errors import ConfigError
+from mldec.errors import ConfigError, DataError
 from mldec.evaluators.single_label import SingleLabelEvaluator
 
 IMAGES, CLASSES = 400, 12
@@ -114,8 +114,8 @@ def test_several_valid_labels_and_images_without_any():
 def test_no_image_at_all():
     evaluator = SingleLabelEvaluator()
     evaluator.update(torch.zeros(0, 6), torch.zeros(0, 6))
-    assert all(np.isnan(value) for value in evaluator.compute().values())
-    assert evaluator.pairs() == []
+    with pytest.raises(DataError, match="no validation image that can be read has a label"):
+        evaluator.compute()
 
 
 def test_confident_answers_are_in_the_last_bin():

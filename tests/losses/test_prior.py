@@ -70,6 +70,13 @@ def test_the_estimate_is_over_all_processes(tmp_path: Path) -> None:
     torch.testing.assert_close(one, LOGITS.sigmoid().mean(0))
 
 
+def test_a_step_that_is_not_finite_does_not_spoil_the_estimate() -> None:
+    loss = PartialAsymmetricLoss(mode="ignore", class_prior="estimate")
+    loss(LOGITS, TARGETS)
+    loss(torch.full((2, 4), float("nan")), TARGETS[:2])
+    torch.testing.assert_close(loss.prior(), LOGITS.sigmoid().mean(0))
+
+
 def test_a_file_of_priors_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "prior.csv"
     values = [0.125, 0.0, 1.0, 1e-7]
