@@ -99,7 +99,7 @@ def test_word_queries_cost_their_projection_and_one_product_each() -> None:
     for count in (81, 1006):
         # One pooling vector for all: that of a full decoding with one class a group; then 300 x 768 a query.
         expected = formula(49, count, count) + count * 300 * 768
-        assert multiply_accumulates(model, 7, (count, 300)) == expected
+        assert multiply_accumulates(model, 49, (count, 300)) == expected
 
 
 def test_the_command_for_queries(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,11 @@ import torch
 from support import CONFIGS, one_line
 
 from mldec.checkpoint import load, load_model, saved_classes
+from mldec.data.base import Classes
 from mldec.data.transforms import read_image
 from mldec.data.vectors import read_vectors
 from mldec.errors import CheckpointError
-from mldec.evaluate import check_classes
+from mldec.evaluate import check_classes, check_queries
 
 Cli = Callable[..., tuple[int, str, str]]
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_digits.py"
@@ -99,14 +100,14 @@ def test_evaluate_refuses_vectors_of_another_width(command: Cli, folder: Path, t
     status, _, err = command("evaluate", f"data.vectors={tmp_path / 'v.txt'}")
     assert status == 1
     one_line(err, "best.pt asks by word vectors of 14 numbers, the data has vectors of 2 numbers")
-    status, _, err = command("evaluate", "data=digits")
-    assert status == 1
-    one_line(err, "the data has none")
+    saved = saved_classes(load(folder / "outputs/zsl/checkpoints/best.pt"))
+    with pytest.raises(CheckpointError, match="by word vectors of 14 numbers, the data has none"):
+        check_queries(saved, Classes(saved.names), "best.pt")
 
 
 def test_predict_knows_its_own_classes_and_new_ones(command: Cli, folder: Path, tmp_path: Path) -> None:
     image = some_image(folder)
-    status, out, err = command("predict", image, "--top", "40", "--json", tmp_path / "own.json")
+    status, _, err = command("predict", image, "--top", "40", "--json", tmp_path / "own.json")
     assert status == 0, err
     own = {item["name"]: item["score"] for item in json.loads((tmp_path / "own.json").read_text())[0]["predictions"]}
     assert len(own) == 40
@@ -114,7 +115,7 @@ def test_predict_knows_its_own_classes_and_new_ones(command: Cli, folder: Path, 
     lines = [f"{name} {' '.join(map(str, row.tolist()))}\n" for name, row in zip(("a", "b"), vectors, strict=True)]
     (tmp_path / "v.txt").write_text("".join(lines) + "c " + "0.1 " * 14 + "\n")
     words = ["--classes", "b, a,c", "--vectors", tmp_path / "v.txt", "--json", tmp_path / "new.json"]
-    status, out, err = command("predict", image, *words)
+    status, _, err = command("predict", image, *words)
     assert status == 0, err
     new = {item["name"]: item["score"] for item in json.loads((tmp_path / "new.json").read_text())[0]["predictions"]}
     assert new.keys() == {"a", "b", "c"}
@@ -161,6 +162,18 @@ def test_a_run_goes_on_with_the_same_vectors_only(folder: Path) -> None:
         CheckpointError, match=r"^last\.pt is of other word vectors than the data: put the same .* back$"
     ):
         check_classes(saved, replace(saved, queries=saved.queries.flip(0)), "last.pt")
+
+
+def test_a_head_of_another_width_than_the_vectors(
+    cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = [f"data.root={folder / 'data'}", f"data.cache_dir={tmp_path}", "head.word_dim=15"]
+    status, _, err = cli("train", *QUICK, *settings)
+    assert status == 1
+    [line] = [line for line in err.splitlines() if line.startswith("mldec: ")]
+    assert "head.word_dim=15 needs word queries of that width, got vectors of width 14" in line
+    assert "Traceback" not in err
 
 
 def test_check_data_lists_the_nearest_seen_classes(cli: Cli, folder: Path, tmp_path: Path) -> None:
