@@ -10,8 +10,8 @@ validation share no writing. The same words give the same files again.
     voc         VOCdevkit/VOC2007 (trainval and test); the digits bear the names of the first ten VOC classes, because
                 readers know these twenty only: zero is aeroplane, one is bicycle, ... nine is cow
     openimages  the MIIL form: data.csv with verified positives and negatives, mid_to_classes.pth, train/, test/
-    nuswide     the zero-shot form: data.csv, benchmark_81_v0.json, wordvec_array.pth, images/; a class is a digit in a
-                light of some colour ("redfive"), and every unseen class is seen in its parts
+    nuswide     the zero-shot form: data.csv, benchmark_81_v0.json, wordvec_array.pth and its names, images/; a class is
+                a digit in a light of some colour ("redfive"), and every unseen class is seen in its parts
     imagenet    {train,val}/<wnid>/*.JPEG, one digit an image
     csv         data.csv with path, labels, split; images/
 """
@@ -209,6 +209,7 @@ def nuswide(out: Path, words: argparse.Namespace) -> None:
     write_csv(out / "data.csv", ("filepath", "label", "split_name"), rows)
     write_json(out / "benchmark_81_v0.json", {"test class": sorted(UNSEEN)})
     torch.save(torch.stack([_vector(name) for name in names], 1), out / "wordvec_array.pth")
+    (out / "wordvec_array.txt").write_text("".join(f"{name}\n" for name in names))
 
 
 def _vector(name: str) -> torch.Tensor:

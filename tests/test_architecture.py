@@ -35,7 +35,8 @@ ROWS = [
     ("mldec.options", "mldec.evaluate", "mldec.cost"),
     ("mldec.learner",),
     ("mldec.trainer",),
-    ("mldec.train", "mldec.predict", "mldec.benchmark", "mldec.measure_data", "mldec.check_data", "mldec.draw"),
+    ("mldec.train", "mldec.predict", "mldec.check_data", "mldec.draw", "mldec.summary"),
+    ("mldec.benchmark", "mldec.measure_data", "mldec.measure_queries"),
 ]
 
 

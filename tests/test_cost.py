@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mldec import measure_queries
 from mldec.cost import TOLERANCE, Row, build_row, cost, count_parameters, multiply_accumulates, rows, table
 from mldec.heads.gap import GAP
 from mldec.heads.ml_decoder import MLDecoder
@@ -90,6 +91,27 @@ def test_values_do_not_matter_to_the_count() -> None:
     head = MLDecoder(2048, 10, embed_dim=32, mlp_dim=16)
     small = multiply_accumulates(Classifier(Free(), head), 9)
     assert small == head_macs(MLDecoder, 9, 10, embed_dim=32, mlp_dim=16)
+
+
+def test_word_queries_cost_their_projection_and_one_product_each() -> None:
+    options = {"num_groups": None, "word_dim": 300}
+    model = Classifier(Free(), MLDecoder(2048, 925, **options))
+    for count in (81, 1006):
+        # One pooling vector for all: that of a full decoding with one class a group; then 300 x 768 a query.
+        expected = formula(49, count, count) + count * 300 * 768
+        assert multiply_accumulates(model, 49, (count, 300)) == expected
+
+
+def test_the_command_for_queries(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ["+experiment=nuswide_zsl_tresnet_m", "head.embed_dim=32", "head.mlp_dim=32"]
+    monkeypatch.setattr(measure_queries, "MODEL", small)
+    done = cli(
+        "benchmark", "queries", "--device", "cpu", "--batch-size", "1", "--seconds", "0.01", "--json", tmp_path / "q"
+    )
+    assert done.status == 0, done.err
+    figures = json.loads((tmp_path / "q").read_text())["figures"]
+    assert figures["gmac_full_81"] < figures["gmac_full_1006"] < figures["gmac_full_9605"]
+    assert figures["times_full"] == pytest.approx(figures["ms_full_1006"] / figures["ms_full_81"])
 
 
 def find(**wanted: Any) -> Row:

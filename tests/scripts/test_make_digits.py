@@ -133,6 +133,7 @@ def test_nuswide(make: Make) -> None:
     vectors = torch.load(out / "wordvec_array.pth", weights_only=True)
     names = sorted(f"{colour}{digit}" for colour in make_digits.COLOURS for digit in NAMES)
     assert vectors.shape == (14, len(names))
+    assert (out / "wordvec_array.txt").read_text().splitlines() == names
     assert torch.allclose(vectors.norm(dim=0), torch.ones(len(names)))
     unseen = json.loads((out / "benchmark_81_v0.json").read_text())
     assert list(unseen) == ["test class"]
