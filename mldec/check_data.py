@@ -22,6 +22,7 @@ from mldec.data.base import DataModule, ImageDataset, Split
 from mldec.data.labels import Labels, from_dense
 from mldec.data.loader import seeded, unwrap
 from mldec.data.transforms import read_image
+from mldec.data.zero_shot import neighbours
 from mldec.errors import ConfigError, DataError, one_line
 from mldec.options import open_data
 from mldec.runlog import on_terminal, to_console
@@ -252,6 +253,9 @@ def check(data: DataModule, option: str, words: argparse.Namespace, workers: int
         copies = [" is a copy of ".join(pair) for pair in twins(split.dataset, examined[part])]
         _note(report[part], faults, f"images of {part} are copies", "copies", copies)
     if len(examined) == 2:
+        report["nearest_seen"] = neighbours(data.train.classes, data.val.classes)
+        for name, near in report["nearest_seen"].items():
+            print(f"  unseen {name}: nearest " + ", ".join(f"{other} {cosine:.2f}" for other, cosine in near))
         both = [" is also ".join(pair) for pair in shared(data, examined["train"], examined["val"])]
         _note(report, faults, "images are in train and in val", "in_both_splits", both)
         if words.out:

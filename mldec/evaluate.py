@@ -100,9 +100,29 @@ def left_out(results: Results) -> list[str]:
     return [f"{len(results.bad)} validation images are left out, {results.images:,} count: {some}"]
 
 
+def check_queries(wanted: Classes, found: Classes, path: str | Path) -> None:
+    """Check that a checkpoint can answer for the data: by word vectors it knows any classes, else its own only.
+
+    Raises:
+        CheckpointError: if it cannot.
+    """
+    if wanted.queries is None:
+        check_classes(wanted, found, path)
+        return
+    width = wanted.queries.shape[1]
+    if found.queries is None or found.queries.shape[1] != width:
+        what = "none" if found.queries is None else f"vectors of {found.queries.shape[1]} numbers"
+        raise CheckpointError(
+            f"{path} asks by word vectors of {width} numbers, the data has {what}: choose the vectors it was trained with"
+        )
+
+
 def check_classes(wanted: Classes, found: Classes, path: str | Path) -> None:
     """Raise a `CheckpointError` if a checkpoint's classes are not those of the data, in the same order."""
     if wanted.names == found.names:
+        before, now = wanted.queries, found.queries
+        if before is not None and now is not None and not torch.equal(before, now):
+            raise CheckpointError(f"{path} is of other word vectors than the data: put the same data.vectors back")
         return
     if len(wanted) != len(found):
         raise CheckpointError(
@@ -169,7 +189,7 @@ def run(words: argparse.Namespace) -> None:
         config.train.precision = fast_precision(device)
     with distributed.processes(device):
         data = build.data(config)
-        check_classes(loaded.classes, data.val.classes, words.checkpoint)
+        check_queries(loaded.classes, data.val.classes, words.checkpoint)
         bar = partial(tqdm, desc="evaluate", leave=False, disable=not (on_terminal() and distributed.is_main()))
         with memory.explained(config, device):
             results = evaluate(loaded.model.to(device), data, config, device=device, progress=bar)

@@ -1,9 +1,13 @@
-"""Name what images show: `python -m mldec.predict best.pt image.jpg folder/ [--top 10] [--threshold 0.5]`."""
+"""Name what images show: `python -m mldec.predict best.pt image.jpg folder/ [--top 10] [--threshold 0.5]`.
+
+A zero-shot checkpoint answers for other classes too: `--classes "zebra,umbrella" --vectors glove.txt`.
+"""
 
 import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,11 @@ from torch import Tensor
 
 from mldec import distributed
 from mldec.checkpoint import Loaded
+from mldec.data.base import Classes
 from mldec.data.transforms import FORMATS, read_image
-from mldec.errors import DataError, one_line
-from mldec.evaluate import autocast
+from mldec.data.vectors import read_vectors
+from mldec.errors import CheckpointError, ConfigError, DataError, one_line
+from mldec.evaluate import autocast, check_queries
 from mldec.options import add_model_options, fast_precision, open_model, positive
 from mldec.runlog import to_console
 from mldec.settings import Precision
@@ -76,6 +82,31 @@ def best(names: tuple[str, ...], row: Tensor, *, top: int, threshold: float) -> 
     return [{"name": names[index], "score": score} for index, score in pairs if score >= threshold]
 
 
+def with_classes(loaded: Loaded, names: str, vectors: str) -> Loaded:
+    """Return a zero-shot model that answers for other classes.
+
+    Args:
+        loaded: from `checkpoint.load_model`.
+        names: of the classes, with commas between them.
+        vectors: a file of their word vectors, of the kind that it was trained with; see `read_vectors`.
+
+    Raises:
+        ConfigError: if no class is named.
+        CheckpointError: if the checkpoint has classes of its own only, or asks by vectors of another width.
+        DataError: if a name is twice or has no vector, or the file cannot be read.
+    """
+    if loaded.classes.queries is None:
+        raise CheckpointError(
+            "--classes: the checkpoint knows its own classes only, it was not trained by word vectors"
+        )
+    wanted = tuple(name.strip() for name in names.split(",") if name.strip())
+    if not wanted:
+        raise ConfigError(f"--classes {names!r} names no class: pass names with commas between them")
+    classes = Classes(wanted, queries=read_vectors(vectors, wanted))
+    check_queries(loaded.classes, classes, "the checkpoint")
+    return replace(loaded, classes=classes)
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.predict`."""
     arguments = argparse.ArgumentParser(prog="python -m mldec.predict", description="Name what images show.")
@@ -83,6 +114,8 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("images", nargs="+", help="image files, or folders to search for them")
     arguments.add_argument("--top", type=positive, default=10, help="classes an image at most (default 10)")
     arguments.add_argument("--threshold", type=float, default=0.0, help="lowest score, 0 to 1 (default 0)")
+    arguments.add_argument("--classes", metavar="NAMES", help="other classes, with commas between; needs --vectors")
+    arguments.add_argument("--vectors", metavar="FILE", help="word vectors of --classes; see DATASETS.md, Word vectors")
     arguments.add_argument("--json", metavar="FILE", help="write the predictions to a file, or to - for the console")
     arguments.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
     arguments.add_argument("--batch-size", type=positive, default=16, help="images at a time (default 16)")
@@ -91,9 +124,13 @@ def parser() -> argparse.ArgumentParser:
 
 def run(words: argparse.Namespace) -> int:
     """Load, predict, print; return the exit status: 1 if an image could not be read."""
+    if (words.classes is None) != (words.vectors is None):
+        raise ConfigError("--classes and --vectors need each other: names, and a file with their word vectors")
     paths = find_images(words.images)
     device = distributed.pick_device(words.device)
     loaded = open_model(words, device)
+    if words.classes is not None:
+        loaded = with_classes(loaded, words.classes, words.vectors)
     status, answers = 0, []
     precision = fast_precision(device) if words.fast else Precision.fp32
     for path, row in predict(loaded, paths, batch_size=words.batch_size, device=device, precision=precision):

@@ -12,13 +12,11 @@ from mldec.data.base import Classes, DataModule, Split
 from mldec.data.files import ImageFiles, Table, check_present, check_same_classes
 from mldec.data.transforms import EvalTransform
 from mldec.data.vector_text import listed
-from mldec.data.vectors import twins
+from mldec.data.vectors import nearest, twins
 from mldec.errors import ConfigError, DataError
-from mldec.evaluators import Evaluator
+from mldec.evaluators.zero_shot import IMAGES, ZeroShotEvaluator
 
 log = logging.getLogger("mldec")
-
-VAL_IMAGES = ("unseen", "all")
 
 Roles = tuple[list[int], list[int]]  # indices of the seen and of the unseen classes, ascending
 
@@ -59,7 +57,7 @@ def zero_shot_data(
         ConfigError: `val_images` is unknown.
         DataError: when a split is used that has no image left, or lacks files.
     """
-    if val_images not in VAL_IMAGES:
+    if val_images not in IMAGES:
         raise ConfigError(f"data.val_images {val_images!r} is not known: choose unseen or all")
 
     @cache
@@ -78,17 +76,14 @@ def zero_shot_data(
 
     def load_val() -> Split:
         folder, table = load(val)
-        (seen, unseen), queries = known(table.classes)
-        wanted, what = (unseen, "an unseen class") if val_images == "unseen" else (seen + unseen, None)
-        part = _with_label(table, wanted, val, what, where, see)
+        (_, unseen), queries = known(table.classes)
+        part = _with_label(table, unseen, val, "an unseen class", where, see, keep_all=val_images == "all")
         check_present(folder, part.files, see)
         return Split(ImageFiles(folder, part, check), Classes(part.classes, queries=queries))
 
-    def evaluator() -> Evaluator:
-        from mldec.evaluators.zero_shot import ZeroShotEvaluator
-
+    def evaluator() -> ZeroShotEvaluator:
         names = data.val.classes.names
-        return ZeroShotEvaluator(known(names)[0][1], num_classes=len(names))
+        return ZeroShotEvaluator(known(names)[0][1], num_classes=len(names), images=val_images)
 
     data = DataModule(load_train, load_val, evaluator, check, bad_images)
     return data
@@ -126,6 +121,19 @@ def split_classes(names: Sequence[str], *, unseen: Sequence[str], seen: Sequence
     return sorted(places[name] for name in seen), sorted(places[name] for name in unseen)
 
 
+def neighbours(train: Classes, val: Classes) -> dict[str, list[tuple[str, float]]]:
+    """Return the three seen classes nearest to each unseen one by their vectors, with the cosine; see `nearest`.
+
+    Args:
+        train: the seen classes.
+        val: all classes.
+    """
+    if val.queries is None:
+        return {}
+    seen = set(train.names)
+    return nearest(val.names, val.queries, [place for place, name in enumerate(val.names) if name in seen])
+
+
 def warn_of_twins(seen: Sequence[str], unseen: Sequence[str]) -> None:
     """Log the plurals and singulars across the split, which make unseen classes easier than they should be."""
     pairs = twins(seen, unseen)
@@ -135,13 +143,13 @@ def warn_of_twins(seen: Sequence[str], unseen: Sequence[str]) -> None:
         log.warning(text, count, listed([f"{name}/{twin}" for name, twin in pairs]))
 
 
-def _with_label(table: Table, classes: list[int], split: str, what: str | None, where: str | Path, see: str) -> Table:
-    """Return the images that have one of the classes (all images if `what` is None), and log their number."""
-    part = table
-    if what is not None:
-        part = table.select(table.labels.select_classes(classes).counts_per_image() > 0)
+def _with_label(
+    table: Table, classes: list[int], split: str, what: str, where: str | Path, see: str, *, keep_all: bool = False
+) -> Table:
+    """Return the images that have one of the classes, or all if there are such, and log their number."""
+    part = table.select(table.labels.select_classes(classes).counts_per_image() > 0)
+    total, found = f"{len(table):,}", f"{len(part):,}"
     if not len(part):
-        raise DataError(f"{where}: {split} has {len(table):,} images, none with {what or 'a label'}; {see}")
-    kind = f"with {what}" if what else "all"
-    log.info("zero-shot %s: %s images (%s) of %s", split, f"{len(part):,}", kind, f"{len(table):,}")
-    return part
+        raise DataError(f"{where}: {split} has {total} images, none with {what}; {see}")
+    log.info("zero-shot %s: %s images (with %s) of %s%s", split, found, what, total, ", all used" if keep_all else "")
+    return table if keep_all else part

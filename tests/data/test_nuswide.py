@@ -1,7 +1,5 @@
 import json
 import logging
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -136,13 +134,11 @@ def test_the_log_names_twins_and_other_splits(build, caplog):
     assert "zero-shot val: 2 images (with an unseen class) of 4" in caplog.text
 
 
-def test_the_evaluator_is_told_which_classes_are_unseen(build, monkeypatch):
-    def evaluator(unseen, *, num_classes):
-        return unseen, num_classes
-
-    fake = types.SimpleNamespace(ZeroShotEvaluator=evaluator)
-    monkeypatch.setitem(sys.modules, "mldec.evaluators.zero_shot", fake)
-    assert build().evaluator() == ([0, 2], 5)
+def test_the_evaluator_is_told_which_classes_are_unseen_and_which_images_count(build):
+    for images in ("unseen", "all"):
+        evaluator = build(val_images=images).evaluator()
+        assert evaluator.is_unseen.tolist() == [True, False, True, False, False]
+        assert evaluator.all_images == (images == "all")
 
 
 def test_vectors_from_another_file_are_joined_by_name(build, root):
@@ -207,7 +203,8 @@ def test_lists_that_cannot_be(build, root, split, text):
 def test_an_image_set_without_any_unseen_label(build, root):
     rows = [("images/e.jpg", "[cloud, clouds, cat]", "train"), ("images/f.jpg", "[dog]", "val"), ROWS[7]]
     write_csv(root / "data.csv", [ROWS[0], *rows])
-    assert "val has 2 images, none with an unseen class" in fault(build)
+    for images in ("unseen", "all"):
+        assert "val has 2 images, none with an unseen class" in fault(build, val_images=images)
 
 
 def test_broken_or_absent_files(build, root):

@@ -1,0 +1,173 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from sklearn.metrics import average_precision_score
+
+from mldec.errors import ConfigError
+from mldec.evaluators.zero_shot import ZeroShotEvaluator
+from mldec.heads.ml_decoder import MLDecoder
+
+ROWS, CLASSES, UNSEEN = 150, 14, (3, 4, 7, 9, 10, 12)
+SEEN = [place for place in range(CLASSES) if place not in UNSEEN]
+
+
+def predictions(empty=()):
+    generator = torch.Generator().manual_seed(0)
+    targets = (torch.rand(ROWS, CLASSES, generator=generator) < 0.12).to(torch.int8)
+    targets[:, list(empty)] = 0
+    return torch.randn(ROWS, CLASSES, generator=generator) + targets, targets
+
+
+def evaluated(logits, targets, size=40, **options):
+    evaluator = ZeroShotEvaluator(UNSEEN, num_classes=CLASSES, **options)
+    for pair in zip(logits.split(size), targets.split(size), strict=True):
+        evaluator.update(*pair)
+    return evaluator, evaluator.compute()
+
+
+def precisions(logits, targets):
+    return [
+        average_precision_score(targets[:, c], logits[:, c]) if targets[:, c].any() else 0.0
+        for c in range(targets.shape[1])
+    ]
+
+
+def at_k(logits, targets, k):
+    """P, R and F1 by going through the images, in percent."""
+    hits = sum(
+        targets[image, place].item()
+        for image, row in enumerate(logits.tolist())
+        for place in sorted(range(len(row)), key=row.__getitem__)[-k:]
+    )
+    precision, recall = hits / (len(logits) * k), hits / targets.sum().item()
+    return [100 * value for value in (precision, recall, 2 * precision * recall / (precision + recall))]
+
+
+def check(found, kind, logits, targets):
+    """The numbers of a kind are those of these logits and targets alone."""
+    precision = precisions(logits, targets)
+    positive = targets.any(0).tolist()
+    assert found[f"{kind}_mAP"] == pytest.approx(100 * np.mean(precision), abs=1e-9)
+    skipped = np.mean([value for value, some in zip(precision, positive, strict=True) if some])
+    assert found[f"{kind}_mAP_skip_empty"] == pytest.approx(100 * skipped, abs=1e-9)
+    for k in (3, 5):
+        assert [found[f"{kind}_{name}@{k}"] for name in ("P", "R", "F1")] == pytest.approx(at_k(logits, targets, k))
+
+
+@pytest.mark.parametrize("empty", [(), (4, 8)])
+def test_over_images_with_an_unseen_label(empty):
+    logits, targets = predictions(empty)
+    evaluator, found = evaluated(logits, targets)
+    rows = targets[:, UNSEEN].any(1)
+    assert 0 < rows.sum() < ROWS
+    logits, targets = logits[rows], targets[rows]
+    check(found, "zsl", logits[:, UNSEEN], targets[:, UNSEEN])
+    check(found, "gzsl", logits, targets)
+    seen = 100 * np.mean(precisions(logits[:, SEEN], targets[:, SEEN]))
+    assert found["seen_mAP"] == pytest.approx(seen)
+    assert found["harmonic_mAP"] == pytest.approx(2 * seen * found["zsl_mAP"] / (seen + found["zsl_mAP"]))
+    columns = evaluator.per_class()
+    assert columns["positives"] == targets.sum(0).tolist()
+    assert [place for place, value in enumerate(columns["unseen"]) if value] == list(UNSEEN)
+    assert np.nan_to_num(columns["AP"]) == pytest.approx([100 * value for value in precisions(logits, targets)])
+
+
+@pytest.mark.parametrize("empty", [(), (4, 8)])
+def test_over_all_images(empty):
+    logits, targets = predictions(empty)
+    evaluator, found = evaluated(logits, targets, images="all")
+    rows = targets[:, UNSEEN].any(1)
+    check(found, "zsl", logits[rows][:, UNSEEN], targets[rows][:, UNSEEN])
+    check(found, "zsl_all", logits[:, UNSEEN], targets[:, UNSEEN])
+    check(found, "gzsl", logits, targets)
+    assert found["zsl_mAP"] > found["zsl_all_mAP"]  # fewer negatives
+    seen, unseen = found["seen_mAP"], found["zsl_all_mAP"]
+    assert seen == pytest.approx(100 * np.mean(precisions(logits[:, SEEN], targets[:, SEEN])))
+    assert found["harmonic_mAP"] == pytest.approx(2 * seen * unseen / (seen + unseen))
+    columns = evaluator.per_class()
+    assert columns["positives"] == targets.sum(0).tolist()
+    assert np.isnan(np.array(columns["AP_zsl"])[SEEN]).all()
+    assert np.nan_to_num(np.array(columns["AP_zsl"])[list(UNSEEN)]).mean() == pytest.approx(found["zsl_mAP"])
+
+
+def test_both_protocols_agree_on_the_same_images():
+    _, every = evaluated(*predictions(), images="all")
+    _, some = evaluated(*predictions())
+    same = [name for name in some if name.startswith("zsl_")]
+    assert len(same) == 8
+    assert {name: every[name] for name in same} == {name: some[name] for name in same}
+
+
+@pytest.mark.parametrize("images", ["unseen", "all"])
+def test_the_first_number_is_the_one_to_follow_and_all_are_plain(images):
+    _, found = evaluated(*predictions(), images=images)
+    assert next(iter(found)) == "zsl_mAP"
+    assert {"gzsl_mAP", "seen_mAP", "harmonic_mAP", "zsl_F1@3", "zsl_F1@5", "gzsl_F1@3", "gzsl_F1@5"} <= found.keys()
+    assert all(type(value) is float for value in found.values())
+    json.dumps(found, allow_nan=False)
+
+
+def test_fewer_classes_than_k():
+    evaluator = ZeroShotEvaluator([1, 3], num_classes=4)
+    evaluator.update(torch.randn(6, 4), torch.ones(6, 4))
+    found = evaluator.compute()
+    assert [found[f"zsl_{name}@{k}"] for name in ("P", "R", "F1") for k in (3, 5)] == [100] * 6
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"unseen": []}, "are not some of 5 classes"),
+        ({"unseen": [1, 1]}, r"\[1, 1\]"),
+        ({"unseen": [5]}, r"\[5\]"),
+        ({"unseen": [-1]}, r"\[-1\]"),
+        ({"unseen": range(5)}, "are not some of 5 classes, each once"),
+        ({"unseen": [1], "images": "some"}, "'some' is not known: choose unseen or all"),
+    ],
+)
+def test_what_cannot_be(options, part):
+    with pytest.raises(ConfigError, match=part):
+        ZeroShotEvaluator(num_classes=5, **options)
+
+
+def in_a_process(rank: int, world_size: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
+    logits, targets = predictions((4, 8))
+    first, last = [0, 0, 50, ROWS][rank : rank + 2]  # the first process has no image
+    for images in ("unseen", "all"):
+        evaluator = ZeroShotEvaluator(UNSEEN, num_classes=CLASSES, images=images)
+        evaluator.update(torch.zeros(0, CLASSES), torch.zeros(0, CLASSES))
+        evaluator.update(logits[first:last], targets[first:last])
+        torch.save((evaluator.compute(), evaluator.per_class()), f"{folder}/{images}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_several_processes_find_the_same_to_the_bit(tmp_path):
+    mp.spawn(in_a_process, (3, str(tmp_path)), nprocs=3)
+    for images in ("unseen", "all"):
+        evaluator, alone = evaluated(*predictions((4, 8)), images=images)
+        for rank in range(3):
+            metrics, columns = torch.load(tmp_path / f"{images}-{rank}.pt")
+            assert metrics == alone
+            assert columns.keys() == evaluator.per_class().keys()
+            for name, column in evaluator.per_class().items():
+                np.testing.assert_array_equal(columns[name], column)
+
+
+@torch.no_grad()
+def test_queries_do_not_see_one_another():
+    """So one pass over all classes gives the logits of a pass over the unseen ones: what the class above rests on."""
+    torch.manual_seed(0)
+    head = MLDecoder(64, 925, num_groups=None, word_dim=300).eval()
+    tokens, words = torch.randn(2, 49, 64), torch.nn.functional.normalize(torch.randn(1006, 300), dim=1)
+    together = head(tokens, words)
+    for place in (0, 500, 1005):
+        torch.testing.assert_close(head(tokens, words[place, None]), together[:, place, None], rtol=1e-5, atol=1e-5)
+    unseen = torch.randperm(1006)[:81]
+    torch.testing.assert_close(head(tokens, words[unseen]), together[:, unseen], rtol=1e-5, atol=1e-5)
+    other = MLDecoder(64, 925, num_groups=None, word_dim=300, self_attention=True).eval()
+    assert not torch.allclose(other(tokens, words[:1]), other(tokens, words)[:, :1], rtol=1e-3, atol=1e-3)
