@@ -4,6 +4,7 @@ head        group projection, forward and backward, against the official loop ov
 metric      mAP at COCO's size, and time and memory at 9,605 classes
 labels      first and second start of a COCO split of full size
 throughput  images/s of training and inference for an experiment, with random images
+queries     time and work of a zero-shot model by the number of its word queries
 cost        multiply-accumulates and parameters of the models of tables 1 and 2 and figure 5, against the paper
 """
 
@@ -35,6 +36,7 @@ from mldec.evaluate import autocast
 from mldec.evaluators.average_precision import average_precision
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.learner import Learner
+from mldec.measure_queries import queries
 from mldec.runlog import to_console
 from mldec.settings import Config, Precision
 
@@ -226,12 +228,15 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="python -m mldec.benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = arguments.add_subparsers(required=True, metavar="head|metric|labels|throughput|cost")
-    for job in (head, metric, labels, throughput, cost):
+    commands = arguments.add_subparsers(required=True, metavar="head|metric|labels|throughput|queries|cost")
+    for job in (head, metric, labels, throughput, queries, cost):
         command = commands.add_parser(job.__name__, help=job.__doc__, description=job.__doc__)
         command.set_defaults(job=job)
         command.add_argument("--json", metavar="FILE", help="write figures, hardware, versions, date, commit")
-        if job is head:
+        if job is queries:
+            command.add_argument("--batch-size", type=int, default=8, help="images at a time (default 8)")
+            command.add_argument("--seconds", type=float, default=5.0, help="of timing for each number of queries")
+        if job in (head, queries):
             command.add_argument("--device", default="auto", help="auto, cpu or cuda")
         if job is throughput:
             command.add_argument("--experiment", default="coco_tresnet_l", help="its backbone, head, loss and sizes")

@@ -113,7 +113,7 @@ def check_queries(wanted: Classes, found: Classes, path: str | Path) -> None:
     if found.queries is None or found.queries.shape[1] != width:
         what = "none" if found.queries is None else f"vectors of {found.queries.shape[1]} numbers"
         raise CheckpointError(
-            f"{path} asks by word vectors of {width} numbers, the data has {what}: choose the vectors it was trained with"
+            f"{path} asks by word vectors of {width} numbers, the data has {what}: choose the vectors of its training"
         )
 
 

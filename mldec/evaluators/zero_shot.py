@@ -90,7 +90,7 @@ class ZeroShotEvaluator:
             self._per_class["AP_zsl"] = torch.full_like(every, torch.nan).index_copy(0, self.unseen, 100 * among["zsl"])
         else:
             among = {"zsl": unseen, **among}
-        self._per_class["positives"] = distributed.total(sum((block == 1).sum(0) for block in self.targets))
+        self._per_class["positives"] = distributed.total(torch.cat(self.targets).eq(1).sum(0))
         values = {}
         for kind, precision in among.items():
             values[f"{kind}_mAP"] = precision.nan_to_num(0).mean()

@@ -1,0 +1,42 @@
+"""What more classes cost a zero-shot model: time and multiply-accumulates by the number of word queries."""
+
+import argparse
+from typing import Any
+
+import torch
+from torch.utils.benchmark import Timer
+
+from mldec import build, distributed
+from mldec.config import compose
+from mldec.cost import multiply_accumulates
+from mldec.data.base import Classes
+
+MODEL = ["+experiment=nuswide_zsl_tresnet_m"]
+IMAGE_SIZE = 224
+TIMED = (81, 1_006)  # unseen and all classes of NUS-WIDE
+COUNTED = (*TIMED, 9_605)  # and those of Open Images
+DECODING: dict[str, list[str]] = {"full": []}  # by name, the settings of each
+
+
+def queries(words: argparse.Namespace) -> dict[str, Any]:
+    """Time TResNet-M at 224 pixels with 81 and with 1,006 word queries; count the work of 9,605 too."""
+    device = distributed.pick_device(words.device)
+    found: dict[str, Any] = {"device": str(device), "batch_size": words.batch_size}
+    for name, settings in DECODING.items():
+        config = compose([*MODEL, *settings])
+        width = config.head["word_dim"]
+        model = build.model(config, Classes(("any",)), pretrained=False).to(device).eval()
+        for number in COUNTED:
+            found[f"gmac_{name}_{number}"] = multiply_accumulates(model, IMAGE_SIZE, (number, width)) / 1e9
+        images = torch.randint(256, (words.batch_size, 3, IMAGE_SIZE, IMAGE_SIZE), dtype=torch.uint8, device=device)
+        for number in TIMED:
+            vectors = torch.randn(number, width, device=device)
+            with torch.inference_mode():
+                job = {"model": model, "images": images, "vectors": vectors}
+                timer = Timer("model(images, vectors)", globals=job, num_threads=torch.get_num_threads())
+                timer.timeit(2)
+                seconds = timer.blocked_autorange(min_run_time=words.seconds).median  # waits for the device
+            found[f"ms_{name}_{number}"] = 1000 * seconds
+        fewer, more = (found[f"ms_{name}_{number}"] for number in TIMED)
+        found[f"times_{name}"] = more / fewer
+    return found
