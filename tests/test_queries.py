@@ -180,7 +180,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped_and_carries_vectors(head:
     assert one["classes"]["queries"].shape == (20, 300)
     assert next(iter(one["metrics"])) == "val/zsl_mAP"
 
-    loaded = load_model(tmp_path / "whole" / "checkpoints" / "best.pt")
+    loaded = load_model(tmp_path / "whole" / "checkpoints" / "best.pt", plugins=["patches"])
     assert loaded.classes.queries is not None
     logits = loaded.model(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), loaded.classes.queries[:7])
     assert logits.shape == (1, 7)
