@@ -16,6 +16,7 @@ from mldec.evaluate import autocast
 from mldec.losses.targets import at_least_float32
 from mldec.model import Classifier
 from mldec.optim import build_optimizer, build_schedule, fast_forward
+from mldec.queries import augment, check
 from mldec.settings import Config, NonFinite, Precision
 
 
@@ -40,7 +41,7 @@ class Learner:
         queries: word vectors [K, D] of the training classes; None for closed-set data.
 
     Raises:
-        ConfigError: if synchronised batch norm is asked for without CUDA.
+        ConfigError: if synchronised batch norm is asked for without CUDA, or changes of word queries without any.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Learner:
         queries: Tensor | None = None,
     ) -> None:
         train = config.train
+        check(train, queries)
         self.memory_format = torch.channels_last if train.channels_last else torch.contiguous_format
         if train.sync_batchnorm:
             if device.type != "cuda":
@@ -126,8 +128,11 @@ class Learner:
         """Add the gradients of a micro-batch, and return its share of the loss."""
         images = batch.images.to(self.device, non_blocking=True, memory_format=self.memory_format)
         targets = batch.targets.to(self.device, non_blocking=True)
-        with autocast(self.device, self.config.train.precision):
-            logits = self.net(images, self.queries)
+        queries, train = self.queries, self.config.train
+        if queries is not None:
+            queries, targets = augment(queries, targets, noise=train.query_noise, extra=train.random_queries)
+        with autocast(self.device, train.precision):
+            logits = self.net(images, queries)
         loss = self.loss(at_least_float32(logits), targets)
         # A batch means the same however it is divided: a mean is weighted by the share of the micro-batch.
         loss = loss * (len(images) / images_in_step if self.loss.reduction == "mean" else 1.0)

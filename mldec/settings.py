@@ -72,6 +72,8 @@ class Train:
     channels_last: bool = False
     compile: bool = False
     deterministic: bool = False  # same bits again on CUDA, at some cost in speed
+    query_noise: float = 0.0  # noise on word queries in training, as a fraction of their spread; see mldec.queries
+    random_queries: int = 0  # added to the word queries in training, each with a positive target
     sync_batchnorm: bool = False  # batch-norm statistics over all processes, not of each one's images; CUDA only
     nonfinite: NonFinite = NonFinite.stop
     save_every_steps: int | None = None  # besides the end of each epoch; null: never
@@ -83,7 +85,8 @@ class Train:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulate", "eval_batch_size", "eval_every", "log_every", "keep_last"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
-        _require(self.workers >= 0, "train.workers", self.workers, "0 or more")
+        for name in ("workers", "query_noise", "random_queries"):
+            _require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
         for name in ("save_every_steps", "save_every_minutes"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"train.{name}", value, "above 0, or null")

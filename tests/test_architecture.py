@@ -20,6 +20,7 @@ ROWS = [
         "mldec.evaluators",
         "mldec.backbones",
         "mldec.optim",
+        "mldec.queries",
         "mldec.distributed",
         "mldec.zoo",
         "mldec.fast",

@@ -63,11 +63,11 @@ def digits(
     Raises:
         ConfigError: A value is out of range.
     """
-    _check(image_size=image_size, minimum=16)
-    _check(train_images=train_images, minimum=1)
-    _check(val_images=val_images, minimum=1)
-    _check(max_digits=max_digits, minimum=1)
-    _check(seed=seed, minimum=0)
+    check_whole(image_size=image_size, minimum=16)
+    check_whole(train_images=train_images, minimum=1)
+    check_whole(val_images=val_images, minimum=1)
+    check_whole(max_digits=max_digits, minimum=1)
+    check_whole(seed=seed, minimum=0)
     evaluator = partial(MultiLabelEvaluator, threshold=threshold)
     evaluator()  # refuses a wrong threshold now, not after the first epoch
     train, val = split_writings(seed)
@@ -81,7 +81,8 @@ def digits(
     )
 
 
-def _check(*, minimum: int, **named: int) -> None:
+def check_whole(*, minimum: int, **named: int) -> None:
+    """Raise a `ConfigError` naming the first value that is not a whole number from the minimum on."""
     for name, value in named.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise ConfigError(f"{name}: {value!r} is not a whole number from {minimum} on")
@@ -154,19 +155,20 @@ def compose(
     middle = rng.uniform(contrast, 255) if dark else rng.uniform(0, 255 - contrast)
     scene = _background(rng, size, middle)
     placed = []
-    for box in _places(rng, size, _how_many(rng, max_digits)):
+    for box in places(rng, size, how_many(rng, max_digits)):
         row = int(rng.integers(len(writings.masks)))
         ink = middle - contrast if dark else middle + contrast
-        scene.paste(_shade(rng, ink), box, _tilted(rng, writings.masks[row], box[2] - box[0]))
+        scene.paste(_shade(rng, ink), box, tilted(rng, writings.masks[row], box[2] - box[0]))
         placed.append((row, box))
-    return _noisy(rng, scene), placed
+    return noisy(rng, scene), placed
 
 
-def _how_many(rng: np.random.Generator, max_digits: int) -> int:
+def how_many(rng: np.random.Generator, max_digits: int) -> int:
+    """Draw the number of digits of a scene: now and then 0, else 1 to `max_digits`."""
     return 0 if rng.random() < EMPTY else int(rng.integers(1, max_digits + 1))
 
 
-def _places(rng: np.random.Generator, size: int, count: int) -> list[Box]:
+def places(rng: np.random.Generator, size: int, count: int) -> list[Box]:
     """Draw up to `count` squares with little overlap; one that finds no room is left out."""
     boxes: list[Box] = []
     for _ in range(count):
@@ -190,7 +192,7 @@ def _overlap(one: Box, other: Box) -> float:
     return max(width, 0) * max(height, 0) / smaller**2
 
 
-def _tilted(rng: np.random.Generator, mask: np.ndarray, side: int) -> Image.Image:
+def tilted(rng: np.random.Generator, mask: np.ndarray, side: int) -> Image.Image:
     """Return a writing enlarged to `side` pixels and turned a little, as a mask of 0 to 255."""
     angle = np.deg2rad(rng.uniform(-TILT, TILT))
     scale = len(mask) / side  # source pixels a target pixel
@@ -227,7 +229,7 @@ def _shade(rng: np.random.Generator, grey: float) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def _noisy(rng: np.random.Generator, scene: Image.Image) -> Image.Image:
+def noisy(rng: np.random.Generator, scene: Image.Image) -> Image.Image:
     """Add independent uniform noise to every value."""
     noise = rng.integers(-NOISE, NOISE, (scene.height, scene.width, 3), dtype=np.int8, endpoint=True)
     return Image.fromarray(np.clip(np.asarray(scene) + noise.astype(np.int16), 0, 255).astype(np.uint8))

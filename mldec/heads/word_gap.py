@@ -1,0 +1,43 @@
+"""Global average pooling mapped to the space of word vectors: the plain zero-shot baseline."""
+
+import torch
+from torch import Tensor, nn
+
+from mldec.heads.layers import at_least_one
+from mldec.heads.word_groups import check_words
+
+
+class WordGAP(nn.Module):
+    """Logits from one vector an image: l_i = (W mean(tokens) + w) . n_i / |n_i| + b, with n_i the class's word vector.
+
+    What ML-Decoder adds to it is that each class looks at the tokens itself.
+
+    Args:
+        in_features: width C of the tokens.
+        num_classes: of training; has no effect, because no parameter belongs to a class.
+        word_dim: width D_w of word vectors.
+        dropout: probability of dropping a pooled feature in training.
+
+    Raises:
+        ConfigError: for a width below 1.
+    """
+
+    def __init__(self, in_features: int, num_classes: int, *, word_dim: int = 300, dropout: float = 0.0) -> None:
+        super().__init__()
+        at_least_one(word_dim=word_dim)
+        self.word_dim = word_dim
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(in_features, word_dim)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+        """Map tokens [B, N, C] and word vectors [K, D_w] to logits [B, K].
+
+        Raises:
+            ConfigError: if queries are missing or of another width.
+        """
+        words = check_words(queries, self.word_dim)
+        pooled = self.dropout(tokens.mean(1))
+        # Not in half precision, whatever autocast says: such logits tie, and ties move mAP.
+        with torch.autocast(tokens.device.type, enabled=False):
+            return self.fc(pooled.to(self.fc.weight.dtype)) @ words.to(self.fc.weight.dtype).T + self.bias

@@ -1,0 +1,112 @@
+#!/usr/bin/env python
+"""Measure `+experiment=digits_zsl`: the four rows of the paper's table 3, group decoding, and the GAP baseline.
+
+    python scripts/reproduce/digits_zsl.py benchmarks/cpu_digits_zsl.json [--seeds 3] [key=value ...]
+
+Each seed has its own unseen classes, writings, scenes and start. A run is added to the file as soon as it is done,
+and is not done again when the script is started again; settings after the file hold for all runs.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mldec import build
+from mldec.benchmark import environment
+from mldec.config import compose
+from mldec.errors import ConfigError, one_line
+from mldec.settings import Config
+from mldec.train import run
+
+NOISE = ["train.query_noise=0.3"]
+RANDOM = ["train.random_queries=1"]
+ROWS = {  # the order makes a table that is broken off most useful
+    "no augmentation": [],
+    "GAP and word vectors": ["head=gap_words"],
+    "group decoding": ["head=ml_decoder_zsl_groups_small"],
+    "noise": NOISE,
+    "random query": RANDOM,
+    "both": [*NOISE, *RANDOM],
+}
+METRICS = ("zsl_mAP", "gzsl_mAP", "seen_mAP", "harmonic_mAP", "zsl_F1@3", "gzsl_F1@3")
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """Do a run, and return its last metrics and its time."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        run(config, Path(folder))
+        lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        last = [line for line in lines if "val/zsl_mAP" in line][-1]
+        return {name: last[f"val/{name}"] for name in METRICS} | {"seconds": time.perf_counter() - start}
+
+
+def chance(config: Config) -> float:
+    """Return the mAP in percent of a model that knows nothing: the mean share of images that show an unseen class.
+
+    Like zsl_mAP it is over the images with an unseen label.
+    """
+    data = build.data(config)
+    names = data.val.classes.names
+    unseen = [names.index(name) for name in sorted(set(names) - set(data.train.classes.names))]
+    targets = torch.stack([data.val.dataset[index][1] for index in range(len(data.val.dataset))])[:, unseen].double()
+    return 100 * targets[targets.sum(1) > 0].mean().item()
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return mean and standard deviation over the seeds of each row."""
+    table = {}
+    for row in ROWS:
+        found = [one for one in runs if one["row"] == row]
+        if found:
+            table[row] = {"seeds": [one["seed"] for one in found]}
+            for name in (*METRICS, "times_chance"):
+                values = [one[name] for one in found]
+                spread = statistics.stdev(values) if len(values) > 1 else None
+                table[row][name] = {"mean": statistics.mean(values), "std": spread}
+    return table
+
+
+def show(table: dict[str, Any]) -> None:
+    """Print the table."""
+    print(f"{'row':<22}{'seeds':>6}{'zsl mAP':>16}{'x chance':>10}{'gzsl mAP':>16}")
+    for row, found in table.items():
+        cells = [f"{found[name]['mean']:.1f} +- {found[name]['std'] or 0:.1f}" for name in ("zsl_mAP", "gzsl_mAP")]
+        times = f"{found['times_chance']['mean']:.1f}"
+        print(f"{row:<22}{len(found['seeds']):>6}{cells[0]:>16}{times:>10}{cells[1]:>16}", flush=True)
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("json", type=Path, help="where the figures go; figures there already are kept")
+    parser.add_argument("--seeds", type=int, default=3)
+    words, settings = parser.parse_known_args()
+    with one_line():
+        content = json.loads(words.json.read_text()) if words.json.exists() else {"settings": settings, "runs": []}
+        if content["settings"] != settings:
+            raise ConfigError(
+                f"{words.json} was measured with {content['settings']}, not {settings}: name another file"
+            )
+        for seed in range(words.seeds):
+            for row, choice in ROWS.items():
+                if any((one["row"], one["seed"]) == (row, seed) for one in content["runs"]):
+                    continue
+                seeded = [f"name=digits_zsl_{seed}", f"seed={seed}", f"data.seed={seed}", "train.eval_every=1000"]
+                config = compose(["+experiment=digits_zsl", *seeded, *choice, *settings])
+                figures, none = measure(config), chance(config)
+                figures |= {"chance": none, "times_chance": figures["zsl_mAP"] / none}
+                content["runs"].append({"row": row, "seed": seed, "choice": choice, **figures})
+                content |= {"figures": summary(content["runs"]), "environment": environment()}
+                words.json.write_text(json.dumps(content, indent=1) + "\n")
+                show(content["figures"])
+
+
+if __name__ == "__main__":
+    main()

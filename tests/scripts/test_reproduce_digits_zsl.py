@@ -1,0 +1,81 @@
+"""The table of the zero-shot digits: what is added up, and that a broken-off one goes on."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mldec.config import compose
+from mldec.data.coloured_digits import choose_unseen, digits_zsl
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce" / "digits_zsl.py"
+SMALL = ["data.train_images=16", "data.val_images=40", "data.image_size=32", "train.epochs=1", "train.workers=0"]
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(SCRIPT))
+
+
+def test_every_row_composes(script: dict[str, Any]) -> None:
+    rows = {row: compose(["+experiment=digits_zsl", *choice]) for row, choice in script["ROWS"].items()}
+    assert [(config.train.query_noise > 0, config.train.random_queries) for config in rows.values()] == [
+        (False, 0),
+        (False, 0),
+        (False, 0),
+        (True, 0),
+        (False, 1),
+        (True, 1),
+    ]
+    assert len({config.head["_target_"] for config in rows.values()}) == 3
+
+
+def test_chance_is_the_score_of_random_answers(script: dict[str, Any]) -> None:
+    config = compose(["+experiment=digits_zsl", "data.val_images=1500"])
+    expected = script["chance"](config)
+    data = digits_zsl(val_images=1500, max_digits=config.data["max_digits"])
+    targets = torch.stack([data.val.dataset[index][1] for index in range(1500)])
+    prior = targets[:, choose_unseen(12, 24, 0)]
+    assert expected == pytest.approx(100 * prior[prior.any(1)].float().mean().item())
+    evaluator = data.evaluator()
+    evaluator.update(torch.zeros(targets.shape), targets)  # all equal: the precision at each positive is the prior
+    assert evaluator.compute()["zsl_mAP"] == pytest.approx(expected)
+
+
+def test_a_summary_has_mean_and_spread_of_each_row(script: dict[str, Any]) -> None:
+    runs = [
+        {"row": row, "seed": seed, **dict.fromkeys(script["METRICS"], value), "times_chance": value / 4}
+        for row, seed, value in (("both", 0, 10.0), ("both", 1, 20.0), ("noise", 0, 7.0))
+    ]
+    table = script["summary"](runs)
+    assert list(table) == ["noise", "both"]
+    assert table["both"]["seeds"] == [0, 1]
+    assert table["both"]["zsl_mAP"] == pytest.approx({"mean": 15, "std": 50**0.5})
+    assert table["noise"]["times_chance"] == {"mean": 1.75, "std": None}
+
+
+def test_a_broken_off_table_goes_on(
+    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "table.json"
+    monkeypatch.setattr(sys, "argv", ["digits_zsl.py", str(path), "--seeds", "1", "device=cpu", *SMALL])
+    names = script["main"].__globals__
+    monkeypatch.setitem(names, "ROWS", {row: script["ROWS"][row] for row in ("no augmentation", "both")})
+    script["main"]()
+    whole = json.loads(path.read_text())
+    assert [one["row"] for one in whole["runs"]] == ["no augmentation", "both"]
+    assert whole["environment"]["torch"]
+    path.write_text(json.dumps(whole | {"runs": whole["runs"][:1]}))
+    script["main"]()
+    again = json.loads(path.read_text())
+    assert again["runs"][0] == whole["runs"][0]  # to the second: not done again
+    assert again["runs"][1]["zsl_mAP"] == whole["runs"][1]["zsl_mAP"]
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["digits_zsl.py", str(path), "train.epochs=9"])
+    with pytest.raises(SystemExit):
+        script["main"]()
+    assert "name another file" in capsys.readouterr().err
