@@ -29,7 +29,7 @@ VAL_FRACTION = 0.25  # of the writings of each digit
 # The difficulty: seven plain convolutions and a maximum pool reach an mAP of about 95 from 22,000 scenes.
 EMPTY = 0.05  # fraction of scenes without a digit
 SIZES = (0.28, 0.6)  # of a digit's square, as a fraction of the side of the scene
-SIZES_ALONE = (0.5, 0.9)  # likewise, of the only digit of an image
+SIZES_ALONE = (0.6, 1.0)  # likewise, of the only digit of an image
 OVERLAP = 0.1  # largest part of a digit's square that may lie in another square
 TRIES = 40  # places tried for a digit before it is left out
 TILT = 12  # degrees to either side
