@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import torch
 from torch import nn
 
 from mldec.data.base import Classes, DataModule
@@ -31,6 +32,28 @@ def check(config: Config) -> None:
     if found:
         raise ConfigError("; ".join(found))
     check_optimizer(config.optim.name)
+
+
+def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
+    """Hold the loss, the mixing, the head and the evaluator against the data, before anything is trained.
+
+    Raises:
+        ConfigError: with the first fault.
+    """
+    train, val, loss_name = data.train.classes, data.val.classes, type(loss).__name__
+    wanted: bool | None = getattr(loss, "exclusive", None)
+    if wanted is not None and wanted is not train.exclusive:
+        kinds = {True: "one label an image", False: "several labels an image"}
+        fix = "loss=cross_entropy, asl_single_label or bce" if train.exclusive else "loss=asl or bce"
+        raise ConfigError(f"{loss_name} is for {kinds[wanted]}, the data has {kinds[train.exclusive]}: choose {fix}")
+    if config.mix.soft and not train.exclusive:
+        raise ConfigError("mix is for data with one label an image, the data has several: leave it out")
+    if config.mix.soft and not getattr(loss, "soft", False):
+        raise ConfigError(f"mix makes soft labels, {loss_name} wants 0 and 1: choose loss=bce or cross_entropy")
+    groups = config.head.get("num_groups")
+    if groups is not None and groups > len(train):
+        raise ConfigError(f"head.num_groups {groups} is above the {len(train)} classes: leave it out, for one a class")
+    data.evaluator().update(torch.zeros(0, len(val)), torch.zeros(0, len(val)))  # such as top-5 of three classes
 
 
 def data(config: Config) -> DataModule:

@@ -1,4 +1,4 @@
-"""Count the work of one image, and hold it against tables 1 and 2 and figure 5 of the paper.
+"""Count the work of one image, and hold it against tables 1 and 2 and figures 5 and 6 of the paper.
 
 The GFLOPs of the paper are multiply-accumulates: one product and one sum together count once.
 """
@@ -53,6 +53,32 @@ class Row(NamedTuple):
     def explained(self) -> bool:
         """Whether the paper's figure can be derived."""
         return self.num_queries != 9600
+
+
+class Point(NamedTuple):
+    """A model of figure 6 and its place there: ImageNet, 1,000 classes, 224 pixels; ML-Decoder with 100 queries."""
+
+    network: str
+    head: str  # the option
+    images_per_second: int  # read off the plot, within 30; on a GPU that the paper does not name
+    top1: float  # likewise, within 0.05
+
+    def build(self) -> nn.Module:
+        """Build the model on the meta device."""
+        number = self.network.removeprefix("ResNet-")
+        return _build([f"+experiment=imagenet_resnet{number}_a2", f"head={self.head}"], 1000)
+
+
+def points() -> list[Point]:
+    """Return the models of figure 6."""
+    return [
+        Point("ResNet-18", "gap", 9040, 70.2),
+        Point("ResNet-18", "ml_decoder", 7040, 74.9),
+        Point("ResNet-34", "gap", 5570, 75.4),
+        Point("ResNet-34", "ml_decoder", 4670, 77.7),
+        Point("ResNet-50", "gap", 2620, 79.7),
+        Point("ResNet-50", "ml_decoder", 2520, 80.4),
+    ]
 
 
 def rows() -> list[Row]:
@@ -112,14 +138,35 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
 
 def build_row(row: Row) -> nn.Module:
     """Build the model of a row from the option files, on the meta device: no values, no memory."""
-    config = compose(row.settings)
+    return _build(row.settings, row.num_classes)
+
+
+def _build(settings: list[str], num_classes: int) -> nn.Module:
+    config = compose(settings)
     with torch.device("meta"):
-        return build.model(config, Classes(tuple(f"class {i}" for i in range(row.num_classes))), pretrained=False)
+        return build.model(config, Classes(tuple(f"class {i}" for i in range(num_classes))), pretrained=False)
 
 
 def cost(words: argparse.Namespace | None = None) -> dict[str, Any]:
-    """Count the multiply-accumulates and parameters of the models of tables 1 and 2 and figure 5."""
-    return {"rows": [_measure(row) for row in rows()], "tolerance_gmac": TOLERANCE, "note": UNEXPLAINED}
+    """Count the multiply-accumulates and parameters of the models of tables 1 and 2 and figures 5 and 6."""
+    return {
+        "rows": [_measure(row) for row in rows()],
+        "figure_6": [_place(point) for point in points()],
+        "tolerance_gmac": TOLERANCE,
+        "note": UNEXPLAINED,
+    }
+
+
+def _place(point: Point) -> dict[str, Any]:
+    model = point.build()
+    return {
+        "backbone": point.network,
+        "head": point.head,
+        "gmac": multiply_accumulates(model, 224) / 1e9,
+        "trainable_parameters": count_parameters(model)[0],
+        "paper_images_per_second": point.images_per_second,
+        "paper_top1": point.top1,
+    }
 
 
 def _measure(row: Row) -> dict[str, Any]:
@@ -152,4 +199,12 @@ def table(figures: dict[str, Any]) -> str:
         params = f"{row['trainable_parameters'] / 1e6:.2f}", f"{row['parameters'] / 1e6:.2f}"
         model = row["where"], row["backbone"], row["head"], row["classes"], row["queries"] or "-", row["image_size"]
         lines.append(form.format(*model, *work, *params, "" if row["explained"] else " *"))
-    return "\n".join([*lines, f"  * {figures['note']}"])
+    lines += [f"  * {figures['note']}", "  figure 6: ImageNet at 224 pixels, beside the axes of the paper's plot"]
+    form = "  {:<10} {:<10} {:>7} {:>10} {:>9} {:>6}"
+    lines.append(form.format("backbone", "head", "GMAC", "M trained", "images/s", "top-1"))
+    for row in figures["figure_6"]:
+        counts = f"{row['gmac']:.2f}", f"{row['trainable_parameters'] / 1e6:.2f}"
+        lines.append(
+            form.format(row["backbone"], row["head"], *counts, row["paper_images_per_second"], row["paper_top1"])
+        )
+    return "\n".join(lines)

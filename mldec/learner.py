@@ -84,6 +84,9 @@ class Learner:
             pct_start=0.2 if schedule.pct_start is None else schedule.pct_start,
             warmup_steps=round((schedule.warmup_epochs or 0) * epoch),
             min_lr=schedule.min_lr or 0.0,
+            warmup_lr=1e-5 if schedule.warmup_lr is None else schedule.warmup_lr,
+            cooldown_steps=round((schedule.cooldown_epochs or 0) * epoch),
+            epoch_steps=round(epoch),
         )
 
     @property

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from timm.optim import create_optimizer_v2, list_optimizers
@@ -60,17 +61,24 @@ def build_schedule(
     pct_start: float = 0.2,
     warmup_steps: int = 0,
     min_lr: float = 0.0,
+    warmup_lr: float = 1e-5,
+    cooldown_steps: int = 0,
+    epoch_steps: int = 1,
 ) -> LRScheduler:
     """Build the schedule of a run of `steps` optimiser steps; its only state is the number of steps done.
 
     Args:
         optimizer: its learning rates are set, and with "onecycle" its momentum (Adam's beta1: 0.95 to 0.85 and back).
-        name: "onecycle" (reference train.py: from lr/25 up to lr, cosine down to lr/250,000) or "cosine".
+        name: "onecycle" (reference train.py: from lr/25 up to lr, cosine down to lr/250,000); "cosine"; or
+            "cosine_epochs", timm's, with one rate an epoch and a cosine whose first part the warm-up hides.
         lr: the highest rate.
         steps: length of the run.
         pct_start: "onecycle": share of the steps in which the rate rises.
-        warmup_steps: "cosine": steps of linear rise from 0.
-        min_lr: "cosine": the rate at the end.
+        warmup_steps: "cosine": steps of linear rise from 0; "cosine_epochs": from `warmup_lr`.
+        min_lr: "cosine", "cosine_epochs": the rate at the end.
+        warmup_lr: "cosine_epochs": the rate at the start, if there is a warm-up.
+        cooldown_steps: "cosine_epochs": steps of the run at `min_lr`, at its end.
+        epoch_steps: "cosine_epochs": steps of an epoch.
     """
     if name == "onecycle":
         if pct_start * steps == 1:  # torch would divide by a rise of no length
@@ -78,13 +86,25 @@ def build_schedule(
         cycles = any(key in optimizer.defaults for key in ("betas", "momentum"))
         return OneCycleLR(optimizer, max_lr=lr, total_steps=steps, pct_start=pct_start, cycle_momentum=cycles)
 
-    def factor(step: int) -> float:
+    fall = partial(_cosine, lr=lr, min_lr=min_lr)
+
+    def by_step(step: int) -> float:
         if step < warmup_steps:
             return (step + 1) / (warmup_steps + 1)
-        progress = (step - warmup_steps) / max(1, steps - warmup_steps)
-        return (min_lr + (lr - min_lr) * (1 + math.cos(math.pi * min(1.0, progress))) / 2) / lr
+        return fall((step - warmup_steps) / max(1, steps - warmup_steps))
 
-    return LambdaLR(optimizer, factor)
+    def by_epoch(step: int) -> float:
+        step -= step % epoch_steps
+        if step < warmup_steps:
+            return (warmup_lr + (lr - warmup_lr) * step / warmup_steps) / lr
+        return fall(step / (steps - cooldown_steps))
+
+    return LambdaLR(optimizer, by_epoch if name == "cosine_epochs" else by_step)
+
+
+def _cosine(progress: float, *, lr: float, min_lr: float) -> float:
+    """Return the rate at a share of the way down, as a share of the highest."""
+    return (min_lr + (lr - min_lr) * (1 + math.cos(math.pi * min(1.0, progress))) / 2) / lr
 
 
 def fast_forward(schedule: LRScheduler, step: int) -> None:

@@ -48,6 +48,15 @@ class ScheduleName(Enum):
 
     onecycle = "onecycle"
     cosine = "cosine"
+    cosine_epochs = "cosine_epochs"  # as timm: one rate an epoch
+
+
+class MixMode(Enum):
+    """For what a mixing draws its numbers."""
+
+    batch = "batch"
+    pair = "pair"
+    elem = "elem"
 
 
 class NonFinite(Enum):
@@ -64,6 +73,7 @@ class Train:
     epochs: int = 40
     batch_size: int = 56
     accumulate: int = 1  # micro-batches an optimiser step
+    repeats: int = 1  # repeated augmentation: versions of an image in a batch, of so many fewer images an epoch
     eval_batch_size: int = 64  # images at a time on each process
     workers: int = 4  # loader processes on each rank
     precision: Precision = Precision.fp32
@@ -83,7 +93,8 @@ class Train:
     log_every: int = 50  # steps
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "eval_batch_size", "eval_every", "log_every", "keep_last"):
+        positive = ("epochs", "batch_size", "accumulate", "repeats", "eval_batch_size", "eval_every", "log_every")
+        for name in (*positive, "keep_last"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
         for name in ("workers", "query_noise", "random_queries"):
             _require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
@@ -94,6 +105,35 @@ class Train:
             _require(self.clip_grad > 0, "train.clip_grad", self.clip_grad, "above 0, or null")
         if self.ema_decay is not None:
             _require(0 < self.ema_decay < 1, "train.ema_decay", self.ema_decay, "between 0 and 1, or null")
+
+
+@dataclass(kw_only=True)
+class Mix:
+    """Mixup and cutmix of the images of a micro-batch, and soft labels: for data with one label an image. Off."""
+
+    mixup: float = 0.0  # alpha of the beta distribution that an image's share is drawn from; 0: no mixup
+    cutmix: float = 0.0  # likewise, of the share of the area
+    prob: float = 1.0  # of mixing at all
+    switch_prob: float = 0.5  # of cutmix, where both are on
+    mode: MixMode = MixMode.batch  # one draw for the batch, for each pair of images, or for each image
+    smoothing: float = 0.0  # labels move towards 1/K by this share, before they are mixed
+
+    @property
+    def on(self) -> bool:
+        """Whether images are mixed."""
+        return self.prob > 0 and (self.mixup > 0 or self.cutmix > 0)
+
+    @property
+    def soft(self) -> bool:
+        """Whether labels are other than 0 and 1."""
+        return self.on or self.smoothing > 0
+
+    def __post_init__(self) -> None:
+        for name in ("mixup", "cutmix"):
+            _require(getattr(self, name) >= 0, f"mix.{name}", getattr(self, name), "0 (off) or more")
+        for name in ("prob", "switch_prob"):
+            _require(0 <= getattr(self, name) <= 1, f"mix.{name}", getattr(self, name), "from 0 to 1")
+        _require(0 <= self.smoothing < 1, "mix.smoothing", self.smoothing, "0 (off) or more, and below 1")
 
 
 @dataclass(kw_only=True)
@@ -110,25 +150,33 @@ class Optim:
         _require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
 
 
+_USED = {  # the settings of each schedule
+    ScheduleName.onecycle: ("pct_start",),
+    ScheduleName.cosine: ("warmup_epochs", "min_lr"),
+    ScheduleName.cosine_epochs: ("warmup_epochs", "min_lr", "warmup_lr", "cooldown_epochs"),
+}
+
+
 @dataclass(kw_only=True)
 class Schedule:
     """OneCycle as the official code (Adam's beta1 cycles too), or warm-up and cosine."""
 
     name: ScheduleName = ScheduleName.onecycle
     pct_start: float | None = None  # onecycle: share of the steps that rise; null: 0.2
-    warmup_epochs: float | None = None  # cosine: epochs of linear warm-up; null: 0
-    min_lr: float | None = None  # cosine: the rate at the end; null: 0
+    warmup_epochs: float | None = None  # cosine, cosine_epochs: epochs of linear warm-up; null: 0
+    min_lr: float | None = None  # cosine, cosine_epochs: the rate at the end; null: 0
+    warmup_lr: float | None = None  # cosine_epochs: the rate of the first epoch; null: 1e-5, as timm
+    cooldown_epochs: int | None = None  # cosine_epochs: the last of train.epochs, at min_lr; null: 0
 
     def __post_init__(self) -> None:
-        onecycle = self.name is ScheduleName.onecycle
-        for name in ("warmup_epochs", "min_lr") if onecycle else ("pct_start",):
-            if getattr(self, name) is not None:
+        for name in ("pct_start", "warmup_epochs", "min_lr", "warmup_lr", "cooldown_epochs"):
+            value, used = getattr(self, name), name in _USED[self.name]
+            if value is not None and not used:
                 raise ConfigError(f"schedule.{name} has no effect with schedule.name={self.name.value}: leave it out")
+            if value is not None and name != "pct_start":
+                _require(value >= 0, f"schedule.{name}", value, "0 or more")
         if self.pct_start is not None:
             _require(0 < self.pct_start < 1, "schedule.pct_start", self.pct_start, "between 0 and 1")
-        for name in ("warmup_epochs", "min_lr"):
-            value = getattr(self, name)
-            _require(value is None or value >= 0, f"schedule.{name}", value, "0 or more")
 
 
 @dataclass(kw_only=True)
@@ -146,6 +194,7 @@ class Config:
     head: dict[str, Any] = MISSING
     loss: dict[str, Any] = MISSING
     train: Train = field(default_factory=Train)
+    mix: Mix = field(default_factory=Mix)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
 
@@ -156,3 +205,5 @@ class Config:
             raise ConfigError(f"device '{self.device}' is unknown: choose auto, cpu, cuda or cuda:<number>")
         if self.resume and self.init:
             raise ConfigError(f"init={self.init} has no effect with resume={self.resume}: leave one out")
+        cooldown = self.schedule.cooldown_epochs or 0
+        _require(cooldown < self.train.epochs, "schedule.cooldown_epochs", cooldown, "below train.epochs")

@@ -38,13 +38,14 @@ def run(config: Config, directory: Path) -> None:
     with distributed.processes(device), listening() as stop:
         runlog.to_console()
         torch.manual_seed(config.seed)
-        data = build.data(config)
+        data, loss = build.data(config), build.loss(config)
+        build.check_together(config, data, loss)
         # The main process alone reads and writes the folder of the run: nodes need not share a disk.
         found = distributed.broadcast(checkpoint.load_newest(last) if last and distributed.is_main() else None)
         model = build.model(config, data.train.classes, pretrained=not (found or config.init))
         if config.init and not found:
             runlog.log.info(checkpoint.initialise(model, config.init))
-        loss, folder = build.loss(config), directory / "checkpoints"
+        folder = directory / "checkpoints"
         trainer = Trainer(config, model.to(device), loss, data, folder=folder, device=device, stop=stop)
         if found:
             path, state = found

@@ -62,11 +62,13 @@ class Trainer:
             len(data.train.dataset),
             batch_size=train.batch_size,
             accumulate=train.accumulate,
+            repeats=train.repeats,
             seed=config.seed,
             rank=distributed.rank(),
             world_size=distributed.world_size(),
         )
-        self.loader = train_loader(data, self.batches, workers=train.workers, pin=device.type == "cuda")
+        pin = device.type == "cuda"
+        self.loader = train_loader(data, self.batches, workers=train.workers, pin=pin, mix=config.mix)
         steps, queries = train.epochs * self.batches.steps, data.train.classes.queries
         self.learner = Learner(config, model, loss, device=device, steps=steps, queries=queries)
         self.epoch = 0  # finished

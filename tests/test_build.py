@@ -126,3 +126,60 @@ def test_attention_of_the_head_is_within_reach() -> None:
     logits, attention = build.model(node, Classes(("a", "b", "c")))(torch.rand(2, 3, 64, 64), attention=True)
     assert logits.shape == (2, 3)
     assert attention.shape == (2, 3, 64)
+
+
+# Parts that do not fit each other
+
+
+def together(*words: str, data: str = "digits_single") -> None:
+    config = compose([f"+experiment={data}", *words])
+    build.check(config)
+    build.check_together(config, build.data(config), build.loss(config))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("digits_single", []),
+        ("digits_single", ["loss=bce"]),  # as the paper on ImageNet
+        ("digits_single", ["loss=asl_single_label"]),
+        ("digits_single", ["mix.mixup=0.1", "mix.cutmix=1.0", "loss=bce_threshold"]),
+        ("digits_single", ["mix.mixup=0.1"]),
+        ("digits_single", ["data.top_k=10", "head.num_groups=10"]),
+        ("digits", []),
+        ("digits", ["loss=bce"]),
+        ("digits", ["loss=partial"]),
+    ],
+)
+def test_parts_that_fit_each_other_pass(data: str, words: list[str]) -> None:
+    together(*words, data=data)
+
+
+@pytest.mark.parametrize(
+    ("data", "words", "message"),
+    [
+        ("digits_single", ["mix.mixup=0.1", "loss=asl_single_label"], "AsymmetricLossSingleLabel wants 0 and 1"),
+        ("digits_single", ["mix.smoothing=0.1", "loss=asl_single_label"], "AsymmetricLossSingleLabel wants 0 and 1"),
+        ("digits", ["mix.mixup=0.1", "loss=bce"], "mix is for data with one label an image, the data has several"),
+        ("digits", ["loss=cross_entropy"], "CrossEntropy is for one label an image, the data has several labels"),
+        ("digits", ["loss=asl_single_label"], "AsymmetricLossSingleLabel is for one label an image"),
+        ("digits_single", ["loss=asl"], "AsymmetricLoss is for several labels an image, the data has one label"),
+        ("digits_single", ["loss=partial"], "PartialAsymmetricLoss is for several labels an image"),
+        ("digits_single", ["loss.target_threshold=0.2"], "loss.target_threshold: CrossEntropy takes no such argument"),
+        ("digits_single", ["head.num_groups=11"], "head.num_groups 11 is above the 10 classes"),
+        ("digits_single", ["data.top_k=11"], "data.top_k 11 needs as many classes; there are 10"),
+    ],
+)
+def test_parts_that_do_not_fit_each_other_are_refused_at_the_start(data: str, words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        together(*words, data=data)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loss_of_a_users_own_need_not_say_what_it_is_for() -> None:
+    config = compose(["+experiment=digits_single"])
+    loss = torch.nn.MSELoss()
+    build.check_together(config, build.data(config), loss)
+    with pytest.raises(ConfigError, match="MSELoss wants 0 and 1"):
+        build.check_together(override(config, ["mix.cutmix=1"]), build.data(config), loss)

@@ -17,7 +17,7 @@ from mldec.config import (
     to_yaml,
 )
 from mldec.errors import ConfigError
-from mldec.settings import Config, Precision
+from mldec.settings import Config, Precision, ScheduleName
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,21 @@ def test_a_key_added_to_the_composed_config_does_not_vanish() -> None:
         ("schedule", {"min_lr": 1e-6}, "schedule.min_lr has no effect with schedule.name=onecycle"),
         ("schedule", {"name": "cosine", "pct_start": 0.3}, "schedule.pct_start has no effect"),
         ("schedule", {"pct_start": 1.5}, "schedule.pct_start is 1.5"),
+        (
+            "schedule",
+            {"name": "cosine", "warmup_lr": 1e-5},
+            "schedule.warmup_lr has no effect with schedule.name=cosine",
+        ),
+        (
+            "schedule",
+            {"name": "cosine_epochs", "cooldown_epochs": 4},
+            "schedule.cooldown_epochs is 4: it must be below",
+        ),
+        ("train", {"repeats": 0}, "train.repeats is 0: it must be at least 1"),
+        ("mix", {"mixup": -1.0}, "mix.mixup is -1.0: it must be 0 (off) or more"),
+        ("mix", {"prob": 1.5}, "mix.prob is 1.5"),
+        ("mix", {"smoothing": 1.0}, "mix.smoothing is 1.0"),
+        ("mix", {"mode": "half"}, "mix.mode: Invalid value 'half'"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(digits: Config, section: str, values: dict, message: str) -> None:
@@ -121,6 +136,23 @@ def test_plain_form_round_trips(digits: Config) -> None:
     assert plain["train"]["precision"] == "fp32"
     assert parse(plain) == digits
     assert yaml.safe_load(to_yaml(digits)) == plain
+
+
+@pytest.mark.parametrize("name", ["imagenet_resnet18_a2", "imagenet_resnet34_a2", "imagenet_resnet50_a2"])
+def test_the_recipe_of_figure_6_is_that_of_the_official_command(name: str) -> None:
+    config = compose([f"+experiment={name}"])
+    assert config.train.batch_size == 2048
+    assert config.train.epochs - (config.schedule.cooldown_epochs or 0) == 300
+    assert (config.train.repeats, config.train.ema_decay, config.train.clip_grad) == (3, None, None)
+    assert (config.optim.name, config.optim.lr, config.optim.weight_decay) == ("lamb", 4e-3, 0.02)
+    assert (config.schedule.name, config.schedule.warmup_epochs) == (ScheduleName.cosine_epochs, 5)
+    assert (config.mix.mixup, config.mix.cutmix, config.mix.smoothing) == (0.1, 1.0, 0.0)
+    assert (config.mix.prob, config.mix.switch_prob, config.mix.mode.value) == (1.0, 0.5, "batch")
+    assert config.loss["target_threshold"] == 0.2
+    assert (config.backbone["drop_path"], config.backbone["pretrained"]) == (0.05, False)
+    wanted = {"augment": "rand-m7-mstd0.5-inc1", "interpolation": "bicubic", "erase": 0.0, "crop": 0.08, "flip": True}
+    assert wanted.items() <= {**config.data, "cutout": None}.items()
+    assert config.data["cutout"] == 0.0
 
 
 def test_override_changes_what_it_names(digits: Config) -> None:

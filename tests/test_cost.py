@@ -143,6 +143,16 @@ def test_parameters_of_the_published_heads(classes: int, groups: int, trainable:
     assert count_parameters(head) == (trainable, trainable + groups * 768)
 
 
+@pytest.mark.parametrize(("network", "width", "gap"), [("ResNet-18", 512, 1.814), ("ResNet-50", 2048, 4.089)])
+def test_figure_6_by_hand(figures: dict[str, Any], network: str, width: int, gap: float) -> None:
+    plain, decoder = [row for row in figures["figure_6"] if row["backbone"] == network]
+    assert plain["gmac"] == pytest.approx(gap, abs=1e-3)  # as published by torchvision: 1.81 and 4.09
+    narrower = 49 * (2048 - width) * 768  # the formula is for tokens of 2,048
+    head = formula(49, 100, 1000) - narrower - width * 1000
+    assert decoder["gmac"] - plain["gmac"] == pytest.approx(head / 1e9, abs=1e-9)
+    assert plain["trainable_parameters"] == {"ResNet-18": 11_689_512, "ResNet-50": 25_557_032}[network]
+
+
 def test_rows_are_built_on_the_meta_device() -> None:
     model = build_row(find(num_queries=9600))
     assert {value.device.type for value in model.parameters()} == {"meta"}
@@ -156,11 +166,13 @@ def test_the_command_prints_a_table_and_writes_json(
     assert done.status == 0, done.err
     assert done.out.rstrip("\n") == table(figures)
     lines = done.out.splitlines()
-    assert len(lines) == len(NAMES) + 2
-    assert max(map(len, lines[:-1])) <= 120
-    [marked] = [line for line in lines[1:-1] if line.endswith("*")]
+    assert len(lines) == len(NAMES) + 2 + 2 + 6
+    note = len(NAMES) + 1
+    assert max(len(line) for line in lines if line != lines[note]) <= 120
+    [marked] = [line for line in lines if line.endswith("*")]
     assert "178.6" in marked
-    assert "no formula is known" in lines[-1]
+    assert "no formula is known" in lines[note]
+    assert lines[-1].split() == ["ResNet-50", "ml_decoder", "4.66", "31.37", "2520", "80.4"]
     content = json.loads(file.read_text())
     assert content["benchmark"] == "cost"
     assert content["figures"] == figures

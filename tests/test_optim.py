@@ -4,6 +4,8 @@ import sys
 
 import pytest
 import torch
+from timm.optim import Lamb, param_groups_weight_decay
+from timm.scheduler import create_scheduler_v2
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -260,6 +262,71 @@ def test_cosine_without_warm_up_is_that_of_torch():
     assert found == pytest.approx([groups[0][0] for groups in rates(reference, theirs, 51)], rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "warmup", "cooldown", "warmup_lr", "min_lr"),
+    [(300, 5, 10, 1e-4, 1e-6), (600, 5, 10, 1e-4, 1e-6), (12, 0, 0, 1e-5, 0.0), (9, 3, 2, 0.0, 1e-5)],
+)
+def test_cosine_by_epochs_is_that_of_timm(epochs, warmup, cooldown, warmup_lr, min_lr):
+    reference, built, n = by_hand(net(), lr=4e-3), optimizer(net(), "lamb", lr=4e-3), 3  # steps an epoch
+    theirs, total = create_scheduler_v2(
+        reference,
+        sched="cosine",
+        num_epochs=epochs,
+        warmup_epochs=warmup,
+        warmup_lr=warmup_lr,
+        min_lr=min_lr,
+        cooldown_epochs=cooldown,
+    )
+    assert total == epochs + cooldown
+    ours = build_schedule(
+        built,
+        name="cosine_epochs",
+        lr=4e-3,
+        steps=total * n,
+        warmup_steps=warmup * n,
+        min_lr=min_lr,
+        warmup_lr=warmup_lr,
+        cooldown_steps=cooldown * n,
+        epoch_steps=n,
+    )
+    found, expected = [], []
+    for epoch in range(total):
+        expected += [reference.param_groups[0]["lr"]] * n
+        theirs.step(epoch + 1)
+        for _ in range(n):
+            found.append(built.param_groups[0]["lr"])
+            ours.step()
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-15)
+    assert found[-1] == pytest.approx(min_lr if cooldown else expected[-1])
+
+
+# LAMB
+
+
+def test_lamb_with_our_groups_is_that_of_timm_with_its_own():
+    ours, theirs = net(), net()
+    found = trained(ours, optimizer(ours, "lamb", lr=4e-3, weight_decay=0.02), 4)
+    groups = param_groups_weight_decay(theirs, 0.02)
+    assert [len(group["params"]) for group in groups] == [len(FREE), len(DECAYED)]
+    expected = trained(theirs, Lamb(groups, lr=4e-3), 4)
+    for name, parameter in found.items():
+        assert torch.equal(parameter, expected[name]), name
+
+
+def test_lamb_clips_all_gradients_together_to_a_norm_of_one():
+    inside, by_us = net(), net()
+    clipping, plain = optimizer(inside, "lamb"), optimizer(by_us, "lamb", max_grad_norm=None)
+    for step in range(3):
+        push(inside, step)
+        push(by_us, step)
+        norm = nn.utils.clip_grad_norm_([p for p in by_us.parameters() if p.grad is not None], 1.0)
+        assert norm > 1
+        clipping.step()
+        plain.step()
+    for one, other in zip(inside.parameters(), by_us.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
 # Going on in the middle
 
 SCHEDULES = [
@@ -267,6 +334,7 @@ SCHEDULES = [
     {"name": "onecycle", "pct_start": 0.4},
     {"name": "cosine"},
     {"name": "cosine", "warmup_steps": 7, "min_lr": 1e-5},
+    {"name": "cosine_epochs", "warmup_steps": 20, "min_lr": 1e-5, "cooldown_steps": 10, "epoch_steps": 5},
 ]
 
 

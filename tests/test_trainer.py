@@ -18,6 +18,7 @@ from mldec.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
+from mldec.losses.bce import BinaryCrossEntropy
 from mldec.model import Classifier
 from mldec.runlog import RunLog
 from mldec.settings import Config
@@ -109,8 +110,18 @@ def test_it_learns(config: Config, tmp_path: Path) -> None:
     assert list(lines[-1])[:3] == ["step", "epoch", "val/mAP"]
 
 
+ONE_LABEL = ["optim.name=lamb", "schedule.name=cosine_epochs", "schedule.warmup_epochs=1", "schedule.cooldown_epochs=1"]
+ONE_LABEL += ["train.repeats=3", "train.accumulate=2", "mix.mixup=0.1", "mix.cutmix=1.0"]
+
+
 @pytest.mark.parametrize(
-    "extra", [[], ["train.accumulate=2", "train.clip_grad=0.5", "train.precision=fp16"], ["train.ema_decay=null"]]
+    "extra",
+    [
+        [],
+        ["train.accumulate=2", "train.clip_grad=0.5", "train.precision=fp16"],
+        ["train.ema_decay=null"],
+        ONE_LABEL,
+    ],
 )
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_resumed_run_equals_one_that_was_not_stopped(
@@ -120,12 +131,13 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    fit(trainer(config, whole), whole)
+    make = partial(trainer, loss=BinaryCrossEntropy(target_threshold=0.2) if config.mix.on else None)
+    fit(make(config, whole), whole)
 
     class Killed(Exception):
         pass
 
-    first = trainer(config, parts)
+    first = make(config, parts)
     log_progress = RunLog.progress
 
     def killed(self: RunLog, items: Any, **arguments: Any) -> Any:
@@ -139,7 +151,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
         fit(first, parts)
     resumed = True
     torch.manual_seed(99)
-    second = trainer(override(config, ["train.workers=2"]), parts)
+    second = make(override(config, ["train.workers=2"]), parts)
     resume(second, parts)
     assert second.epoch == 2
     fit(second, parts)

@@ -21,6 +21,7 @@ from mldec.data.base import Classes, DataModule, Split
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.errors import ConfigError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.evaluators.single_label import SingleLabelEvaluator
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 VAL_FRACTION = 0.25  # of the writings of each digit
@@ -28,6 +29,7 @@ VAL_FRACTION = 0.25  # of the writings of each digit
 # The difficulty: seven plain convolutions and a maximum pool reach an mAP of about 95 from 22,000 scenes.
 EMPTY = 0.05  # fraction of scenes without a digit
 SIZES = (0.28, 0.6)  # of a digit's square, as a fraction of the side of the scene
+SIZES_ALONE = (0.6, 1.0)  # likewise, of the only digit of an image
 OVERLAP = 0.1  # largest part of a digit's square that may lie in another square
 TRIES = 40  # places tried for a digit before it is left out
 TILT = 12  # degrees to either side
@@ -81,6 +83,42 @@ def digits(
     )
 
 
+def digit(
+    *,
+    image_size: int = 32,
+    train_images: int = 8192,
+    val_images: int = 2048,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> DataModule:
+    """Return scenes of a single handwritten digit: one label of ten an image.
+
+    Args:
+        image_size: side of a scene in pixels.
+        train_images: scenes an epoch; there is no end of different ones.
+        val_images: scenes of the validation split, of writings that training never shows.
+        top_k: see `SingleLabelEvaluator`.
+        seed: decides which writings are held out, and the validation scenes.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+    check_whole(image_size=image_size, minimum=16)
+    check_whole(train_images=train_images, val_images=val_images, minimum=1)
+    check_whole(seed=seed, minimum=0)
+    evaluator = partial(SingleLabelEvaluator, top_k=top_k)
+    evaluator()
+    train, val = split_writings(seed)
+    one = partial(DigitScenes, image_size=image_size, max_digits=1, empty=0.0, sizes=SIZES_ALONE)
+    classes = Classes(names=NAMES, exclusive=True)
+    return DataModule(
+        load_train=lambda: Split(one(writings=train, num_images=train_images), classes),
+        load_val=lambda: Split(one(writings=val, num_images=val_images, seed=seed), classes),
+        evaluator=evaluator,
+        transform=EvalTransform(image_size=image_size),
+    )
+
+
 def check_whole(*, minimum: int, **named: int) -> None:
     """Raise a `ConfigError` naming the first value that is not a whole number from the minimum on."""
     for name, value in named.items():
@@ -120,12 +158,22 @@ class DigitScenes:
     """
 
     def __init__(
-        self, *, writings: Writings, num_images: int, image_size: int, max_digits: int, seed: int | None = None
+        self,
+        *,
+        writings: Writings,
+        num_images: int,
+        image_size: int,
+        max_digits: int,
+        empty: float = EMPTY,
+        sizes: tuple[float, float] = SIZES,
+        seed: int | None = None,
     ) -> None:
         self.writings = writings
         self.num_images = num_images
         self.image_size = image_size
         self.max_digits = max_digits
+        self.empty = empty
+        self.sizes = sizes
         self.seed = seed
 
     def __len__(self) -> int:
@@ -136,7 +184,9 @@ class DigitScenes:
         if not 0 <= index < self.num_images:
             raise IndexError(f"scene {index} of {self.num_images}")
         rng = np.random.default_rng(random.getrandbits(64) if self.seed is None else (self.seed, index))
-        scene, placed = compose(rng, self.writings, size=self.image_size, max_digits=self.max_digits)
+        scene, placed = compose(
+            rng, self.writings, size=self.image_size, max_digits=self.max_digits, empty=self.empty, sizes=self.sizes
+        )
         target = torch.zeros(len(NAMES), dtype=torch.int8)
         target[[int(self.writings.labels[row]) for row, _ in placed]] = 1
         return to_tensor(scene), target
@@ -147,7 +197,13 @@ class DigitScenes:
 
 
 def compose(
-    rng: np.random.Generator, writings: Writings, *, size: int, max_digits: int
+    rng: np.random.Generator,
+    writings: Writings,
+    *,
+    size: int,
+    max_digits: int,
+    empty: float = EMPTY,
+    sizes: tuple[float, float] = SIZES,
 ) -> tuple[Image.Image, list[tuple[int, Box]]]:
     """Return an RGB scene of `size` x `size` pixels, and for each digit in it the row in `writings` and its square."""
     dark = rng.random() < 0.5  # the digits are darker than the background, or lighter
@@ -155,7 +211,7 @@ def compose(
     middle = rng.uniform(contrast, 255) if dark else rng.uniform(0, 255 - contrast)
     scene = _background(rng, size, middle)
     placed = []
-    for box in places(rng, size, how_many(rng, max_digits)):
+    for box in places(rng, size, how_many(rng, max_digits, empty), sizes):
         row = int(rng.integers(len(writings.masks)))
         ink = middle - contrast if dark else middle + contrast
         scene.paste(_shade(rng, ink), box, tilted(rng, writings.masks[row], box[2] - box[0]))
@@ -163,19 +219,17 @@ def compose(
     return noisy(rng, scene), placed
 
 
-def how_many(rng: np.random.Generator, max_digits: int) -> int:
+def how_many(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) -> int:
     """Draw the number of digits of a scene: now and then 0, else 1 to `max_digits`."""
-    return 0 if rng.random() < EMPTY else int(rng.integers(1, max_digits + 1))
+    return 0 if rng.random() < empty else int(rng.integers(1, max_digits + 1))
 
 
-def places(rng: np.random.Generator, size: int, count: int) -> list[Box]:
+def places(rng: np.random.Generator, size: int, count: int, sizes: tuple[float, float] = SIZES) -> list[Box]:
     """Draw up to `count` squares with little overlap; one that finds no room is left out."""
     boxes: list[Box] = []
     for _ in range(count):
         for share, across, down in rng.random((TRIES, 3)).tolist():
-            side = round(
-                (SIZES[0] + share * (SIZES[1] - SIZES[0])) * size
-            )  # anew at each try: a small one may still fit
+            side = round((sizes[0] + share * (sizes[1] - sizes[0])) * size)  # anew at each try: a small one may fit
             left, top = int(across * (size - side + 1)), int(down * (size - side + 1))
             box = (left, top, left + side, top + side)
             if all(_overlap(box, other) <= OVERLAP for other in boxes):

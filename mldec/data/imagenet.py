@@ -44,6 +44,7 @@ def imagenet(
     interpolation: str = "random",
     erase: float = 0.0,
     test_crop: float | None = 0.95,
+    test_size: int | None = None,
     test_interpolation: str = "bicubic",
     top_k: int | None = None,
     bad_images: str = "stop",
@@ -69,6 +70,7 @@ def imagenet(
         interpolation: see there.
         erase: see there.
         test_crop: side of the evaluated centre as a fraction of the shorter side; None squashes the whole image.
+        test_size: side of the evaluated square in pixels; None is `image_size`.
         test_interpolation: "bilinear" or "bicubic".
         top_k: see `SingleLabelEvaluator`.
         bad_images: "stop" at an image that cannot be read, or "skip" and count it.
@@ -87,7 +89,8 @@ def imagenet(
         interpolation=interpolation,
         erase=erase,
     )
-    check = EvalTransform(image_size=image_size, crop=test_crop, interpolation=test_interpolation)
+    size = image_size if test_size is None else test_size
+    check = EvalTransform(image_size=size, crop=test_crop, interpolation=test_interpolation)
     evaluator = partial(SingleLabelEvaluator, top_k=top_k, suffix="_real" if real_labels else "")
     evaluator()  # refuses a wrong value now
     folder = check_folder(root, "ImageNet", _SEE)

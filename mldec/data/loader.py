@@ -14,16 +14,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from mldec.data.base import DataModule, ImageDataset
+from mldec.data.mixing import Mixing
 from mldec.errors import ConfigError, DataError
+from mldec.settings import Mix
 
-Key = tuple[int, int]  # (epoch, index)
+Key = tuple[int, int, int]  # (epoch, index, number of its version)
+Sample = tuple[Tensor, Tensor, Key]  # image, target
 
 # The number of workers is the user's choice; torch would remark on it at every loader.
 warnings.filterwarnings("ignore", message="This DataLoader will create")
 
 
 class Batch(NamedTuple):
-    """Images uint8 [b, 3, H, W], targets int8 [b, K], and the images' indices in the dataset [b]."""
+    """Images uint8 [b, 3, H, W], targets int8 [b, K], float32 if mixed, and the images' indices in the dataset [b]."""
 
     images: Tensor
     targets: Tensor
@@ -34,20 +37,25 @@ class Batch(NamedTuple):
 class TrainBatches(Sampler[list[Key]]):
     """The micro-batches of one process in one epoch: a pure function of (seed, epoch), from any step of it on.
 
-    The shuffled images are cut into global batches, each of them into world_size x accumulate micro-batches. The last
-    batch may be smaller, as officially; it is left out where a micro-batch of it would hold fewer than two images,
-    which batch norm cannot train on.
+    The shuffled images are cut into global batches, each of them dealt to world_size x accumulate micro-batches in
+    turn. The last batch may be smaller, as officially; it is left out where a micro-batch of it would hold fewer than
+    two images, which batch norm cannot train on.
+
+    With `repeats`, each of the shuffled images is there that often, one after the other, and an epoch ends after as
+    many as there are images: it sees a part of them, as in timm's RepeatAugSampler, whose batches these are on any
+    number of processes. Only the end differs: timm rounds an epoch down to a multiple of 256 images.
 
     Args:
         num_images: size of the dataset.
         batch_size: images an optimiser step, over all processes.
         accumulate: micro-batches a step on each process.
+        repeats: versions of an image, each with random numbers of its own.
         seed: of the run.
         rank: number of this process.
         world_size: number of processes.
 
     Raises:
-        ConfigError: if the batch size is not divisible, or the dataset gives no batch.
+        ConfigError: if the batch size is not divisible, or the dataset gives no batch, or no full one to repeat in.
     """
 
     def __init__(
@@ -56,6 +64,7 @@ class TrainBatches(Sampler[list[Key]]):
         *,
         batch_size: int,
         accumulate: int = 1,
+        repeats: int = 1,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -67,12 +76,17 @@ class TrainBatches(Sampler[list[Key]]):
                 f"{world_size} processes x train.accumulate {accumulate}"
             )
         self.num_images, self.batch_size, self.accumulate = num_images, batch_size, accumulate
-        self.seed, self.rank = seed, rank
+        self.repeats, self.seed, self.rank = repeats, seed, rank
         self.epoch = self.start = 0  # the epoch, and the first step of it that is still to be done
         tail = num_images % batch_size
         self.steps = num_images // batch_size + (tail >= 2 * self.parts)
         if self.steps == 0:
             raise ConfigError(f"train.batch_size {batch_size} is too large for {num_images} training images")
+        if repeats > 1 and num_images < batch_size:
+            raise ConfigError(
+                f"train.repeats {repeats} needs as many images as a batch: there are {num_images} training images "
+                f"for train.batch_size {batch_size}; lower that, or leave train.repeats out"
+            )
 
     def __len__(self) -> int:
         return (self.steps - self.start) * self.accumulate
@@ -83,16 +97,16 @@ class TrainBatches(Sampler[list[Key]]):
 
     def __iter__(self) -> Iterator[list[Key]]:
         generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
-        order = torch.randperm(self.num_images, generator=generator)
+        order = torch.randperm(self.num_images, generator=generator).tolist()
         first = self.rank * self.accumulate
         for step in range(self.start, self.steps):
-            parts = order[step * self.batch_size :][: self.batch_size].tensor_split(self.parts)
-            for part in parts[first : first + self.accumulate]:
-                yield [(self.epoch, index) for index in part.tolist()]
+            places = range(step * self.batch_size, step * self.batch_size + self.images_in_step(step))
+            for part in range(first, first + self.accumulate):
+                yield [(self.epoch, order[p // self.repeats], p % self.repeats) for p in places[part :: self.parts]]
 
 
 class SeededDataset(Dataset[Any]):
-    """Give every sample random numbers of its own, from (seed, epoch, index), whatever process draws it.
+    """Give every sample random numbers of its own, from (seed, epoch, index, version), whatever process draws it.
 
     A `DataError` is returned rather than raised, so that it crosses from a worker as it is, without a traceback.
     """
@@ -100,19 +114,21 @@ class SeededDataset(Dataset[Any]):
     def __init__(self, dataset: ImageDataset, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
 
-    def __getitem__(self, key: Key) -> tuple[Tensor, Tensor, int] | DataError:
-        epoch, index = key
+    def __getitem__(self, key: Key) -> Sample | DataError:
         try:
-            with seeded(sample_seed(self.seed, epoch, index)):
-                image, target = self.dataset[index]
+            with seeded(sample_seed(self.seed, *key)):
+                image, target = self.dataset[key[1]]
         except DataError as error:
             return error
-        return image, target, index
+        return image, target, key
 
 
-def train_loader(data: DataModule, batches: TrainBatches, *, workers: int, pin: bool) -> DataLoader[Batch]:
-    """Load the micro-batches of training; set `batches.epoch` and `batches.start` before each pass."""
-    return _loader(data.train.dataset, batches, data.bad_images, batches.seed, workers, pin)
+def train_loader(
+    data: DataModule, batches: TrainBatches, *, workers: int, pin: bool, mix: Mix | None = None
+) -> DataLoader[Batch]:
+    """Load the micro-batches of training, mixed; set `batches.epoch` and `batches.start` before each pass."""
+    mixing = Mixing(mix, len(data.train.classes)) if mix and mix.soft else None
+    return _loader(data.train.dataset, batches, data.bad_images, batches.seed, workers, pin, mixing)
 
 
 def eval_loader(
@@ -124,7 +140,7 @@ def eval_loader(
     arithmetic, and the scores are equal to the last bit.
     """
     starts = range(0, len(data.val.dataset), batch_size)[rank::world_size]
-    keys = [[(0, i) for i in range(start, min(start + batch_size, len(data.val.dataset)))] for start in starts]
+    keys = [[(0, i, 0) for i in range(start, min(start + batch_size, len(data.val.dataset)))] for start in starts]
     return _loader(data.val.dataset, keys, data.bad_images, 0, workers, pin)
 
 
@@ -144,9 +160,9 @@ def unwrap(loader: DataLoader[Batch]) -> Iterator[Batch]:
         ) from error
 
 
-def sample_seed(seed: int, epoch: int, index: int) -> int:
-    """Return a well-mixed 63-bit number from the three."""
-    return int(np.random.SeedSequence((seed, epoch, index)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def sample_seed(*numbers: int) -> int:
+    """Return a well-mixed 63-bit number from some, such as seed, epoch and index; zeros at the end do not count."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 @contextmanager
@@ -165,16 +181,25 @@ def seeded(seed: int) -> Iterator[None]:
         np.random.set_state(states[2])
 
 
-def collate(samples: Sequence[tuple[Tensor, Tensor, int] | DataError], *, skip: bool = False) -> Batch | DataError:
-    """Stack samples into a batch; hand on the first error among them, or leave those samples out by name."""
+def collate(
+    samples: Sequence[Sample | DataError], *, skip: bool = False, mixing: Mixing | None = None, seed: int = 0
+) -> Batch | DataError:
+    """Stack samples into a batch; hand on the first error among them, or leave those samples out by name.
+
+    The random numbers of a mixing are a function of the seed and the batch's first sample.
+    """
     bad = [sample for sample in samples if isinstance(sample, DataError)]
     if bad and not skip:
         return bad[0]
     good = [sample for sample in samples if not isinstance(sample, DataError)]
     if not good:
         return Batch(torch.empty(0), torch.empty(0), torch.empty(0), [str(error) for error in bad])
-    images, targets, indices = zip(*good, strict=True)
-    return Batch(torch.stack(images), torch.stack(targets), torch.tensor(indices), [str(error) for error in bad])
+    stacked, labels, keys = zip(*good, strict=True)
+    images, targets = torch.stack(stacked), torch.stack(labels)
+    if mixing:
+        with seeded(sample_seed(seed, *keys[0], 1)):  # with a number more than the sample itself
+            images, targets = mixing(images, targets)
+    return Batch(images, targets, torch.tensor([index for _, index, _ in keys]), [str(error) for error in bad])
 
 
 def _loader(
@@ -184,12 +209,13 @@ def _loader(
     seed: int,
     workers: int,
     pin: bool,
+    mixing: Mixing | None = None,
 ) -> DataLoader[Batch]:
     return DataLoader(
         SeededDataset(dataset, seed),
         batch_sampler=keys,
         num_workers=workers,
-        collate_fn=partial(collate, skip=bad_images == "skip"),
+        collate_fn=partial(collate, skip=bad_images == "skip", mixing=mixing, seed=seed),
         pin_memory=pin,
         persistent_workers=workers > 0,
         worker_init_fn=_leave_the_group,

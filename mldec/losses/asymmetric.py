@@ -27,6 +27,8 @@ class AsymmetricLoss(nn.Module):
         ConfigError: for a value out of its range.
     """
 
+    exclusive = False
+
     def __init__(
         self,
         *,
@@ -79,6 +81,7 @@ class AsymmetricLossSingleLabel(nn.Module):
     """
 
     reduction = "mean"
+    exclusive = True
 
     def __init__(self, *, gamma_neg: float = 4.0, gamma_pos: float = 0.0, smoothing: float = 0.1) -> None:
         super().__init__()

@@ -24,6 +24,8 @@ class BinaryCrossEntropy(nn.Module):
         ConfigError: for a value out of its range.
     """
 
+    soft = True
+
     def __init__(
         self,
         *,

@@ -19,6 +19,8 @@ class CrossEntropy(nn.Module):
     """
 
     reduction = "mean"
+    exclusive = True
+    soft = True
 
     def __init__(self, *, smoothing: float = 0.0) -> None:
         super().__init__()

@@ -43,6 +43,7 @@ class PartialAsymmetricLoss(nn.Module):
     """
 
     reduction = "sum"
+    exclusive = False
 
     def __init__(
         self,

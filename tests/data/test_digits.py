@@ -8,9 +8,10 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from mldec.data.digits import EMPTY, NAMES, OVERLAP, compose, digits, split_writings
+from mldec.data.digits import EMPTY, NAMES, OVERLAP, compose, digit, digits, split_writings
 from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError
+from mldec.evaluators.single_label import SingleLabelEvaluator
 
 
 def scenes(dataset, count):
@@ -66,9 +67,9 @@ def test_training_and_validation_share_no_writing(seed):
 def test_every_digit_is_cut_alike():
     train, val = split_writings(0)
     assert len(val.rows) / 1797 == pytest.approx(0.25, abs=0.01)
-    for digit in range(10):
-        held_out = (val.labels == digit).sum()
-        assert held_out / ((train.labels == digit).sum() + held_out) == pytest.approx(0.25, abs=0.01)
+    for number in range(10):
+        held_out = (val.labels == number).sum()
+        assert held_out / ((train.labels == number).sum() + held_out) == pytest.approx(0.25, abs=0.01)
 
 
 def test_the_seed_decides_which_writings_are_held_out():
@@ -285,3 +286,31 @@ def test_needs_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     digits(val_images=1).val.dataset[0]
     assert list(tmp_path.iterdir()) == []
+
+
+# One digit an image
+
+
+def test_a_single_digit_is_one_label_of_a_writing_that_training_never_shows() -> None:
+    data = digit(train_images=40, val_images=40)
+    assert data.train.classes.exclusive
+    assert data.val.classes.names == NAMES
+    train, val = split_writings(0)
+    assert not set(train.rows) & set(val.rows)
+    shown = set()
+    for split, writings in ((data.train, train), (data.val, val)):
+        assert set(split.dataset.writings.rows) == set(writings.rows)
+        for index in range(40):
+            image, target = split.dataset[index]
+            assert image.shape == (3, 32, 32)
+            assert target.sum() == 1
+            shown.add(int(target.argmax()))
+    assert shown == set(range(10))
+    assert torch.equal(data.val.dataset[3][0], digit(val_images=5).val.dataset[3][0])
+    assert isinstance(data.evaluator(), SingleLabelEvaluator)
+
+
+def test_single_digits_refuse_what_cannot_be() -> None:
+    for wrong in ({"image_size": 8}, {"train_images": 0}, {"val_images": 0}, {"seed": -1}, {"top_k": 1}):
+        with pytest.raises(ConfigError):
+            digit(**wrong)

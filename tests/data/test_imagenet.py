@@ -73,6 +73,13 @@ def test_class_maps(build, root, tmp_path):
         build(class_map=str(tmp_path / "map.txt"))
 
 
+def test_the_evaluated_size_may_be_another_one(build):
+    data = build(image_size=32, test_size=48)
+    assert data.train.dataset[0][0].shape == (3, 32, 32)
+    assert data.val.dataset[0][0].shape == (3, 48, 48)
+    assert build(image_size=32).val.dataset[0][0].shape == (3, 32, 32)
+
+
 def test_mac_files_are_left_out(build, root):
     (root / "val" / WNIDS[0] / "._ILSVRC2012_val_00000001.JPEG").write_text("x")
     (root / "val" / ".DS_Store").write_text("x")

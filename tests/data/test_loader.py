@@ -180,7 +180,7 @@ def test_a_signal_to_the_group_does_not_reach_the_workers() -> None:
 
 
 def test_a_batch_keeps_uint8_and_int8() -> None:
-    sample = (torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(5, dtype=torch.int8), 3)
+    sample = (torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(5, dtype=torch.int8), (0, 3, 0))
     batch = collate([sample, sample])
     assert batch.images.dtype == torch.uint8
     assert batch.targets.dtype == torch.int8

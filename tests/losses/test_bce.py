@@ -1,8 +1,10 @@
 import math
 
 import pytest
+import timm.loss
 import torch
 import torch.nn.functional as F
+from timm.data.mixup import mixup_target
 
 from mldec.errors import ConfigError, DataError
 from mldec.losses.bce import BinaryCrossEntropy
@@ -85,6 +87,20 @@ def test_unannotated_labels_count_as_0_in_the_mean():
     logits, targets = batch(unknown=True)
     total = F.binary_cross_entropy_with_logits(logits[targets >= 0], targets[targets >= 0], reduction="sum")
     torch.testing.assert_close(BinaryCrossEntropy()(logits, targets), total / 40, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("target_threshold", [None, 0.2])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_mixed_labels_cost_what_they_cost_in_timm(smoothing, target_threshold):
+    """Labels softened and mixed by timm's Mixup; its loss is the mean over images and classes."""
+    logits, _ = batch()
+    labels = torch.arange(8) % 5
+    for lam in (0.05, 0.19, 0.21, 0.5, 0.95):
+        targets = mixup_target(labels, 5, lam, smoothing)
+        found = everything(BinaryCrossEntropy(target_threshold=target_threshold), logits, targets)
+        theirs = timm.loss.BinaryCrossEntropy(smoothing=0.0, target_threshold=target_threshold)
+        expected = everything(theirs, logits, targets.double())
+        torch.testing.assert_close(found, expected)
 
 
 def test_a_soft_target_counts_as_1_only_above_the_threshold():

@@ -1,6 +1,7 @@
 import math
 
 import pytest
+import timm.loss
 import torch
 import torch.nn.functional as F
 
@@ -21,6 +22,13 @@ def everything(loss, logits, targets):
     value = loss(logits, targets)
     (gradient,) = torch.autograd.grad(value, logits)
     return value, gradient
+
+
+def test_mixed_labels_cost_what_they_cost_in_timm():
+    logits, targets = batch(soft=True)
+    torch.testing.assert_close(
+        everything(CrossEntropy(), logits, targets), everything(timm.loss.SoftTargetCrossEntropy(), logits, targets)
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])

@@ -1,0 +1,219 @@
+"""Mixing against timm's own classes: FastCollateMixup for whole numbers, Mixup for what the numbers mean."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from timm.data.mixup import FastCollateMixup, Mixup
+from torch import Tensor
+
+from mldec.data.base import Classes, DataModule, Split
+from mldec.data.loader import TrainBatches, sample_seed, seeded, train_loader, unwrap
+from mldec.data.mixing import Mixing
+from mldec.data.transforms import EvalTransform
+from mldec.errors import ConfigError, DataError
+from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.settings import Mix, MixMode
+
+K = 6
+KINDS = {
+    "mixup": {"mixup": 0.8},
+    "cutmix": {"cutmix": 1.0},
+    "both": {"mixup": 0.1, "cutmix": 1.0, "smoothing": 0.1, "prob": 0.9},
+}
+
+
+def batch(size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(256, (size, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(K, (size,), generator=generator)
+    return images, torch.nn.functional.one_hot(labels, K).to(torch.int8)
+
+
+def arguments(kind: str, mode: str) -> dict:
+    values = {"mixup": 0.0, "cutmix": 0.0, "smoothing": 0.0, "prob": 1.0} | KINDS[kind]
+    names = {"mixup": "mixup_alpha", "cutmix": "cutmix_alpha", "smoothing": "label_smoothing", "prob": "prob"}
+    return {names[key]: value for key, value in values.items()} | {"mode": mode, "num_classes": K}
+
+
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_that_of_timm_with_the_same_random_numbers(kind: str, mode: str) -> None:
+    mixing = Mixing(Mix(**KINDS[kind], mode=MixMode(mode)), K)
+    changed = 0
+    for seed in range(8):
+        images, targets = batch(6, seed)
+        before = images.clone()
+        with seeded(seed):
+            mixed, soft = mixing(images, targets)
+        assert torch.equal(images, before)
+        labels = targets.argmax(1)
+        with seeded(seed):
+            pairs = [(image.clone(), label) for image, label in zip(images, labels.tolist(), strict=True)]
+            theirs, their_targets = FastCollateMixup(**arguments(kind, mode))(pairs)
+        assert mixed.dtype == torch.uint8
+        assert torch.equal(mixed, theirs)
+        assert torch.equal(soft, their_targets)
+        with seeded(seed):  # the same in floating point, before it is rounded
+            exact, their_targets = Mixup(**arguments(kind, mode))(images.float(), labels)
+        assert (mixed.float() - exact).abs().max() <= 0.501
+        torch.testing.assert_close(soft, their_targets)
+        assert soft.dtype == torch.float32
+        torch.testing.assert_close(soft.sum(1), torch.ones(6))
+        changed += not torch.equal(mixed, images)
+    assert changed >= 6
+
+
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_an_odd_number_the_middle_stays_and_the_others_mix_in_pairs(kind: str, mode: str) -> None:
+    mixing = Mixing(Mix(**KINDS[kind] | {"prob": 1.0}, mode=MixMode(mode)), K)
+    images, targets = batch(5)
+    with seeded(6):
+        mixed, soft = mixing(images, targets)
+    assert mixed.shape == images.shape
+    assert torch.equal(mixed[2], images[2])
+    smoothing = KINDS[kind].get("smoothing", 0.0)
+    torch.testing.assert_close(soft[2], targets[2] * (1 - smoothing) + smoothing / K)
+    assert not torch.equal(mixed[[0, 1, 3, 4]], images[[0, 1, 3, 4]])
+    for i in (0, 1, 3, 4):
+        outside = (targets[i] + targets[4 - i]) == 0
+        assert (soft[i][outside] <= smoothing / K + 1e-6).all()
+
+
+def test_smoothing_alone_changes_the_labels_only() -> None:
+    images, targets = batch(4)
+    mixed, soft = Mixing(Mix(smoothing=0.1), K)(images, targets)
+    assert torch.equal(mixed, images)
+    torch.testing.assert_close(soft, targets * 0.9 + 0.1 / K)
+
+
+# In the loader
+
+
+class Coloured:
+    """Noise of its own for every draw; the label is the index."""
+
+    def __init__(self, count: int, broken: int | None = None) -> None:
+        self.count, self.broken = count, broken
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == self.broken:
+            raise DataError("broken")
+        image = torch.randint(256, (3, 8, 8), dtype=torch.uint8)
+        return image, torch.nn.functional.one_hot(torch.tensor(index % K), K).to(torch.int8)
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+
+def epoch(mix: Mix, *, workers: int = 0, start: int = 0, number: int = 1, broken: int | None = None, **more: int):
+    split = Split(Coloured(22, broken), Classes(tuple("abcdef"), exclusive=True))
+    data = DataModule(lambda: split, lambda: split, SingleLabelEvaluator, EvalTransform(image_size=8), "skip")
+    batches = TrainBatches(22, batch_size=8, seed=5, **more)
+    batches.epoch, batches.start = number, start
+    return list(unwrap(train_loader(data, batches, workers=workers, pin=False, mix=mix)))
+
+
+BOTH = Mix(mixup=0.5, cutmix=1.0, mode=MixMode.pair)
+
+
+def equal(some, others) -> bool:
+    pairs = list(itertools.zip_longest(some, others))
+    return all(torch.equal(a.images, b.images) and torch.equal(a.targets, b.targets) for a, b in pairs)
+
+
+def test_a_mixed_epoch_goes_on_from_any_step_with_any_workers() -> None:
+    whole = epoch(BOTH, repeats=2)
+    assert equal(whole, epoch(BOTH, repeats=2, workers=2))
+    for start in (1, 2):
+        assert equal(whole[start:], epoch(BOTH, repeats=2, start=start, workers=start - 1))
+    assert not equal(whole, epoch(BOTH, repeats=2, number=2))
+
+
+def test_batches_and_processes_mix_with_other_numbers() -> None:
+    shares = set()
+    for rank in range(2):
+        for one in epoch(Mix(mixup=0.5), rank=rank, world_size=2):
+            shares |= {round(one.targets.max(1).values.min().item(), 5)}
+    assert len(shares) == 6
+
+
+def test_mixing_leaves_the_random_numbers_of_the_samples_alone() -> None:
+    plain, soft = epoch(Mix()), epoch(Mix(smoothing=0.1))
+    assert all(torch.equal(a.images, b.images) for a, b in zip(plain, soft, strict=True))
+    assert plain[0].targets.dtype == torch.int8
+
+
+def test_a_batch_with_an_image_left_out_is_mixed_too() -> None:
+    batches = epoch(BOTH, broken=3)
+    (short,) = [one for one in batches if one.bad]
+    assert len(short.images) == len(short.targets) in (5, 7)
+
+
+# Repeated augmentation
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_repeats_are_those_of_timm_on_every_process(world_size: int) -> None:
+    from timm.data.distributed_sampler import RepeatAugSampler
+
+    images = 1024  # a multiple of 256 and of the batch: the one difference is at the end of an epoch
+    for number in (0, 3):
+        for rank in range(world_size):
+            theirs = RepeatAugSampler(range(images), num_replicas=world_size, rank=rank, num_repeats=3)
+            theirs.set_epoch(sample_seed(7, number, 0))  # the seed of our order
+            ours = TrainBatches(images, batch_size=64, repeats=3, seed=7, rank=rank, world_size=world_size)
+            ours.epoch = number
+            assert [index for part in ours for _, index, _ in part] == list(theirs)
+
+
+def test_versions_of_an_image_differ_and_an_epoch_keeps_its_length() -> None:
+    keys = [key for part in TrainBatches(30, batch_size=8, repeats=3) for key in part]
+    assert len(keys) == 30
+    assert len(set(keys)) == 30
+    assert len({index for _, index, _ in keys}) == 10
+    first = epoch(Mix(), repeats=3)
+    by_index: dict[int, list[Tensor]] = {}
+    for one in first:
+        for index, image in zip(one.indices.tolist(), one.images, strict=True):
+            by_index.setdefault(index, []).append(image)
+    copies = next(images for images in by_index.values() if len(images) == 3)
+    assert not torch.equal(copies[0], copies[1])
+    assert not torch.equal(copies[1], copies[2])
+
+
+@pytest.mark.parametrize(("world_size", "accumulate"), [(2, 1), (1, 4), (2, 2)])
+def test_repeats_share_the_same_global_batches(world_size: int, accumulate: int) -> None:
+    whole = list(TrainBatches(60, batch_size=12, repeats=3, seed=4))
+    ranks = [
+        list(
+            TrainBatches(60, batch_size=12, repeats=3, accumulate=accumulate, seed=4, rank=rank, world_size=world_size)
+        )
+        for rank in range(world_size)
+    ]
+    for step, keys in enumerate(whole):
+        parts = [part for rank in ranks for part in rank[step * accumulate : (step + 1) * accumulate]]
+        assert sorted(key for part in parts for key in part) == sorted(keys)
+
+
+def test_repeats_need_a_batch_of_images() -> None:
+    with pytest.raises(ConfigError, match=r"^train.repeats 3 needs as many images as a batch: there are 50 .* 64;"):
+        TrainBatches(50, batch_size=64, repeats=3)
+    assert TrainBatches(50, batch_size=64).steps == 1
+
+
+def test_numpy_is_where_timm_draws_from() -> None:
+    """The loader seeds it; another source would break the exact resumption of a run."""
+    images, targets = batch(4)
+    mixing = Mixing(BOTH, K)
+    found = []
+    for _ in range(2):
+        np.random.seed(3)
+        torch.rand(5)
+        found.append(mixing(images, targets)[0])
+    assert torch.equal(*found)
