@@ -168,13 +168,13 @@ def how_many(rng: np.random.Generator, max_digits: int) -> int:
     return 0 if rng.random() < EMPTY else int(rng.integers(1, max_digits + 1))
 
 
-def places(rng: np.random.Generator, size: int, count: int) -> list[Box]:
+def places(rng: np.random.Generator, size: int, count: int, *, sides: tuple[float, float] = SIZES) -> list[Box]:
     """Draw up to `count` squares with little overlap; one that finds no room is left out."""
     boxes: list[Box] = []
     for _ in range(count):
         for share, across, down in rng.random((TRIES, 3)).tolist():
             side = round(
-                (SIZES[0] + share * (SIZES[1] - SIZES[0])) * size
+                (sides[0] + share * (sides[1] - sides[0])) * size
             )  # anew at each try: a small one may still fit
             left, top = int(across * (size - side + 1)), int(down * (size - side + 1))
             box = (left, top, left + side, top + side)
