@@ -36,7 +36,7 @@ def test_every_row_composes(script: dict[str, Any]) -> None:
 
 def test_chance_is_the_prior_and_half_the_attributes_are_worth_more(script: dict[str, Any]) -> None:
     found = script["references"](compose(["+experiment=digits_zsl", "data.val_images=1500"]))
-    dataset = digits_zsl(val_images=1500).val.dataset
+    dataset = digits_zsl(val_images=1500, image_size=48).val.dataset  # the size of the experiment
     prior = torch.stack([dataset[index][1] for index in range(1500)])[:, choose_unseen(12, 24, 0)]
     assert found["chance"] == pytest.approx(100 * prior[prior.any(1)].float().mean().item())
     assert 3 < found["chance"] < 6
