@@ -7,7 +7,6 @@ come twice or are in both splits, byte by byte. The status is 1 if something is 
 import argparse
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,30 +20,14 @@ from mldec import draw
 from mldec.data.base import DataModule, ImageDataset, Split
 from mldec.data.coco import PRESENT
 from mldec.data.labels import Labels, from_dense
-from mldec.data.loader import seeded, unwrap
+from mldec.data.loader import leave_the_group, seeded, unwrap
+from mldec.data.published import OFFICIAL
 from mldec.data.transforms import read_image
 from mldec.data.zero_shot import neighbours
 from mldec.errors import ConfigError, DataError, one_line
 from mldec.options import open_data
 from mldec.runlog import on_terminal, to_console
 
-# Images of train and val, and classes, by the name of the option. Source: the data sets' own pages, and the counts that
-# the readers of published code arrive at; where two are in use, DATASETS.md says what makes the difference.
-OFFICIAL = {
-    "coco": ({82_081, 82_783, 117_266, 118_287}, {40_137, 40_504, 4_952, 5_000}, {80}),
-    "coco_zsl": (set(), set(), {48, 65}),
-    "voc2007": ({5_011}, {4_952}, {20}),
-    "voc2012": ({5_717, 11_540}, {5_823}, {20}),
-    "openimages_miil": ({9_011_219}, {125_436}, {9_605}),
-    "openimages": ({9_011_219}, {41_620, 125_436}, {9_605}),
-    "nuswide81": ({119_103, 161_789}, {50_720, 107_859}, {81}),
-    "nuswide_zsl": (set(), set(), {925, 1_006}),
-    "nuswide_official": ({161_789}, {107_859}, {925, 1_006}),
-    "imagenet": ({1_281_167}, {50_000}, {1_000}),
-    "cars": ({8_144}, {8_041}, {196}),
-    "cifar100": ({50_000}, {10_000}, {100}),
-    "vg500": ({82_904}, {10_000}, {500}),
-}
 NAMED = 10  # examples of a fault that are printed
 SAMPLES = 24  # in the picture grid
 PLOTTED = 80  # classes in the co-occurrence plot
@@ -94,7 +77,7 @@ def examine(dataset: ImageDataset, count: int, workers: int, title: str) -> Exam
     hashes: list[int] = []
     bad: list[str] = []
     loader: Any = DataLoader(
-        Probe(dataset, indices), 16, num_workers=workers, collate_fn=list, worker_init_fn=_leave_the_group
+        Probe(dataset, indices), 16, num_workers=workers, collate_fn=list, worker_init_fn=leave_the_group
     )
     with tqdm(total=len(indices), desc=title, leave=False, disable=not on_terminal()) as bar:
         batch: Any  # a list of what Probe gives
@@ -103,10 +86,6 @@ def examine(dataset: ImageDataset, count: int, workers: int, title: str) -> Exam
             bad += [error for _, error in batch if error]
             bar.update(len(batch))
     return Examined(indices, np.array(hashes, np.uint64), bad)
-
-
-def _leave_the_group(worker: int) -> None:
-    os.setpgrp()  # Ctrl-C reaches the main process only, which ends the workers
 
 
 def labels_of(split: Split) -> Labels:

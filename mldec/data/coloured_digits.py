@@ -40,6 +40,7 @@ COLOURS = {
     "jade": (0, 255, 128),
 }
 BACKGROUND = (75, 115)  # grey value, the same all over a scene: no colour above is near it
+SIDES = (0.38, 0.62)  # of a digit's square, as a fraction of the side of the scene
 SHADING = 15  # largest distance of a digit's channel from its colour
 VECTOR_WIDTH = 300  # as that of common word vectors
 VECTORS = ("words", "one_hot")
@@ -50,7 +51,7 @@ def coloured_digits(
     image_size: int = 64,
     train_images: int = 8192,
     val_images: int = 2048,
-    max_digits: int = 3,
+    max_digits: int = 2,
     colours: int = 12,
     threshold: float = 0.5,
     seed: int = 0,
@@ -87,7 +88,7 @@ def digits_zsl(
     image_size: int = 64,
     train_images: int = 8192,
     val_images: int = 2048,
-    max_digits: int = 3,
+    max_digits: int = 2,
     colours: int = 12,
     unseen: int = 24,
     vectors: str = "words",
@@ -240,7 +241,7 @@ def compose_coloured(
     grey = round(rng.uniform(*BACKGROUND))
     scene = Image.new("RGB", (size, size), (grey, grey, grey))
     shown = set()
-    for box in places(rng, size, how_many(rng, max_digits)):
+    for box in places(rng, size, how_many(rng, max_digits), SIDES):
         place = classes[int(rng.integers(len(classes)))]
         row = rng.choice(np.flatnonzero(writings.labels == place % 10))
         colour = np.array(list(COLOURS.values())[place // 10]) + rng.uniform(-SHADING, SHADING, 3)

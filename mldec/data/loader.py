@@ -97,12 +97,13 @@ class TrainBatches(Sampler[list[Key]]):
 
     def __iter__(self) -> Iterator[list[Key]]:
         generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
-        order = torch.randperm(self.num_images, generator=generator).tolist()
+        order = torch.randperm(self.num_images, generator=generator)
         first = self.rank * self.accumulate
         for step in range(self.start, self.steps):
             places = range(step * self.batch_size, step * self.batch_size + self.images_in_step(step))
             for part in range(first, first + self.accumulate):
-                yield [(self.epoch, order[p // self.repeats], p % self.repeats) for p in places[part :: self.parts]]
+                mine = places[part :: self.parts]
+                yield [(self.epoch, int(order[place // self.repeats]), place % self.repeats) for place in mine]
 
 
 class SeededDataset(Dataset[Any]):
@@ -218,12 +219,12 @@ def _loader(
         collate_fn=partial(collate, skip=bad_images == "skip", mixing=mixing, seed=seed),
         pin_memory=pin,
         persistent_workers=workers > 0,
-        worker_init_fn=_leave_the_group,
+        worker_init_fn=leave_the_group,
         generator=torch.Generator(),  # its own: the loader must not draw from the model's random numbers
     )
 
 
-def _leave_the_group(worker: int) -> None:
+def leave_the_group(worker: int) -> None:
     """Let Ctrl-C, torchrun and schedulers, which signal whole process groups, reach the main process only.
 
     It still needs a batch to stop in order. A worker whose parent is gone ends by itself.

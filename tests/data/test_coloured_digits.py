@@ -72,11 +72,11 @@ def test_validation_scenes_never_change_and_training_scenes_are_new(closed):
 
 def test_every_class_comes_about_equally_often(closed):
     targets = torch.cat([drawn(closed.train.dataset, seed) for seed in range(8)]).float()
-    assert 1.5 < targets.sum(1).mean() < 2
-    assert targets.sum(1).max() == 3
+    assert 1.2 < targets.sum(1).mean() < 1.5
+    assert targets.sum(1).max() == 2
     share = targets.mean(0)
-    assert share.min() > 0.006
-    assert share.max() < 0.027  # 1.8 / 120 = 0.015
+    assert share.min() > 0.004
+    assert share.max() < 0.023  # 1.37 / 120 = 0.011
 
 
 def test_a_scene_shows_its_classes_in_their_colours():
@@ -146,7 +146,7 @@ def test_the_columns_of_training_targets_are_the_seen_classes(zero_shot):
     _, target = dataset[0]
     random.seed(3)
     rng = np.random.default_rng(random.getrandbits(64))
-    _, shown = compose_coloured(rng, dataset.writings, dataset.classes, size=64, max_digits=3)
+    _, shown = compose_coloured(rng, dataset.writings, dataset.classes, size=64, max_digits=2)
     all_names, names = zero_shot.val.classes.names, zero_shot.train.classes.names
     expected = sorted(all_names[place] for place in shown)
     assert sorted(names[column] for column in target.nonzero().flatten().tolist()) == expected != []
