@@ -69,7 +69,9 @@ def test_the_soak_script_finds_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "soak.json").read_text())["figures"]
     assert (figures["kills"]["kills"], figures["kills"]["lost"], figures["kills"]["equal"]) == (2, 0, 2)
-    assert (figures["signals"]["lost"], figures["signals"]["wrong_status"], figures["signals"]["equal"]) == (0, 0, 2)
+    stops = figures["signals"]
+    assert (stops["in_order"], stops["lost"], stops["wrong_status"]) == (2, 0, 0)
+    assert stops["equal"] == stops["sent"]
     assert figures["flips"]["noticed"] == 5
 
 
