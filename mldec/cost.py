@@ -76,7 +76,7 @@ def rows() -> list[Row]:
     ]
 
 
-def multiply_accumulates(model: nn.Module, image_size: int) -> float:
+def multiply_accumulates(model: nn.Module, image_size: int, queries: Tensor | None = None) -> float:
     """Count the multiply-accumulates of one image in evaluation, without computing anything.
 
     What does not depend on the image, such as the projection of the queries, counts in full, as in the paper. Only
@@ -85,6 +85,7 @@ def multiply_accumulates(model: nn.Module, image_size: int) -> float:
     Args:
         model: images [1, 3, H, W] -> anything; on any device, the meta device too. It is left as it was.
         image_size: pixels a side.
+        queries: word vectors [K, D_w], for a model that needs them; only their shape counts.
     """
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -93,7 +94,8 @@ def multiply_accumulates(model: nn.Module, image_size: int) -> float:
         with FakeTensorMode(), torch.no_grad(), FlopCounterMode(display=False) as counter:
             named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
             state = {name: torch.empty(value.shape, dtype=value.dtype, device="cpu") for name, value in named}
-            functional_call(model, state, (torch.empty(1, 3, image_size, image_size, device="cpu"),))
+            words = () if queries is None else (torch.empty(queries.shape, device="cpu"),)
+            functional_call(model, state, (torch.empty(1, 3, image_size, image_size, device="cpu"), *words))
     finally:
         for module in training:
             module.training = True

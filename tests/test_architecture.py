@@ -36,7 +36,7 @@ ROWS = [
     ("mldec.options", "mldec.evaluate", "mldec.cost"),
     ("mldec.learner",),
     ("mldec.trainer",),
-    ("mldec.train", "mldec.predict", "mldec.benchmark", "mldec.check_data", "mldec.draw"),
+    ("mldec.train", "mldec.predict", "mldec.benchmark", "mldec.check_data", "mldec.draw", "mldec.summary"),
 ]
 
 
