@@ -100,12 +100,13 @@ def table(title: str, rows: list[Row], seeds: range) -> str:
         done = [found for found in results if found["finished"]]
         names = {name(row, seed) for seed in seeds}
         hours = sum(line["gpu_hours"] for line in spent if line["run"] in names)
-        state = "" if done else f"at {results[0]['epochs']} epochs; " if results else "not run; " if row.runs else ""
+        state = "" if done else f"at {results[0]['epochs']} epochs" if results else "not run" if row.runs else ""
+        note = "; ".join(filter(None, (state, row.note)))
         commits = ", ".join(sorted({found["commit"] for found in done})) or "-"
         for metric, paper in (row.paper or {"-": None}).items():
             ours = _spread([found["metrics"][metric] for found in done if metric in found["metrics"]])
             value = "n/a" if paper is None else f"{paper}"
-            cells = [row.label, metric, value, ours, str(len(done)), f"{hours:.1f}", commits, state + row.note]
+            cells = [row.label, metric, value, ours, str(len(done)), f"{hours:.1f}", commits, note]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -130,7 +131,8 @@ def reproduce(chosen: str, *, seeds: range, gpus: int, dry: bool, settings: list
     runs = [(row, seed) for seed in seeds for row in rows if row.runs]
     root = f"{ENVIRONMENT}={os.environ[ENVIRONMENT]} " if ENVIRONMENT in os.environ else ""
     for row, seed in runs:
-        print(f"  {root}{shlex.join(command(row, seed, max(gpus, 1), settings))}", flush=True)
+        printed = shlex.join(command(row, seed, max(gpus, 1), settings)).replace(sys.executable, "python", 1)
+        print(f"  {root}{printed}", flush=True)
     out = Path("outputs", "reproduce", f"{chosen}.md")
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
