@@ -130,7 +130,7 @@ def load_model(
 
 def _ours(state: dict[str, Any], path: Path, weights: str | None, plugins: Sequence[str]) -> Loaded:
     config = saved_config(_checked(state, path), path, plugins)
-    classes, transform = saved_classes(state), _saved_transform(state, path)
+    classes, transform = saved_classes(state), saved_transform(state, path)
     tensors, chosen = _weights(state, weights, path)
     model = _build(config, classes, path)
     load_strict(model, tensors, path)
@@ -165,7 +165,8 @@ def saved_config(state: dict[str, Any], path: Path, plugins: Sequence[str] = ())
     return config
 
 
-def _saved_transform(state: dict[str, Any], path: Path) -> EvalTransform:
+def saved_transform(state: dict[str, Any], path: Path) -> EvalTransform:
+    """Return how an image becomes the input of a checkpoint's model."""
     try:
         return EvalTransform(**state["transform"])
     except (ConfigError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Pictures of a dataset, with Pillow alone: a grid of images, a bar chart and a heat map."""
+"""Pictures with Pillow alone: a grid of images, a bar chart, a heat map and a plot of points."""
 
 from collections.abc import Sequence
 
@@ -60,6 +60,54 @@ def heat_map(matrix: np.ndarray, names: Sequence[str], title: str) -> Image.Imag
     for place, name in enumerate(names):
         draw.text((MARGIN, top + place * cell - 1), _ascii(name)[:28], INK)
     return page
+
+
+def scatter(points: Sequence[tuple[float, float, float]], names: Sequence[str], title: str) -> Image.Image:
+    """Return a plot of points (x, y, half the height of a bar at y), numbered, with their names beside it.
+
+    Args:
+        points: at least one.
+        names: of the points.
+        title: what x and y are.
+    """
+    side, left, top = 300, 60, MARGIN + 2 * LINE
+    width = left + side + 300
+    page = Image.new("RGB", (max(width, int(LETTER * len(title)) + 2 * MARGIN), top + side + 3 * LINE), PAPER)
+    draw = ImageDraw.Draw(page)
+    draw.text((MARGIN, MARGIN), _ascii(title), INK)
+    draw.rectangle((left, top, left + side, top + side), outline=INK)
+    across = _axis([x for x, _, _ in points])
+    up = _axis([y + sign * spread for _, y, spread in points for sign in (-1, 1)])
+    for share in (0, 0.5, 1):
+        draw.text((left + share * side - 10, top + side + 4), f"{across[0] + share * (across[1] - across[0]):.4g}", INK)
+        draw.text((MARGIN, top + (1 - share) * side - 6), f"{up[0] + share * (up[1] - up[0]):.4g}", INK)
+    for number, ((x, y, spread), name) in enumerate(zip(points, names, strict=True), start=1):
+        place = left + side * (x - across[0]) / (across[1] - across[0])
+        low, middle, high = (top + side * (up[1] - value) / (up[1] - up[0]) for value in (y - spread, y, y + spread))
+        draw.line((place, low, place, high), fill=BAR)
+        draw.ellipse((place - 3, middle - 3, place + 3, middle + 3), fill=BAR)
+        draw.text((place + 5, middle - 6), str(number), INK)
+        draw.text(
+            (left + side + 12, top + (number - 1) * LINE), f"{number:>2} {_ascii(name)}: {y:.1f} +- {spread:.1f}", INK
+        )
+    return page
+
+
+def stacked(pages: Sequence[Image.Image]) -> Image.Image:
+    """Return pictures one above the other."""
+    whole = Image.new("RGB", (max(page.width for page in pages), sum(page.height for page in pages)), PAPER)
+    top = 0
+    for page in pages:
+        whole.paste(page, (0, top))
+        top += page.height
+    return whole
+
+
+def _axis(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of an axis with some room at both."""
+    low, high = min(values), max(values)
+    room = 0.08 * (high - low) or 1.0
+    return low - room, high + room
 
 
 def _ascii(text: str) -> str:

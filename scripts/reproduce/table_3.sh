@@ -1,0 +1,2 @@
+#!/usr/bin/env bash
+exec python "$(dirname "$0")/run.py" table3 "$@"

@@ -1,0 +1,188 @@
+"""The tables of the paper: each run composes, and the driver runs, goes on, reports and refuses."""
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from support import one_line
+
+from mldec import build
+from mldec.config import compose
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.evaluators.partial import PartialLabelEvaluator
+from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.evaluators.zero_shot import ZeroShotEvaluator
+
+TOP = Path(__file__).parents[2]
+FOLDER = TOP / "scripts" / "reproduce"
+
+
+def load(name: str) -> ModuleType:
+    sys.path.insert(0, str(FOLDER))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+rows, run, small = load("rows"), load("run"), load("small")
+RUNS = {row.run: row for _, table in rows.TABLES.values() for row in table}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_run_composes(name: str) -> None:
+    config = compose([*RUNS[name].words, f"name={name}"])
+    build.check(config)
+    assert Path(config.data["root"]).name in rows.SECTIONS
+
+
+def test_a_run_has_the_same_words_in_every_table() -> None:
+    for _, table in rows.TABLES.values():
+        for row in table:
+            assert row.words == RUNS[row.run].words
+            assert not row.runs or row.paper
+
+
+def test_every_table_has_a_script() -> None:
+    called = {re.search(r"run\.py\" (\w+)", path.read_text()).group(1) for path in FOLDER.glob("*.sh")}
+    assert called == rows.TABLES.keys()
+
+
+def test_every_section_is_one_of_datasets_md() -> None:
+    text = "".join(path.read_text() for path in TOP.glob("DATASETS*.md"))
+    for section in rows.SECTIONS.values():
+        assert re.search(rf"^## {re.escape(section)}\b", text, re.MULTILINE), section
+
+
+def test_every_metric_is_one_that_an_evaluator_reports() -> None:
+    known = set()
+    for evaluator in (
+        MultiLabelEvaluator(),
+        PartialLabelEvaluator(),
+        SingleLabelEvaluator(),
+        ZeroShotEvaluator([0, 1], num_classes=8),
+    ):
+        evaluator.update(torch.randn(16, 8), torch.eye(8, dtype=torch.int8).repeat(2, 1))
+        known |= evaluator.compute().keys()
+    assert {metric for row in RUNS.values() for metric in row.paper} <= known
+
+
+@pytest.fixture
+def reproduce(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLDEC_DATA", raising=False)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["run.py", *words])
+        status = 0
+        try:
+            run.main()
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        return (status, *capsys.readouterr())
+
+    return call
+
+
+def test_a_dry_run_prints_the_commands_and_an_empty_table(reproduce, tmp_path: Path) -> None:
+    status, out, _ = reproduce("table1", "--dry-run", "--seeds", "2", "--gpus", "8", "train.workers=2")
+    assert status == 0
+    commands = [line for line in out.splitlines() if line.startswith("  torchrun --nproc-per-node 8 -m mldec.train ")]
+    assert len(commands) == 8
+    assert commands[0].endswith("head=gap name=coco_tresnet_m_gap seed=0 train.workers=2")
+    assert "name=coco_tresnet_m_k20_seed1 seed=1" in commands[6]
+    assert "| GAP | mAP | 87.0 | - | 0 | 0.0 | - | not run |" in (tmp_path / "outputs/reproduce/table1.md").read_text()
+
+
+def test_missing_data_ends_with_its_section(reproduce) -> None:
+    status, _, err = reproduce("voc", "--data-root", "nowhere", "--gpus", "1")
+    assert status == 1
+    one_line(err, "nowhere/voc is not there", "see DATASETS.md, section Pascal VOC 2007 and 2012")
+
+
+def test_without_a_gpu_nothing_starts(reproduce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "all" / "voc").mkdir(parents=True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    status, _, err = reproduce("voc", "--data-root", "all")
+    assert status == 1
+    one_line(err, "there is no CUDA device", "--gpus 0")
+
+
+def test_it_trains_what_is_not_finished_and_says_what_came_out(
+    reproduce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["+experiment=digits", "head=gap", "data.image_size=16", "data.train_images=32", "data.val_images=32"]
+    words += ["train.workers=0"]
+    row = rows.Row("tiny", "GAP", words, {"mAP": 50.0, "CF1": 40.0}, "made up")
+    monkeypatch.setitem(run.TABLES, "table1", ("Tiny", [row]))
+    status, out, err = reproduce("table1", "--gpus", "0", "train.epochs=1")
+    assert status == 0, err
+    checkpoint = tmp_path / "outputs" / "tiny" / "checkpoints" / "best.pt"
+    metrics = torch.load(checkpoint, weights_only=True)["metrics"]
+    lines = [line.split(" | ") for line in out.splitlines() if line.startswith("| GAP")]
+    assert [line[1:3] for line in lines] == [["mAP", "50.0"], ["CF1", "40.0"]]
+    assert float(lines[0][3]) in {round(metrics[f"{key}/mAP"], 2) for key in ("val", "val_raw")}
+    assert lines[0][4] == "1"
+    written = checkpoint.stat().st_mtime_ns
+    assert reproduce("table1", "--gpus", "0", "train.epochs=1")[0] == 0
+    assert checkpoint.stat().st_mtime_ns == written, "a finished run was trained again"
+    assert "resume=auto" in run.command(row, 0, 0, [])
+
+
+def claim(better: bool) -> object:
+    return small.Claim("x", "a", "b", better)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "better", "verdict"),
+    [
+        ([90, 91, 92], [80, 81, 82], True, "holds"),
+        ([80, 81, 82], [90, 91, 92], True, "does not hold"),
+        ([90, 80, 85], [85, 90, 80], True, "open: within the spread"),
+        ([90, 80, 85], [85, 90, 80], False, "holds within the spread"),
+        ([80, 81, 82], [90, 91, 92], False, "does not hold"),
+        ([90, 91, 92], [80, 81, 82], False, "holds"),
+        ([90, 90], [90.08, 90.08], False, "holds within the spread"),
+        ([90], [80], True, "not run"),
+    ],
+)
+def test_verdicts(first: list[float], second: list[float], better: bool, verdict: str) -> None:
+    given = {name: {"values": dict(enumerate(map(float, values)))} for name, values in (("a", first), ("b", second))}
+    assert small.judge(claim(better), given)["verdict"] == verdict
+
+
+@pytest.mark.parametrize("name", [row.name for row in small.ROWS])
+def test_every_row_of_the_small_study_composes(name: str) -> None:
+    row = next(row for row in small.ROWS if row.name == name)
+    build.check(compose(row.settings(0)))
+
+
+def test_the_claims_are_about_rows() -> None:
+    names = [row.name for row in small.ROWS]
+    assert len(set(names)) == len(names)
+    assert {name for claim in small.CLAIMS for name in (claim.first, claim.second)} <= set(names)
+
+
+def test_a_study_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(small, "WORK", tmp_path)
+    asked = []
+
+    def fake(row: object, seed: int) -> dict:
+        asked.append((row.name, seed))
+        return {"row": row.name, "seed": seed, "metric": "mAP", "value": 50.0 + seed, "cpu_seconds": 1.0}
+
+    monkeypatch.setattr(small, "run", fake)
+    line = {"row": "gap", "seed": 1, "metric": "mAP", "value": 7.0, "cpu_seconds": 1.0}
+    (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
+    small.study(small.ROWS[:2])
+    assert asked == [("gap", 0), ("transformer", 0), ("transformer", 1), ("gap", 2), ("transformer", 2)]
+    small.forget("gap")
+    assert {found["row"] for found in small.finished()} == {"transformer"}

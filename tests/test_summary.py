@@ -1,0 +1,124 @@
+"""The table of runs on one that a real process made, and on copies of it that are unfinished, resumed or damaged."""
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support import one_line
+
+from mldec import checkpoint, summary
+from mldec.errors import CheckpointError, DataError
+
+PLUGINS = ["patches"]
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def outputs(digits_run: Path, tmp_path: Path) -> Path:
+    """A folder of runs with one finished run, "a"."""
+    shutil.copytree(digits_run, tmp_path / "outputs" / "a")
+    return tmp_path / "outputs"
+
+
+def copy(outputs: Path, name: str) -> Path:
+    return Path(shutil.copytree(outputs / "a", outputs / name))
+
+
+def rewrite(path: Path, **changed: object) -> None:
+    """Change parts of a checkpoint."""
+    torch.save({**torch.load(path, weights_only=True), **changed}, path)
+    Path(f"{path}.sha256").unlink()
+
+
+def test_a_finished_run(outputs: Path) -> None:
+    (run,) = summary.gather(outputs, PLUGINS)
+    state = checkpoint.load(outputs / "a" / "checkpoints" / "best.pt")
+    assert (run.run, run.name, run.state, run.epochs, run.image_size) == ("a", "digits", "finished", "2/2", 64)
+    assert (run.metric, run.value, run.weights) == ("mAP", state["best"]["value"], state["best"]["weights"])
+    lines = [json.loads(line) for line in (outputs / "a" / "metrics.jsonl").read_text().splitlines()]
+    assert run.value == max(line.get(f"{key}/mAP", 0.0) for line in lines for key in ("val", "val_raw"))
+    model = checkpoint.load_model(outputs / "a" / "checkpoints" / "best.pt", plugins=PLUGINS).model
+    assert run.params_m == pytest.approx(sum(p.numel() for p in model.parameters()) / 1e6)
+    # By hand: 8 x 8 patches of a 64-pixel image to 16 numbers, or what the plugin has; more than the head's embedding.
+    tokens, width = model.backbone(torch.zeros(1, 3, 64, 64)).shape[1:]
+    assert run.gmacs > tokens * width * 32 / 1e9
+    assert run.commit[:10] == str(state["git"])[:10] if state["git"] else run.commit == "-"
+
+
+def test_an_unfinished_run_is_marked(outputs: Path) -> None:
+    folder = copy(outputs, "b")
+    path = folder / "checkpoints" / "best.pt"
+    rewrite(path, epoch=1)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    first = next(number for number, line in enumerate(lines) if '"val/' in line)
+    (folder / "metrics.jsonl").write_text("".join(lines[: first + 1]))
+    states = {run.run: (run.epochs, run.state) for run in summary.gather(outputs, PLUGINS)}
+    assert states == {"a": ("2/2", "finished"), "b": ("1/2", "unfinished")}
+
+
+def test_a_run_before_its_first_evaluation_comes_last(outputs: Path) -> None:
+    folder = copy(outputs, "0")
+    (folder / "checkpoints" / "best.pt").unlink()
+    (folder / "metrics.jsonl").unlink()
+    best = {"metric": None, "value": -float("inf"), "weights": "raw", "epoch": 0}
+    rewrite(folder / "checkpoints" / "last.pt", epoch=0, best=best)
+    one, other = summary.gather(outputs, PLUGINS)
+    assert (one.run, other.run) == ("a", "0")
+    assert (other.metric, other.value, other.epochs, other.state) == (None, None, "0/2", "unfinished")
+    assert other.time == "0:00:00"
+
+
+def test_runs_are_sorted_by_metric_and_the_best_comes_first(outputs: Path) -> None:
+    for name, metric, value in (("b", "mAP", 99.0), ("c", "mAP", 1.0), ("d", "top1", 50.0)):
+        best = {"metric": metric, "value": value, "weights": "raw", "epoch": 2}
+        rewrite(copy(outputs, name) / "checkpoints" / "best.pt", best=best)
+    assert [run.run for run in summary.gather(outputs, PLUGINS)] == ["b", "a", "c", "d"]
+
+
+def test_the_time_of_a_resumed_run_counts_every_process(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    times = [(5.0, 1), (3600.0, 1), (2.0, 2), (70.0, 2)]
+    path.write_text("".join(json.dumps({"time": time, "epoch": e, "val/mAP": 1.0}) + "\n" for time, e in times))
+    assert summary.progress(path) == (2, 3670.0)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "7", '{"time": "x", "epoch": 1}', "[" * 100_000, '{"epoch": 1}'])
+def test_a_log_that_no_run_writes_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(line + "\n")
+    with pytest.raises(CheckpointError, match="is not what a run writes"):
+        summary.progress(tmp_path / "metrics.jsonl")
+
+
+def test_what_cannot_be_read_is_named_in_a_line_and_the_rest_is_shown(cli: Cli, outputs: Path, tmp_path: Path) -> None:
+    (copy(outputs, "broken") / "checkpoints" / "best.pt").write_bytes(b"PK\x03\x04")
+    shutil.rmtree(copy(outputs, "empty") / "checkpoints")
+    (outputs / "empty" / "checkpoints").mkdir()
+    rewrite(copy(outputs, "stranger") / "checkpoints" / "best.pt", config={"head": {"_target_": "os.system"}})
+    rewrite(copy(outputs, "huge") / "checkpoints" / "best.pt", transform={"image_size": 10**9})
+    status, out, _ = cli("summary", outputs, "--plugin", "patches", "--csv", tmp_path / "t.csv")
+    assert status == 0
+    warned, shown = out.splitlines()[:-2], out.splitlines()[-2:]
+    assert len(warned) == 4
+    assert all(line.startswith("left out: ") for line in warned), out
+    assert shown[0].split()[:4] == ["run", "name", "metric", "value"]
+    assert shown[1].split()[0] == "a"
+    with (tmp_path / "t.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["run"], row["metric"], row["state"]) == ("a", "mAP", "finished")
+
+
+def test_nothing_there(cli: Cli, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no run"):
+        summary.gather(tmp_path)
+    status, _, err = cli("summary", tmp_path / "nowhere")
+    assert status == 1
+    one_line(err, "holds no run")
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    run = summary.Run("a\x1b[2J", "x", "mAP", 1.0, "raw", 1.0, 1.0, 64, "1/1", "finished", "0:00:01", "-")
+    assert "\x1b" not in summary.table([run])
