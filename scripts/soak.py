@@ -125,7 +125,7 @@ def kills(count: int, work: Path, whole: dict[str, Any], seconds: float) -> dict
 
 
 def signals(count: int, work: Path, whole: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Ask runs to stop at random moments, until so many did in order, and resume each to its end."""
+    """Ask runs to stop at random moments of their training, until so many did in order; resume each to its end."""
     found: Counter[str] = Counter(
         sent=0, in_order=0, before_training=0, after_the_end=0, wrong_status=0, lost=0, equal=0
     )
@@ -135,7 +135,9 @@ def signals(count: int, work: Path, whole: dict[str, Any], seconds: float) -> di
             folder = work / f"signal-{found['sent']}"
             number = random.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
             child = start(folder)
-            time.sleep(random.uniform(0, seconds))
+            while not any(folder.rglob("train.log")):  # written when training begins
+                time.sleep(0.01)
+            time.sleep(random.uniform(0, seconds / 2))
             asked = time.monotonic()
             os.kill(child, number)
             status = finish(child)
