@@ -50,6 +50,8 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
         raise ConfigError("mix is for data with one label an image, the data has several: leave it out")
     if config.mix.soft and not getattr(loss, "soft", False):
         raise ConfigError(f"mix makes soft labels, {loss_name} wants 0 and 1: choose loss=bce or cross_entropy")
+    if config.train.random_queries and train.exclusive:
+        raise ConfigError("train.random_queries adds a positive to each image, the data has one label: leave it out")
     groups = config.head.get("num_groups")
     if groups is not None and groups > len(train):
         raise ConfigError(f"head.num_groups {groups} is above the {len(train)} classes: leave it out, for one a class")

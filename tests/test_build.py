@@ -167,6 +167,7 @@ def test_parts_that_fit_each_other_pass(data: str, words: list[str]) -> None:
         ("digits_single", ["loss=partial"], "PartialAsymmetricLoss is for several labels an image"),
         ("digits_single", ["loss.target_threshold=0.2"], "loss.target_threshold: CrossEntropy takes no such argument"),
         ("digits_single", ["head.num_groups=11"], "head.num_groups 11 is above the 10 classes"),
+        ("digits_single", ["train.random_queries=1"], "train.random_queries adds a positive to each image"),
         ("digits_single", ["data.top_k=11"], "data.top_k 11 needs as many classes; there are 10"),
     ],
 )

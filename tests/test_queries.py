@@ -167,7 +167,7 @@ def settings(*words: str) -> Config:
     return dataclasses.replace(config, plugins=["patches"], backbone={"_target_": "patches.Patches"})
 
 
-@pytest.mark.parametrize("head", ["ml_decoder_zsl_small", "ml_decoder_zsl_groups_small"])
+@pytest.mark.parametrize("head", ["ml_decoder_zsl_small", "ml_decoder_zsl_groups_small", "ml_decoder_zsl_single_small"])
 def test_a_resumed_run_equals_one_that_was_not_stopped_and_carries_vectors(head: str, tmp_path: Path) -> None:
     words = ["train.query_noise=0.3", "train.random_queries=1", "train.precision=bf16", f"head={head}"]
     run(settings(*words, "train.keep_last=4"), tmp_path / "whole")

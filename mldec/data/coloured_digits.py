@@ -41,6 +41,7 @@ COLOURS = {
 }
 BACKGROUND = (75, 115)  # grey value, the same all over a scene: no colour above is near it
 SIDES = (0.38, 0.62)  # of a digit's square, as a fraction of the side of the scene
+LARGE = (0.45, 0.55)  # likewise, of zero-shot scenes: every one shows as many digits as fit
 SHADING = 15  # largest distance of a digit's channel from its colour
 VECTOR_WIDTH = 300  # as that of common word vectors
 VECTORS = ("words", "one_hot")
@@ -74,7 +75,7 @@ def coloured_digits(
     evaluator = partial(MultiLabelEvaluator, threshold=threshold)
     evaluator()  # refuses a wrong threshold now, not after the first epoch
     everything = range(len(names))
-    train, val = _scenes(everything, everything, image_size, train_images, val_images, max_digits, colours, seed)
+    train, val = _scenes(everything, everything, image_size, train_images, val_images, max_digits, seed)
     return DataModule(
         load_train=lambda: Split(train, Classes(names)),
         load_val=lambda: Split(val, Classes(names)),
@@ -97,13 +98,14 @@ def digits_zsl(
     """Return zero-shot scenes: training shows the seen classes only, validation all.
 
     Every colour and every digit is seen, but not every pair of them. Validation has all classes in one pass, as
-    `mldec.data.zero_shot` has.
+    `mldec.data.zero_shot` has. Digits are large, and most scenes show two, which makes binding the task: a red three
+    beside a blue five has the colours and the digits of a red five beside a blue three.
 
     Args:
         image_size: side of a scene in pixels.
         train_images: scenes an epoch; there is no end of different ones.
         val_images: scenes of the validation split.
-        max_digits: largest number of digits in a scene.
+        max_digits: digits of a scene, as far as they fit: of two a third of the scenes has room for one only.
         colours: number of colours, 2 to 14.
         unseen: number of classes that training never shows.
         vectors: of the classes; see `class_queries`.
@@ -116,7 +118,8 @@ def digits_zsl(
     queries = class_queries(colours, vectors)
     hidden = choose_unseen(colours, unseen, seed)
     seen = sorted(set(range(len(names))) - set(hidden))
-    train, val = _scenes(seen, range(len(names)), image_size, train_images, val_images, max_digits, colours, seed)
+    everything = range(len(names))
+    train, val = _scenes(seen, everything, image_size, train_images, val_images, max_digits, seed, full=True)
 
     def evaluator() -> Evaluator:
         from mldec.evaluators.zero_shot import ZeroShotEvaluator
@@ -187,16 +190,16 @@ def _scenes(
     train_images: int,
     val_images: int,
     max_digits: int,
-    colours: int,
     seed: int,
+    full: bool = False,
 ) -> tuple["ColouredScenes", "ColouredScenes"]:
     check_whole(image_size=image_size, minimum=16)
     check_whole(train_images=train_images, val_images=val_images, max_digits=max_digits, minimum=1)
     check_whole(seed=seed, minimum=0)
     train, val = split_writings(seed)
     return (
-        ColouredScenes(train, tuple(learnt), train_images, image_size, max_digits),
-        ColouredScenes(val, tuple(all_classes), val_images, image_size, max_digits, seed),
+        ColouredScenes(train, tuple(learnt), train_images, image_size, max_digits, full=full),
+        ColouredScenes(val, tuple(all_classes), val_images, image_size, max_digits, seed, full),
     )
 
 
@@ -214,6 +217,7 @@ class ColouredScenes:
     image_size: int
     max_digits: int
     seed: int | None = None
+    full: bool = False  # always as many digits as there may be, and large ones
 
     def __len__(self) -> int:
         return self.num_images
@@ -224,7 +228,7 @@ class ColouredScenes:
             raise IndexError(f"scene {index} of {self.num_images}")
         rng = np.random.default_rng(random.getrandbits(64) if self.seed is None else (self.seed, index))
         scene, shown = compose_coloured(
-            rng, self.writings, self.classes, size=self.image_size, max_digits=self.max_digits
+            rng, self.writings, self.classes, size=self.image_size, max_digits=self.max_digits, full=self.full
         )
         return to_tensor(scene), torch.tensor([place in shown for place in self.classes], dtype=torch.int8)
 
@@ -235,13 +239,20 @@ class ColouredScenes:
 
 
 def compose_coloured(
-    rng: np.random.Generator, writings: Writings, classes: Sequence[int], *, size: int, max_digits: int
+    rng: np.random.Generator,
+    writings: Writings,
+    classes: Sequence[int],
+    *,
+    size: int,
+    max_digits: int,
+    full: bool = False,
 ) -> tuple[Image.Image, set[int]]:
-    """Return an RGB scene of `size` x `size` pixels, and which of the classes it shows."""
+    """Return an RGB scene of `size` x `size` pixels, and which of the classes it shows; see `ColouredScenes`."""
     grey = round(rng.uniform(*BACKGROUND))
     scene = Image.new("RGB", (size, size), (grey, grey, grey))
     shown = set()
-    for box in places(rng, size, how_many(rng, max_digits), SIDES):
+    count, sides = (max_digits, LARGE) if full else (how_many(rng, max_digits), SIDES)
+    for box in places(rng, size, count, sides):
         place = classes[int(rng.integers(len(classes)))]
         row = rng.choice(np.flatnonzero(writings.labels == place % 10))
         colour = np.array(list(COLOURS.values())[place // 10]) + rng.uniform(-SHADING, SHADING, 3)

@@ -146,10 +146,16 @@ def test_the_columns_of_training_targets_are_the_seen_classes(zero_shot):
     _, target = dataset[0]
     random.seed(3)
     rng = np.random.default_rng(random.getrandbits(64))
-    _, shown = compose_coloured(rng, dataset.writings, dataset.classes, size=64, max_digits=2)
+    _, shown = compose_coloured(rng, dataset.writings, dataset.classes, size=64, max_digits=2, full=True)
     all_names, names = zero_shot.val.classes.names, zero_shot.train.classes.names
     expected = sorted(all_names[place] for place in shown)
     assert sorted(names[column] for column in target.nonzero().flatten().tolist()) == expected != []
+
+
+def test_most_zero_shot_scenes_show_two_digits_and_none_is_empty(zero_shot):
+    counts = drawn(zero_shot.train.dataset).sum(1)
+    assert set(counts.tolist()) == {1, 2}
+    assert 0.55 < (counts == 2).float().mean() < 0.75
 
 
 def test_queries_are_made_of_the_attributes(zero_shot):

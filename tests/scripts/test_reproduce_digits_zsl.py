@@ -26,22 +26,23 @@ def test_every_row_composes(script: dict[str, Any]) -> None:
     assert [(config.train.query_noise > 0, config.train.random_queries) for config in rows.values()] == [
         (False, 0),
         (False, 0),
-        (False, 0),
         (True, 0),
         (False, 1),
         (True, 1),
+        (False, 0),
+        (False, 0),
     ]
-    assert len({config.head["_target_"] for config in rows.values()}) == 3
+    assert len({(config.head["_target_"], config.head.get("group_size")) for config in rows.values()}) == 4
 
 
 def test_chance_is_the_prior_and_half_the_attributes_are_worth_more(script: dict[str, Any]) -> None:
     found = script["references"](compose(["+experiment=digits_zsl", "data.val_images=1500"]))
-    dataset = digits_zsl(val_images=1500, image_size=48).val.dataset  # the size of the experiment
-    prior = torch.stack([dataset[index][1] for index in range(1500)])[:, choose_unseen(12, 24, 0)]
+    dataset = digits_zsl(val_images=1500, image_size=40, colours=4, unseen=8).val.dataset  # as the experiment
+    prior = torch.stack([dataset[index][1] for index in range(1500)])[:, choose_unseen(4, 8, 0)]
     assert found["chance"] == pytest.approx(100 * prior[prior.any(1)].float().mean().item())
-    assert 3 < found["chance"] < 6
-    assert found["digits_only"] > 5 * found["chance"]
-    assert found["colours_only"] > 5 * found["chance"]
+    assert 10 < found["chance"] < 18
+    assert found["digits_only"] > 2 * found["chance"]
+    assert found["colours_only"] > 2 * found["chance"]
     assert max(found.values()) < 70
 
 
