@@ -95,6 +95,8 @@ def result(folder: Path) -> dict[str, Any]:
     run = folder / "outputs" / "digits"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     files = {name: checkpoint.load(run / "checkpoints" / name) for name in ("last.pt", "best.pt")}
+    for state in files.values():
+        del state["git"]  # of the checkout, which may be worked on meanwhile
     return {"lines": [{k: v for k, v in line.items() if k not in CLOCK} for line in lines], **files}
 
 
