@@ -13,6 +13,7 @@ so that it need not import torch again. Not part of the tests: the whole takes a
 """
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -224,9 +225,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     words = parser.parse_args()
     random.seed(words.seed)
+    torch.set_num_threads(1)  # a pool of threads would not survive the forks
     tqdm.set_lock(threading.RLock())  # its own is shared by all children: one that is killed would keep it
     tqdm.monitor_interval = 0  # no thread of ours while forking
-    import torch.utils.tensorboard  # noqa: F401  # here once, not in every child
+    importlib.import_module("torch.utils.tensorboard")  # here once, not in every child
 
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
