@@ -1,13 +1,17 @@
 """What a dataset gives to the rest: images, targets, class names, and the evaluator that is right for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+from PIL import Image
 from torch import Tensor
 
-from mldec.data.transforms import EvalTransform
+from mldec.data.labels import Labels
+
+from mldec.data.transforms import EvalTransform, read_image
 from mldec.errors import ConfigError
 from mldec.evaluators import Evaluator
 
@@ -30,8 +34,92 @@ class ImageDataset(Protocol):
         ...
 
     def name(self, index: int) -> str:
-        """Return what finds the image again: its path, or a phrase. Used in messages only."""
+        """Describe the image in messages: its path, if it has one."""
         ...
+
+
+class Storage(Protocol):
+    """Where N images lie: files of a folder, tar shards, or arrays."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        ...
+
+    def name(self, index: int) -> str:
+        """Describe the image in messages: its path, if it has one."""
+        ...
+
+    def content(self, index: int) -> bytes:
+        """Return the bytes of an image file. Raises `DataError` if they cannot be read."""
+        ...
+
+    def select(self, images: np.ndarray) -> "Storage":
+        """Return some of the images: bool [N], or their indices in the wanted order."""
+        ...
+
+    def absent(self) -> np.ndarray:
+        """Tell which images are not there, bool [N], without reading them."""
+        ...
+
+    def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
+        """Compare all bytes with their checksums, where there are such; `progress` wraps the numbers of the files.
+
+        Raises `DataError` for the first file that is not what was stored.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """N stored images and their labels of K classes."""
+
+    storage: Storage
+    labels: Labels
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.storage)
+
+    def select(self, images: np.ndarray) -> "LabelledImages":
+        """Return some of the images: bool [N], or their indices in the wanted order."""
+        return LabelledImages(self.storage.select(images), self.labels.select(images), self.classes)
+
+    def select_classes(self, columns: Sequence[int]) -> "LabelledImages":
+        """Return some of the classes: their indices in the wanted order."""
+        names = tuple(self.classes[column] for column in columns)
+        return LabelledImages(self.storage, self.labels.select_classes(columns), names)
+
+
+class StoredImages:
+    """The images of a split that is stored as files, and their targets; see `ImageDataset`.
+
+    Args:
+        images: N images with labels of K classes.
+        transform: RGB image -> uint8 [3, S, S].
+    """
+
+    def __init__(self, images: LabelledImages, transform: Callable[[Image.Image], Tensor]) -> None:
+        self.storage = images.storage
+        self.labels = images.labels
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.storage)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return the image uint8 [3, S, S] and its target int8 [K].
+
+        Raises:
+            IndexError: for an index that is not from 0 to N - 1.
+            DataError: if the image cannot be read.
+        """
+        target = self.labels.row(index)
+        image = read_image(self.storage.name(index), self.storage.content(index))
+        return self.transform(image), target
+
+    def name(self, index: int) -> str:
+        """Describe the image in messages: its path, if it has one."""
+        return self.storage.name(index)
 
 
 @dataclass(frozen=True)
@@ -39,7 +127,7 @@ class Classes:
     """The classes of a dataset, in the order of the target columns."""
 
     names: tuple[str, ...]
-    exclusive: bool = False  # one label an image: softmax and top-1; else sigmoid and mAP
+    exclusive: bool = False  # one label per image: softmax and top-1; else sigmoid and mAP
     queries: Tensor | None = None  # [K, D] word vectors for zero-shot data; None for closed-set data
 
     def __len__(self) -> int:
@@ -63,7 +151,7 @@ class DataModule:
 
     load_train: Callable[[], Split]
     load_val: Callable[[], Split]
-    evaluator: Callable[[], Evaluator]
+    make_evaluator: Callable[[Classes], Evaluator]  # for the classes of validation; refuses settings that do not fit
     transform: EvalTransform  # how an image file becomes the model's input; travels in the checkpoint
     bad_images: str = "stop"  # at an image that cannot be read; or "skip": leave it out, name it and count it
 
@@ -80,3 +168,11 @@ class DataModule:
     def val(self) -> Split:
         """Return the validation split."""
         return self.load_val()
+
+    def evaluator(self) -> Evaluator:
+        """Return a new evaluator for the classes of the validation split.
+
+        Raises:
+            ConfigError: if a setting does not fit these classes, such as top-5 of three.
+        """
+        return self.make_evaluator(self.val.classes)

@@ -8,8 +8,9 @@ from torch import Tensor
 class Evaluator(Protocol):
     """Gather predictions batch by batch, then compute every number at once.
 
-    Under several processes each gets its share of the images, down to none: one batch of 0 images at least. `compute`
-    then exchanges what it needs, with `mldec.distributed`, and returns the same on every process.
+    The constructor takes the number of classes K and keywords of its own, and refuses what does not fit them. Under
+    several processes each process gets its share of the images, down to none. `compute` then exchanges what it needs,
+    with `mldec.distributed`, and returns the same on every process.
     """
 
     def update(self, logits: Tensor, targets: Tensor) -> None:

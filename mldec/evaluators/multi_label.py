@@ -7,21 +7,20 @@ from torch import Tensor
 
 from mldec import distributed
 from mldec.errors import ConfigError
-from mldec.evaluators.average_precision import INTERPOLATIONS, average_precision
+from mldec.evaluators.average_precision import INTERPOLATIONS
+from mldec.evaluators.predictions import Predictions, average_precision_of_all
 
 
 class Counts:
     """True positives, predictions and positives of each class for one way of deciding; -1 targets are left out."""
 
-    def __init__(self) -> None:
-        self.hits: Tensor | float = 0.0
-        self.predicted: Tensor | float = 0.0
-        self.positives: Tensor | float = 0.0
+    def __init__(self, num_classes: int) -> None:
+        self.hits, self.predicted, self.positives = torch.zeros(3, num_classes, dtype=torch.float64)
 
     def over_processes(self) -> "Counts":
         """Return the sums over all processes: whole numbers, so the same whatever their number."""
-        sums = Counts()
-        stacked = torch.stack([torch.as_tensor(part) for part in (self.hits, self.predicted, self.positives)])
+        sums = Counts(len(self.hits))
+        stacked = torch.stack([self.hits, self.predicted, self.positives])
         sums.hits, sums.predicted, sums.positives = distributed.total(stacked)
         return sums
 
@@ -45,9 +44,8 @@ class Counts:
         """
         classes = self.per_class()
         c_precision, c_recall = classes["precision"].mean(), classes["recall"].mean()
-        hits = torch.as_tensor(self.hits).sum()
-        o_precision = _share(hits, torch.as_tensor(self.predicted).sum())
-        o_recall = _share(hits, torch.as_tensor(self.positives).sum())
+        o_precision = _share(self.hits.sum(), self.predicted.sum())
+        o_recall = _share(self.hits.sum(), self.positives.sum())
         values = {
             "CP": c_precision,
             "CR": c_recall,
@@ -64,6 +62,7 @@ class MultiLabelEvaluator:
     """mAP in its variants, and precision, recall and F1 at a threshold and at top-k.
 
     Args:
+        num_classes: K.
         threshold: a class is predicted if its probability (sigmoid of the logit) is above it; in (0, 1).
         top_k: the other way of deciding: the k highest logits of an image; equal logits go to the lower class.
 
@@ -71,40 +70,35 @@ class MultiLabelEvaluator:
         ConfigError: for a value out of its range.
     """
 
-    def __init__(self, *, threshold: float = 0.5, top_k: int = 3) -> None:
+    def __init__(self, num_classes: int, *, threshold: float = 0.5, top_k: int = 3) -> None:
         if not 0 < threshold < 1:
             raise ConfigError(f"data.threshold {threshold} is not in (0, 1)")
         if top_k < 1:
             raise ConfigError(f"top_k is {top_k}: it must be at least 1")
         self.logit_threshold = math.log(threshold / (1 - threshold))
         self.top_k = top_k
-        self.logits: list[Tensor] = []
-        self.targets: list[Tensor] = []
-        self.at_threshold, self.at_top_k = Counts(), Counts()
+        self.predictions = Predictions(num_classes)
+        self.at_threshold, self.at_top_k = Counts(num_classes), Counts(num_classes)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch: logits float [B, K], kept in float32 so that close scores stay apart; targets [B, K]."""
-        logits, targets = logits.float().cpu(), targets.to(torch.int8).cpu()
-        self.logits.append(logits)
-        self.targets.append(targets)
+        """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
+        logits, targets = self.predictions.add(logits, targets)
         self.at_threshold.update(logits > self.logit_threshold, targets)
         self.at_top_k.update(top_k(logits, self.top_k), targets)
 
     def compute(self) -> dict[str, float]:
         """Return percentages: mAP (a class without a positive counts as 0), its variants, then P, R and F1."""
-        logits, targets = distributed.share_columns(self.logits), distributed.share_columns(self.targets)
-        classes = {
-            name: distributed.join_columns(values)
-            for name, values in average_precision(logits, targets, interpolations=INTERPOLATIONS).items()
-        }
+        logits, targets = self.predictions.shared_by_classes()
+        per_class_ap = average_precision_of_all(logits, targets, interpolations=INTERPOLATIONS)
         at_threshold, at_top_k = self.at_threshold.over_processes(), self.at_top_k.over_processes()
-        self._per_class = {"AP": classes["none"], **at_threshold.per_class()}
-        self._positives = torch.as_tensor(at_threshold.positives)
+
+        self._per_class = {"AP": per_class_ap["none"], **at_threshold.per_class()}
+        self._positives = at_threshold.positives
         return {
-            "mAP": 100 * classes["none"].nan_to_num(0).mean().item(),
-            "mAP_skip_empty": 100 * classes["none"].nanmean().item(),
-            "mAP_interpolated": 100 * classes["envelope"].nan_to_num(0).mean().item(),
-            "mAP_11point": 100 * classes["11point"].nan_to_num(0).mean().item(),
+            "mAP": 100 * per_class_ap["none"].nan_to_num(0).mean().item(),
+            "mAP_skip_empty": 100 * per_class_ap["none"].nanmean().item(),
+            "mAP_interpolated": 100 * per_class_ap["envelope"].nan_to_num(0).mean().item(),
+            "mAP_11point": 100 * per_class_ap["11point"].nan_to_num(0).mean().item(),
             **at_threshold.summary(),
             **at_top_k.summary(f"@{self.top_k}"),
         }
@@ -124,8 +118,7 @@ def top_k(logits: Tensor, k: int) -> Tensor:
     return above | (level & (level.cumsum(1) <= free))
 
 
-def _share(part: Tensor | float, whole: Tensor | float) -> Tensor:
-    part, whole = torch.as_tensor(part), torch.as_tensor(whole)
+def _share(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(whole > 0, part / whole.clamp(min=1), 0.0)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mldec import distributed
 from mldec.errors import DataError
-from mldec.evaluators.average_precision import average_precision
+from mldec.evaluators.predictions import Predictions, average_precision_of_all
 
 log = logging.getLogger("mldec")
 
@@ -18,14 +18,12 @@ class PartialLabelEvaluator:
     Source: Alibaba-MIIL/PartialLabelingCSL, AP_partial; the paper's Open Images figures are `mAP_partial`.
     """
 
-    def __init__(self) -> None:
-        self.logits: list[Tensor] = []
-        self.targets: list[Tensor] = []
+    def __init__(self, num_classes: int) -> None:
+        self.predictions = Predictions(num_classes)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch: logits float [B, K], kept in float32; targets [B, K] of 1, 0 or -1 (not annotated)."""
-        self.logits.append(logits.float().cpu())
-        self.targets.append(targets.to(torch.int8).cpu())
+        """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
+        self.predictions.add(logits, targets)
 
     def compute(self) -> dict[str, float]:
         """Return percentages, then counts of classes.
@@ -38,10 +36,11 @@ class PartialLabelEvaluator:
         Raises:
             DataError: if no class is valid.
         """
-        logits, targets = distributed.share_columns(self.logits), distributed.share_columns(self.targets)
-        precision = distributed.join_columns(average_precision(logits, targets)["none"])
+        logits, targets = self.predictions.shared_by_classes()
+        precision = average_precision_of_all(logits, targets)["none"]
+        naive = average_precision_of_all(logits, [block.clamp(min=0) for block in targets])["none"]
         positives, negatives, unknown = (distributed.join_columns(_count(targets, value)) for value in (1, 0, -1))
-        naive = distributed.join_columns(average_precision(logits, [block.clamp(min=0) for block in targets])["none"])
+
         valid = (positives > 0) & (negatives > 0)
         self._per_class = {"AP": torch.where(valid, 100 * precision, torch.nan), "AP_naive": 100 * naive}
         self._per_class |= {"positives": positives, "negatives": negatives}

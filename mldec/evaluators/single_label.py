@@ -18,30 +18,32 @@ class SingleLabelEvaluator:
     are left out.
 
     Args:
+        num_classes: K.
         top_k: the other accuracy: the label is among the k highest logits; None is 5, left out where there are fewer
             classes than that.
         bins: of the confidence, for the calibration error.
         suffix: of the metrics' names, for other labels than the data set's own, such as "_real".
 
     Raises:
-        ConfigError: for a value out of its range; at the first batch for a `top_k` above the number of classes.
+        ConfigError: for a value out of its range, such as a `top_k` above the number of classes.
     """
 
-    def __init__(self, *, top_k: int | None = None, bins: int = 15, suffix: str = "") -> None:
+    def __init__(
+        self, num_classes: int, *, top_k: int | None = None, bins: int = 15, suffix: str = ""
+    ) -> None:
         if top_k is not None and top_k < 2:
             raise ConfigError(f"data.top_k {top_k} is below 2: top-1 is reported in any case")
+        if top_k is not None and top_k > num_classes:
+            raise ConfigError(f"data.top_k {top_k} needs as many classes; there are {num_classes}")
         if bins < 1:
             raise ConfigError(f"bins is {bins}: it must be at least 1")
         self.top_k, self.bins, self.suffix = top_k, bins, suffix
-        self.num_classes = 0
+        self.num_classes = num_classes
         # Per batch int64 [5, n]: label, prediction, right, right within top-k, confidence * FIXED_POINT.
-        self.rows: list[Tensor] = []
+        self.rows: list[Tensor] = [torch.zeros(5, 0, dtype=torch.int64)]
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits float [B, K]; targets [B, K] of 1 and 0."""
-        self.num_classes = logits.shape[1]
-        if self.top_k is not None and self.top_k > self.num_classes:
-            raise ConfigError(f"data.top_k {self.top_k} needs as many classes; there are {self.num_classes}")
         logits, valid = logits.float().cpu(), targets.cpu() == 1
         logits, valid = logits[valid.any(1)], valid[valid.any(1)]
         predicted = logits.argmax(1)

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from mldec import distributed
-from mldec.evaluators.average_precision import average_precision
 from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.evaluators.predictions import Predictions, average_precision_of_all
 
 SIZES = {"small": 1, "medium": 2, "large": 4}  # the bit of each in a target
 
@@ -18,20 +17,21 @@ class SizesEvaluator:
     official loader's target [3, K]. So a model that finds every object, whatever its size, stays below 100.
 
     Args:
+        num_classes: K.
         threshold: see `MultiLabelEvaluator`.
 
     Raises:
         ConfigError: for a threshold out of its range.
     """
 
-    def __init__(self, *, threshold: float = 0.5) -> None:
-        self.union = MultiLabelEvaluator(threshold=threshold)
-        self.sizes: list[Tensor] = []
+    def __init__(self, num_classes: int, *, threshold: float = 0.5) -> None:
+        self.union = MultiLabelEvaluator(num_classes, threshold=threshold)
+        self.with_sizes = Predictions(num_classes)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits float [B, K]; targets [B, K] of sums of `SIZES`, 0 (absent) or -1 (not annotated)."""
         self.union.update(logits, targets.clamp(max=1))
-        self.sizes.append(targets.to(torch.int8).cpu())
+        self.with_sizes.add(logits, targets)
 
     def compute(self) -> dict[str, float]:
         """Return percentages: those of `MultiLabelEvaluator`, then mAP_small, mAP_medium and mAP_large.
@@ -39,13 +39,13 @@ class SizesEvaluator:
         The last three are means over the classes that have an object of the size; NaN without any.
         """
         metrics = self.union.compute()
-        logits, sizes = distributed.share_columns(self.union.logits), distributed.share_columns(self.sizes)
+        logits, sizes = self.with_sizes.shared_by_classes()
         self._per_class = {}
         for name, bit in SIZES.items():
             targets = [torch.where(block < 0, block, (block & bit).clamp(max=1)) for block in sizes]
-            of_class = distributed.join_columns(average_precision(logits, targets)["none"])
-            self._per_class[f"AP_{name}"] = (100 * of_class).tolist()
-            metrics[f"mAP_{name}"] = 100 * of_class.nanmean().item()
+            per_class_ap = average_precision_of_all(logits, targets)["none"]
+            self._per_class[f"AP_{name}"] = (100 * per_class_ap).tolist()
+            metrics[f"mAP_{name}"] = 100 * per_class_ap.nanmean().item()
         return metrics
 
     def per_class(self) -> dict[str, list[float]]:

@@ -269,7 +269,7 @@ def blocks(rows):
         logits = torch.randn(min(100, rows - start), classes, generator=generator)
         yield logits, (logits > 2).to(torch.int8)
 
-small = MultiLabelEvaluator()  # what the first use loads is not the evaluator's
+small = MultiLabelEvaluator(classes)  # what the first use loads is not the evaluator's
 for logits, targets in blocks(50):
     small.update(logits, targets)
 small.compute()
@@ -277,7 +277,7 @@ batches = list(blocks(rows))
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
 before = memory("VmRSS")
 start = time.perf_counter()
-evaluator = MultiLabelEvaluator()
+evaluator = MultiLabelEvaluator(classes)
 for logits, targets in batches:
     evaluator.update(logits, targets)
 metrics = evaluator.compute()

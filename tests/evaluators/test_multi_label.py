@@ -23,7 +23,7 @@ def predictions(rows=120, classes=9, levels=None, unknown=0.0, seed=0):
 
 
 def evaluated(logits, targets, size=50, **options):
-    evaluator = MultiLabelEvaluator(**options)
+    evaluator = MultiLabelEvaluator(logits.shape[1], **options)
     for block, labels in zip(logits.split(size), targets.split(size), strict=True):
         evaluator.update(block, labels)
     return evaluator, evaluator.compute()
@@ -258,6 +258,6 @@ def test_a_score_that_is_not_a_number_is_refused():
 )
 def test_a_wrong_setting_is_one_line_with_its_name_and_value(options, names):
     with pytest.raises(ConfigError) as caught:
-        MultiLabelEvaluator(**options)
+        MultiLabelEvaluator(5, **options)
     assert "\n" not in str(caught.value)
     assert [name for name in names if name not in str(caught.value)] == []

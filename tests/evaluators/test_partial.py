@@ -26,7 +26,7 @@ def predictions() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def evaluated(logits: torch.Tensor, targets: torch.Tensor) -> tuple[PartialLabelEvaluator, dict[str, float]]:
-    evaluator = PartialLabelEvaluator()
+    evaluator = PartialLabelEvaluator(logits.shape[1])
     for block, labels in zip(logits.split(40), targets.split(40), strict=True):
         evaluator.update(block, labels)
     return evaluator, evaluator.compute()
@@ -57,7 +57,7 @@ def test_only_annotated_labels_of_valid_classes_count() -> None:
 
 
 def plain_map(logits: torch.Tensor, targets: torch.Tensor) -> float:
-    evaluator = MultiLabelEvaluator()
+    evaluator = MultiLabelEvaluator(logits.shape[1])
     evaluator.update(logits, targets)
     return evaluator.compute()["mAP"]
 
@@ -82,8 +82,7 @@ def in_a_process(rank: int, world_size: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
     logits, targets = predictions()
     cuts = [0, 0, 50, ROWS][rank : rank + 2]  # the first process has no image
-    evaluator = PartialLabelEvaluator()
-    evaluator.update(torch.zeros(0, CLASSES), torch.zeros(0, CLASSES))
+    evaluator = PartialLabelEvaluator(CLASSES)
     evaluator.update(logits[cuts[0] : cuts[1]], targets[cuts[0] : cuts[1]])
     torch.save((evaluator.compute(), evaluator.per_class()), f"{folder}/{rank}.pt")
     dist.destroy_process_group()

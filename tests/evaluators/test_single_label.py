@@ -22,7 +22,7 @@ def case():
 
 
 def evaluated(logits, targets, sizes=(IMAGES,), **arguments):
-    evaluator = SingleLabelEvaluator(**arguments)
+    evaluator = SingleLabelEvaluator(logits.shape[1], **arguments)
     for some, theirs in zip(logits.split(sizes), targets.split(sizes), strict=True):
         evaluator.update(some, theirs)
     return evaluator, evaluator.compute()
@@ -56,7 +56,7 @@ def test_processes_change_nothing(case, monkeypatch):
     logits, labels = case
     alone, whole = evaluated(logits, one_hot(labels))
     other, _ = evaluated(logits[:130], one_hot(labels[:130]), (130,))
-    mine = SingleLabelEvaluator()
+    mine = SingleLabelEvaluator(CLASSES)
     mine.update(logits[130:], one_hot(labels[130:]))
     monkeypatch.setattr(distributed, "gather", lambda rows: [rows, torch.cat(other.rows, dim=1)])
     assert mine.compute() == whole
@@ -94,11 +94,11 @@ def test_ece_by_hand():
 def test_few_classes_have_no_top5_and_an_explicit_one_is_refused():
     assert list(evaluated(torch.eye(3), one_hot([0, 1, 2], 3), (3,))[1]) == ["top1", "class_accuracy", "ECE"]
     with pytest.raises(ConfigError, match=r"data\.top_k 5 needs as many classes; there are 3"):
-        SingleLabelEvaluator(top_k=5).update(torch.zeros(0, 3), torch.zeros(0, 3))
+        SingleLabelEvaluator(3, top_k=5)
     with pytest.raises(ConfigError, match="top_k 1"):
-        SingleLabelEvaluator(top_k=1)
+        SingleLabelEvaluator(3, top_k=1)
     with pytest.raises(ConfigError, match="bins is 0"):
-        SingleLabelEvaluator(bins=0)
+        SingleLabelEvaluator(3, bins=0)
 
 
 def test_several_valid_labels_and_images_without_any():
@@ -112,8 +112,7 @@ def test_several_valid_labels_and_images_without_any():
 
 
 def test_no_image_at_all():
-    evaluator = SingleLabelEvaluator()
-    evaluator.update(torch.zeros(0, 6), torch.zeros(0, 6))
+    evaluator = SingleLabelEvaluator(6)
     with pytest.raises(DataError, match="no validation image that can be read has a label"):
         evaluator.compute()
 

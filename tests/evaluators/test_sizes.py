@@ -15,8 +15,7 @@ TARGETS[:, 4] &= 6  # no small object of this class
 
 
 def evaluated(targets):
-    evaluator = SizesEvaluator(threshold=0.6)
-    evaluator.update(torch.zeros(0, 5), torch.zeros(0, 5))  # what `evaluate` gives every process first
+    evaluator = SizesEvaluator(5, threshold=0.6)
     for block, labels in zip(LOGITS.split(25), targets.split(25), strict=True):
         evaluator.update(block, labels)
     return evaluator, evaluator.compute()
@@ -37,7 +36,7 @@ def test_each_size_by_itself_as_scikit_learn():
 
 
 def test_everything_else_is_as_without_sizes():
-    plain = MultiLabelEvaluator(threshold=0.6)
+    plain = MultiLabelEvaluator(5, threshold=0.6)
     plain.update(LOGITS, TARGETS.clamp(max=1))
     expected = plain.compute()
     evaluator, metrics = evaluated(TARGETS)
@@ -51,7 +50,7 @@ def test_labels_that_are_not_annotated_are_left_out_of_every_size():
     partly = TARGETS.clone()
     partly[::3] = -1
     known = torch.arange(90) % 3 != 0
-    whole = SizesEvaluator(threshold=0.6)
+    whole = SizesEvaluator(5, threshold=0.6)
     whole.update(LOGITS[known], TARGETS[known])
     expected = whole.compute()
     found = evaluated(partly)[1]
@@ -65,4 +64,4 @@ def test_no_object_of_a_size_is_not_a_number():
 
 def test_a_wrong_threshold_is_refused():
     with pytest.raises(ConfigError, match="threshold"):
-        SizesEvaluator(threshold=1.0)
+        SizesEvaluator(5, threshold=1.0)

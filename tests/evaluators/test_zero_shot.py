@@ -23,7 +23,7 @@ def predictions(empty=()):
 
 
 def evaluated(logits, targets, size=40, **options):
-    evaluator = ZeroShotEvaluator(UNSEEN, num_classes=CLASSES, **options)
+    evaluator = ZeroShotEvaluator(CLASSES, unseen=UNSEEN, **options)
     for pair in zip(logits.split(size), targets.split(size), strict=True):
         evaluator.update(*pair)
     return evaluator, evaluator.compute()
@@ -112,7 +112,7 @@ def test_the_first_number_is_the_one_to_follow_and_all_are_plain(images):
 
 
 def test_fewer_classes_than_k():
-    evaluator = ZeroShotEvaluator([1, 3], num_classes=4)
+    evaluator = ZeroShotEvaluator(4, unseen=[1, 3])
     evaluator.update(torch.randn(6, 4), torch.ones(6, 4))
     found = evaluator.compute()
     assert [found[f"zsl_{name}@{k}"] for name in ("P", "R", "F1") for k in (3, 5)] == [100] * 6
@@ -131,7 +131,7 @@ def test_fewer_classes_than_k():
 )
 def test_what_cannot_be(options, part):
     with pytest.raises(ConfigError, match=part):
-        ZeroShotEvaluator(num_classes=5, **options)
+        ZeroShotEvaluator(5, **options)
 
 
 def in_a_process(rank: int, world_size: int, folder: str) -> None:
@@ -139,8 +139,7 @@ def in_a_process(rank: int, world_size: int, folder: str) -> None:
     logits, targets = predictions((4, 8))
     first, last = [0, 0, 50, ROWS][rank : rank + 2]  # the first process has no image
     for images in ("unseen", "all"):
-        evaluator = ZeroShotEvaluator(UNSEEN, num_classes=CLASSES, images=images)
-        evaluator.update(torch.zeros(0, CLASSES), torch.zeros(0, CLASSES))
+        evaluator = ZeroShotEvaluator(CLASSES, unseen=UNSEEN, images=images)
         evaluator.update(logits[first:last], targets[first:last])
         torch.save((evaluator.compute(), evaluator.per_class()), f"{folder}/{images}-{rank}.pt")
     dist.destroy_process_group()

@@ -66,7 +66,7 @@ def test_average_precision_of_partial_labels() -> None:
     found = 100 * average_precision(torch.from_numpy(scores), torch.from_numpy(targets))["none"]
     for value, percent in zip(found.tolist(), expected["ap_percent"], strict=True):
         assert percent is None or value == pytest.approx(percent, abs=1e-5)
-    evaluator = PartialLabelEvaluator()
+    evaluator = PartialLabelEvaluator(scores.shape[1])
     evaluator.update(torch.from_numpy(scores), torch.from_numpy(targets))
     metrics = evaluator.compute()
     assert metrics["mAP_partial"] == pytest.approx(expected["mAP_percent"], abs=1e-5)
@@ -82,7 +82,7 @@ def test_zero_shot_metrics() -> None:
     positive = random.uniform(size=(200, 30)) < 0.08
     positive[:, 2] = False
     scores = scores + np.float32(0.3) * positive.astype(np.float32)
-    evaluator = ZeroShotEvaluator(range(22, 30), num_classes=30, images="all")
+    evaluator = ZeroShotEvaluator(30, unseen=range(22, 30), images="all")
     evaluator.update(torch.from_numpy(scores), torch.from_numpy(positive.astype(np.int8)))
     found = evaluator.compute()
     assert len(expected) == 16

@@ -63,10 +63,10 @@ def test_every_section_is_one_of_datasets_md() -> None:
 def test_every_metric_is_one_that_an_evaluator_reports() -> None:
     known = set()
     for evaluator in (
-        MultiLabelEvaluator(),
-        PartialLabelEvaluator(),
-        SingleLabelEvaluator(),
-        ZeroShotEvaluator([0, 1], num_classes=8),
+        MultiLabelEvaluator(8),
+        PartialLabelEvaluator(8),
+        SingleLabelEvaluator(8),
+        ZeroShotEvaluator(8, unseen=[0, 1]),
     ):
         evaluator.update(torch.randn(16, 8), torch.eye(8, dtype=torch.int8).repeat(2, 1))
         known |= evaluator.compute().keys()

@@ -1,0 +1,131 @@
+"""What a reader returns, and how it becomes a `DataModule`: the only place where *where*, *what* and *how* meet."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from PIL import Image
+from torch import Tensor
+
+from mldec.data.base import Classes, DataModule, LabelledImages, Split, StoredImages
+from mldec.data.cache import TableCache
+from mldec.data.task import Task
+from mldec.data.view import View
+from mldec.errors import ConfigError, DataError
+
+log = logging.getLogger("mldec")
+
+ABSENT = ("stop", "skip", "unchecked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSettings:
+    """The settings of a `data` node about files; every reader of image files takes them, and documents none of them.
+
+    Attributes:
+        bad_images: at an image that cannot be read: "stop", or "skip": leave it out, name it and count it.
+        absent: at listed images that are not on the disk, found at the start: "stop"; "skip": leave them out and log
+            how many; or "unchecked": do not list the folders, which takes a minute for millions of files.
+        cache_dir: folder for parsed annotations; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
+
+    Raises:
+        ConfigError: for an unknown choice.
+    """
+
+    bad_images: str = "stop"
+    absent: str = "stop"
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.absent not in ABSENT:
+            raise ConfigError(f"data.absent {self.absent!r} is not known: choose stop, skip or unchecked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a reader knows of its data set: where the images are and what their labels mean.
+
+    Attributes:
+        load: a split's name and the cache -> its images and labels; called when the split is first used.
+        train: name of the split to learn from.
+        val: name of the split to evaluate on.
+        task: what the labels mean.
+        where: the data set's folder or file, for messages.
+        see: where help is, such as "see DATASETS.md, section MS-COCO".
+        load_train: as `load`, for the split to learn from, where its labels mean something else; None is `load`.
+    """
+
+    load: Callable[[str, TableCache], LabelledImages]
+    train: str
+    val: str
+    task: Task
+    where: Path
+    see: str
+    load_train: Callable[[str, TableCache], LabelledImages] | None = None
+
+
+def assemble(source: Source, view: View, files: FileSettings) -> DataModule:
+    """Return the data module of a source.
+
+    Raises:
+        DataError: when a split is used that has no image, lacks a file, or has other classes than the other split.
+    """
+    tables = TableCache(files.cache_dir, source.see)
+    eval_transform = view.eval()
+
+    @cache
+    def load_val() -> Split:
+        images, classes = source.task.validation(source.load(source.val, tables))
+        source.task.evaluator(classes)  # refuses a setting that does not fit the classes now, not after an epoch
+        return _split(source, source.val, images, classes, files, eval_transform)
+
+    def load_train() -> Split:
+        images = (source.load_train or source.load)(source.train, tables)
+        _check_same_classes(source, train=images.classes, val=load_val().classes.names)
+        images, classes = source.task.training(images)
+        return _split(source, source.train, images, classes, files, view.train())
+
+    return DataModule(load_train, load_val, source.task.evaluator, eval_transform, files.bad_images)
+
+
+def _check_same_classes(source: Source, *, train: tuple[str, ...], val: tuple[str, ...]) -> None:
+    """Raise a `DataError` unless both splits have the same classes in the same order."""
+    if train == val:
+        return
+    in_one_only = sorted(set(train) ^ set(val))
+    what = f"{in_one_only[0]!r} is in one only" if in_one_only else "their order differs"
+    raise DataError(
+        f"{source.where}: the classes of train ({len(train)}) and val ({len(val)}) differ: {what}; {source.see}"
+    )
+
+
+def _split(
+    source: Source,
+    name: str,
+    images: LabelledImages,
+    classes: Classes,
+    files: FileSettings,
+    transform: Callable[[Image.Image], Tensor],
+) -> Split:
+    """Return a split after looking for its images."""
+    if not len(images):
+        raise DataError(f"{source.where}: {name} has no image; {source.see}")
+    if files.absent != "unchecked":
+        images = _present(source, images, skip=files.absent == "skip")
+    return Split(StoredImages(images, transform), classes)
+
+
+def _present(source: Source, images: LabelledImages, *, skip: bool) -> LabelledImages:
+    """Return the images that are there: all of them, unless the others may be skipped."""
+    absent = images.storage.absent()
+    count = int(absent.sum())
+    if not count:
+        return images
+
+    some = f"{count:,} of {len(images):,} listed images are absent"
+    if not skip or count == len(images):
+        raise DataError(f"{source.where}: {some}, the first is {images.storage.name(int(absent.argmax()))}; {source.see}")
+    log.warning("%s: %s and left out", source.where, some)
+    return images.select(~absent)

@@ -1,0 +1,82 @@
+"""Images as files of a folder."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from mldec.data.base import LabelledImages
+from mldec.data.table import Table
+from mldec.errors import DataError
+
+
+class ImageFiles:
+    """Image files inside a folder; see `mldec.data.base.Storage`.
+
+    Args:
+        folder: of the images.
+        files: bytes [N] of a fixed width: paths inside the folder, as `Table.files` holds them.
+        see: where help is, for messages.
+    """
+
+    def __init__(self, folder: Path, files: np.ndarray, see: str) -> None:
+        self.folder = folder
+        self.files = files
+        self.see = see
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def name(self, index: int) -> str:
+        """Return the path of the image file."""
+        return str(self.folder / os.fsdecode(self.files[index]))
+
+    def content(self, index: int) -> bytes:
+        """Return the bytes of the image file.
+
+        Raises:
+            DataError: if it cannot be read.
+        """
+        return read_file(Path(self.name(index)))
+
+    def select(self, images: np.ndarray) -> "ImageFiles":
+        """Return some of the images: bool [N], or their indices in the wanted order."""
+        return ImageFiles(self.folder, self.files[images], self.see)
+
+    def absent(self) -> np.ndarray:
+        """Tell which files do not exist, bool [N].
+
+        Each folder is listed once: to ask for each file by itself would take minutes for millions of them.
+        """
+        listings: dict[str, set[str]] = {}
+        absent = np.zeros(len(self.files), bool)
+
+        # Millions of names decoded at once would be gigabytes of strings.
+        for start in range(0, len(self.files), 65536):
+            paths = map(os.fsdecode, self.files[start : start + 65536].tolist())
+            for index, path in enumerate(paths, start):
+                inner_folder, _, name = path.rpartition("/")
+                if inner_folder not in listings:
+                    listings[inner_folder] = list_folder(self.folder / inner_folder, self.see)
+                absent[index] = name not in listings[inner_folder]
+        return absent
+
+    def verify(self) -> None:
+        """See `mldec.data.base.Storage`; there is nothing to compare files with."""
+
+
+def in_folder(table: Table, folder: Path, see: str) -> LabelledImages:
+    """Return the images of a table, which lie in a folder."""
+    return LabelledImages(ImageFiles(folder, table.files, see), table.labels, table.classes)
+
+
+def list_folder(folder: Path, see: str) -> set[str]:
+    """Return the names in a folder.
+
+    Raises:
+        DataError: if it cannot be listed.
+    """
+    try:
+        return {entry.name for entry in os.scandir(folder)}
+    except OSError as error:
+        raise DataError(f"{folder} cannot be listed ({error.strerror}); {see}") from error
