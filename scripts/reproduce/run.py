@@ -87,8 +87,8 @@ def result(row: Row, seed: int) -> dict[str, Any] | None:
 
 
 def table(title: str, rows: list[Row], seeds: range) -> str:
-    """Return the table as Markdown: one line for each figure of each row."""
-    spent = [json.loads(line) for line in HOURS.read_text().splitlines()] if HOURS.exists() else []
+    """Return the table as Markdown: one line for each metric of each row."""
+    hours = gpu_hours()
     lines = [
         f"# {title}",
         "",
@@ -96,22 +96,47 @@ def table(title: str, rows: list[Row], seeds: range) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        results = [found for seed in seeds if row.runs and (found := result(row, seed))]
-        done = [found for found in results if found["finished"]]
-        names = {name(row, seed) for seed in seeds}
-        hours = sum(line["gpu_hours"] for line in spent if line["run"] in names)
-        state = "" if done else f"at {results[0]['epochs']} epochs" if results else "not run" if row.runs else ""
-        note = "; ".join(filter(None, (state, row.note)))
-        commits = ", ".join(sorted({found["commit"] for found in done})) or "-"
+        results = [one for seed in seeds if row.runs and (one := result(row, seed)) is not None]
+        finished = [one for one in results if one["finished"]]
+        spent = sum(hours.get(name(row, seed), 0.0) for seed in seeds)
+
         for metric, paper in (row.paper or {"-": None}).items():
-            ours = _spread([found["metrics"][metric] for found in done if metric in found["metrics"]])
-            value = "n/a" if paper is None else f"{paper}"
-            cells = [row.label, metric, value, ours, str(len(done)), f"{hours:.1f}", commits, note]
+            values = [one["metrics"][metric] for one in finished if metric in one["metrics"]]
+            cells = [
+                row.label,
+                metric,
+                "n/a" if paper is None else f"{paper}",
+                mean_and_deviation(values),
+                str(len(finished)),
+                f"{spent:.1f}",
+                ", ".join(sorted({one["commit"] for one in finished})) or "-",
+                "; ".join(filter(None, (progress(row, results), row.note))),
+            ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _spread(values: list[float]) -> str:
+def gpu_hours() -> dict[str, float]:
+    """Return the GPU hours that each run has taken so far, over all of its starts."""
+    hours: dict[str, float] = {}
+    if HOURS.exists():
+        for line in HOURS.read_text().splitlines():
+            start = json.loads(line)
+            hours[start["run"]] = hours.get(start["run"], 0.0) + start["gpu_hours"]
+    return hours
+
+
+def progress(row: Row, results: list[dict[str, Any]]) -> str:
+    """Say how far a row is; empty for a row with a finished run, and for one that cannot run."""
+    if not row.runs or any(one["finished"] for one in results):
+        return ""
+    if results:
+        return f"at {results[0]['epochs']} epochs"
+    return "not run"
+
+
+def mean_and_deviation(values: list[float]) -> str:
+    """Return the mean of some values, with their standard deviation where there are several."""
     if not values:
         return "-"
     mean = f"{statistics.fmean(values):.2f}"

@@ -49,11 +49,6 @@ def test_a_run_has_the_same_words_in_every_table() -> None:
             assert not row.runs or row.paper
 
 
-def test_every_table_has_a_script() -> None:
-    called = {re.search(r"run\.py\" (\w+)", path.read_text()).group(1) for path in FOLDER.glob("*.sh")}
-    assert called == rows.TABLES.keys()
-
-
 def test_every_section_is_one_of_datasets_md() -> None:
     text = "".join(path.read_text() for path in TOP.glob("DATASETS*.md"))
     for section in rows.SECTIONS.values():

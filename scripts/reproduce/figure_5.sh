@@ -1,2 +1,0 @@
-#!/usr/bin/env bash
-exec python "$(dirname "$0")/run.py" figure5 "$@"
