@@ -1,0 +1,39 @@
+"""What parts and arguments were called in earlier versions, so that a config or checkpoint of theirs still works.
+
+A checkpoint of version 0.1 (format 1) records only the arguments that its YAML gave. The defaults of all others were
+those of `defaults_0_1.json`, and stay so for these files whatever the signatures say today.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+# Old target -> new target.
+MOVED: dict[str, str] = {}
+
+# New target -> {old argument: new argument}.
+RENAMED: dict[str, dict[str, str]] = {}
+
+
+def renamed(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the node of a part with the names of today, wherever it was written."""
+    old_target = node.get("_target_")
+    target = MOVED.get(old_target, old_target) if isinstance(old_target, str) else old_target
+    names = RENAMED.get(target, {}) if isinstance(target, str) else {}
+    return {**{names.get(key, key): value for key, value in node.items()}, "_target_": target}
+
+
+def completed(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the node of a part of a format 1 checkpoint with the defaults of its version; names are the old ones."""
+    target = node.get("_target_")
+    defaults = _defaults().get(target, {}) if isinstance(target, str) else {}
+    return {**defaults, **node}
+
+
+@cache
+def _defaults() -> dict[str, dict[str, Any]]:
+    defaults = json.loads(Path(__file__).with_name("defaults_0_1.json").read_text(encoding="utf-8"))
+    assert isinstance(defaults, dict)
+    return defaults
