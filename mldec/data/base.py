@@ -10,9 +10,9 @@ from PIL import Image
 from torch import Tensor
 
 from mldec.data.labels import Labels
-
-from mldec.data.transforms import EvalTransform, read_image
-from mldec.errors import ConfigError
+from mldec.data.names import names_fault
+from mldec.data.transforms import EvalTransform, load_image
+from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator
 
 BAD_IMAGES = ("stop", "skip")
@@ -114,8 +114,7 @@ class StoredImages:
             DataError: if the image cannot be read.
         """
         target = self.labels.row(index)
-        image = read_image(self.storage.name(index), self.storage.content(index))
-        return self.transform(image), target
+        return load_image(self.storage.name(index), self.transform, self.storage.content(index)), target
 
     def name(self, index: int) -> str:
         """Describe the image in messages: its path, if it has one."""
@@ -124,11 +123,19 @@ class StoredImages:
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of a dataset, in the order of the target columns."""
+    """The classes of a dataset, in the order of the target columns.
+
+    Raises:
+        DataError: for names that a checkpoint could not hold, see `mldec.data.names.names_fault`.
+    """
 
     names: tuple[str, ...]
     exclusive: bool = False  # one label per image: softmax and top-1; else sigmoid and mAP
     queries: Tensor | None = None  # [K, D] word vectors for zero-shot data; None for closed-set data
+
+    def __post_init__(self) -> None:
+        if fault := names_fault(self.names):
+            raise DataError(f"the names of the classes: {fault}; rename them in the data")
 
     def __len__(self) -> int:
         return len(self.names)

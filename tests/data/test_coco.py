@@ -388,7 +388,7 @@ def forbid_parsing(monkeypatch):
     def parse(*_):
         raise AssertionError("the annotations are parsed again")
 
-    monkeypatch.setattr(module, "COCO", parse)
+    monkeypatch.setattr(module, "read_json", parse)
 
 
 def test_a_second_start_reads_no_json(build, monkeypatch):

@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import pickle
 import random
 import warnings
@@ -227,11 +228,11 @@ def test_decompression_bomb(tmp_path, monkeypatch):
 
 
 def test_unreadable_file(tmp_path, monkeypatch):
-    def refuse(path, mode):
+    def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "a.jpg").touch()
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert "no permission" in one_line_about(tmp_path / "a.jpg")
 
 

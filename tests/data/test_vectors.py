@@ -100,7 +100,7 @@ def test_vectors_that_say_nothing(save, value, text):
 
 def test_duplicate_names(save):
     path = save("v.npy", ARRAY)
-    assert "the class names have 'dog' twice" in fault(path, ["dog", "dog"], order=NAMES)
+    assert "are both called 'dog'" in fault(path, ["dog", "dog"], order=NAMES)
     assert "v.npy have 'sky' twice" in fault(path, ["sky"], order=["sky", "dog", "sky"])
 
 
