@@ -11,7 +11,27 @@ from pathlib import Path
 from typing import Any
 
 # Old target -> new target.
-MOVED: dict[str, str] = {}
+MOVED = {
+    "mldec.data.digits.digits": "mldec.data.digits.grey.digits",
+    "mldec.data.digits.digit": "mldec.data.digits.grey.digit",
+    "mldec.data.coloured_digits.coloured_digits": "mldec.data.digits.coloured.coloured_digits",
+    "mldec.data.coloured_digits.digits_zsl": "mldec.data.digits.coloured.digits_zsl",
+    "mldec.data.cars.cars": "mldec.data.readers.cars.cars",
+    "mldec.data.cifar100.cifar100": "mldec.data.readers.cifar100.cifar100",
+    "mldec.data.coco.coco": "mldec.data.readers.coco.coco",
+    "mldec.data.coco_zsl.coco_zsl": "mldec.data.readers.coco_zsl.coco_zsl",
+    "mldec.data.csv_table.csv_table": "mldec.data.readers.csv_table.csv_table",
+    "mldec.data.folders.folders": "mldec.data.readers.folders.folders",
+    "mldec.data.imagenet.imagenet": "mldec.data.readers.imagenet.imagenet",
+    "mldec.data.nuswide.nuswide_zsl": "mldec.data.readers.nuswide.nuswide_zsl",
+    "mldec.data.nuswide.nuswide81": "mldec.data.readers.nuswide.nuswide81",
+    "mldec.data.nuswide_official.nuswide_official": "mldec.data.readers.nuswide_official.nuswide_official",
+    "mldec.data.openimages.openimages": "mldec.data.readers.openimages.openimages",
+    "mldec.data.openimages_miil.openimages_miil": "mldec.data.readers.openimages_miil.openimages_miil",
+    "mldec.data.shards.shards": "mldec.data.readers.shards.shards",
+    "mldec.data.vg500.vg500": "mldec.data.readers.vg500.vg500",
+    "mldec.data.voc.voc": "mldec.data.readers.voc.voc",
+}
 
 # New target -> {old argument: new argument}.
 RENAMED: dict[str, dict[str, str]] = {}

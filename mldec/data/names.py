@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mldec.errors import DataError, suggest
-from mldec.inputs import read_text
+from mldec.inputs import read_lines
 
 MAX_NAME = 1_000  # characters
 MAX_NAMES = 300_000  # a checkpoint holds a million values, and may hold each name twice
@@ -68,19 +68,6 @@ def shown(value: object) -> str:
     """Return a value in quotes for a message, without its end if it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def read_lines(file: Path, see: str) -> list[str]:
-    """Return the lines of a text file that are not blank, without the blanks around them.
-
-    Raises:
-        DataError: if it cannot be read, is not UTF-8, or has no line.
-    """
-    # Not `splitlines`: it would make two lines of one that holds a form feed or another rare separator.
-    lines = [line.strip() for line in read_text(file, see).split("\n") if line.strip()]
-    if not lines:
-        raise DataError(f"{file} is empty; {see}")
-    return lines
 
 
 def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[str, ...] | None:

@@ -1,14 +1,19 @@
 """A table of images and labels, as annotation files give it: what a reader makes, and what the cache keeps."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 
 from mldec.data.labels import Labels, from_entries
 from mldec.data.names import check_names, unknown_class
 from mldec.errors import DataError
+
+log = logging.getLogger("mldec")
 
 
 @dataclass(frozen=True)
@@ -38,23 +43,27 @@ class TableBuilder:
     Args:
         see: where help is, such as "see DATASETS.md, section MS-COCO".
         classes: the class names in their order; None takes the sorted names of all labels.
-        default: value of every class that an image has no label for: 0 (absent) or -1 (not annotated).
+        default: value of every class that an image has no entry for: 0 (absent) or -1 (not annotated).
     """
 
     def __init__(self, see: str, *, classes: Sequence[str] | None = None, default: int = 0) -> None:
         self.see = see
         self.classes = None if classes is None else tuple(classes)
         self.default = default
-        self._columns = None if classes is None else {name: i for i, name in enumerate(classes)}
+        self._columns = {name: column for column, name in enumerate(classes or ())}
         self._first_seen: dict[str, str] = {}
-        self._labels: list[Mapping[str, int]] = []
+        self._entries: list[Mapping[str | int, int]] = []
 
-    def add(self, path: str, labels: Mapping[str, int], where: str) -> None:
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, path: str, labels: Mapping[str, int] | Mapping[int, int], where: str) -> None:
         """Add an image.
 
         Args:
             path: of its file inside the image folder; Windows separators are taken.
-            labels: class name -> 1 (present), 0 (absent), -1 (not annotated) or a code of the data set's own.
+            labels: class (its name, or its index if the classes were given) -> 1 (present), 0 (absent), -1 (not
+                annotated) or a code of the data set's own.
             where: the annotation file and the row, for messages.
 
         Raises:
@@ -63,34 +72,45 @@ class TableBuilder:
         path = path_inside(path, where, self.see)
         if path in self._first_seen:
             raise DataError(
-                f"{where}: the image {path} is listed twice, first in {self._first_seen[path]}; "
-                f"leave one out, {self.see}"
+                f"{where}: the image {path} is listed twice, first in {self._first_seen[path]}: "
+                f"leave one of them out; {self.see}"
             )
-        if self._columns is not None:
-            for name in labels:
-                if name not in self._columns:
-                    raise unknown_class(name, self._columns, where, self.see)
-
         self._first_seen[path] = where
-        self._labels.append(labels)
 
-    def build(self, where: str) -> Table:
+        if self.classes is None:
+            self._entries.append(dict(labels))
+        else:
+            self._entries.append({self._column(label, where): value for label, value in labels.items()})
+
+    def build(self, where: str | Path) -> Table:
         """Return the table, images in the order in which they were added.
 
         Raises:
-            DataError: that begins with `where`, if no class was given and no image has a label.
+            DataError: that begins with `where`, if no class was given and no image has a label, or for names that no
+                class may have.
         """
-        classes = self.classes
+        classes, entries = self.classes, self._entries
         if classes is None:
-            names = {name for labels in self._labels for name in labels}
+            names = {str(name) for of_image in entries for name in of_image}
             if not names:
                 raise DataError(f"{where}: no image has a label; {self.see}")
             classes = check_names(sorted(names), where, self.see)
+            columns = {name: column for column, name in enumerate(classes)}
+            entries = [{columns[str(name)]: value for name, value in of_image.items()} for of_image in entries]
 
-        columns = {name: column for column, name in enumerate(classes)}
-        entries = [{columns[name]: value for name, value in labels.items()} for labels in self._labels]
         labels = from_entries(entries, num_classes=len(classes), default=self.default)
         return Table(encode_paths(list(self._first_seen)), labels, classes)
+
+    def _column(self, label: str | int, where: str) -> int:
+        """Return the index of a class that was given by name or by index."""
+        assert self.classes is not None
+        if isinstance(label, str):
+            if label not in self._columns:
+                raise unknown_class(label, self.classes, where, self.see)
+            return self._columns[label]
+        if not 0 <= label < len(self.classes):
+            raise DataError(f"{where}: the class {label} is not an index below {len(self.classes)}; {self.see}")
+        return label
 
 
 def encode_paths(paths: Sequence[str]) -> np.ndarray:
@@ -113,3 +133,28 @@ def path_inside(path: str, where: str, see: str) -> str:
     if not path or parts[0] == "" or parts[0].endswith(":") or ".." in parts or "\0" in path:
         raise DataError(f"{where}: {path!r} is not a path inside the image folder; {see}")
     return "/".join(part for part in parts if part not in ("", "."))
+
+
+def held_out(files: Sequence[bytes], fraction: float, seed: int) -> np.ndarray:
+    """Decide for each path, by itself, whether it is held out for validation: bool [N].
+
+    By a hash of seed and path, so that an image stays on its side when others come or go.
+    """
+    hashes = (sha256(b"%d %s" % (seed, file)).digest()[:8] for file in files)
+    return np.array([int.from_bytes(hash, "big") < fraction * 2**64 for hash in hashes], bool)
+
+
+def check_fraction(val_fraction: float) -> None:
+    """Raise a `ValueError` unless the share of images to hold out is in (0, 1)."""
+    if not 0 < val_fraction < 1:
+        raise ValueError(f"val_fraction is {val_fraction}: it must be above 0 and below 1")
+
+
+def log_split(what: str, split: str, table: Table) -> None:
+    """Log the counts of a split, and the classes without a positive: their accuracy or AP says nothing."""
+    log.info("%s %s: %s images, %d classes", what, split, f"{len(table):,}", len(table.classes))
+
+    empty = np.flatnonzero(table.labels.counts() == 0)
+    if len(empty) and len(table):
+        names = ", ".join(repr(table.classes[column]) for column in empty[:3]) + (", ..." if len(empty) > 3 else "")
+        log.warning("%s %s: %d of %d classes have no image: %s", what, split, len(empty), len(table.classes), names)

@@ -35,6 +35,8 @@ _FIX = "restore the file or leave it out"
 MAX_RESIZED = 178_956_970
 MAX_SIDE = math.isqrt(MAX_RESIZED)
 
+MAX_FILE = 2**30  # bytes of an image file
+
 # EXIF orientation -> what turns the stored picture upright. 1 is upright; other values mean nothing.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -60,12 +62,11 @@ def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
     Raises:
         DataError: The file is missing, empty, cut short, too large or no image; one line with path, fault and fix.
     """
+    if content is None:
+        content = read_content(path)
     try:
         # A file object, not a path: Pillow maps an uncompressed TIFF given by path, and then garbles turned ones.
-        with (
-            open_binary(path) if content is None else io.BytesIO(content) as file,
-            Image.open(file, formats=FORMATS) as image,
-        ):
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             image.load()
             rgb = _to_rgb(image)
             turn = _UPRIGHT.get(_orientation(image))
@@ -74,6 +75,23 @@ def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
     except Exception as error:  # decoders raise almost anything on a damaged file: SyntaxError, struct.error
         raise DataError(f"{path}: {_fault(Path(path), error)}; {_FIX}") from error
     return rgb if turn is None else rgb.transpose(turn)
+
+
+def read_content(path: str | Path) -> bytes:
+    """Return the bytes of an image file.
+
+    Raises:
+        DataError: The file is missing, empty, no regular file, or larger than `MAX_FILE`; one line with path, fault
+            and fix.
+    """
+    try:
+        with open_binary(path) as file:
+            content = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise DataError(f"{path}: {_fault(Path(path), error)}; {_FIX}") from error
+    if len(content) > MAX_FILE:
+        raise DataError(f"{path}: more than {MAX_FILE:,} bytes are no image; {_FIX}")
+    return content
 
 
 def load_image(path: str | Path, transform: Callable[[Image.Image], Tensor], content: bytes | None = None) -> Tensor:

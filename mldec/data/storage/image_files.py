@@ -1,12 +1,14 @@
 """Images as files of a folder."""
 
 import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from mldec.data.base import LabelledImages
 from mldec.data.table import Table
+from mldec.data.transforms import read_content
 from mldec.errors import DataError
 
 
@@ -37,7 +39,7 @@ class ImageFiles:
         Raises:
             DataError: if it cannot be read.
         """
-        return read_file(Path(self.name(index)))
+        return read_content(self.name(index))
 
     def select(self, images: np.ndarray) -> "ImageFiles":
         """Return some of the images: bool [N], or their indices in the wanted order."""
@@ -61,8 +63,8 @@ class ImageFiles:
                 absent[index] = name not in listings[inner_folder]
         return absent
 
-    def verify(self) -> None:
-        """See `mldec.data.base.Storage`; there is nothing to compare files with."""
+    def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
+        """See `mldec.data.base.Storage`: there are no checksums to compare the files with."""
 
 
 def in_folder(table: Table, folder: Path, see: str) -> LabelledImages:
@@ -80,3 +82,17 @@ def list_folder(folder: Path, see: str) -> set[str]:
         return {entry.name for entry in os.scandir(folder)}
     except OSError as error:
         raise DataError(f"{folder} cannot be listed ({error.strerror}); {see}") from error
+
+
+def check_folder(root: str, what: str, see: str) -> Path:
+    """Return the absolute path of a data set's folder.
+
+    Raises:
+        DataError: if it is absent or empty.
+    """
+    folder = Path(root).expanduser().absolute()
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; set data.root to the folder of {what} or {see}")
+    if not list_folder(folder, see):
+        raise DataError(f"{folder} is empty; {see}")
+    return folder

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mldec.data.arrays import read_npy
 from mldec.data.names import names_fault
-from mldec.data.vector_text import lacking, read_text
+from mldec.data.zero_shot.vector_text import lacking, read_text
 from mldec.errors import ConfigError, DataError
 from mldec.inputs import read_text as read_text_file
 

@@ -10,19 +10,20 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from mldec.data.base import DataModule
-from mldec.data.csv_file import read_csv
-from mldec.data.files import check_folder, file_data
+from mldec.data.base import LabelledImages
+from mldec.data.cache import TableCache
 from mldec.data.labels import from_statements
-from mldec.data.names import as_name, told_apart, without_quotes
-from mldec.data.tables import Table, cached
-from mldec.data.transforms import EvalTransform, TrainTransform
-from mldec.errors import ConfigError, DataError
-from mldec.evaluators.partial import PartialLabelEvaluator
-from mldec.inputs import read_text
+from mldec.data.names import told_apart, without_quotes
+from mldec.data.source import Source
+from mldec.data.storage.image_files import check_folder, in_folder
+from mldec.data.table import Table
+from mldec.data.task import PartialLabels
+from mldec.errors import DataError
+from mldec.inputs import csv_columns, read_text
 
 log = logging.getLogger("mldec")
 
@@ -35,86 +36,55 @@ LABELS = {
 }
 TRAINABLE = "oidv6-classes-trainable.txt"
 DESCRIPTIONS = "oidv6-class-descriptions.csv"
-NAMES = ("display", "mid")
 _CONFIDENCE = {"1": 1, "0": 0, "1.0": 1, "0.0": 0}
 
 
 def openimages(
     *,
     root: str,
-    image_size: int = 224,
     train: str = "train",
     val: str = "test",
-    names: str = "display",
+    names: Literal["display", "mid"] = "display",
     prefix: int = 0,
-    absent: str = "stop",
-    augment: str = "official",
-    cutout: float = 0.5,
-    flip: bool = False,
-    crop: float = 1.0,
-    bad_images: str = "stop",
-    cache_dir: str | None = None,
-) -> DataModule:
+) -> Source:
     """Return Open Images: the classes of the trainable list in its order, images in the order of their ids.
 
-    An image without a verified label is in no official file, and so not here. Targets are 1, 0 and mostly -1.
+    An image without a verified label is in no official file, and so not here. Targets are 1, 0 and mostly -1. Many
+    images left Flickr for good: see `data.absent`.
 
     Source: storage.googleapis.com/openimages, human-verified image-level labels; machine-generated ones are refused.
 
     Args:
         root: folder with annotations/ (the official CSV and class files) and the image folders train/, validation/,
             test/ of ID.jpg.
-        image_size: side of the square input in pixels.
         train: split to learn from.
         val: split to evaluate on: papers use "test" (125,436 images), not "validation" (41,620).
-        names: "display": the display name, with its place as in "Ball (12)" if classes share it; or "mid" (/m/01bqvp).
+        names: "display": the display name, with its index as in "Ball (12)" if classes share it; or "mid" (/m/01bqvp).
         prefix: images lie in sub-folders called by this many first characters of their ids, such as train/0a/ for 2.
-        absent: what to do about a listed image that is not on the disk, see `file_data`; many left Flickr for good.
-        augment: "official", "randaugment" or "none"; this and the next three are described at `TrainTransform`.
-        cutout: side of the covered square as a fraction of the image side; 0 turns it off.
-        flip: mirror half of the training images.
-        crop: smallest area of a random crop as a fraction of the image; 1 turns it off.
-        bad_images: "stop" at an image that cannot be read, or "skip" and count it.
-        cache_dir: folder for the parsed annotations; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
 
     Raises:
         DataError: Something under `root` is missing or broken; of a split, when it is first used.
-        ConfigError: A value is out of range.
+        ValueError: A value is out of range.
     """
     for key, split in (("train", train), ("val", val)):
         if split not in LABELS:
-            raise ConfigError(f"data.{key} {split!r} is not a split of Open Images: choose {', '.join(LABELS)}")
-    check_names(names)
+            raise ValueError(f"{key} is {split!r}: it must be one of {', '.join(LABELS)}")
     if prefix < 0:
-        raise ConfigError(f"data.prefix is {prefix}: it must be 0 (no sub-folders) or more")
+        raise ValueError(f"prefix is {prefix}: it must be 0 (no sub-folders) or more")
     folder = check_folder(root, "Open Images", _SEE)
-    return file_data(
-        partial(_read_split, folder, names=names, prefix=prefix, cache_dir=cache_dir),
-        train=train,
-        val=val,
-        learn=TrainTransform(image_size=image_size, augment=augment, cutout=cutout, flip=flip, crop=crop),
-        check=EvalTransform(image_size=image_size),
-        evaluator=PartialLabelEvaluator,
-        where=folder,
-        see=_SEE,
-        bad_images=bad_images,
-        absent=absent,
-    )
+
+    load = partial(_load_split, folder, names=names, prefix=prefix)
+    return Source(load=load, train=train, val=val, task=PartialLabels(), where=folder, see=_SEE)
 
 
-def check_names(names: str) -> None:
-    """Raise a `ConfigError` for an unknown kind of class name."""
-    if names not in NAMES:
-        raise ConfigError(f"data.names {names!r} is not known: choose {' or '.join(NAMES)}")
-
-
-def _read_split(root: Path, split: str, *, names: str, prefix: int, cache_dir: str | None) -> tuple[Path, Table]:
+def _load_split(root: Path, split: str, cache: TableCache, *, names: str, prefix: int) -> LabelledImages:
     folder = root / "annotations"
     sources = statements, trainable, descriptions = folder / LABELS[split], folder / TRAINABLE, folder / DESCRIPTIONS
     parse = partial(_parse, statements, trainable, descriptions, names, prefix)
-    table = cached(f"openimages {names} {prefix}", sources, parse, cache_dir=cache_dir, see=_SEE)
+    table = cache.table(f"openimages {names} {prefix}", sources, parse)
+
     log_table(f"openimages {split}", table)
-    return root / split, table
+    return in_folder(table, root / split, _SEE)
 
 
 def log_table(what: str, table: Table) -> None:
@@ -128,12 +98,17 @@ def log_table(what: str, table: Table) -> None:
 
 def _parse(statements: Path, trainable: Path, descriptions: Path, names: str, prefix: int) -> Table:
     mids = read_mids(trainable, _SEE)
-    ids, images, classes, values = _read_statements(statements, mids)
-    ids, places = np.unique(ids, return_inverse=True)  # the file is sorted, but nothing says that it must be
-    if not np.char.isalnum(ids).all():  # it becomes a path
+    run_ids, runs, classes, values = _read_statements(statements, mids)
+
+    # The file is sorted by image, but nothing says that it must be: several runs of rows may be of one image.
+    ids, image_of_run = np.unique(run_ids, return_inverse=True)
+    if not np.char.isalnum(ids).all():  # an id becomes a path
         raise DataError(f"{statements}: {ids[~np.char.isalnum(ids)][0].decode()!r} is not an image id; {_SEE}")
-    labels, clashes = from_statements(places[images], classes, values, num_images=len(ids), num_classes=len(mids))
+    labels, clashes = from_statements(
+        image_of_run[runs], classes, values, num_images=len(ids), num_classes=len(mids)
+    )
     log_clashes(statements, clashes)
+
     files = np.char.add(ids, b".jpg")
     if prefix:
         files = np.char.add(np.char.add(ids.astype(f"S{prefix}"), b"/"), files)
@@ -143,32 +118,39 @@ def _parse(statements: Path, trainable: Path, descriptions: Path, names: str, pr
 
 def _read_statements(path: Path, mids: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the ids of runs of rows [R], and of each statement on a known class its run, class and value [M]."""
-    index = {mid: place for place, mid in enumerate(mids)}
-    ids: list[np.ndarray] = [np.zeros(0, "S1")]
-    kept: list[tuple[np.ndarray, ...]] = [(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int8))]
-    runs = rows = 0
-    for first, (images, _, labels, confidences) in read_csv(
-        path, ["ImageID", "Source", "LabelName", "Confidence"], _SEE
-    ):
-        values = np.fromiter(map(_CONFIDENCE.get, confidences, repeat(-1)), np.int8, len(labels))
-        if values.min() < 0:
-            row = int(values.argmin())
+    columns = {mid: column for column, mid in enumerate(mids)}
+    run_ids: list[np.ndarray] = [np.zeros(0, "S1")]
+    runs, classes, values = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], [np.zeros(0, np.int8)]
+    num_runs = num_rows = num_known = 0
+
+    header = ["ImageID", "Source", "LabelName", "Confidence"]
+    for first, (image_ids, _, label_names, confidences) in csv_columns(path, header, _SEE):
+        values_here = np.fromiter(map(_CONFIDENCE.get, confidences, repeat(-1)), np.int8, len(confidences))
+        if values_here.min() < 0:
+            row = int(values_here.argmin())
             fault = f"row {first + row} has Confidence {confidences[row]!r}, not 1 or 0: not human-verified labels?"
             raise DataError(f"{path}: {fault} {_SEE}")
-        classes = np.fromiter(map(index.get, labels, repeat(-1)), np.int32, len(labels))
+        classes_here = np.fromiter(map(columns.get, label_names, repeat(-1)), np.int32, len(label_names))
         try:
-            names = np.array(images, np.bytes_)
+            ids_here = np.array(image_ids, np.bytes_)
         except UnicodeEncodeError as error:
             raise DataError(f"{path}: an image id after row {first - 1} is not ASCII; {_SEE}") from error
-        new = np.append(True, names[1:] != names[:-1])
-        known = classes >= 0
-        kept.append(((np.cumsum(new) + (runs - 1))[known].astype(np.int32), classes[known], values[known]))
-        ids.append(names[new])
-        runs += len(ids[-1])
-        rows += len(labels)
-    owners, classes, values = (np.concatenate(part) for part in zip(*kept, strict=True))
-    log_dropped(path, rows - len(classes), rows)
-    return np.concatenate(ids), owners, classes, values
+
+        # A run starts where the image id is not that of the row before.
+        starts_run = np.append(True, ids_here[1:] != ids_here[:-1])
+        runs_here = np.cumsum(starts_run) + (num_runs - 1)
+        known = classes_here >= 0
+
+        run_ids.append(ids_here[starts_run])
+        runs.append(runs_here[known].astype(np.int32))
+        classes.append(classes_here[known])
+        values.append(values_here[known])
+        num_runs += len(run_ids[-1])
+        num_rows += len(label_names)
+        num_known += len(classes[-1])
+
+    log_dropped(path, num_rows - num_known, num_rows)
+    return np.concatenate(run_ids), np.concatenate(runs), np.concatenate(classes), np.concatenate(values)
 
 
 def log_dropped(path: Path, dropped: int, rows: int) -> None:
@@ -202,7 +184,7 @@ def read_mids(path: Path, see: str) -> tuple[str, ...]:
 
 def read_descriptions(path: Path, see: str) -> dict[str, str]:
     """Read the display name of each MID; names hold commas and quotes."""
-    pieces = read_csv(path, ["LabelName", "DisplayName"], see)
+    pieces = csv_columns(path, ["LabelName", "DisplayName"], see)
     return {mid: name for _, (mids, names) in pieces for mid, name in zip(mids, names, strict=True)}
 
 

@@ -1,7 +1,4 @@
-"""Tables of labelled image files: what is kept of annotation files, and the cache of it.
-
-Annotation files take seconds to minutes to parse; the table of one is cached, and read in less than a second.
-"""
+"""The cache of parsed annotation files, which take seconds to minutes to parse and less than a second to read again."""
 
 import json
 import logging
@@ -9,7 +6,6 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,6 +14,7 @@ import numpy as np
 from mldec.data.arrays import read_npz
 from mldec.data.labels import Labels
 from mldec.data.names import names_fault
+from mldec.data.table import Table
 from mldec.errors import DataError
 
 log = logging.getLogger("mldec")
@@ -25,84 +22,46 @@ log = logging.getLogger("mldec")
 FORMAT = 5  # of a cached table; raise it when the meaning of a stored array changes
 
 
-@dataclass(frozen=True)
-class Table:
-    """N image files with labels of K classes."""
-
-    files: np.ndarray  # [N] bytes of a fixed width: paths inside the image folder, see `paths`
-    labels: Labels
-    classes: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def select(self, images: np.ndarray) -> "Table":
-        """Return some of the images: bool [N], or their indices in the wanted order."""
-        return Table(self.files[images], self.labels.select(images), self.classes)
-
-    def select_classes(self, columns: Sequence[int]) -> "Table":
-        """Return some of the classes: their indices in the wanted order."""
-        names = tuple(self.classes[column] for column in columns)
-        return Table(self.files, self.labels.select_classes(columns), names)
-
-
-def paths(names: Sequence[str]) -> np.ndarray:
-    """Return file names as `Table.files` holds them."""
-    return np.array([os.fsencode(name) for name in names], np.bytes_)
-
-
-def inside(path: str, where: str, see: str) -> str:
-    """Return a path from a list, with '/' between its folders, after refusing one that leads elsewhere.
+class TableCache:
+    """A folder of parsed tables; each is used as long as the files that it was made from do not change.
 
     Args:
-        path: as the list has it; Windows separators are taken.
-        where: the list and the row, for the message.
-        see: where help is.
-
-    Raises:
-        DataError: if it is empty, absolute, or climbs with '..'.
+        folder: of the tables; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
+        see: where help is, for messages.
     """
-    parts = path.replace("\\", "/").split("/")
-    if not path or parts[0] == "" or parts[0].endswith(":") or ".." in parts or "\0" in path:
-        raise DataError(f"{where}: {path!r} is not a path inside the image folder; {see}")
-    return "/".join(part for part in parts if part not in ("", "."))
 
+    def __init__(self, folder: str | None, see: str) -> None:
+        self.folder = folder
+        self.see = see
 
-def cached(
-    name: str,
-    sources: Sequence[Path],
-    parse: Callable[[], Table],
-    *,
-    cache_dir: str | None,
-    see: str,
-    values: range = range(2),
-) -> Table:
-    """Return what `parse` makes of annotation files, from the cache if that was made from these very files.
+    def table(
+        self, name: str, sources: Sequence[Path], parse: Callable[[], Table], *, values: range = range(2)
+    ) -> Table:
+        """Return what `parse` makes of annotation files, from the cache if that was made from these very files.
 
-    Args:
-        name: of the kind of table, with every setting that `parse` depends on, such as "coco".
-        sources: the files it reads; size and time of each decide whether the cache is still right.
-        parse: reads them.
-        cache_dir: folder of the cache; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
-        see: where help is.
-        values: those that a label may have.
+        Args:
+            name: of the kind of table, with every setting that `parse` depends on, such as "coco".
+            sources: the files it reads; size and time of each decide whether the cache is still right.
+            parse: reads them.
+            values: those that a label may have.
 
-    Raises:
-        DataError: if a source cannot be read, or from `parse`.
-    """
-    key = f"{FORMAT} {name}"
-    for source in sources:
-        try:
-            stat = source.stat()
-        except OSError as error:
-            raise DataError(f"{source} cannot be read ({error.strerror}); {see}") from error
-        key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
-    cache = _cache_file(f"{name} {' '.join(map(str, sources))}", cache_dir)
-    table = _load(cache, key, values)
-    if table is None:
-        table = parse()
-        _store(cache, key, table)
-    return table
+        Raises:
+            DataError: if a source cannot be read, or from `parse`.
+        """
+        key = f"{FORMAT} {name}"
+        for source in sources:
+            try:
+                stat = source.stat()
+            except OSError as error:
+                raise DataError(f"{source} cannot be read ({error.strerror}); {self.see}") from error
+            key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
+
+        file = _cache_file(f"{name} {' '.join(map(str, sources))}", self.folder)
+        table = _load(file, key, values)
+        if table is None:
+            table = parse()
+            _store(file, key, table)
+        return table
 
 
 def _cache_file(name: str, cache_dir: str | None) -> Path:
@@ -131,7 +90,7 @@ def _load(cache: Path, key: str, values: range) -> Table | None:
             stored["label_classes"],
             stored["values"],
             num_classes=len(classes),
-            rest=int(stored["rest"]),
+            default=int(stored["rest"]),
         )
         table = Table(stored["files"], labels, tuple(classes))
         fault = labels.fault(values) or names_fault(classes) or _files_fault(table.files, len(labels))
@@ -173,7 +132,7 @@ def _store(cache: Path, key: str, table: Table) -> None:
         "starts": table.labels.starts,
         "label_classes": table.labels.classes,
         "values": table.labels.values,
-        "rest": table.labels.rest,
+        "rest": table.labels.default,
         "classes": np.frombuffer(json.dumps(table.classes).encode(), np.uint8),
     }
     temporary = None

@@ -6,46 +6,24 @@ nor clearly absent, and code bases differ in what they make of it: a setting for
 
 import logging
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from mldec.data.base import DataModule
-from mldec.data.files import check_folder, file_data
-from mldec.data.labels import from_dense
-from mldec.data.tables import Table, cached, paths
-from mldec.data.transforms import EvalTransform, TrainTransform
-from mldec.errors import ConfigError, DataError, suggest
-from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.data.base import LabelledImages
+from mldec.data.cache import TableCache
+from mldec.data.class_names import VOC
+from mldec.data.names import unknown_class
+from mldec.data.source import Source
+from mldec.data.storage.image_files import check_folder, in_folder
+from mldec.data.table import Table, TableBuilder
+from mldec.data.task import MultiLabel
+from mldec.errors import DataError
 from mldec.inputs import open_binary, read_text
 
 log = logging.getLogger("mldec")
 
-# The order of the devkit, which is that of every published label matrix and word vector.
-CLASSES = (
-    "aeroplane",
-    "bicycle",
-    "bird",
-    "boat",
-    "bottle",
-    "bus",
-    "car",
-    "cat",
-    "chair",
-    "cow",
-    "diningtable",
-    "dog",
-    "horse",
-    "motorbike",
-    "person",
-    "pottedplant",
-    "sheep",
-    "sofa",
-    "train",
-    "tvmonitor",
-)
 DIFFICULT = 2  # in a cached table: the class has objects, but difficult ones only
 MEANINGS = {"negative": 0, "positive": 1, "ignore": -1}
 LARGEST_XML = 2**20  # bytes; the official ones have less than 40,000
@@ -59,62 +37,42 @@ def voc(
     *,
     root: str,
     year: int = 2007,
-    image_size: int = 448,
     train: str = "trainval",
     val: str = "test",
     difficult_train: Difficult = "negative",
     difficult_val: Difficult = "ignore",
-    augment: str = "official",
-    cutout: float = 0.5,
-    flip: bool = False,
-    crop: float = 1.0,
     threshold: float = 0.5,
-    bad_images: str = "stop",
-    cache_dir: str | None = None,
-) -> DataModule:
+) -> Source:
     """Return Pascal VOC: 20 classes in the order of the devkit, images in the order of the list of their split.
 
     Args:
         root: folder VOC{year}, the folder VOCdevkit that holds it, or the one that holds VOCdevkit.
         year: 2007 or 2012; 2008 to 2011 have the same layout.
-        image_size: side of the square input in pixels.
         train: split to learn from, a list in ImageSets/Main.
         val: split to evaluate on; the labels of the test split of 2012 are not public.
         difficult_train: what a class with difficult objects only is in training: "negative", "positive" or "ignore",
             which is -1 and needs a loss that takes it (loss=partial loss.mode=ignore).
         difficult_val: the same in evaluation; "ignore" leaves the image out for this class, as the devkit does.
-        augment: "official", "randaugment" or "none"; this and the next three are described at `TrainTransform`.
-        cutout: side of the covered square as a fraction of the image side; 0 turns it off.
-        flip: mirror half of the training images.
-        crop: smallest area of a random crop as a fraction of the image; 1 turns it off.
         threshold: probability from which on a class counts as predicted, for precision, recall and F1.
-        bad_images: "stop" at an image that cannot be read, or "skip" and count it.
-        cache_dir: folder for the parsed annotations; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
 
     Raises:
         DataError: Something under `root` is missing or broken; of a split, when it is first used.
-        ConfigError: A value is out of range.
+        ValueError: A value is out of range.
     """
-    learn = TrainTransform(image_size=image_size, augment=augment, cutout=cutout, flip=flip, crop=crop)
-    check = EvalTransform(image_size=image_size)
-    evaluator = partial(MultiLabelEvaluator, threshold=threshold)
-    evaluator()  # refuses a wrong threshold now, not after the first epoch
     for name, difficult in (("difficult_train", difficult_train), ("difficult_val", difficult_val)):
         if difficult not in MEANINGS:
-            raise ConfigError(f"data.{name} {difficult!r} is not known: choose negative, positive or ignore")
+            raise ValueError(f"{name} is {difficult!r}: it must be negative, positive or ignore")
+    task = MultiLabel(threshold)
     folder = _find(check_folder(root, f"Pascal VOC {year}", _SEE), year)
-    read = partial(_read_split, folder, year=year, cache_dir=cache_dir)
-    return file_data(
-        partial(read, difficult=difficult_val),
-        load_train=partial(read, difficult=difficult_train),
+
+    return Source(
+        load=partial(_load_split, folder, difficult=difficult_val),
+        load_train=partial(_load_split, folder, difficult=difficult_train),
         train=train,
         val=val,
-        learn=learn,
-        check=check,
-        evaluator=evaluator,
+        task=task,
         where=folder,
         see=_SEE,
-        bad_images=bad_images,
     )
 
 
@@ -128,53 +86,44 @@ def _find(root: Path, year: int) -> Path:
     raise DataError(f"{root} holds no VOC{year} (a folder with ImageSets); set data.root or data.year, {_SEE}")
 
 
-def _read_split(
-    folder: Path, split: str, *, year: int, difficult: Difficult, cache_dir: str | None
-) -> tuple[Path, Table]:
+def _load_split(folder: Path, split: str, cache: TableCache, *, difficult: Difficult) -> LabelledImages:
     listing, annotations = folder / "ImageSets" / "Main" / f"{split}.txt", folder / "Annotations"
     parse = partial(_parse, listing, annotations)
-    values = range(DIFFICULT + 1)
-    table = cached("voc", [listing, annotations], parse, values=values, cache_dir=cache_dir, see=_SEE)
-    unclear = int(table.labels.counts(DIFFICULT).sum())
-    log.info(
-        "voc%d %s: %s images, %d classes; %s labels of difficult objects only: %s",
-        *(year, split, f"{len(table):,}", len(table.classes), f"{unclear:,}", difficult),
-    )
+    table = cache.table("voc", [listing, annotations], parse, values=range(DIFFICULT + 1))
+
+    log.info("%s %s: %s images, %d classes", folder.name, split, f"{len(table):,}", len(table.classes))
+    only_difficult = f"{table.labels.counts(DIFFICULT).sum():,}"
+    log.info("%s %s: %s labels of difficult objects only: %s", folder.name, split, only_difficult, difficult)
     labels = table.labels.recode({DIFFICULT: MEANINGS[difficult]})
-    return folder / "JPEGImages", Table(table.files, labels, table.classes)
+    return in_folder(Table(table.files, labels, table.classes), folder / "JPEGImages", _SEE)
 
 
 def _parse(listing: Path, annotations: Path) -> Table:
-    images = _read_list(listing)
-    labels = np.zeros((len(images), len(CLASSES)), np.int8)
-    for row, image in enumerate(images):
+    builder = TableBuilder(_SEE, classes=VOC)
+    for number, image in _image_ids(listing):
         path = annotations / f"{image}.xml"
+        labels: dict[str, int] = {}
         for name, difficult in _objects(path):
-            if name not in CLASSES:
-                raise DataError(f"{path}: the class {name[:40]!r} is unknown{suggest(name, list(CLASSES))}; {_SEE}")
-            column = CLASSES.index(name)
-            if not difficult:
-                labels[row, column] = 1
-            elif not labels[row, column]:
-                labels[row, column] = DIFFICULT
-    return Table(paths([f"{image}.jpg" for image in images]), from_dense(labels), CLASSES)
+            if name not in VOC:
+                raise unknown_class(name[:40], VOC, str(path), _SEE)
+            # One object that is not difficult decides.
+            labels[name] = labels.get(name, DIFFICULT) if difficult else 1
+        builder.add(f"{image}.jpg", labels, f"{listing}, line {number}")
+    if not len(builder):
+        raise DataError(f"{listing} names no image; restore it, {_SEE}")
+    return builder.build(listing)
 
 
-def _read_list(listing: Path) -> list[str]:
-    """Return the image ids, as text: those of 2012 are no numbers."""
-    lines = read_text(listing, _SEE).split("\n")
-    # The lists of a class hold a second word, at a distance of one or two blanks.
-    found = [(number, line.split()[0]) for number, line in enumerate(lines, 1) if line.strip()]
-    first: dict[str, int] = {}
-    for number, image in found:
+def _image_ids(listing: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number of each line, and the image id in it, as text: those of 2012 are no numbers."""
+    for number, line in enumerate(read_text(listing, _SEE).split("\n"), 1):
+        if not line.strip():
+            continue
+        # The lists of a class hold a second word, at a distance of one or two blanks.
+        image = line.split()[0]
         if "/" in image or "\\" in image or ".." in image or "\0" in image:
             raise DataError(f"{listing}, line {number}: {image!r} is not an image id; {_SEE}")
-        if image in first:
-            raise DataError(f"{listing}, line {number}: {image} is in line {first[image]} already; {_SEE}")
-        first[image] = number
-    if not first:
-        raise DataError(f"{listing} names no image; restore it, {_SEE}")
-    return list(first)
+        yield number, image
 
 
 def _objects(path: Path) -> list[tuple[str, bool]]:

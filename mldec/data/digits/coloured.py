@@ -1,0 +1,240 @@
+"""Scenes of handwritten digits in colours: a class is a colour and a digit, such as "red three".
+
+`coloured_digits` is a closed set of a hundred classes and more. `digits_zsl` never shows a part of the combinations in
+training: whoever has learnt what a colour and what a digit is knows them nevertheless, because a class's vector is made
+of its two attributes.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mldec.data.base import Classes, DataModule, Split
+from mldec.data.digits.scenes import (
+    NAMES,
+    Scenes,
+    Writings,
+    boxes,
+    check_sizes,
+    how_many,
+    noisy,
+    split_writings,
+    tilted,
+)
+from mldec.data.task import MultiLabel
+from mldec.data.transforms import EvalTransform
+from mldec.evaluators.zero_shot import ZeroShotEvaluator
+
+# The first ones are farthest from each other, so that fewer colours are easier.
+COLOURS = {
+    "red": (255, 0, 0),
+    "green": (0, 255, 0),
+    "blue": (0, 0, 255),
+    "yellow": (255, 255, 0),
+    "cyan": (0, 255, 255),
+    "magenta": (255, 0, 255),
+    "white": (255, 255, 255),
+    "black": (0, 0, 0),
+    "orange": (255, 128, 0),
+    "azure": (0, 128, 255),
+    "violet": (128, 0, 255),
+    "rose": (255, 0, 128),
+    "lime": (128, 255, 0),
+    "jade": (0, 255, 128),
+}
+BACKGROUND = (75, 115)  # grey value, the same all over a scene: no colour above is near it
+SIDES = (0.38, 0.62)  # of a digit's square, as a fraction of the side of the scene
+LARGE = (0.45, 0.55)  # likewise, of zero-shot scenes: every one shows as many digits as fit
+SHADING = 15  # largest distance of a digit's channel from its colour
+VECTOR_WIDTH = 300  # as that of common word vectors
+
+
+def coloured_digits(
+    *,
+    image_size: int = 64,
+    train_images: int = 8192,
+    val_images: int = 2048,
+    max_digits: int = 2,
+    colours: int = 12,
+    threshold: float = 0.5,
+    seed: int = 0,
+) -> DataModule:
+    """Return scenes with 10 classes per colour, all of them in both splits.
+
+    Args:
+        image_size: side of a scene in pixels, from 16 on.
+        train_images: scenes per epoch; there is no end of different ones.
+        val_images: scenes of the validation split.
+        max_digits: largest number of digits in a scene.
+        colours: number of colours, 2 to 14.
+        threshold: probability from which on a class counts as predicted, for precision, recall and F1.
+        seed: decides which writings are held out, and the validation scenes.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+    check_sizes(
+        image_size=image_size, train_images=train_images, val_images=val_images, max_digits=max_digits, seed=seed
+    )
+    names = class_names(colours)
+    task = MultiLabel(threshold)
+
+    train, val = split_writings(seed)
+    draw = partial(draw_coloured, classes=tuple(range(len(names))), size=image_size, max_digits=max_digits)
+    return DataModule(
+        load_train=lambda: Split(Scenes(partial(draw, writings=train), train_images), Classes(names)),
+        load_val=lambda: Split(Scenes(partial(draw, writings=val), val_images, seed), Classes(names)),
+        make_evaluator=task.evaluator,
+        transform=EvalTransform(image_size=image_size),
+    )
+
+
+def digits_zsl(
+    *,
+    image_size: int = 64,
+    train_images: int = 8192,
+    val_images: int = 2048,
+    max_digits: int = 2,
+    colours: int = 12,
+    unseen: int = 24,
+    vectors: Literal["words", "one_hot"] = "words",
+    seed: int = 0,
+) -> DataModule:
+    """Return zero-shot scenes: training shows the seen classes only, validation all.
+
+    Every colour and every digit is seen, but not every pair of them. Validation has all classes in one pass, as
+    `mldec.data.zero_shot` has. Digits are large, and most scenes show two, which makes binding the task: a red three
+    beside a blue five has the colours and the digits of a red five beside a blue three.
+
+    Args:
+        image_size: side of a scene in pixels, from 16 on.
+        train_images: scenes per epoch; there is no end of different ones.
+        val_images: scenes of the validation split.
+        max_digits: digits of a scene, as far as they fit: of two a third of the scenes has room for one only.
+        colours: number of colours, 2 to 14.
+        unseen: number of classes that training never shows.
+        vectors: of the classes; see `class_queries`.
+        seed: decides which classes are unseen, which writings are held out, and the validation scenes.
+
+    Raises:
+        ValueError: A value is out of range, or so many classes are unseen that a colour or a digit is.
+    """
+    check_sizes(
+        image_size=image_size, train_images=train_images, val_images=val_images, max_digits=max_digits, seed=seed
+    )
+    names = class_names(colours)
+    queries = class_queries(colours, vectors)
+    hidden = choose_unseen(colours, unseen, seed)
+    seen = sorted(set(range(len(names))) - set(hidden))
+    seen_classes = Classes(tuple(names[number] for number in seen), queries=queries[seen])
+
+    train, val = split_writings(seed)
+    draw = partial(draw_coloured, size=image_size, max_digits=max_digits, full=True)
+    draw_train = partial(draw, writings=train, classes=tuple(seen))
+    draw_val = partial(draw, writings=val, classes=tuple(range(len(names))))
+    return DataModule(
+        load_train=lambda: Split(Scenes(draw_train, train_images), seen_classes),
+        load_val=lambda: Split(Scenes(draw_val, val_images, seed), Classes(names, queries=queries)),
+        make_evaluator=lambda classes: ZeroShotEvaluator(len(classes), unseen=hidden),
+        transform=EvalTransform(image_size=image_size),
+    )
+
+
+def class_names(colours: int) -> tuple[str, ...]:
+    """Return the names of all classes; class 10 c + d is digit d in colour c."""
+    if not 2 <= colours <= len(COLOURS):
+        raise ValueError(f"colours is {colours}: it must be from 2 to {len(COLOURS)}")
+    return tuple(f"{colour} {digit}" for colour in list(COLOURS)[:colours] for digit in NAMES)
+
+
+def class_queries(colours: int, vectors: str) -> Tensor:
+    """Return the vectors of all classes, made of their attributes: float32 [10 colours, D].
+
+    Args:
+        colours: number of colours.
+        vectors: "words": each colour and each digit has a fixed random vector of width 300, and a class the sum of its
+            two over sqrt(2), as names of two words get theirs from common word vectors. "one_hot": a 1 for the colour
+            and a 1 for the digit, D = colours + 10.
+    """
+    numbers = torch.arange(10 * colours)
+    colour, digit = numbers.div(10, rounding_mode="floor"), numbers % 10
+    if vectors == "one_hot":
+        return torch.cat([torch.eye(colours)[colour], torch.eye(10)[digit]], 1)
+
+    generator = torch.Generator().manual_seed(0)  # a vocabulary does not change with the data's seed
+    words = torch.randn(10 + len(COLOURS), VECTOR_WIDTH, generator=generator)
+    return (words[digit] + words[10 + colour]) / 2**0.5
+
+
+def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
+    """Return the classes that training never shows, ascending: about as many of each colour and of each digit.
+
+    Raises:
+        ValueError: if none is left out, or a colour or a digit would not be seen at all.
+    """
+    if count < 1:
+        raise ValueError(f"unseen is {count}: it must be at least 1")
+    rng = np.random.default_rng(seed)
+    colour_order, digit_order = rng.permutation(colours), rng.permutation(10)
+
+    # Along the diagonals of the table of shuffled colours and digits: each has every colour once.
+    cells = [(row, (row + diagonal) % 10) for diagonal in range(10) for row in range(colours)][:count]
+    chosen = sorted(10 * int(colour_order[row]) + int(digit_order[column]) for row, column in cells)
+
+    seen = set(range(10 * colours)) - set(chosen)
+    if len({number // 10 for number in seen}) < colours or len({number % 10 for number in seen}) < 10:
+        raise ValueError(f"unseen is {count}: of {10 * colours} classes it leaves a colour or a digit unseen; set fewer")
+    return chosen
+
+
+def draw_coloured(
+    rng: np.random.Generator,
+    *,
+    writings: Writings,
+    classes: Sequence[int],
+    size: int,
+    max_digits: int,
+    full: bool = False,
+) -> tuple[Image.Image, Tensor]:
+    """Return an RGB scene and its target int8 [K] of 1 and 0, in the order of `classes`; see `compose_coloured`."""
+    scene, shown = compose_coloured(rng, writings, classes, size=size, max_digits=max_digits, full=full)
+    return scene, torch.tensor([number in shown for number in classes], dtype=torch.int8)
+
+
+def compose_coloured(
+    rng: np.random.Generator,
+    writings: Writings,
+    classes: Sequence[int],
+    *,
+    size: int,
+    max_digits: int,
+    full: bool = False,
+) -> tuple[Image.Image, set[int]]:
+    """Return an RGB scene of `size` x `size` pixels, and which of the classes it shows.
+
+    Args:
+        rng: decides everything.
+        writings: to draw from.
+        classes: that may be shown; see `class_names`.
+        size: side of the scene in pixels.
+        max_digits: in the scene.
+        full: always as many digits as there may be, and large ones.
+    """
+    grey = round(rng.uniform(*BACKGROUND))
+    scene = Image.new("RGB", (size, size), (grey, grey, grey))
+    shown = set()
+    count, sides = (max_digits, LARGE) if full else (how_many(rng, max_digits), SIDES)
+
+    for box in boxes(rng, size, count, sides):
+        number = classes[int(rng.integers(len(classes)))]
+        row = rng.choice(np.flatnonzero(writings.labels == number % 10))
+        colour = np.array(list(COLOURS.values())[number // 10]) + rng.uniform(-SHADING, SHADING, 3)
+        red, green, blue = np.clip(colour, 0, 255).astype(int).tolist()
+        scene.paste((red, green, blue), box, tilted(rng, writings.masks[row], box[2] - box[0]))
+        shown.add(number)
+    return noisy(rng, scene), shown

@@ -1,0 +1,1 @@
+"""The readers: each makes a `Source` of the annotation files of one data set."""

@@ -1,0 +1,161 @@
+"""Your own images with one or several labels each, from one CSV file: path, labels, and perhaps negatives and split."""
+
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from mldec.data.base import LabelledImages
+from mldec.data.cache import TableCache
+from mldec.data.names import as_name, given_names
+from mldec.data.source import Source
+from mldec.data.storage.image_files import check_folder, in_folder
+from mldec.data.table import Table, TableBuilder, check_fraction, held_out, log_split, path_inside
+from mldec.data.task import MultiLabel, PartialLabels, SingleLabel, Task
+from mldec.errors import DataError
+from mldec.inputs import csv_rows, open_binary
+
+_SEE = "see DATASETS.md, section Your own data"
+_COLUMNS = ("path", "labels", "negatives", "split")
+
+
+def csv_table(
+    *,
+    root: str,
+    file: str = "data.csv",
+    images: str = "",
+    separator: str = ";",
+    classes: str | list[str] | None = None,
+    exclusive: bool = False,
+    train: str = "train",
+    val: str = "val",
+    val_fraction: float = 0.1,
+    seed: int = 0,
+    threshold: float = 0.5,
+    top_k: int | None = None,
+) -> Source:
+    """Return the images of a CSV file, in its order.
+
+    The first row names the columns, in any order: path and labels, perhaps negatives and split, and no other. An image
+    without a label is a negative of every class; with a column negatives, what is in neither list is not annotated
+    (-1), and the metric is `mAP_partial`.
+
+    Args:
+        root: folder of the file.
+        file: the CSV file in it: UTF-8, commas, fields quoted with " where they hold commas.
+        images: folder in root that the paths start from.
+        separator: between the labels of an image.
+        classes: class names in their order, or a text file with one per line; None is the sorted labels of all rows.
+        exclusive: every image has exactly one label: top-1 instead of mAP.
+        train: the rows to learn from, by their value of the column split.
+        val: the rows to evaluate on.
+        val_fraction: without a column split: the share of the images to hold out, by a hash of each path.
+        seed: which images are held out.
+        threshold: of several labels: probability from which on a class counts as predicted.
+        top_k: of one label: see `SingleLabelEvaluator`.
+
+    Raises:
+        DataError: Something under `root` is missing or broken; of a split, when it is first used.
+        ValueError: A value is out of range.
+    """
+    check_fraction(val_fraction)
+    if not separator.strip():
+        raise ValueError("separator is blank: give the sign between two labels, such as ';'")
+    folder = check_folder(root, "the CSV file", _SEE)
+    source = folder / path_inside(file, "data.file", _SEE)
+    pictures = folder / path_inside(images, "data.images", _SEE) if images else folder
+
+    form = Form(separator, given_names(classes, folder, _SEE), exclusive, val, val_fraction, seed)
+    task = _task(source, exclusive, threshold, top_k)
+    load = partial(_load_split, source, pictures, form)
+    return Source(load=load, train=train, val=val, task=task, where=source, see=_SEE)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a file is to be understood."""
+
+    separator: str
+    classes: tuple[str, ...] | None
+    exclusive: bool
+    val: str
+    val_fraction: float
+    seed: int
+
+
+def _task(source: Path, exclusive: bool, threshold: float, top_k: int | None) -> Task:
+    if exclusive:
+        return SingleLabel(top_k)
+    if top_k is not None:
+        raise ValueError(f"top_k is {top_k}, for one label per image: set data.exclusive=true or leave it out")
+    task = MultiLabel(threshold)
+
+    try:
+        with open_binary(source) as file:
+            has_negatives = b"negatives" in file.readline().lower()
+    except OSError:  # which is said when a split is read
+        has_negatives = False
+    return PartialLabels() if has_negatives else task
+
+
+def _load_split(source: Path, pictures: Path, form: Form, split: str, cache: TableCache) -> LabelledImages:
+    settings = sha256(repr((split, form)).encode(errors="surrogateescape")).hexdigest()
+    table = cache.table(f"csv {settings}", [source], partial(_parse, source, split, form))
+    log_split("csv", split, table)
+    return in_folder(table, pictures, _SEE)
+
+
+def _parse(source: Path, split: str, form: Form) -> Table:
+    """Return the images of a split; the classes are those of all rows."""
+    rows = csv_rows(source, _SEE)
+    _, header = next(rows, (1, [""]))
+    header = [name.strip().lower() for name in header]
+    if not {"path", "labels"} <= set(header) <= set(_COLUMNS) or len(set(header)) < len(header):
+        columns = ", ".join(header)
+        raise DataError(f"{source}: the columns {columns} are not path, labels[, negatives][, split]; {_SEE}")
+
+    builder = TableBuilder(_SEE, classes=form.classes, default=-1 if "negatives" in header else 0)
+    splits = []
+    for number, fields in rows:
+        where = f"{source}, row {number}"
+        if len(fields) != len(header):
+            count = f"{len(fields)} fields, the header {len(header)}"
+            raise DataError(f"{where} has {count}: quote fields with commas; {_SEE}")
+        row = dict(zip(header, map(str.strip, fields), strict=True))
+        builder.add(row["path"], _labels(row, form, where), where)
+        splits.append(row.get("split", ""))
+
+    table = builder.build(source)
+    if "split" in header:
+        return table.select(_rows_of(split, splits, source))
+    is_held_out = held_out(table.files.tolist(), form.val_fraction, form.seed)
+    return table.select(is_held_out if split == form.val else ~is_held_out)
+
+
+def _labels(row: dict[str, str], form: Form, where: str) -> dict[str, int]:
+    """Return the classes of a row: 1 for its labels, 0 for its negatives."""
+    positives = _names(row["labels"], form, where)
+    negatives = _names(row.get("negatives", ""), form, where)
+    if both := set(positives) & set(negatives):
+        raise DataError(f"{where}: the class {min(both)!r} is in labels and in negatives; {_SEE}")
+    if form.exclusive and len(positives) != 1:
+        raise DataError(f"{where} has {len(positives)} labels; data.exclusive=true wants one; {_SEE}")
+    return {**dict.fromkeys(negatives, 0), **dict.fromkeys(positives, 1)}
+
+
+def _names(text: str, form: Form, where: str) -> list[str]:
+    names = [as_name(name.strip(), where, _SEE) for name in text.split(form.separator) if name.strip()]
+    if len(set(names)) < len(names):
+        raise DataError(f"{where}: {text!r} has a label twice; {_SEE}")
+    return names
+
+
+def _rows_of(split: str, splits: list[str], source: Path) -> np.ndarray:
+    """Return which rows are of a split, bool [N]."""
+    rows = np.array([name == split for name in splits], bool)
+    if not rows.any():
+        known = ", ".join(sorted(set(splits))[:5])
+        raise DataError(f"{source}: no row of the split {split!r}; it has {known}; {_SEE}")
+    return rows

@@ -1,0 +1,91 @@
+"""Your own images in a folder per class."""
+
+from functools import partial
+from pathlib import Path
+
+from mldec.data.base import LabelledImages
+from mldec.data.cache import TableCache
+from mldec.data.class_folders import list_class_folders, read_class_folders
+from mldec.data.names import check_names, given_names
+from mldec.data.source import Source
+from mldec.data.storage.image_files import check_folder, in_folder
+from mldec.data.table import check_fraction, held_out, log_split
+from mldec.data.task import SingleLabel
+from mldec.errors import DataError
+
+_SEE = "see DATASETS.md, section Your own data"
+
+
+def folders(
+    *,
+    root: str,
+    train: str = "train",
+    val: str = "val",
+    classes: str | list[str] | None = None,
+    val_fraction: float = 0.1,
+    seed: int = 0,
+    top_k: int | None = None,
+) -> Source:
+    """Return images with one label each, the folder they lie in: root/train/CLASS/*.jpg and root/val/CLASS/*.jpg.
+
+    Without these two folders root/CLASS/*.jpg is split: the same images are held out at every start.
+
+    Args:
+        root: the folder.
+        train: folder in root to learn from.
+        val: folder in root to evaluate on.
+        classes: class names in their order, or a text file with one per line; None is the sorted folder names of
+            `train`.
+        val_fraction: of the images to hold out where root has no folder `train` and none `val`, in (0, 1).
+        seed: which images are held out.
+        top_k: see `SingleLabelEvaluator`.
+
+    Raises:
+        DataError: Something under `root` is missing or broken; of a split, when it is first used.
+        ValueError: A value is out of range.
+    """
+    task = SingleLabel(top_k)
+    check_fraction(val_fraction)
+    folder = check_folder(root, "a folder per class", _SEE)
+    names = given_names(classes, folder, _SEE)
+
+    load = partial(_load_split, folder, names=names, names_from=train)
+    if not (folder / train).is_dir() and not (folder / val).is_dir():
+        load = partial(_load_part, folder, val=val, names=names, fraction=val_fraction, seed=seed)
+    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
+
+
+def _load_split(
+    root: Path, split: str, cache: TableCache, *, names: tuple[str, ...] | None, names_from: str
+) -> LabelledImages:
+    """Return the images of a split that has a folder of its own."""
+    names = names or _names(root / names_from)
+    table = read_class_folders(root / split, names, names, cache)
+    log_split("folders", split, table)
+    return in_folder(table, root / split, _SEE)
+
+
+def _load_part(
+    root: Path,
+    split: str,
+    cache: TableCache,
+    *,
+    val: str,
+    names: tuple[str, ...] | None,
+    fraction: float,
+    seed: int,
+) -> LabelledImages:
+    """Return one side of the images that are not divided on the disk."""
+    names = names or _names(root)
+    table = read_class_folders(root, names, names, cache)
+    is_held_out = held_out(table.files.tolist(), fraction, seed)
+    table = table.select(is_held_out if split == val else ~is_held_out)
+    log_split("folders", split, table)
+    return in_folder(table, root, _SEE)
+
+
+def _names(folder: Path) -> tuple[str, ...]:
+    names = list_class_folders(folder, _SEE)
+    if not names:
+        raise DataError(f"{folder} holds no folder of a class; {_SEE}")
+    return check_names(names, folder, _SEE)

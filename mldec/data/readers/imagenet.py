@@ -1,0 +1,161 @@
+"""ImageNet-1k, or some of its classes: folders named by wnid; validation also flat, with Kaggle's table of labels.
+
+The class index is the place of the wnid among all sorted wnids of a class map, as in torchvision, Keras and timm; so a
+class whose folder is missing does not move the others. The devkit's ILSVRC2012_ID (1 to 1,000) is another order and is
+never used.
+"""
+
+from collections import Counter
+from functools import partial
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from mldec.data.base import LabelledImages
+from mldec.data.cache import TableCache
+from mldec.data.class_folders import list_class_folders, list_images, read_class_folders
+from mldec.data.labels import from_entries
+from mldec.data.names import check_names, unknown_class
+from mldec.data.source import Source
+from mldec.data.storage.image_files import check_folder, in_folder
+from mldec.data.table import Table, TableBuilder, log_split
+from mldec.data.task import SingleLabel
+from mldec.errors import DataError
+from mldec.inputs import csv_rows, read_json, read_lines
+
+_SEE = "see DATASETS.md, section ImageNet"
+_KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
+_SOLUTION = "LOC_val_solution.csv"
+
+
+def imagenet(
+    *,
+    root: str,
+    train: str = "train",
+    val: str = "val",
+    class_map: str = "imagenet1k",
+    real_labels: str | None = None,
+    top_k: int | None = None,
+) -> Source:
+    """Return ImageNet: classes by sorted wnid, images by class and name.
+
+    Args:
+        root: folder with train/WNID/*.JPEG and val/WNID/*.JPEG, or Kaggle's with ILSVRC/Data/CLS-LOC/{train,val} and
+            LOC_val_solution.csv.
+        train: folder to learn from.
+        val: folder to evaluate on.
+        class_map: "imagenet1k": its 1,000 classes; "folders": the folders of `train`; or a text file whose lines start
+            with a wnid, in any order.
+        real_labels: file of the ReaL labels: a JSON list with the valid class indices of each validation image, by its
+            number. They replace the labels of `val`: an image may have several, and those without any are left out;
+            the metrics are called top1_real and so on. timm carries the file as data/_info/imagenet_real_labels.json.
+        top_k: see `SingleLabelEvaluator`.
+
+    Raises:
+        DataError: Something under `root` is missing or broken; of a split, when it is first used.
+        ValueError: A value is out of range.
+    """
+    task = SingleLabel(top_k, suffix="_real" if real_labels else "")
+    folder = check_folder(root, "ImageNet", _SEE)
+    if (folder / _KAGGLE).is_dir():
+        folder = folder / _KAGGLE
+    wnids = _wnids(class_map, folder / train)
+
+    def load(split: str, cache: TableCache) -> LabelledImages:
+        table = _read_split(folder, split, wnids, cache)
+        if real_labels and split == val:
+            table = _with_real_labels(table, Path(real_labels).expanduser())
+        log_split("imagenet", split, table)
+        return in_folder(table, folder / split, _SEE)
+
+    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
+
+
+def readable(wnids: list[str]) -> tuple[str, ...]:
+    """Return unique class names, such as "tench, Tinca tinca"; with the wnid where two classes have the same name.
+
+    So it is for the two "crane" of the 1,000. A wnid that timm does not know is its own name.
+    """
+    lines = _info("imagenet_synset_to_lemma.txt").splitlines()
+    lemmas = dict(line.split("\t", 1) for line in lines)
+    names = [lemmas.get(wnid, wnid) for wnid in wnids]
+
+    count = Counter(names)
+    return tuple(f"{name} ({wnid})" if count[name] > 1 else name for name, wnid in zip(names, wnids, strict=True))
+
+
+def _info(name: str) -> str:
+    return (files("timm.data") / "_info" / name).read_text(encoding="utf-8")
+
+
+def _wnids(class_map: str, train: Path) -> list[str]:
+    if class_map == "imagenet1k":
+        return sorted(_info("imagenet_synsets.txt").split())
+    if class_map == "folders":
+        return list_class_folders(train, _SEE)
+    file = Path(class_map).expanduser()
+    return sorted(check_names([line.split()[0] for line in read_lines(file, _SEE)], file, _SEE))
+
+
+def _read_split(root: Path, split: str, wnids: list[str], cache: TableCache) -> Table:
+    folder, names = root / split, readable(wnids)
+    if list_class_folders(folder, _SEE) or not list_images(folder, _SEE):
+        return read_class_folders(folder, wnids, names, cache)
+
+    # A flat folder: Kaggle's table beside the images has their classes.
+    candidates = [root / _SOLUTION, *(parent / _SOLUTION for parent in root.parents[:3])]
+    solution = next((file for file in candidates if file.is_file()), None)
+    if solution is None:
+        raise DataError(f"{folder} has images and no folders, and {candidates[0]} with their classes is absent; {_SEE}")
+    settings = sha256(" ".join(wnids).encode()).hexdigest()
+    return cache.table(f"imagenet {settings}", [solution], partial(_parse_solution, solution, wnids, names))
+
+
+def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) -> Table:
+    """Read Kaggle's table: ImageId,PredictionString, the latter "wnid x y x y" for each of the boxes."""
+    columns = {wnid: column for column, wnid in enumerate(wnids)}
+    rows = csv_rows(solution, _SEE)
+    _, header = next(rows, (1, []))
+    if header != ["ImageId", "PredictionString"]:
+        raise DataError(f"{solution}: its header is {','.join(header)!r}, not ImageId,PredictionString; {_SEE}")
+
+    images = []
+    for line, row in rows:
+        where = f"{solution}, row {line}"
+        if len(row) != 2 or not row[1].split():
+            raise DataError(f"{where} is not an image and its boxes; {_SEE}")
+        wnid = row[1].split()[0]
+        if wnid not in columns:
+            raise unknown_class(wnid, wnids, where, _SEE)
+        images.append((columns[wnid], f"{row[0]}.JPEG", where))
+
+    builder = TableBuilder(_SEE, classes=names)
+    for column, file, where in sorted(images):
+        builder.add(file, {column: 1}, where)
+    return builder.build(solution)
+
+
+def _with_real_labels(table: Table, file: Path) -> Table:
+    """Replace the labels by those of "Are we done with ImageNet?" (arXiv 2006.07159)."""
+    real_labels = read_json(file, _SEE)
+    num_classes = len(table.classes)
+    if not isinstance(real_labels, list) or not all(_is_classes(row, num_classes) for row in real_labels):
+        raise DataError(f"{file} is not a list with class indices below {num_classes} for each image; {_SEE}")
+
+    entries = []
+    for name in table.files.tolist():
+        number = name.rpartition(b"_")[2].partition(b".")[0]  # of ILSVRC2012_val_00000293.JPEG
+        if not number.isdigit() or len(number) > 18 or not 0 < int(number) <= len(real_labels):
+            count = f"{file} has {len(real_labels):,} images"
+            raise DataError(f"{count}; {name.decode(errors='replace')} is none of them; {_SEE}")
+        entries.append(dict.fromkeys(real_labels[int(number) - 1], 1))
+
+    labels = from_entries(entries, num_classes=num_classes)
+    has_label = np.array([bool(of_image) for of_image in entries], bool)
+    return Table(table.files, labels, table.classes).select(has_label)
+
+
+def _is_classes(row: object, count: int) -> bool:
+    return isinstance(row, list) and all(type(column) is int and 0 <= column < count for column in row)

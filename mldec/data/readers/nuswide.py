@@ -1,0 +1,164 @@
+"""NUS-WIDE as the authors of ML-Decoder share it: one CSV of images, labels and splits.
+
+`nuswide_zsl` is their zero-shot form (925 seen, 81 unseen classes), `nuswide81` the multi-label form of the 81
+concepts. The files of the data set's makers are read by `mldec.data.readers.nuswide_official`.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mldec.data.base import LabelledImages
+from mldec.data.cache import TableCache
+from mldec.data.names import as_name
+from mldec.data.source import Source
+from mldec.data.storage.image_files import check_folder, in_folder
+from mldec.data.table import Table, TableBuilder
+from mldec.data.task import MultiLabel
+from mldec.data.zero_shot.task import Roles, ZeroShot, split_classes
+from mldec.data.zero_shot.vectors import class_vectors
+from mldec.errors import DataError
+from mldec.inputs import csv_rows, open_binary, read_json
+
+log = logging.getLogger("mldec")
+
+_SEE = "see DATASETS.md, section NUS-WIDE"
+_SPLITS = ("train", "val")
+_LIST_MARKS = str.maketrans("", "", "[]'\"")
+
+
+def nuswide_zsl(
+    *,
+    root: str,
+    csv_file: str = "data.csv",
+    split_file: str = "benchmark_81_v0.json",
+    vectors: str = "wordvec_array.pth",
+    val_images: str = "unseen",
+) -> Source:
+    """Return NUS-WIDE zero-shot: training on the seen classes, validation on all, both in alphabetical order.
+
+    Source: official train_zsl_nus.py; its files have 1,006 classes, 925 of them seen.
+
+    Args:
+        root: folder with the three files and the images that the CSV names.
+        csv_file: image path, labels and split of each image; the order of the columns counts, not their names.
+        split_file: JSON with the unseen classes, "test class", and optionally the seen ones, "train class".
+        vectors: file in `root` (or elsewhere, by an absolute path), or "clip:MODEL:WEIGHTS"; see `read_vectors`. The
+            columns of an array without a list of names beside it are the sorted classes of the CSV.
+        val_images: "unseen": only images with an unseen class, as the official code; or "all".
+
+    Raises:
+        DataError: Something under `root` is missing, broken or does not fit; of a split, when it is first used.
+        ValueError: A value is out of range.
+    """
+    folder = check_folder(root, "NUS-WIDE", _SEE)
+    task = ZeroShot(
+        roles=partial(_roles, folder / split_file),
+        vectors=lambda names: class_vectors(folder, vectors, names, order=names),
+        val_images=val_images,
+        where=f"{folder / csv_file} ({_SEE})",
+    )
+    load = partial(_load_split, folder, csv_file)
+    return Source(load=load, train="train", val="val", task=task, where=folder, see=_SEE)
+
+
+def nuswide81(*, root: str, csv_file: str = "nus_wid_data.csv", threshold: float = 0.5) -> Source:
+    """Return NUS-WIDE with the 81 concepts, in alphabetical order; images without a concept are not in the CSV.
+
+    Source: the CSV of ASL, 119,103 training and 50,720 validation images.
+
+    Args:
+        root: folder with the CSV and the images that it names.
+        csv_file: image path, labels and split of each image; the order of the columns counts, not their names.
+        threshold: probability from which on a class counts as predicted, for precision, recall and F1.
+
+    Raises:
+        DataError: Something under `root` is missing or broken; of a split, when it is first used.
+        ValueError: A value is out of range.
+    """
+    task = MultiLabel(threshold)
+    folder = check_folder(root, "NUS-WIDE", _SEE)
+    load = partial(_load_split, folder, csv_file)
+    return Source(load=load, train="train", val="val", task=task, where=folder, see=_SEE)
+
+
+class _Row(NamedTuple):
+    number: int
+    file: str
+    labels: list[str]
+    split: str
+
+
+def _load_split(root: Path, csv_file: str, split: str, cache: TableCache) -> LabelledImages:
+    source = root / csv_file
+    table = cache.table(f"nuswide-{split}", [source], partial(_parse, source, split))
+    log.info("nuswide %s: %s images, %s classes", split, f"{len(table):,}", f"{len(table.classes):,}")
+    return in_folder(table, root, _SEE)
+
+
+def _parse(source: Path, split: str) -> Table:
+    """Return the images of a split; the classes are those of both splits, sorted."""
+    rows = list(_rows(source))
+    other_splits = Counter(row.split for row in rows if row.split not in _SPLITS)
+    if other_splits:
+        log.warning("%s: rows of other splits than train and val are left out: %s", source, dict(other_splits))
+
+    names = sorted({name for row in rows if row.split in _SPLITS for name in row.labels})
+    if not names:
+        raise DataError(f"{source}: no row of train or val has a label; {_SEE}")
+
+    builder = TableBuilder(_SEE, classes=names)
+    used_rows = [row for row in rows if row.split in _SPLITS]
+    for row in used_rows:
+        builder.add(row.file, dict.fromkeys(row.labels, 1), f"{source}, row {row.number:,}")
+    return builder.build(source).select(np.array([row.split == split for row in used_rows], bool))
+
+
+def _rows(source: Path) -> Iterator[_Row]:
+    """Yield the rows after the header: path, labels such as "[sky, sun]" or "['sky', 'sun']", split."""
+    _refuse_swapped(source)
+    for number, (line, fields) in enumerate(csv_rows(source, _SEE), 1):
+        where = f"{source}, row {line:,}"
+        _check_row(fields, number, where)
+        if number == 1:
+            continue
+        # An empty list would be a class '' that shifts every column; MultiLabelBinarizer makes it one.
+        labels = [name.strip() for name in fields[1].translate(_LIST_MARKS).split(",")]
+        yield _Row(line, fields[0], [as_name(name, where, _SEE) for name in labels if name], fields[2].strip())
+
+
+def _refuse_swapped(source: Path) -> None:
+    """Raise a `DataError` if the CSV is the file of word vectors."""
+    try:
+        with open_binary(source) as file:
+            is_archive = file.read(2) == b"PK"
+    except OSError as error:
+        raise DataError(f"{source} cannot be read ({error.strerror}); {_SEE}") from error
+    if is_archive:
+        raise DataError(
+            f"{source} is not text but a torch file: the official README swaps the links of data.csv and "
+            f"wordvec_array.pth; swap the two files back, {_SEE}"
+        )
+
+
+def _check_row(row: list[str], number: int, where: str) -> None:
+    if len(row) != 3:
+        raise DataError(f'{where}: {len(row)} columns, not 3 (path, "[labels]", split); {_SEE}')
+    if number == 1 and row[2].strip() in _SPLITS:
+        raise DataError(f"{where}: an image, where a header is wanted; add one such as path,label,split, {_SEE}")
+
+
+def _roles(source: Path, names: Sequence[str]) -> Roles:
+    """Read which of the classes are unseen."""
+    stated = read_json(source, _SEE)
+    stated = stated if isinstance(stated, dict) else {}
+    unseen, seen = stated.get("test class", ""), stated.get("train class")
+    for names_of, key in ((unseen, "test class"), ([] if seen is None else seen, "train class")):
+        if not isinstance(names_of, list) or not all(isinstance(name, str) for name in names_of):
+            raise DataError(f"{source} has no list of names '{key}'; {_SEE}")
+    return split_classes(names, unseen=unseen, seen=seen, where=f"{source} ({_SEE})")

@@ -1,0 +1,97 @@
+"""Visual Genome 500: several labels per image, from the lists and the label file of SSGRL."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mldec.data.base import LabelledImages
+from mldec.data.cache import TableCache
+from mldec.data.names import given_names
+from mldec.data.source import Source
+from mldec.data.storage.image_files import check_folder, in_folder
+from mldec.data.table import Table, TableBuilder, log_split
+from mldec.data.task import MultiLabel
+from mldec.errors import DataError
+from mldec.inputs import read_json, read_lines
+
+_SEE = "see DATASETS.md, section Visual Genome 500"
+
+
+def vg500(
+    *,
+    root: str,
+    train: str = "train_list_500.txt",
+    val: str = "test_list_500.txt",
+    labels: str = "vg_category_500_labels_index.json",
+    images: str = "VG_100K",
+    num_classes: int = 500,
+    classes: str | None = None,
+    threshold: float = 0.5,
+) -> Source:
+    """Return Visual Genome 500, images in the order of the lists; VG-200 has the same form.
+
+    Args:
+        root: folder of the lists, the label file and the images' folder.
+        train: list of the images to learn from, one name per line.
+        val: list of the images to evaluate on.
+        labels: JSON file: image name -> indices of its classes.
+        images: folder of the images; the archives VG_100K and VG_100K_2 go into one.
+        num_classes: number K of classes.
+        classes: text file with one class name per line; None: no list was published with the labels, so the names are
+            "class 0" to "class 499".
+        threshold: probability from which on a class counts as predicted, for precision, recall and F1.
+
+    Raises:
+        DataError: Something under `root` is missing or broken; of a split, when it is first used.
+        ValueError: A value is out of range.
+    """
+    task = MultiLabel(threshold)
+    if num_classes < 1:
+        raise ValueError(f"num_classes is {num_classes}: it must be at least 1")
+    folder = check_folder(root, "Visual Genome 500", _SEE)
+    names = given_names(classes, folder, _SEE) or tuple(f"class {column}" for column in range(num_classes))
+    if len(names) != num_classes:
+        raise DataError(
+            f"{folder / str(classes)} names {len(names)} classes, data.num_classes is {num_classes}; {_SEE}"
+        )
+
+    def load(split: str, cache: TableCache) -> LabelledImages:
+        sources = [folder / split, folder / labels]
+        if split == train and val != train:
+            sources.append(folder / val)  # to compare; an evaluation needs its own list only
+        table = cache.table(f"vg500 {num_classes}", sources, partial(_parse, sources, num_classes))
+        log_split("vg500", split, table)
+        return in_folder(Table(table.files, table.labels, names), folder / images, _SEE)
+
+    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
+
+
+def _parse(sources: list[Path], num_classes: int) -> Table:
+    """Return the images of a list; the names of the classes are their numbers."""
+    image_list, label_file, *other_lists = sources
+    images = read_lines(image_list, _SEE)
+    for other in other_lists:
+        if shared := set(images).intersection(read_lines(other, _SEE)):
+            raise DataError(f"{image_list} and {other} share {len(shared):,} images, such as {min(shared)}; {_SEE}")
+
+    labels = _read_labels(label_file)
+    absent = [name for name in images if name not in labels]
+    if absent:
+        count = f"{len(absent):,} images of {image_list.name}"
+        raise DataError(f"{label_file} lacks {count}, the first is {absent[0]}; {_SEE}")
+
+    builder = TableBuilder(_SEE, classes=[str(column) for column in range(num_classes)])
+    for number, name in enumerate(images, 1):
+        row = labels[name]
+        if not isinstance(row, list) or not all(type(column) is int and 0 <= column < num_classes for column in row):
+            what = f"not indices below {num_classes}"
+            raise DataError(f"{label_file}: {name} has the labels {str(row)[:60]}, {what}; {_SEE}")
+        builder.add(name, dict.fromkeys(row, 1), f"{image_list}, line {number}")
+    return builder.build(image_list)
+
+
+def _read_labels(file: Path) -> dict[str, Any]:
+    content = read_json(file, _SEE)
+    if not isinstance(content, dict):
+        raise DataError(f"{file} is JSON of another task: not image name -> indices of classes; {_SEE}")
+    return content

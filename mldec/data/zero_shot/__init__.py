@@ -1,0 +1,1 @@
+"""Zero-shot data: seen and unseen classes, and the word vectors that name them."""
