@@ -167,7 +167,7 @@ class ShardImages:
         """
         shard, size = self._shard(index), int(self.index.sizes[index])
         try:
-            descriptor = os.open(shard, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = os.open(shard, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 content = os.pread(descriptor, size, int(self.index.offsets[index]))
             finally:
