@@ -52,7 +52,7 @@ NPY = {
 def test_odd_npy_files_end_in_one_reason(tmp_path: Path, name: str, recwarn: pytest.WarningsRecorder) -> None:
     path = tmp_path / "a.npy"
     path.write_bytes(NPY[name])
-    with pytest.raises(ValueError, match=".") as caught:
+    with pytest.raises(ValueError, match=r".") as caught:
         read_npy(path)
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) <= 300
@@ -79,7 +79,7 @@ def test_npz_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="compressed"):
         read_npz(path, ["a"])
     np.save(tmp_path / "b.npy", np.zeros(3))
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         read_npz(tmp_path / "b.npy", ["a"])
 
 

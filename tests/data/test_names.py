@@ -9,8 +9,19 @@ from mldec.data.names import MAX_NAME, as_name, check_names, given_names, name_f
 from mldec.errors import DataError
 from mldec.untrusted import PARTS
 
-GOOD = ["dog", " dog ", "caf\u00e9", "\u72ac", "Ram C/V, \"Cargo\" 'Van'", "0", "\U0001f415", "\u200fאב", "x" * MAX_NAME]
-CONTROLS = ["\t", "\n", "\r", "\0", "\x1b", "\x7f", "\x85", "\x9b", "\u2028", "\u2029", "\ud800", "\udce9", "\x0b", "\x1c"]
+GOOD = [
+    "dog",
+    " dog ",
+    "caf\u00e9",
+    "\u72ac",
+    "\u200f\u05d0",
+    "\U0001f415",
+    "0",
+    "Ram C/V, 'Cargo' \"Van\"",
+    "x" * MAX_NAME,
+]
+C0_AND_C1 = ["\t", "\n", "\r", "\0", "\x0b", "\x1b", "\x1c", "\x7f", "\x85", "\x9b"]
+CONTROLS = [*C0_AND_C1, "\u2028", "\u2029", "\ud800", "\udce9"]
 ODD = [None, True, [], {}, b"dog", ("dog",), "", "  ", "x" * (MAX_NAME + 1)]
 
 
