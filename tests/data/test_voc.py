@@ -409,3 +409,8 @@ def test_the_table_is_sparse_and_small(build):
     dataset = build().train.dataset
     assert dataset.files.dtype == np.dtype("S15")
     assert len(dataset.labels.values) == 4  # statements, one of them about a difficult object
+
+
+def test_an_id_with_a_nul(build, folder):
+    (folder / "ImageSets" / "Main" / "trainval.txt").write_bytes(b"000012\n0000\x0005\n")
+    assert "trainval.txt, line 2: '0000\\x0005' is not an image id" in fault(build)

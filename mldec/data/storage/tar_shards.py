@@ -92,7 +92,7 @@ class TarShards:
         shard, number = self._shard(index), self.numbers[index]
         offset, size = int(self.index.offsets[number]), int(self.index.sizes[number])
         try:
-            descriptor = os.open(shard, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = os.open(shard, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 content = os.pread(descriptor, size, offset)
             finally:
