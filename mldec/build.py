@@ -101,16 +101,42 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
     parts: dict[str, Part] = {}
     faults: list[str] = []
     for kind in kinds:
-        part, faults_of_part = _resolve(kind, getattr(config, kind), config.plugins)
-        faults += faults_of_part
-        if part is not None:
-            parts[kind] = part
+        try:
+            parts[kind] = resolve(kind, getattr(config, kind), config.plugins)
+        except ConfigError as error:
+            faults.append(str(error))
     if faults:
         raise ConfigError("; ".join(faults))
 
     if "loss" in kinds:  # a loss is for training
         check_optimizer(config.optim.name)
     return parts
+
+
+def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> Part:
+    """Return the part that a node describes, with all its arguments.
+
+    Raises:
+        ConfigError: for its target, or with every unknown, missing and ill-typed argument.
+    """
+    node = moved.renamed(node)
+    target = locate(kind, node.pop("_target_"), plugins)
+    accepted = _accepted(kind, target)
+
+    faults = []
+    for key, value in node.items():
+        if key not in accepted:
+            faults.append(f"{kind}.{key}: {target.__name__} takes no such argument{suggest(key, list(accepted))}")
+        elif not matches(value, accepted[key].hint):
+            faults.append(f"{kind}.{key}: {value!r} is not {describe(accepted[key].hint)}")
+    for key, argument in accepted.items():
+        if argument.default is REQUIRED and key not in node:
+            faults.append(f"{kind}.{key} is missing: {target.__name__} needs it")
+    if faults:
+        raise ConfigError("; ".join(faults))
+
+    defaults = {key: argument.default for key, argument in accepted.items()}
+    return Part(kind, target, {**defaults, **node})
 
 
 def recorded(config: Config, parts: Parts) -> Config:
@@ -126,11 +152,14 @@ def data(parts: Parts) -> DataModule:
         DataError: if its folder is missing.
     """
     part = parts["data"]
-    made = part.call()
-    if isinstance(made, Source):
-        return assemble(made, part.shared(View), part.shared(FileSettings))
-    assert isinstance(made, DataModule)
-    return made
+    if not _is_reader(part.target):
+        module = part.call()
+        assert isinstance(module, DataModule)
+        return module
+
+    # The settings first: a wrong one is refused before the data is looked for.
+    view, files = part.shared(View), part.shared(FileSettings)
+    return assemble(part.call(), view, files)
 
 
 def loss(parts: Parts) -> nn.Module:
@@ -257,31 +286,6 @@ def describe(hint: Any) -> str:
     return "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping, its numbers finite"
 
 
-def _resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str]) -> tuple[Part | None, list[str]]:
-    """Return a part with all its arguments, or None and what is wrong with its node."""
-    node = moved.renamed(node)
-    try:
-        target = locate(kind, node.pop("_target_"), plugins)
-    except ConfigError as error:
-        return None, [str(error)]
-
-    accepted = _accepted(kind, target)
-    faults = []
-    for key, value in node.items():
-        if key not in accepted:
-            faults.append(f"{kind}.{key}: {target.__name__} takes no such argument{suggest(key, list(accepted))}")
-        elif not matches(value, accepted[key].hint):
-            faults.append(f"{kind}.{key}: {value!r} is not {describe(accepted[key].hint)}")
-    for key, argument in accepted.items():
-        if argument.default is REQUIRED and key not in node:
-            faults.append(f"{kind}.{key} is missing: {target.__name__} needs it")
-    if faults:
-        return None, faults
-
-    defaults = {key: argument.default for key, argument in accepted.items()}
-    return Part(kind, target, {**defaults, **node}), []
-
-
 def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
     """Return what a node may give: the target's arguments, and for a reader of image files the shared settings."""
     hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
@@ -290,7 +294,7 @@ def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
         for name, parameter in inspect.signature(target).parameters.items()
         if name not in RUNTIME_ARGUMENTS[kind] and parameter.kind not in VARIADIC
     }
-    if hints.get("return") is Source:
+    if _is_reader(target):
         for shared in SHARED:
             hints = get_type_hints(shared)
             accepted |= {field.name: Argument(hints[field.name], field.default) for field in dataclasses.fields(shared)}
@@ -299,6 +303,11 @@ def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
 
 def _inside(module_name: str, home: str) -> bool:
     return module_name == home or module_name.startswith(home + ".")
+
+
+def _is_reader(target: Callable[..., Any]) -> bool:
+    """Tell whether a function returns a source, and so takes the shared settings of image files."""
+    return inspect.isfunction(target) and get_type_hints(target).get("return") is Source
 
 
 def _is_part(kind: str, located: Any) -> bool:

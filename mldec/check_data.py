@@ -17,13 +17,13 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from mldec import draw
-from mldec.data.base import DataModule, ImageDataset, Split
-from mldec.data.coco import PRESENT
+from mldec.data.base import DataModule, ImageDataset, Split, StoredImages
 from mldec.data.labels import Labels, from_dense
 from mldec.data.loader import leave_the_group, seeded, unwrap
 from mldec.data.published import OFFICIAL
+from mldec.data.readers.coco import PRESENT
 from mldec.data.transforms import read_image
-from mldec.data.zero_shot import neighbours
+from mldec.data.zero_shot.task import neighbours
 from mldec.errors import ConfigError, DataError, one_line
 from mldec.options import open_data
 from mldec.runlog import on_terminal, to_console
@@ -56,10 +56,10 @@ class Probe(Dataset[Any]):
         index = int(self.indices[place])
         content = b""
         try:
-            if hasattr(self.dataset, "content"):
-                content = self.dataset.content(index)
+            if isinstance(self.dataset, StoredImages):
+                content = self.dataset.storage.content(index)
                 read_image(self.dataset.name(index), content)
-            else:  # not of files
+            else:  # made while it is needed
                 content = self.dataset[index][0].numpy().tobytes()
         except DataError as error:
             # What cannot be read at all is no duplicate of anything.
@@ -90,9 +90,8 @@ def examine(dataset: ImageDataset, count: int, workers: int, title: str) -> Exam
 
 def labels_of(split: Split) -> Labels:
     """Return the labels of a split; of data that is not kept in a table they are drawn one by one."""
-    labels = getattr(split.dataset, "labels", None)
-    if isinstance(labels, Labels):
-        return labels
+    if isinstance(split.dataset, StoredImages):
+        return split.dataset.labels
     return from_dense(np.stack([split.dataset[index][1].numpy() for index in range(len(split.dataset))]))
 
 
@@ -219,8 +218,8 @@ def check(
     faults, labels, examined = [], {}, {}
     *images, classes = OFFICIAL.get(option, (None, None, None))
     for part, split, official in zip(("train", "val"), (data.train, data.val), images, strict=True):
-        if hasattr(split.dataset, "verify"):
-            split.dataset.verify(lambda items: tqdm(items, desc="sha256", leave=False, disable=not on_terminal()))
+        if isinstance(split.dataset, StoredImages):
+            split.dataset.storage.verify(lambda items: tqdm(items, desc="sha256", leave=False, disable=not on_terminal()))
         labels[part] = labels_of(split)
         if settings.get("sizes"):  # of the objects of a class: present, whichever they are
             labels[part] = labels[part].recode(PRESENT)

@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from mldec.data.coco import coco
 from mldec.data.pair_augment import PairAugment, cutout
 from mldec.data.transforms import TrainTransform, read_image
 
@@ -95,7 +94,8 @@ def labels(words: argparse.Namespace) -> dict[str, Any]:
 
 def _start_coco(root: str) -> dict[str, Any]:
     before, start = _memory_gib(), time.perf_counter()
-    train = coco(root=root, val="train2014", cache_dir=f"{root}/cache").train
+    node = {"_target_": "mldec.data.readers.coco.coco", "root": root, "val": "train2014", "cache_dir": f"{root}/cache"}
+    train = build.data({"data": build.resolve("data", node)}).train
     passed = time.perf_counter() - start
     return {"seconds": passed, "mib": 1024 * (_memory_gib() - before), "images": len(train.dataset)}
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from mldec import zoo
 from mldec.config import option
 from mldec.data.base import Classes
+from mldec.data.class_names import COCO, VOC
 from mldec.data.names import names_fault, told_apart, without_quotes
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError
@@ -59,19 +60,7 @@ QUERY2LABEL = [
     *LAYERS,
 ]
 
-COCO = (
-    "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,stop sign,parking meter,"
-    "bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,backpack,umbrella,handbag,tie,suitcase,frisbee,skis,"
-    "snowboard,sports ball,kite,baseball bat,baseball glove,skateboard,surfboard,tennis racket,bottle,wine glass,cup,"
-    "fork,knife,spoon,bowl,banana,apple,sandwich,orange,broccoli,carrot,hot dog,pizza,donut,cake,chair,couch,"
-    "potted plant,bed,dining table,toilet,tv,laptop,mouse,remote,keyboard,cell phone,microwave,oven,toaster,sink,"
-    "refrigerator,book,clock,vase,scissors,teddy bear,hair drier,toothbrush"
-)
-VOC = (
-    "aeroplane,bicycle,bird,boat,bottle,bus,car,cat,chair,cow,diningtable,dog,horse,motorbike,person,pottedplant,sheep,"
-    "sofa,train,tvmonitor"
-)
-KNOWN_NAMES = {80: COCO.split(","), 20: VOC.split(",")}  # MS-COCO by category id, Pascal VOC in its own order
+KNOWN_NAMES = {80: COCO, 20: VOC}
 
 
 @dataclass(frozen=True)

@@ -31,23 +31,12 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from mldec.data.digits import NAMES, Box, compose, split_writings
+from mldec.data.class_names import VOC
+from mldec.data.digits.grey import compose
+from mldec.data.digits.scenes import NAMES, Box, split_writings
 from mldec.errors import ConfigError, one_line
 
 QUALITY = 95  # of the JPEG files
-VOC_NAMES = ("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow")
-VOC_OTHERS = (
-    "diningtable",
-    "dog",
-    "horse",
-    "motorbike",
-    "person",
-    "pottedplant",
-    "sheep",
-    "sofa",
-    "train",
-    "tvmonitor",
-)
 DIFFICULT = 0.1  # share of the objects that VOC calls difficult
 VERIFIED = 0.6  # share of the (image, class) pairs that Open Images says something of
 COLOURS = {"red": (1.0, 0.5, 0.5), "green": (0.5, 1.0, 0.5), "blue": (0.5, 0.5, 1.0), "grey": (1.0, 1.0, 1.0)}
@@ -154,7 +143,7 @@ def voc(out: Path, words: argparse.Namespace) -> None:
     main.mkdir(parents=True)
     for part, rows in sets.items():
         (main / f"{part}.txt").write_text("".join(f"{name}\n" for name, _ in rows))
-        for number, class_name in enumerate((*VOC_NAMES, *VOC_OTHERS)):
+        for number, class_name in enumerate(VOC):
             lines = [f"{name} {said.get(number, -1):2}\n" for name, said in rows]
             (main / f"{class_name}_{part}.txt").write_text("".join(lines))
 
@@ -166,7 +155,7 @@ def _voc_xml(path: Path, scene: Scene, difficult: list[bool]) -> None:
     _add(ElementTree.SubElement(root, "size"), width=width, height=height, depth=3)
     for (digit, box), hard in zip(scene.objects, difficult, strict=True):
         thing = ElementTree.SubElement(root, "object")
-        _add(thing, name=VOC_NAMES[digit], pose="Unspecified", truncated=0, difficult=int(hard))
+        _add(thing, name=VOC[digit], pose="Unspecified", truncated=0, difficult=int(hard))
         left, top, right, bottom = box  # VOC counts pixels from 1, both ends inclusive
         _add(ElementTree.SubElement(thing, "bndbox"), xmin=left + 1, ymin=top + 1, xmax=right, ymax=bottom)
     path.parent.mkdir(parents=True, exist_ok=True)

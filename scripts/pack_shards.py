@@ -4,8 +4,8 @@
     python scripts/pack_shards.py OUT data=coco data.root=/data/coco [--short-side 512]
 
 For each split it writes OUT/{train,val}/shard-000000.tar, ... in the layout of WebDataset (000000000.jpg and
-000000000.json with {"labels": [...], "negatives": [...]}), and index.npz with labels, classes, the place of each image
-and the sha256 of each shard. It may be killed at any time and started again with the same words: a shard has its name
+000000000.json with {"labels": [...], "negatives": [...]}), and index.npz with labels, classes, the offset of each image
+and the sha256 of each shard. It may be killed at any time and started again with the same arguments: a shard has its name
 only once it is whole. Images are copied byte for byte, unless --short-side makes large ones smaller.
 """
 
@@ -16,7 +16,8 @@ import json
 import os
 import sys
 import tarfile
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,10 +25,10 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from mldec.data.base import Split
+from mldec.data.base import Classes, StoredImages
 from mldec.data.labels import Labels
-from mldec.data.loader import unwrap
-from mldec.data.shards import FORMAT
+from mldec.data.loader import leave_the_group, unwrap
+from mldec.data.storage.tar_shards import FORMAT
 from mldec.data.transforms import read_image
 from mldec.errors import ConfigError, DataError, one_line
 from mldec.options import open_data, positive
@@ -35,30 +36,43 @@ from mldec.options import open_data, positive
 QUALITY = 95  # of images that are made smaller
 
 
-class Contents(Dataset[Any]):
-    """The bytes of each image and the ending of its file, from `first` to `last`."""
+@dataclass(frozen=True)
+class Packing:
+    """How images are packed."""
 
-    def __init__(self, split: Split, first: int, last: int, short_side: int | None, keep_bad: bool) -> None:
-        self.dataset: Any = split.dataset
-        self.first, self.last, self.short_side, self.keep_bad = first, last, short_side, keep_bad
+    images_per_shard: int
+    short_side: int | None  # in pixels, of larger images; None packs the files as they are
+    keep_bad: bool  # pack unreadable images too, to be skipped by name when they are read
+    workers: int  # processes that read images
+
+
+class Contents(Dataset[Any]):
+    """The bytes of each image and the suffix of its file, from `first` to `last`."""
+
+    def __init__(self, images: StoredImages, first: int, last: int, packing: Packing) -> None:
+        self.storage = images.storage
+        self.first = first
+        self.last = last
+        self.packing = packing
 
     def __len__(self) -> int:
         return self.last - self.first
 
-    def __getitem__(self, place: int) -> tuple[bytes, str] | DataError:
-        index = self.first + place
-        name = self.dataset.name(index)
+    def __getitem__(self, offset: int) -> tuple[bytes, str] | DataError:
+        index = self.first + offset
+        name = self.storage.name(index)
+        suffix = Path(name).suffix.lower() if Path(name).suffix[1:].isalnum() else ".jpg"
         try:
-            content = self.dataset.content(index)
+            content = self.storage.content(index)
         except DataError as error:
             return error
-        suffix = Path(name).suffix.lower() if Path(name).suffix[1:].isalnum() else ".jpg"
-        if self.short_side is None:
+
+        if self.packing.short_side is None:
             return content, suffix
         try:
-            return smaller(name, content, self.short_side) or (content, suffix)
-        except DataError as error:  # bad_images=skip: packed as it is, to be skipped by name when it is read
-            return (content, suffix) if self.keep_bad else error
+            return smaller(name, content, self.packing.short_side) or (content, suffix)
+        except DataError as error:
+            return (content, suffix) if self.packing.keep_bad else error
 
 
 def smaller(name: str, content: bytes, short_side: int) -> tuple[bytes, str] | None:
@@ -105,22 +119,30 @@ class ShardFile:
         self.length += len(block)
 
 
-def pack(split: Split, folder: Path, words: argparse.Namespace, settings: dict[str, Any], bar: Any) -> None:
-    """Write the shards of one split that are not there yet, then the index."""
-    count = len(split.dataset)
-    labels = split.dataset.labels  # type: ignore[attr-defined]
+def pack(images: StoredImages, classes: Classes, folder: Path, packing: Packing, plan: dict[str, Any], bar: Any) -> None:
+    """Write the shards of one split that are not there yet, then the index.
+
+    Args:
+        images: of the split.
+        classes: of the split.
+        folder: for the shards.
+        packing: how.
+        plan: what the shards depend on; those of another plan are refused.
+        bar: counts the images.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    _same_packing(folder, {"settings": settings, "images": count, "labels": _fingerprint(labels)})
+    _same_packing(folder, {**plan, "images": len(images), "labels": _fingerprint(images.labels)})
+
     records = []
-    for number, first in enumerate(range(0, count, words.images)):
+    for number, first in enumerate(range(0, len(images), packing.images_per_shard)):
         record = folder / f"shard-{number:06}.json"
-        last = min(first + words.images, count)
-        if not record.is_file():
-            write_shard(split, record.with_suffix(".tar"), first, last, words, settings, bar)
-        else:
+        last = min(first + packing.images_per_shard, len(images))
+        if record.is_file():
             bar.update(last - first)
+        else:
+            write_shard(images, classes, record.with_suffix(".tar"), first, last, packing, bar)
         records.append(json.loads(record.read_text()))
-    write_index(folder / "index.npz", split, labels, records)
+    write_index(folder / "index.npz", images.labels, classes, records)
 
 
 def _same_packing(folder: Path, plan: dict[str, Any]) -> None:
@@ -140,11 +162,14 @@ def _fingerprint(labels: Labels) -> str:
 
 
 def write_shard(
-    split: Split, path: Path, first: int, last: int, words: argparse.Namespace, settings: dict[str, Any], bar: Any
+    images: StoredImages, classes: Classes, path: Path, first: int, last: int, packing: Packing, bar: Any
 ) -> None:
     """Write one shard beside its name, rename it, and only then write the record that says that it is whole."""
-    contents = Contents(split, first, last, words.short_side, settings.get("bad_images") == "skip")
-    loader: Any = DataLoader(contents, 16, num_workers=words.workers, collate_fn=list, worker_init_fn=_leave_the_group)
+    contents = Contents(images, first, last, packing)
+    loader: Any = DataLoader(
+        contents, 16, num_workers=packing.workers, collate_fn=list, worker_init_fn=leave_the_group
+    )
+
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         shard = ShardFile(file)
@@ -153,35 +178,32 @@ def write_shard(
             for item in batch:
                 if isinstance(item, DataError):
                     raise item
+                content, suffix = item
                 index = first + len(shard.sizes)
-                shard.add_image(f"{index:09}{item[1]}", item[0])
-                shard.add(f"{index:09}.json", json.dumps(said(split, index)).encode())
+                shard.add_image(f"{index:09}{suffix}", content)
+                labels = label_names(images.labels, classes.names, index)
+                shard.add(f"{index:09}.json", json.dumps(labels).encode())
                 bar.update()
         shard.finish()
     temporary.replace(path)
+
     record = {"name": path.name, "sha256": shard.hash.hexdigest(), "bytes": shard.length, "first": first}
     _replace(path.with_suffix(".json"), json.dumps({**record, "offsets": shard.offsets, "sizes": shard.sizes}).encode())
 
 
-def _leave_the_group(worker: int) -> None:
-    os.setpgrp()  # Ctrl-C reaches the main process only, which ends the workers
-
-
-def said(split: Split, index: int) -> dict[str, Any]:
+def label_names(labels: Labels, names: Sequence[str], index: int) -> dict[str, list[str]]:
     """Return the labels of an image by name: those present, and those known to be absent."""
-    labels = split.dataset.labels  # type: ignore[attr-defined]
-    part = slice(labels.starts[index], labels.starts[index + 1])
-    pairs = list(zip(labels.classes[part].tolist(), labels.values[part].tolist(), strict=True))
-    names = split.classes.names
+    entries = slice(labels.starts[index], labels.starts[index + 1])
+    pairs = list(zip(labels.classes[entries].tolist(), labels.values[entries].tolist(), strict=True))
     return {
-        "labels": [names[place] for place, value in pairs if value == 1],
-        "negatives": [names[place] for place, value in pairs if value == 0],
+        "labels": [names[column] for column, value in pairs if value == 1],
+        "negatives": [names[column] for column, value in pairs if value == 0],
     }
 
 
-def write_index(path: Path, split: Split, labels: Labels, records: list[dict[str, Any]]) -> None:
-    """Write what `mldec.data.shards.Index` describes."""
-    queries = split.classes.queries
+def write_index(path: Path, labels: Labels, classes: Classes, records: list[dict[str, Any]]) -> None:
+    """Write what `mldec.data.storage.tar_shards.Index` describes."""
+    queries = classes.queries
     buffer = io.BytesIO()
     np.savez(
         buffer,
@@ -194,9 +216,9 @@ def write_index(path: Path, split: Split, labels: Labels, records: list[dict[str
         starts=labels.starts,
         label_classes=labels.classes,
         values=labels.values,
-        rest=labels.rest,
-        classes=np.array(split.classes.names, np.str_),
-        exclusive=split.classes.exclusive,
+        rest=labels.default,
+        classes=np.array(classes.names, np.str_),
+        exclusive=classes.exclusive,
         queries=np.zeros((0, 0), np.float32) if queries is None else queries.float().numpy(),
         format=FORMAT,
     )
@@ -226,26 +248,27 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     with one_line():
-        words = parser().parse_intermixed_args()
-        config, data = open_data(words.settings)
-        splits = {part: getattr(data, part) for part in words.split or ("train", "val")}
+        args = parser().parse_intermixed_args()
+        config, data = open_data(args.settings)
+        splits = {part: getattr(data, part) for part in args.split or ("train", "val")}
         for part, split in splits.items():
-            if not hasattr(split.dataset, "content") or not hasattr(split.dataset, "labels"):
+            if not isinstance(split.dataset, StoredImages):
                 raise ConfigError(f"data.{part} is not made of image files: there is nothing to pack")
             if split.dataset.labels.values.max(initial=0) > 1:  # the codes of data.sizes=true
                 raise ConfigError(f"the targets of data.{part} are not 1, 0 or -1: pack without data.sizes=true")
-        settings = {**config.data, "short_side": words.short_side, "images_a_shard": words.images}
+
+        packing = Packing(args.images, args.short_side, data.bad_images == "skip", args.workers)
+        plan = {"settings": {**config.data, "short_side": args.short_side, "images_per_shard": args.images}}
         total = sum(len(split.dataset) for split in splits.values())
-        bar = partial(tqdm, total=total, desc="pack", disable=not sys.stderr.isatty())
         try:
-            with bar() as progress:
+            with tqdm(total=total, desc="pack", disable=not sys.stderr.isatty()) as bar:
                 for part, split in splits.items():
-                    pack(split, Path(words.out, part), words, settings, progress)
+                    pack(split.dataset, split.classes, Path(args.out, part), packing, plan, bar)
         except OSError as error:
             raise ConfigError(
-                f"{words.out} cannot be written ({error.strerror}): free space and start again"
+                f"{args.out} cannot be written ({error.strerror}): free space and start again"
             ) from error
-        print(f"{words.out}: {total:,} images packed; read them with data=shards data.root={words.out}")
+        print(f"{args.out}: {total:,} images packed; read them with data=shards data.root={args.out}")
 
 
 if __name__ == "__main__":

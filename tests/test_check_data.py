@@ -230,7 +230,7 @@ def test_co_occurrence_is_that_of_a_loop() -> None:
     dense = rng.choice(np.array([1, 0, -1], np.int8), (50, 6))
     dense[:, 4] = 0
     classes = np.array([0, 2, 4, 5])
-    found = check_data.co_occurrence(from_dense(dense, rest=-1), classes)
+    found = check_data.co_occurrence(from_dense(dense, default=-1), classes)
     for row, one in enumerate(classes):
         for column, other in enumerate(classes):
             shown = dense[dense[:, one] == 1]

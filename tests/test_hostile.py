@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch import nn
 
+from support import made
+
 import mldec
 from mldec import checkpoint, zoo
-from mldec.data.coco import coco
+from mldec.data.readers.coco import coco
 from mldec.data.transforms import read_image
 from mldec.errors import CheckpointError, DataError, UserError, printable
 from mldec.predict import find_images
@@ -224,7 +226,7 @@ def test_annotations_end_in_one_line(tmp_path: Path, name: str) -> None:
     file.parent.mkdir()
     file.write_text(hostile.ANNOTATIONS[name])
     (tmp_path / "val2014").mkdir()
-    data = coco(root=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+    data = made(coco, root=str(tmp_path), cache_dir=str(tmp_path / "cache"))
     one_line(lambda: data.val, DataError, tmp_path)
 
 

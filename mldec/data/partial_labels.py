@@ -20,7 +20,7 @@ def random_drop(labels: Labels, p: float, seed: int) -> Labels:
     """
     matrix = labels.dense()
     matrix[np.random.default_rng(seed).random(matrix.shape, np.float32) < p] = -1
-    return from_dense(matrix, rest=labels.rest)
+    return from_dense(matrix, default=labels.default)
 
 
 def fixed_per_class(labels: Labels, n: int, seed: int) -> Labels:
@@ -42,4 +42,4 @@ def fixed_per_class(labels: Labels, n: int, seed: int) -> Labels:
         for value in (1, 0):
             images = np.flatnonzero(matrix[:, column] == value)
             kept[rng.choice(images, min(n, len(images)), replace=False), column] = value
-    return from_dense(kept, rest=-1)
+    return from_dense(kept, default=-1)

@@ -71,9 +71,9 @@ class TableBuilder:
         """
         path = path_inside(path, where, self.see)
         if path in self._first_seen:
+            first = self._first_seen[path].rpartition(", ")[2]  # the row, without the file, which is the same
             raise DataError(
-                f"{where}: the image {path} is listed twice, first in {self._first_seen[path]}: "
-                f"leave one of them out; {self.see}"
+                f"{where}: the image {path} is listed twice, first in {first}: leave one of them out; {self.see}"
             )
         self._first_seen[path] = where
 

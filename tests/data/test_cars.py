@@ -4,7 +4,9 @@ import torch
 from PIL import Image
 from scipy.io import loadmat, savemat
 
-from mldec.data.cars import _parse, cars
+from support import made
+
+from mldec.data.readers.cars import _parse, cars
 from mldec.data.transforms import EvalTransform, read_image
 from mldec.errors import DataError
 
@@ -52,7 +54,7 @@ def root(tmp_path):
 @pytest.fixture
 def build(root, tmp_path):
     def build(**arguments):
-        data = cars(**{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        data = made(cars, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
         assert data.train.classes == data.val.classes
         return data
 
@@ -104,7 +106,7 @@ def test_the_form_of_one_file(build, tmp_path):
         ([("00001.jpg", 4)], "annotation 1: class 4 is not a number from 1 to 3"),
         ([("00001.jpg", -1), ("00002.jpg", 1)], "class -1"),
         ([("00001.jpg", 1.5), ("00002.jpg", 1)], "class 1.5"),
-        ([("00001.jpg", 1), ("00001.jpg", 2)], "annotation 2: the image 00001.jpg is there twice"),
+        ([("00001.jpg", 1), ("00001.jpg", 2)], "annotation 2: the image 00001.jpg is listed twice, first in annotation 1"),
         ([("../00001.jpg", 1), ("00002.jpg", 1)], "not a path inside"),
         ([("00001.jpg", None), ("00002.jpg", None)], "have no field 'class'"),
         ([("00007.jpg", 1), ("00002.jpg", 1)], "1 of 2 listed images are absent"),

@@ -10,7 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mldec.data.cifar100 import cifar100
+from support import made
+
+from mldec.data.readers.cifar100 import cifar100
 from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError, DataError
 
@@ -62,7 +64,7 @@ def root(tmp_path, request):
 
 
 def build(root, **arguments):
-    data = cifar100(root=str(root), image_size=48, **arguments)
+    data = made(cifar100, root=str(root), image_size=48, **arguments)
     assert data.train.classes == data.val.classes
     return data
 
@@ -124,7 +126,7 @@ def test_only_what_arrays_need_may_be_named(root, name):
         ({"data": np.zeros((2, 3071), np.uint8)}, "not uint8 of 3072 values"),
         ({"data": np.zeros((2, 3072), np.float32)}, "not uint8"),
         ({"data": [1, 2]}, "not uint8"),
-        ({"fine_labels": [1]}, "not one label a picture"),
+        ({"fine_labels": [1]}, "not one label per picture"),
         ({"fine_labels": [1, 3]}, "the label 3 is not below 3"),
         ({"fine_labels": [1, "x"]}, "the label 'x'"),
     ],

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.data.coco import coco
-from mldec.data.coco_zsl import SEEN, UNSEEN, coco_zsl
+from support import made
+
+from mldec.data.readers.coco import coco
+from mldec.data.readers.coco_zsl import SEEN, UNSEEN, coco_zsl
 from mldec.errors import DataError
 
 
@@ -14,7 +16,7 @@ def build(sample_data, tmp_path):
     def build(**arguments):
         vectors = str(sample_data / "label_embeddings" / "coco80_sdl_80x300.npy")
         root = str(sample_data / "coco2014_mini")
-        return coco_zsl(**{"root": root, "vectors": vectors, "cache_dir": str(tmp_path), "image_size": 32, **arguments})
+        return made(coco_zsl, **{"root": root, "vectors": vectors, "cache_dir": str(tmp_path), "image_size": 32, **arguments})
 
     return build
 
@@ -33,7 +35,7 @@ def test_there_are_48_and_17_classes():
 
 def test_labels_and_vectors_of_the_sample(build, sample_data, tmp_path):
     data = build()
-    whole = coco(root=str(sample_data / "coco2014_mini"), cache_dir=str(tmp_path), image_size=32)
+    whole = made(coco, root=str(sample_data / "coco2014_mini"), cache_dir=str(tmp_path), image_size=32)
     every = whole.val.classes.names
     assert data.train.classes.names == tuple(name for name in every if name in SEEN)
     assert data.val.classes.names == tuple(name for name in every if name in {*SEEN, *UNSEEN})
@@ -55,6 +57,6 @@ def test_classes_that_the_annotations_lack(tmp_path):
     (tmp_path / "annotations").mkdir()
     stated = {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [], "categories": [{"id": 1, "name": "dog"}]}
     (tmp_path / "annotations" / "instances_val2014.json").write_text(json.dumps(stated))
-    data = coco_zsl(root=str(tmp_path), vectors="v.npy", cache_dir=str(tmp_path / "cache"))
-    with pytest.raises(DataError, match="64 of the 65 classes are not in its annotations, as 'airplane'"):
+    data = made(coco_zsl, root=str(tmp_path), vectors="v.npy", cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(DataError, match="64 of the 65 classes are not in its annotations, such as 'airplane'"):
         _ = data.val

@@ -5,8 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
-from mldec.data import csv_table as module
-from mldec.data.csv_table import csv_table
+from support import made
+
+from mldec.data.readers import csv_table as module
+from mldec.data.readers.csv_table import csv_table
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
@@ -35,7 +37,7 @@ def build(root, tmp_path):
     def build(text=None, **arguments):
         if text is not None:
             (root / "data.csv").write_text(text)
-        data = csv_table(**{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        data = made(csv_table, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
         assert data.train.classes == data.val.classes
         return data
 
@@ -79,7 +81,7 @@ def test_one_label(build):
     assert isinstance(data.evaluator(), SingleLabelEvaluator)
     with pytest.raises(ConfigError, match=r"data\.top_k 5 needs as many classes; there are 2"):
         build(text, exclusive=True, top_k=5)
-    with pytest.raises(ConfigError, match="top_k 2 is for one label"):
+    with pytest.raises(ConfigError, match="data.top_k is 2, for one label"):
         build(text, top_k=2)
 
 
@@ -128,7 +130,7 @@ def test_a_class_without_a_positive_is_logged(build, caplog):
 
 def test_a_second_start_parses_nothing_and_other_settings_do(build, monkeypatch):
     build()
-    monkeypatch.setattr(module, "_read", None)
+    monkeypatch.setattr(module, "csv_rows", None)
     assert targets(build().val) == [[1, 0, 0]]
     monkeypatch.undo()
     assert targets(build(classes=["eel", "dog", "cat"]).val) == [[0, 0, 1]]
@@ -147,7 +149,7 @@ HEADER = "path,labels,split\n"
         ("path;labels\na/1.png;dog\n", "the columns path;labels are not"),
         (HEADER + "a/1.png,dog,cat,train\n", "row 2 has 4 fields, the header 3"),
         (HEADER + "a/1.png\n", "row 2 has 1 fields"),
-        (HEADER + 'a/1.png,"dog,train\n', "row 2 is not CSV .*mind its quotes"),
+        (HEADER + 'a/1.png,"dog,train\n', "row 2 is not CSV .*check its quotes"),
         (HEADER + 'a/1.png,"do"g,train\n', "row 2 is not CSV"),
         (HEADER + "../1.png,dog,train\n", r"row 2: '\.\./1\.png' is not a path inside"),
         (HEADER + "a\\..\\..\\1.png,dog,train\n", "is not a path inside"),
@@ -156,15 +158,15 @@ HEADER = "path,labels,split\n"
         (HEADER + ",dog,train\n", "row 2: '' is not a path inside"),
         (
             HEADER + "a/1.png,dog,train\nb/4.png,cat,val\n./a//1.png,dog,val\n",
-            "row 4: the image a/1.png is in row 2 too",
+            "row 4: the image a/1.png is listed twice, first in row 2",
         ),
         (HEADER + "a/1.png,dog;dog,train\n", "has a label twice"),
         ("path,labels,negatives\na/1.png,dog,cat;dog\n", "'dog' is in labels and in negatives"),
         (HEADER + "a/1.png,dog,train\nb/4.png,Dog,val\n", "'dog' and 'Dog' differ in case only"),
-        (HEADER + "a/1.png,,train\nb/4.png,,val\n", "no row has a label"),
+        (HEADER + "a/1.png,,train\nb/4.png,,val\n", "no image has a label"),
         (HEADER + "a/1.png,dog,train\n", "no row of the split 'val'; it has train"),
-        (HEADER + "a/1.png,dog,train\nb/9.png,cat,val\n", "1 of 1 listed images are absent, the first is b/9.png"),
-        (HEADER, "no row has a label"),
+        (HEADER + "a/1.png,dog,train\nb/9.png,cat,val\n", "1 of 1 listed images are absent, the first is .*/own/b/9.png"),
+        (HEADER, "no image has a label"),
     ],
 )
 def test_wrong_files(build, text, expected):
@@ -201,7 +203,7 @@ def test_other_faults(build, root):
         build(images="..")
     with pytest.raises(ConfigError, match="separator"):
         build(separator=" ")
-    with pytest.raises(ConfigError, match="val_fraction 0"):
+    with pytest.raises(ConfigError, match="val_fraction is 0"):
         build(val_fraction=0)
     with pytest.raises(ConfigError, match="threshold 2"):
         build(threshold=2)

@@ -7,8 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from mldec.data import folders as module
-from mldec.data.folders import folders
+from support import made
+
+from mldec.data import class_folders as module
+from mldec.data.readers.folders import folders
 from mldec.errors import ConfigError, DataError
 
 TREE = {"train": {"cat": 3, "dog": 2, "eel": 1}, "val": {"cat": 1, "dog": 2}}
@@ -31,7 +33,7 @@ def root(tmp_path):
 @pytest.fixture
 def build(root, tmp_path):
     def build(**arguments):
-        data = folders(**{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        data = made(folders, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
         assert data.train.classes == data.val.classes
         return data
 
@@ -90,7 +92,7 @@ def test_without_two_folders_the_images_are_split_by_their_path(tmp_path):
             picture(tmp_path / "all" / name / f"{number}.png")
 
     def parts(**arguments):
-        data = folders(root=str(tmp_path / "all"), cache_dir=str(tmp_path / "cache"), **arguments)
+        data = made(folders, root=str(tmp_path / "all"), cache_dir=str(tmp_path / "cache"), **arguments)
         return [{split.dataset.name(i) for i in range(len(split.dataset))} for split in (data.train, data.val)]
 
     train, val = parts(val_fraction=0.25)
@@ -171,7 +173,7 @@ def test_an_unreadable_folder(build, root, monkeypatch):
 def test_wrong_values_are_refused(build):
     for arguments, expected in [
         ({"top_k": 5}, r"data\.top_k 5 needs as many classes; there are 3"),
-        ({"val_fraction": 1.0}, "val_fraction 1.0"),
+        ({"val_fraction": 1.0}, "val_fraction is 1.0"),
         ({"test_crop": 0.0}, "test crop: 0.0"),
         ({"bad_images": "no"}, "bad_images"),
     ]:

@@ -6,9 +6,11 @@ import pytest
 import torch
 from PIL import Image
 
-from mldec.data.imagenet import _with_real_labels, imagenet, readable
+from support import made
+
+from mldec.data.readers.imagenet import _with_real_labels, imagenet, readable
 from mldec.data.labels import from_single
-from mldec.data.tables import Table, paths
+from mldec.data.table import Table, encode_paths
 from mldec.data.transforms import EvalTransform, read_image
 from mldec.errors import DataError
 
@@ -32,7 +34,7 @@ def root(tmp_path):
 @pytest.fixture
 def build(root, tmp_path):
     def build(**arguments):
-        data = imagenet(**{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        data = made(imagenet, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
         assert data.train.classes == data.val.classes
         return data
 
@@ -168,12 +170,12 @@ def test_unique_names():
 def test_the_sample(sample_data, tmp_path):
     root = sample_data / "imagenet10_160"
     lines = [line.split("\t") for line in (root / "classes.txt").read_text().splitlines()]
-    data = imagenet(root=str(root), image_size=32, cache_dir=str(tmp_path))
+    data = made(imagenet, root=str(root), image_size=32, cache_dir=str(tmp_path))
     assert (len(data.train.dataset), len(data.val.dataset)) == (200, 80)
     for split, each in ((data.train, 20), (data.val, 8)):
         assert {i: n for i, n in enumerate(split.dataset.labels.counts()) if n} == {int(i): each for _, i, _ in lines}
     assert [data.val.classes.names[int(index)] for _, index, _ in lines] == [name for _, _, name in lines]
-    few = imagenet(root=str(root), class_map=str(root / "classes.txt"), image_size=32, cache_dir=str(tmp_path))
+    few = made(imagenet, root=str(root), class_map=str(root / "classes.txt"), image_size=32, cache_dir=str(tmp_path))
     assert few.val.classes.names == tuple(name for _, _, name in sorted(lines))
     image, target = few.val.dataset[9]
     expected = EvalTransform(image_size=32, crop=0.95, interpolation="bicubic")
@@ -182,7 +184,7 @@ def test_the_sample(sample_data, tmp_path):
 
 
 def test_a_number_of_5000_digits_in_the_name_of_an_image(tmp_path) -> None:
-    table = Table(paths([f"n1/ILSVRC2012_val_{'9' * 5000}.JPEG"]), from_single(np.zeros(1, np.int32), 1), ("n1",))
+    table = Table(encode_paths([f"n1/ILSVRC2012_val_{'9' * 5000}.JPEG"]), from_single(np.zeros(1, np.int32), 1), ("n1",))
     (tmp_path / "real.json").write_text("[[0]]")
     with pytest.raises(DataError, match="has 1 images"):
         _with_real_labels(table, tmp_path / "real.json")

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from mldec.data.labels import from_dense, from_flags, from_lists, from_single
+from mldec.data.labels import from_dense, from_entries, from_flags, from_single
 
 MATRIX = np.array([[1, 0, -1], [0, 0, 0], [-1, 1, 1], [0, 1, 0]], np.int8)
 
 
-@pytest.mark.parametrize("rest", [0, -1])
-def test_rows_and_matrix_are_those_given(rest: int) -> None:
-    labels = from_dense(MATRIX, rest=rest)
+@pytest.mark.parametrize("default", [0, -1])
+def test_rows_and_matrix_are_those_given(default: int) -> None:
+    labels = from_dense(MATRIX, default=default)
     assert np.array_equal(labels.dense(), MATRIX)
     assert [labels.row(i).tolist() for i in range(len(labels))] == MATRIX.tolist()
     with pytest.raises(IndexError):
@@ -37,8 +37,8 @@ def test_recoding() -> None:
     assert np.array_equal(from_dense(MATRIX).recode({-1: 1, 1: -1}).dense(), -MATRIX)
 
 
-def test_lists_and_single_classes() -> None:
-    partial = from_lists([[2, 2], [], [0]], [[1, 2], [0], []], num_classes=3, rest=-1)
+def test_entries_and_single_classes() -> None:
+    partial = from_entries([{1: 0, 2: 1}, {0: 0}, {0: 1}], num_classes=3, default=-1)
     assert partial.dense().tolist() == [[-1, 0, 1], [0, -1, -1], [1, -1, -1]]
     assert from_single(np.array([2, 0]), 3).dense().tolist() == [[0, 0, 1], [1, 0, 0]]
 
@@ -48,7 +48,7 @@ def test_some_classes_in_another_order():
     picked = from_dense(dense).select_classes([3, 0, 2])
     assert np.array_equal(picked.dense(), dense[:, [3, 0, 2]])
     assert picked.row(0).tolist() == [0, 1, -1]
-    assert from_dense(dense, rest=-1).select_classes([1]).dense().tolist() == dense[:, [1]].tolist()
+    assert from_dense(dense, default=-1).select_classes([1]).dense().tolist() == dense[:, [1]].tolist()
     assert from_dense(dense).select_classes([]).dense().shape == (3, 0)
 
 

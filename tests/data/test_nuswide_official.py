@@ -4,8 +4,10 @@ import pytest
 import torch
 from PIL import Image
 
-from mldec.data import nuswide_official as module
-from mldec.data.nuswide_official import nuswide_official
+from support import made
+
+from mldec.data.readers import nuswide_official as module
+from mldec.data.readers.nuswide_official import nuswide_official
 from mldec.errors import DataError
 
 CONCEPTS = ["cat", "sea"]
@@ -40,7 +42,8 @@ def root(tmp_path):
 @pytest.fixture
 def build(root, tmp_path):
     def build(**arguments):
-        data = nuswide_official(
+        data = made(
+            nuswide_official,
             **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments}
         )
         assert data.train.classes

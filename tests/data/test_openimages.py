@@ -7,14 +7,15 @@ import pytest
 import torch
 from PIL import Image
 
-from mldec import build
+from support import made
+
+from mldec import build, inputs
 from mldec.config import compose
-from mldec.data import csv_file
-from mldec.data.csv_file import read_csv
-from mldec.data.labels import from_lists, from_statements
-from mldec.data.openimages import class_names, openimages, read_descriptions
+from mldec.data.labels import from_entries, from_statements
+from mldec.data.readers.openimages import class_names, openimages, read_descriptions
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.partial import PartialLabelEvaluator
+from mldec.inputs import csv_columns
 from mldec.heads.ml_decoder import MLDecoder
 
 HEADER = "ImageID,Source,LabelName,Confidence"
@@ -53,7 +54,7 @@ def write(root: Path, rows: str, name: str = TEST_FILE, header: str = HEADER) ->
 
 
 def read(root: Path, **arguments):
-    return openimages(root=str(root), image_size=16, cache_dir=str(root.parent / "cache"), **arguments)
+    return made(openimages, root=str(root), image_size=16, cache_dir=str(root.parent / "cache"), **arguments)
 
 
 def targets(split) -> list[list[int]]:
@@ -75,7 +76,7 @@ def test_unknown_is_neither_present_nor_absent(root: Path) -> None:  # trap 8
     data = read(root)
     assert targets(data.val) == TARGETS
     assert data.val.dataset[0][1].dtype == torch.int8  # trap 20: a quarter of what floats would be
-    assert data.val.dataset.labels.rest == -1
+    assert data.val.dataset.labels.default == -1
     assert [Path(data.val.dataset.name(i)).name for i in range(3)] == [
         "0a00000000000002.jpg",
         "0a00000000000003.jpg",
@@ -94,7 +95,7 @@ def test_a_pair_said_to_be_both_and_a_class_outside_the_list_are_counted(root: P
 
 
 def test_pieces_do_not_show(root: Path, monkeypatch) -> None:
-    monkeypatch.setattr(csv_file, "ROWS", 2)
+    monkeypatch.setattr(inputs, "CSV_ROWS", 2)
     assert targets(read(root).val) == TARGETS
     write(root, TEST + "0b00000000000001,verification,/m/0a\n")
     assert "row 10 has 3 columns, not 4" in fault(root)
@@ -112,8 +113,9 @@ def test_statements_in_any_order_are_what_lists_say() -> None:
     images, classes = random.integers(30, size=400), random.integers(9, size=400)
     values = random.integers(2, size=400).astype(np.int8)
     said = [[classes[(images == i) & (values == v)].tolist() for i in range(30)] for v in (1, 0)]
+    entries = [{**dict.fromkeys(no, 0), **dict.fromkeys(yes, 1)} for yes, no in zip(*said, strict=True)]
     labels, clashes = from_statements(images, classes, values, num_images=30, num_classes=9)
-    assert np.array_equal(labels.dense(), from_lists(*said, num_classes=9, rest=-1).dense())
+    assert np.array_equal(labels.dense(), from_entries(entries, num_classes=9, default=-1).dense())
     assert clashes == sum(len(set(yes) & set(no)) for yes, no in zip(*said, strict=True)) > 0
     empty, _ = from_statements(images[:0], classes[:0], values[:0], num_images=2, num_classes=3)
     assert (empty.dense() == -1).all()
@@ -236,4 +238,4 @@ def test_the_real_box_file_as_labels(sample_data: Path, root: Path) -> None:
 
 def test_read_csv_yields_columns(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1,2\n3,4\n")
-    assert list(read_csv(tmp_path / "a.csv", ["x", "y"], "")) == [(2, [("1", "3"), ("2", "4")])]
+    assert list(csv_columns(tmp_path / "a.csv", ["x", "y"], "")) == [(2, [("1", "3"), ("2", "4")])]

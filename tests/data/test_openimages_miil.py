@@ -6,8 +6,10 @@ import pytest
 import torch
 from PIL import Image
 
-from mldec.data import csv_file
-from mldec.data.openimages_miil import openimages_miil
+from support import made
+
+from mldec import inputs
+from mldec.data.readers.openimages_miil import openimages_miil
 from mldec.errors import ConfigError, DataError
 
 HEADER = "image_id,class_list,class_list_neg,split"
@@ -35,7 +37,7 @@ def write(root: Path, rows: str, header: str = HEADER) -> None:
 
 
 def read(root: Path, **arguments):
-    return openimages_miil(root=str(root), image_size=16, cache_dir=str(root.parent / "cache"), **arguments)
+    return made(openimages_miil, root=str(root), image_size=16, cache_dir=str(root.parent / "cache"), **arguments)
 
 
 def targets(split) -> list[list[int]]:
@@ -69,7 +71,7 @@ def test_val_is_the_official_test(root: Path) -> None:  # trap 9
 
 
 def test_pieces_do_not_show(root: Path, monkeypatch) -> None:
-    monkeypatch.setattr(csv_file, "ROWS", 1)
+    monkeypatch.setattr(inputs, "CSV_ROWS", 1)
     data = read(root)
     assert targets(data.train) == TRAIN
     assert targets(data.val) == VAL
@@ -162,7 +164,7 @@ def test_a_missing_image_and_an_unknown_split(root: Path) -> None:
 
 
 def test_the_real_sample(sample_data: Path, tmp_path: Path) -> None:
-    data = openimages_miil(root=str(sample_data / "openimages_mini"), image_size=16, cache_dir=str(tmp_path))
+    data = made(openimages_miil, root=str(sample_data / "openimages_mini"), image_size=16, cache_dir=str(tmp_path))
     train, val = data.train.dataset, data.val.dataset
     assert (len(train), len(val), len(data.val.classes)) == (100, 100, 166)
     assert data.val.classes.names == tuple(sorted(data.val.classes.names))

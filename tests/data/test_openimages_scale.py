@@ -8,22 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mldec.data import tables
+from support import made
+
+from mldec.data.cache import TableCache
+from mldec.data.table import Table
 from mldec.data.labels import from_statements
-from mldec.data.openimages import openimages
+from mldec.data.readers.openimages import openimages
 
 IMAGES, CLASSES, STATEMENTS, WORKERS = 9_011_219, 9_605, 57_524_352, 8
 GIB = 2**30
 
 
-def made_up() -> tables.Table:
+def made_up() -> Table:
     random = np.random.default_rng(0)
     owners = random.integers(IMAGES, size=STATEMENTS, dtype=np.int32)
     classes = (CLASSES * random.random(STATEMENTS, np.float32) ** 3).astype(np.int32).clip(max=CLASSES - 1)
     values = (random.random(STATEMENTS, np.float32) < 0.345).astype(np.int8)
     labels, _ = from_statements(owners, classes, values, num_images=IMAGES, num_classes=CLASSES)
     names = np.char.add(np.array([f"{row * 2**40:016x}" for row in range(IMAGES)], np.bytes_), b".jpg")
-    return tables.Table(names, labels, tuple(f"class {number}" for number in range(CLASSES)))
+    return Table(names, labels, tuple(f"class {number}" for number in range(CLASSES)))
 
 
 def proportional(pid: int) -> float:
@@ -34,7 +37,7 @@ def proportional(pid: int) -> float:
 
 def load(root: str, pipe) -> None:
     start = time.perf_counter()
-    split = openimages(root=root, absent="unchecked", cache_dir=f"{root}/cache").load_val()
+    split = made(openimages, root=root, absent="unchecked", cache_dir=f"{root}/cache").load_val()
     seconds = time.perf_counter() - start
     labels = split.dataset.labels
 
@@ -66,7 +69,7 @@ def test_nine_million_images_load_from_the_cache(tmp_path: Path) -> None:
     sources = [root / "annotations" / name for name in names]
     for source in sources:
         source.touch()
-    tables.cached("openimages display 0", sources, made_up, cache_dir=str(root / "cache"), see="")
+    TableCache(str(root / "cache"), "").table("openimages display 0", sources, made_up)
     ours, theirs = get_context("spawn").Pipe()
     fresh = get_context("spawn").Process(target=load, args=(str(root), theirs))  # a process of its own: memory counts
     fresh.start()

@@ -55,6 +55,6 @@ def test_the_seed_decides(thin):
 def test_what_is_not_annotated_stays_so(rest):
     partly = MATRIX.copy()
     partly[::2] = -1
-    labels = from_dense(partly, rest=rest)
+    labels = from_dense(partly, default=rest)
     assert (random_drop(labels, 0.3, 0).dense()[::2] == -1).all()
     assert (fixed_per_class(labels, 50, 0).dense()[::2] == -1).all()

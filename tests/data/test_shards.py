@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support import one_line
+from support import made, one_line
 
-from mldec.data.shards import shards
+from mldec.data.readers.shards import shards
 from mldec.errors import ConfigError, DataError
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -82,7 +82,7 @@ def change(root: Path, **changed: Any) -> None:
 
 
 def test_images_targets_and_classes(root: Path) -> None:
-    data = shards(root=str(root), image_size=6, augment="none", cutout=0)
+    data = made(shards, root=str(root), image_size=6, augment="none", cutout=0)
     for split, base in ((data.train, 0), (data.val, 100)):
         assert split.classes.names == ("a", "b", "c")
         assert split.classes.queries is not None
@@ -111,32 +111,32 @@ def test_images_targets_and_classes(root: Path) -> None:
 )
 def test_the_evaluator_is_that_of_the_labels(root: Path, changed: dict[str, Any], metric: str) -> None:
     change(root, **changed)
-    evaluator = shards(root=str(root)).evaluator()
+    evaluator = made(shards, root=str(root)).evaluator()
     evaluator.update(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([[1, 0], [0, 1]]))
     assert next(iter(evaluator.compute())) == metric
 
 
 def test_settings_reach_the_evaluator_and_the_transforms(root: Path) -> None:
     change(root, rest=0)
-    evaluator = shards(root=str(root), threshold=0.75).evaluator()
+    evaluator = made(shards, root=str(root), threshold=0.75).evaluator()
     evaluator.update(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([[1, 0], [0, 1]]))  # probability 0.73
     assert evaluator.compute()["OR"] == 0
     change(root, rest=0, exclusive=True)
-    evaluator = shards(root=str(root), top_k=2).evaluator()
+    evaluator = made(shards, root=str(root), top_k=2).evaluator()
     evaluator.update(torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[1, 0, 0]]))
     assert evaluator.compute()["top2"] == 100
-    data = shards(root=str(root), image_size=6, interpolation="random", test_crop=0.9, erase=1.0)
+    data = made(shards, root=str(root), image_size=6, interpolation="random", test_crop=0.9, erase=1.0)
     assert (data.transform.interpolation, data.transform.crop) == ("bicubic", 0.9)
     for wrong in ({"threshold": 2.0}, {"top_k": 1}, {"test_crop": 2.0}, {"erase": -1.0}):
         with pytest.raises(ConfigError, match=next(iter(wrong)).replace("_", ".")):
-            shards(root=str(root), **wrong)
+            made(shards, root=str(root), **wrong)
 
 
 def test_a_bad_image_is_named(root: Path) -> None:
     folder = root / "val"
     write_tar(folder / "shard-000001.tar", {"000000002.png": b"nothing", "000000003.png": picture(3)})
     change(root)
-    dataset = shards(root=str(root)).val.dataset
+    dataset = made(shards, root=str(root)).val.dataset
     with pytest.raises(DataError, match=r"shard-000001.tar, image 000000002: not an image"):
         dataset[2]
     assert dataset[3][1].tolist() == [1, 1, 1]
@@ -145,20 +145,20 @@ def test_a_bad_image_is_named(root: Path) -> None:
 def test_a_shard_that_is_cut_absent_or_a_link(root: Path) -> None:
     shard = root / "val" / "shard-000001.tar"
     whole = shard.read_bytes()
-    data = shards(root=str(root))
+    data = made(shards, root=str(root))
     dataset = data.val.dataset
     shard.write_bytes(whole[:600])
     with pytest.raises(DataError, match="is cut short; pack it again"):  # while a run goes on
         dataset[3]
     with pytest.raises(DataError, match=r"has 600 bytes instead of"):  # at the start of another
-        _ = shards(root=str(root)).val
+        _ = made(shards, root=str(root)).val
     shard.unlink()
     with pytest.raises(DataError, match=r"shard-000001.tar is absent"):
-        _ = shards(root=str(root)).val
+        _ = made(shards, root=str(root)).val
     (root / "elsewhere").write_bytes(whole)
     shard.symlink_to(root / "elsewhere")
     with pytest.raises(DataError, match=r"shard-000001.tar is a link"):
-        _ = shards(root=str(root)).val
+        _ = made(shards, root=str(root)).val
     with pytest.raises(DataError, match="cannot be read"):
         dataset[3]
 
@@ -169,7 +169,7 @@ def test_a_shard_that_is_cut_absent_or_a_link(root: Path) -> None:
 def test_an_index_names_nothing_but_shards(root: Path, name: str) -> None:
     change(root, shards=np.array(["shard-000000.tar", name]))
     with pytest.raises(DataError, match="is not the name of a shard"):
-        _ = shards(root=str(root)).val
+        _ = made(shards, root=str(root)).val
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_an_index_names_nothing_but_shards(root: Path, name: str) -> None:
 def test_an_index_that_cannot_be_is_refused(root: Path, changed: dict[str, Any], message: str) -> None:
     change(root, **changed)
     with pytest.raises(DataError, match=message) as caught:
-        _ = shards(root=str(root)).val
+        _ = made(shards, root=str(root)).val
     assert "\n" not in str(caught.value)
 
 
@@ -203,18 +203,18 @@ def test_an_index_that_is_absent_or_none(root: Path) -> None:
     ):
         index.write_bytes(content)
         with pytest.raises(DataError, match=message):
-            _ = shards(root=str(root)).val
+            _ = made(shards, root=str(root)).val
     np.savez(index, classes=np.array(["a"]))
     with pytest.raises(DataError, match="is no index of shards"):
-        _ = shards(root=str(root)).val
+        _ = made(shards, root=str(root)).val
     np.savez(index, **{**arrays(root / "val"), "classes": np.array([object()])})
     with pytest.raises(DataError, match="cannot be read"):
-        _ = shards(root=str(root)).val
+        _ = made(shards, root=str(root)).val
     index.unlink()
     with pytest.raises(DataError, match="the split is not packed, or not to its end"):
-        _ = shards(root=str(root)).val
+        _ = made(shards, root=str(root)).val
     with pytest.raises(DataError, match="is not a folder"):
-        shards(root=str(root / "nowhere"))
+        made(shards, root=str(root / "nowhere"))
 
 
 def check(cli: Cli, root: Path) -> tuple[int, str, str]:
@@ -277,7 +277,7 @@ def test_the_check_refuses_a_hostile_tar(cli: Cli, root: Path, member: str, kind
 def test_an_index_of_odd_arrays_is_refused(root: Path, changed: dict[str, Any], message: str) -> None:
     change(root, **changed)
     with pytest.raises(DataError, match=message) as caught:
-        _ = shards(root=str(root)).val
+        _ = made(shards, root=str(root)).val
     assert "\n" not in str(caught.value)
 
 
@@ -285,4 +285,4 @@ def test_an_index_that_is_a_fifo(root: Path) -> None:
     (root / "val" / "index.npz").unlink()
     os.mkfifo(root / "val" / "index.npz")
     with pytest.raises(DataError, match="a FIFO, not a regular file"):
-        _ = shards(root=str(root)).val
+        _ = made(shards, root=str(root)).val

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.data.vectors import class_vectors, encode_text, nearest, read_vectors, twins
+from mldec.data.zero_shot.vectors import class_vectors, encode_text, nearest, read_vectors, twins
 from mldec.errors import ConfigError, DataError
 
 NAMES = ["sky", "dog", "sea"]

@@ -3,7 +3,10 @@ import json
 import pytest
 from PIL import Image
 
-from mldec.data.vg500 import read_list, vg500
+from support import made
+
+from mldec.data.readers.vg500 import vg500
+from mldec.inputs import read_lines
 from mldec.errors import ConfigError, DataError
 
 LABELS = {"1.jpg": [3, 0], "20.jpg": [], "300.jpg": [499], "4.jpg": [7, 3]}
@@ -24,7 +27,7 @@ def root(tmp_path):
 @pytest.fixture
 def build(root, tmp_path):
     def build(**arguments):
-        data = vg500(**{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        data = made(vg500, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
         assert data.train.classes == data.val.classes
         return data
 
@@ -55,7 +58,7 @@ def test_names_from_a_file(build, root):
 
 def test_evaluation_needs_no_training_list(build, root, tmp_path):
     (root / "train_list_500.txt").unlink()
-    data = vg500(root=str(root), cache_dir=str(tmp_path / "cache"))
+    data = made(vg500, root=str(root), cache_dir=str(tmp_path / "cache"))
     assert len(data.val.dataset) == 1
     with pytest.raises(DataError, match="train_list_500"):
         _ = data.train
@@ -99,7 +102,7 @@ def test_wrong_lists(build, root):
 
 def test_the_lists_of_the_sample(sample_data):
     folder = sample_data / "vg500_lists"
-    train, val = read_list(folder / "train_list_500.txt"), read_list(folder / "test_list_500.txt")
+    train, val = (read_lines(folder / f"{part}_list_500.txt", "") for part in ("train", "test"))
     assert (len(train), len(val)) == (82904, 10000)
     assert not set(train) & set(val)
     assert train[0] == "2360596.jpg"

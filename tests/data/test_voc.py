@@ -8,9 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from mldec.data import voc as module
+from support import made
+
+from mldec.data.readers import voc as module
 from mldec.data.transforms import EvalTransform
-from mldec.data.voc import CLASSES, voc
+from mldec.data.class_names import VOC as CLASSES
+from mldec.data.readers.voc import voc
 from mldec.errors import ConfigError, DataError
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.partial import PartialAsymmetricLoss
@@ -55,7 +58,7 @@ def folder(tmp_path):
 @pytest.fixture
 def build(folder, tmp_path):
     def build(**arguments):
-        data = voc(**{"root": str(folder), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        data = made(voc, **{"root": str(folder), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
         assert data.train.classes.names == data.val.classes.names  # reads both splits
         return data
 
@@ -217,8 +220,8 @@ def test_the_test_split_of_2012_has_no_labels(build, folder):
 
 def test_counts_of_the_sample(sample_data, tmp_path):
     root = str(sample_data / "voc2012_mini")
-    data = voc(root=root, year=2012, train="train", val="val", image_size=32, cache_dir=str(tmp_path))
-    whole = voc(root=root, year=2012, train="trainval", val="trainval", cache_dir=str(tmp_path))
+    data = made(voc, root=root, year=2012, train="train", val="val", image_size=32, cache_dir=str(tmp_path))
+    whole = made(voc, root=root, year=2012, train="trainval", val="trainval", cache_dir=str(tmp_path))
     assert (len(data.train.dataset), len(data.val.dataset), len(whole.val.dataset)) == (60, 40, 100)
     assert whole.val.dataset.labels.counts(-1).sum() == 15
     assert whole.train.dataset.labels.counts(-1).sum() == 0
@@ -232,7 +235,7 @@ def test_counts_of_the_sample(sample_data, tmp_path):
 def test_labels_of_the_sample_are_those_of_its_class_lists(sample_data, tmp_path):
     """ImageSets/Main/<class>_<set>.txt: 1 present, -1 absent, 0 difficult objects only."""
     root = sample_data / "voc2012_mini"
-    data = voc(root=str(root), year=2012, train="train", val="trainval", cache_dir=str(tmp_path))
+    data = made(voc, root=str(root), year=2012, train="train", val="trainval", cache_dir=str(tmp_path))
     dense = data.val.dataset.labels.dense()
     order = names(data.val)
     for column, name in enumerate(CLASSES):

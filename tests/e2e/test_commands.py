@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support import QUICK, one_line, write_coco
+from support import QUICK, made, one_line, write_coco
 
 from mldec.checkpoint import load, load_model
-from mldec.data.digits import NAMES, digits
+from mldec.data.digits.grey import digits
+from mldec.data.digits.scenes import NAMES
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -26,7 +27,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of three scenes as image files."""
     folder = tmp_path_factory.mktemp("scenes")
     (folder / "deeper").mkdir()
-    dataset = digits(val_images=3).val.dataset
+    dataset = made(digits, val_images=3).val.dataset
     for index, name in enumerate(["a.png", "b.jpg", "deeper/c.PNG"]):
         Image.fromarray(dataset[index][0].permute(1, 2, 0).numpy()).save(folder / name)
     (folder / "notes.txt").write_text("no image")

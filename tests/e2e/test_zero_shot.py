@@ -15,7 +15,7 @@ from support import CONFIGS, one_line
 from mldec.checkpoint import load, load_model, saved_classes
 from mldec.data.base import Classes
 from mldec.data.transforms import read_image
-from mldec.data.vectors import read_vectors
+from mldec.data.zero_shot.vectors import read_vectors
 from mldec.errors import CheckpointError
 from mldec.evaluate import check_classes, check_queries
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,10 @@ import numpy as np
 import torch
 import yaml
 from PIL import Image
+
+from mldec import build
+from mldec.config import config_dir
+from mldec.data.base import DataModule
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -49,6 +54,15 @@ def write_coco(root: Path, *, classes: int = 3, images: int = 12) -> None:
             "categories": categories,
         }
         (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+
+
+def made(reader: Callable[..., Any], **settings: Any) -> DataModule:
+    """Build a dataset as `data=OPTION` with these settings does, of the first option file that names the reader."""
+    target = f"{reader.__module__}.{reader.__name__}"
+    files = sorted(Path(config_dir(), "data").glob("*.yaml"))
+    nodes = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files]
+    node = next(node for node in nodes if node["_target_"] == target)
+    return build.data({"data": build.resolve("data", {**node, **settings})})
 
 
 def read_option(path: Path) -> tuple[Any, dict[str, Any]]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mldec.data.digits import NAMES
+from mldec.data.digits.scenes import NAMES
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_digits.py"
 spec = importlib.util.spec_from_file_location("make_digits", SCRIPT)

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support import one_line, write_coco
+from support import made, one_line, write_coco
 
-from mldec.data.coco import coco
-from mldec.data.shards import shards
+from mldec.data.readers.coco import coco
+from mldec.data.readers.shards import shards
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "pack_shards.py"
 spec = importlib.util.spec_from_file_location("pack_shards", SCRIPT)
@@ -64,7 +64,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_every_image_and_target_is_that_of_the_files(pack: Pack, root: Path) -> None:
     out = pack()
     plain = {"image_size": 16, "augment": "none", "cutout": 0.0}
-    files, packed = coco(root=str(root), cache_dir=str(root.parent), **plain), shards(root=str(out), **plain)
+    files, packed = made(coco, root=str(root), cache_dir=str(root.parent), **plain), made(shards, root=str(out), **plain)
     for one, other in ((files.train, packed.train), (files.val, packed.val)):
         assert one.classes == other.classes
         assert len(one.dataset) == len(other.dataset) == IMAGES
@@ -131,7 +131,7 @@ def test_other_settings_or_data_do_not_go_on(pack: Pack, root: Path, capsys: pyt
 
 def test_short_side_makes_large_images_smaller_and_leaves_the_others(pack: Pack, root: Path) -> None:
     out = pack("--short-side", "23")
-    dataset = shards(root=str(out)).train.dataset
+    dataset = made(shards, root=str(out)).train.dataset
     for index, path in enumerate(sorted((root / "train2014").iterdir())):
         packed = dataset.content(index)  # type: ignore[attr-defined]
         with Image.open(path) as before, Image.open(io.BytesIO(packed)) as after:
@@ -150,7 +150,7 @@ def test_a_bad_image_stops_a_resize_or_is_packed_as_it_is(
         pack("--short-side", "10")
     one_line(capsys.readouterr().err, f"{bad}: not an image")
     out = pack("--short-side", "10", "data.bad_images=skip", out="kept")
-    assert shards(root=str(out)).train.dataset.content(3) == b"no image"  # type: ignore[attr-defined]
+    assert made(shards, root=str(out)).train.dataset.content(3) == b"no image"  # type: ignore[attr-defined]
 
 
 def test_what_is_not_of_files_is_refused(

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from support import made
+
 from mldec.config import compose
-from mldec.data.coloured_digits import choose_unseen, digits_zsl
+from mldec.data.digits.coloured import choose_unseen, digits_zsl
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce" / "digits_zsl.py"
 SMALL = ["data.train_images=16", "data.val_images=40", "data.image_size=32", "train.epochs=1", "train.workers=0"]
@@ -37,7 +39,7 @@ def test_every_row_composes(script: dict[str, Any]) -> None:
 
 def test_chance_is_the_prior_and_half_the_attributes_are_worth_more(script: dict[str, Any]) -> None:
     found = script["references"](compose(["+experiment=digits_zsl", "data.val_images=1500"]))
-    dataset = digits_zsl(val_images=1500, image_size=40, colours=4, unseen=8).val.dataset  # as the experiment
+    dataset = made(digits_zsl, val_images=1500, image_size=40, colours=4, unseen=8).val.dataset  # as the experiment
     prior = torch.stack([dataset[index][1] for index in range(1500)])[:, choose_unseen(4, 8, 0)]
     assert found["chance"] == pytest.approx(100 * prior[prior.any(1)].float().mean().item())
     assert 10 < found["chance"] < 18

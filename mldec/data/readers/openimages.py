@@ -17,7 +17,7 @@ import numpy as np
 from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
 from mldec.data.labels import from_statements
-from mldec.data.names import told_apart, without_quotes
+from mldec.data.names import as_name, told_apart, without_quotes
 from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table

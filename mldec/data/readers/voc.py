@@ -59,9 +59,6 @@ def voc(
         DataError: Something under `root` is missing or broken; of a split, when it is first used.
         ValueError: A value is out of range.
     """
-    for name, difficult in (("difficult_train", difficult_train), ("difficult_val", difficult_val)):
-        if difficult not in MEANINGS:
-            raise ValueError(f"{name} is {difficult!r}: it must be negative, positive or ignore")
     task = MultiLabel(threshold)
     folder = _find(check_folder(root, f"Pascal VOC {year}", _SEE), year)
 

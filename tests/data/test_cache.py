@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mldec.data.labels import from_lists
-from mldec.data.tables import Table, cached, paths
+from mldec.data.cache import TableCache, _files_fault
+from mldec.data.labels import from_entries
+from mldec.data.table import Table, encode_paths
 
 FILES = ["a/1.jpg", "a/..2.jpg", "b..", "..c/d.jpg"]
 
 
 def table() -> Table:
-    return Table(paths(FILES), from_lists([[0, 1], [], [2], [1]], num_classes=3), ("x", "y", "z"))
+    return Table(encode_paths(FILES), from_entries([{0: 1, 1: 1}, {}, {2: 1}, {1: 1}], num_classes=3), ("x", "y", "z"))
 
 
 class Cache:
@@ -34,7 +35,7 @@ class Cache:
     def read(self) -> tuple[Table, bool]:
         """Return the table, and whether it was parsed."""
         before = self.parsed
-        found = cached("test", [self.source], self._parse, cache_dir=str(self.folder), see="")
+        found = TableCache(str(self.folder), "").table("test", [self.source], self._parse)
         return found, self.parsed > before
 
     def _parse(self) -> Table:
@@ -51,7 +52,7 @@ def same(one: Table, two: Table) -> bool:
     arrays = [(one.files, two.files), (one.labels.starts, two.labels.starts), (one.labels.classes, two.labels.classes)]
     arrays.append((one.labels.values, two.labels.values))
     equal = all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in arrays)
-    return equal and one.classes == two.classes and one.labels.rest == two.labels.rest
+    return equal and one.classes == two.classes and one.labels.default == two.labels.default
 
 
 def test_a_whole_cache_is_believed(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
@@ -75,13 +76,13 @@ def test_no_changed_byte_changes_the_table(cache: Cache, change: Callable[[int],
 
 
 FORGED = {
-    "a path elsewhere": {"files": paths(["a", "b", "../../etc/passwd", "d"])},
-    "a path that ends elsewhere": {"files": paths(["a", "b", "c", "d/.."])},
-    "two dots across the end of a path": {"files": paths(["..", "abc", "c", "d"])},
-    "an absolute path": {"files": paths(["a", "/etc/passwd", "c", "d"])},
-    "an empty path": {"files": paths(["a", "", "c", "d"])},
+    "a path elsewhere": {"files": encode_paths(["a", "b", "../../etc/passwd", "d"])},
+    "a path that ends elsewhere": {"files": encode_paths(["a", "b", "c", "d/.."])},
+    "two dots across the end of a path": {"files": encode_paths(["..", "abc", "c", "d"])},
+    "an absolute path": {"files": encode_paths(["a", "/etc/passwd", "c", "d"])},
+    "an empty path": {"files": encode_paths(["a", "", "c", "d"])},
     "paths as text": {"files": np.array(FILES)},
-    "too few paths": {"files": paths(FILES[:3])},
+    "too few paths": {"files": encode_paths(FILES[:3])},
     "a negative class": {"label_classes": np.array([0, 1, -1, 1], np.int32)},
     "a class too many": {"label_classes": np.array([0, 1, 3, 1], np.int32)},
     "classes as floats": {"label_classes": np.array([0, 1, 2, 1], np.float32)},
@@ -142,8 +143,6 @@ def test_a_cache_that_is_a_fifo_is_not_waited_for(cache: Cache) -> None:
 
 def test_millions_of_paths_are_checked_in_a_moment() -> None:
     from time import process_time
-
-    from mldec.data.tables import _files_fault
 
     many = np.array([b"train/%07d.jpg" % number for number in range(500_000)])
     start = process_time()
