@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from mldec.data.base import Classes, DataModule
-from mldec.errors import ConfigError, suggest
+from mldec.errors import ConfigError, UserError, suggest
 from mldec.model import Classifier
 from mldec.optim import check_optimizer
 from mldec.settings import PARTS, Config
@@ -176,10 +177,26 @@ def _returns_data(found: Any) -> bool:
 
 
 def _call(part: str, config: Config, **runtime: Any) -> Any:
-    """Check a node and call its target; the constructor's own ValueErrors become the user's."""
+    """Check a node and call its target; a `ValueError` of the target becomes the user's.
+
+    Raises:
+        ConfigError: for a fault of the node, or `<part>.<message>` for a `ValueError` whose message begins with an
+            argument of the target, `<part>: <message>` for another one.
+    """
     node = getattr(config, part)
     found = faults(part, node, config.plugins)
     if found:
         raise ConfigError("; ".join(found))
     arguments = {key: value for key, value in node.items() if key != "_target_"}
-    return locate(part, node["_target_"], config.plugins)(**{**arguments, **runtime})
+    target = locate(part, node["_target_"], config.plugins)
+
+    try:
+        return target(**{**arguments, **runtime})
+    except UserError:  # says its place itself
+        raise
+    except ValueError as error:
+        # The user types `head.width`, the part knows only `width`.
+        first_word = re.split(r"\W", str(error), maxsplit=1)[0]
+        settable = inspect.signature(target).parameters.keys() - runtime.keys()
+        separator = "." if first_word in settable else ": "
+        raise ConfigError(f"{part}{separator}{error}") from error

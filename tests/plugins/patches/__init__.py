@@ -48,6 +48,18 @@ class MeanHead(nn.Module):
         return self.scale * self.fc(tokens.mean(1))
 
 
+class Particular(nn.Module):
+    """A head that refuses its arguments as ordinary Python code does: with plain `ValueError`s."""
+
+    def __init__(self, in_features: int, num_classes: int, *, scale: float = 1.0, bias: bool = True) -> None:
+        super().__init__()
+        if scale <= 0:
+            raise ValueError(f"scale is {scale}: it must be above 0")
+        if not bias:
+            raise ValueError("a head without a bias\nis of no use")
+        raise ValueError(f"num_classes is {num_classes}: too many")
+
+
 class MeanSquare(nn.Module):
     """A loss of a user's own that averages over the batch."""
 
