@@ -6,6 +6,8 @@ import signal
 import torch
 from torch import Tensor, nn
 
+from mldec.backbones import TimmBackbone
+
 forwards = 0  # of all models of this process
 
 
@@ -34,6 +36,14 @@ class Patches(nn.Module):
         interrupt()
         images = images if images.is_floating_point() else images.float() / 255
         return self.project(images.to(self.project.weight.dtype)).flatten(2).transpose(1, 2).relu()
+
+
+class Interruptible(TimmBackbone):
+    """A real network that can be stopped at a chosen forward pass."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        interrupt()
+        return super().forward(images)
 
 
 class MeanHead(nn.Module):
