@@ -1,4 +1,4 @@
-"""Name what images show: `python -m mldec.predict best.pt image.jpg folder/ [--top 10] [--threshold 0.5]`.
+"""Name what images show: `python -m mldec.predict best.pt image.jpg folder/ [--top 10]`.
 
 A zero-shot checkpoint answers for other classes too: `--classes "zebra,umbrella" --vectors glove.txt`.
 """
@@ -29,7 +29,9 @@ from mldec.settings import Precision
 
 @torch.no_grad()
 def scores(loaded: Loaded, images: Tensor) -> Tensor:
-    """Return the probability of each class: softmax where an image has one label, else sigmoid.
+    """Return the score of each class in [0, 1]: softmax where an image has one label, else sigmoid.
+
+    After the asymmetric loss scores are no probabilities: those of absent classes are often above 0.5.
 
     Args:
         loaded: from `checkpoint.load_model`.
@@ -113,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
     add_model_options(arguments)
     arguments.add_argument("images", nargs="+", help="image files, or folders to search for them")
     arguments.add_argument("--top", type=positive, default=10, help="classes an image at most (default 10)")
-    arguments.add_argument("--threshold", type=float, default=0.0, help="lowest score, 0 to 1 (default 0)")
+    arguments.add_argument("--threshold", type=float, default=0.0, help="lowest score, 0 to 1 (default 0); scores are no probabilities")
     arguments.add_argument("--classes", metavar="NAMES", help="other classes, with commas between; needs --vectors")
     arguments.add_argument("--vectors", metavar="FILE", help="word vectors of --classes; see DATASETS.md, Word vectors")
     arguments.add_argument("--json", metavar="FILE", help="write the predictions to a file, or to - for the console")

@@ -15,8 +15,8 @@ class WordGroupDecoder(nn.Module):
     [D / g, D_w], and the logit of class i is (B n_i) . x + b, where x is what its group's query has become, B is
     [D, D_w] and b a number. So the group size is fixed and the number of groups follows the classes.
 
-    The public code has full decoding only (`MLDecoder` with word_dim). Of the paper this is what is remembered of its
-    formula, and these are choices of ours: vectors are brought to length 1, a slot without a class holds zeros, the
+    The public code has full decoding only (`MLDecoder` with word_dim), so this was compared with nothing official. Our
+    choices: vectors are brought to length 1, a slot without a class holds zeros, the
     bias b, and how classes come into groups. In evaluation they are taken in their order; in training they are dealt
     anew at every call, because other classes share a group later. A class's logit therefore depends a little on which
     classes are with it in its group, which is not so with full decoding.
