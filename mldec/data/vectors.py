@@ -92,7 +92,7 @@ def encode_text(
     try:
         import open_clip
     except ImportError as error:
-        raise ConfigError(f"vectors clip:{model} need open-clip: pip install mldec[clip]") from error
+        raise ConfigError(f"vectors clip:{model} need open-clip: pip install open-clip-torch") from error
     try:
         encoder = open_clip.create_model(model, pretrained=weights).eval()
         tokens = open_clip.get_tokenizer(model)([prompt.format(name) for name in names])

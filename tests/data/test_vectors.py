@@ -218,7 +218,7 @@ def test_words_that_are_not_utf_8_and_names_that_are_not_ascii(save):
 
 def test_open_clip_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    with pytest.raises(ConfigError, match=r"pip install mldec\[clip\]$"):
+    with pytest.raises(ConfigError, match=r"pip install open-clip-torch$"):
         read_vectors("clip:ViT-B-32:openai", NAMES)
 
 
