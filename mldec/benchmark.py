@@ -4,9 +4,9 @@ head        group projection, forward and backward, against the official loop ov
 metric      mAP at COCO's size, and time and memory at 9,605 classes
 labels      first and second start of a COCO split of full size
 data        images/s of the training transform on one core, beside the official pipeline
-throughput  images/s of training and inference for an experiment, with random images
+throughput  images/s of training and inference for a multi-label experiment, with random images
 queries     time and work of a zero-shot model by the number of its word queries
-cost        multiply-accumulates and parameters of the models of tables 1 and 2 and figure 5, against the paper
+cost        multiply-accumulates and parameters of the models of tables 1 and 2 and figures 5 and 6, against the paper
 """
 
 import argparse
@@ -117,7 +117,7 @@ def metric(words: argparse.Namespace) -> dict[str, Any]:
 
 
 def throughput(words: argparse.Namespace) -> dict[str, Any]:
-    """Time the training step (with optimiser and moving average) and inference of an experiment on random images."""
+    """Time the training step (with optimiser and moving average) and inference of a multi-label experiment."""
     config = compose([f"+experiment={words.experiment}", *words.settings])
     device = distributed.pick_device(config.device)
     batch_size, size = config.train.batch_size, int(config.data["image_size"])
