@@ -29,8 +29,9 @@ ROUNDS, IMAGES = 15, 40  # the median round counts
 def data(words: argparse.Namespace) -> dict[str, Any]:
     """Time one image of 640 x 480 through decoding, resizing to 448, cutout and pair augmentation, on one core.
 
-    Both pipelines take turns on the same file with the same random choices; processor time counts. The cutout and the two
-    random operations are ours on both sides: the official package needs an older numpy.
+    Both pipelines take turns on the same file with the same random choices; processor time counts.
+    The cutout and the two random operations are ours on both sides: the official package needs an
+    older numpy.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

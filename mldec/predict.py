@@ -115,7 +115,8 @@ def parser() -> argparse.ArgumentParser:
     add_model_options(arguments)
     arguments.add_argument("images", nargs="+", help="image files, or folders to search for them")
     arguments.add_argument("--top", type=positive, default=10, help="classes an image at most (default 10)")
-    arguments.add_argument("--threshold", type=float, default=0.0, help="lowest score, 0 to 1 (default 0); scores are no probabilities")
+    score_help = "lowest score, 0 to 1 (default 0); scores are no probabilities"
+    arguments.add_argument("--threshold", type=float, default=0.0, help=score_help)
     arguments.add_argument("--classes", metavar="NAMES", help="other classes, with commas between; needs --vectors")
     arguments.add_argument("--vectors", metavar="FILE", help="word vectors of --classes; see DATASETS.md, Word vectors")
     arguments.add_argument("--json", metavar="FILE", help="write the predictions to a file, or to - for the console")
