@@ -18,7 +18,7 @@ from torch import Tensor
 from mldec import distributed
 from mldec.checkpoint import Loaded
 from mldec.data.base import Classes
-from mldec.data.transforms import FORMATS, read_image
+from mldec.data.transforms import FORMATS, load_image
 from mldec.data.vectors import read_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError, one_line
 from mldec.evaluate import autocast, check_queries
@@ -160,7 +160,7 @@ def main() -> None:
 
 def _read(loaded: Loaded, path: Path) -> Tensor | DataError:
     try:
-        return loaded.transform(read_image(path))
+        return load_image(path, loaded.transform)
     except DataError as error:
         return error
 

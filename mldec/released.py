@@ -16,7 +16,7 @@ from torch import Tensor
 from mldec import zoo
 from mldec.config import option
 from mldec.data.base import Classes
-from mldec.data.names import told_apart, without_quotes
+from mldec.data.names import names_fault, told_apart, without_quotes
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError
 
@@ -245,6 +245,8 @@ def _names(state: Mapping[str, Any], num_classes: int, path: Path) -> tuple[str,
         names = [without_quotes(str(saved[index])) for index in sorted(saved, key=int)]
         if len(names) != num_classes:
             raise CheckpointError(f"{path} names {len(names)} classes, but its head has {num_classes}: it is damaged")
+        if fault := names_fault(told_apart(names)):
+            raise CheckpointError(f"{path} is refused: {fault}")
         return told_apart(names)
     if num_classes in KNOWN_NAMES:
         return tuple(KNOWN_NAMES[num_classes])

@@ -5,7 +5,6 @@ or fill the memory: lists that hold themselves, dictionaries whose methods are s
 archives that unpack to a thousand times their size.
 """
 
-import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mldec.data.names import names_fault
 from mldec.errors import CheckpointError
 
 MAX_VALUES = 1_000_000  # in a whole file; ImageNet-21K has 11 thousand classes, a large network a few thousand tensors
@@ -22,7 +22,6 @@ MAX_TEXT = 100_000  # characters
 MAX_IMAGE_SIZE = 8192  # pixels a side
 TENSOR_TYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8}
 TENSOR_TYPES |= {torch.int64, torch.int32, torch.int16, torch.int8}
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # would steer the terminal that prints a class name
 
 
 def refuse_bomb(path: Path) -> None:
@@ -142,9 +141,7 @@ def _classes(value: Any) -> bool:
     if not _mapping(value) or value.keys() < {"names", "exclusive", "queries"} or type(value["exclusive"]) is not bool:
         return False
     names, queries = value["names"], value["queries"]
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        return False
-    if len(set(names)) < len(names) or any(map(CONTROL.search, names)):
+    if not isinstance(names, list) or not names or names_fault(names):
         return False
     rows = isinstance(queries, Tensor) and queries.ndim == 2 and len(queries) == len(names)
     return queries is None or (rows and queries.is_floating_point())

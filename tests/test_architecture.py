@@ -27,9 +27,11 @@ ROWS = [
         "mldec.storage",
         "mldec.stops",
         "mldec.untrusted",
+        "mldec.inputs",
+        "mldec.data.names",
     ),
     ("mldec.data.base", "mldec.data.transforms", "mldec.data.pair_augment", "mldec.data.labels", "mldec.data.mixing"),
-    ("mldec.data.loader", "mldec.data.files"),
+    ("mldec.data.loader", "mldec.data.files", "mldec.data.tables", "mldec.data.arrays"),
     ("mldec.config", "mldec.memory", "mldec.model", "mldec.runlog", "mldec.data"),  # its readers
     ("mldec.build", "mldec.released"),
     ("mldec.checkpoint",),

@@ -7,8 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from mldec.data.names import names_fault
 from mldec.data.transforms import EvalTransform
-from mldec.errors import ConfigError
+from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator
 
 BAD_IMAGES = ("stop", "skip")
@@ -36,11 +37,19 @@ class ImageDataset(Protocol):
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of a dataset, in the order of the target columns."""
+    """The classes of a dataset, in the order of the target columns.
+
+    Raises:
+        DataError: for names that a checkpoint could not hold, see `mldec.data.names.names_fault`.
+    """
 
     names: tuple[str, ...]
     exclusive: bool = False  # one label an image: softmax and top-1; else sigmoid and mAP
     queries: Tensor | None = None  # [K, D] word vectors for zero-shot data; None for closed-set data
+
+    def __post_init__(self) -> None:
+        if fault := names_fault(self.names):
+            raise DataError(f"the names of the classes: {fault}; rename them in the data")
 
     def __len__(self) -> int:
         return len(self.names)

@@ -8,13 +8,15 @@ import numpy as np
 from scipy.io import loadmat
 
 from mldec.data.base import DataModule
-from mldec.data.files import Table, cached, check_folder, file_data, inside, paths
+from mldec.data.files import check_folder, file_data
 from mldec.data.folders import log_split
 from mldec.data.labels import from_single
 from mldec.data.names import check_names
+from mldec.data.tables import Table, cached, inside, paths
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.errors import DataError
 from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.inputs import open_binary
 
 _SEE = "see DATASETS.md, section Stanford-Cars"
 _LABELLED = "cars_test_annos_withlabels.mat"
@@ -145,7 +147,8 @@ def _parse(sources: list[Path], split: str) -> Table:
 def _load(file: Path, name: str) -> np.ndarray:
     """Read one variable of a MATLAB file; scipy makes arrays of it and runs nothing."""
     try:
-        content: dict[str, Any] = loadmat(str(file), squeeze_me=True, variable_names=[name])
+        with open_binary(file) as stream:
+            content: dict[str, Any] = loadmat(stream, squeeze_me=True, variable_names=[name])
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror or error}); {_SEE}") from error
     except Exception as error:  # on a damaged file scipy raises almost anything

@@ -20,6 +20,7 @@ from mldec.data.names import check_names
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.errors import DataError
 from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.inputs import open_binary
 
 _SEE = "see DATASETS.md, section CIFAR-100"
 _SIDE = 32
@@ -150,7 +151,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 def _unpickle(file: Path) -> dict[str, Any]:
     try:
-        with file.open("rb") as stream:
+        with open_binary(file) as stream:
             content = _ArraysOnly(stream, encoding="latin1").load()  # written by Python 2
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}); {_SEE}") from error

@@ -4,27 +4,27 @@ The annotation file (a quarter of a gigabyte for train2014) is parsed once; what
 megabytes in a cache folder, so that a second start reads no JSON and loader workers hold numpy arrays only.
 """
 
-import io
-import json
 import logging
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from array import array
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pycocotools.coco import COCO
 
 from mldec.data.base import DataModule
-from mldec.data.files import Table, cached, check_folder, file_data, inside, paths
-from mldec.data.labels import Labels, from_dense
+from mldec.data.files import check_folder, file_data
+from mldec.data.labels import Labels, from_flags
+from mldec.data.names import as_name, shown
 from mldec.data.partial_labels import fixed_per_class, random_drop
+from mldec.data.tables import Table, cached, inside, paths
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.sizes import SIZES, SizesEvaluator
+from mldec.inputs import read_json
 
 log = logging.getLogger("mldec")
 
@@ -127,7 +127,9 @@ def read_split(
 ) -> tuple[Path, Table]:
     """Return the image folder and the table of one split; see `coco`."""
     annotations = root / "annotations" / f"instances_{split}.json"
-    table = cached("coco", [annotations], partial(_parse, annotations), cache_dir=cache_dir, see=_SEE)
+    parse = partial(_parse, annotations)
+    sizes_known = range(2 * NO_AREA)
+    table = cached("coco", [annotations], parse, values=sizes_known, cache_dir=cache_dir, see=_SEE)
     if annotated_only:
         table = table.select(np.diff(table.labels.starts) > 0)  # nothing is stated but what is present
     if not len(table):
@@ -145,39 +147,62 @@ def read_split(
 
 
 def _parse(annotations: Path) -> Table:
+    content = read_json(annotations, _SEE)
     try:
-        with redirect_stdout(io.StringIO()):  # pycocotools prints its progress
-            index = COCO(str(annotations))
-        return _tabulate(annotations, index)
-    except OSError as error:
-        raise DataError(f"{annotations} cannot be read ({error.strerror}); {_SEE}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{annotations} is not valid JSON ({error}); restore it, {_SEE}") from error
+        return _tabulate(annotations, content)
     except KeyError as error:
         raise DataError(f"{annotations} is not a COCO instances file: no key {error}; {_SEE}") from error
     except DataError:
         raise
-    except (AssertionError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except (TypeError, AttributeError, ValueError) as error:
         raise DataError(f"{annotations} is not a COCO instances file ({error}); {_SEE}") from error
 
 
-def _tabulate(annotations: Path, index: Any) -> Table:
+def _tabulate(annotations: Path, content: Any) -> Table:
     """Collapse the objects of each image, crowds included, into labels."""
+    if not isinstance(content, dict):
+        raise TypeError(f"it holds a {type(content).__name__}")
     for key in ("images", "annotations", "categories"):
-        if not isinstance(index.dataset.get(key), list):  # pycocotools takes absence for an empty list
+        if not isinstance(content.get(key), list):
             raise TypeError(f"it has no list of {key}")
-    rows = {image: row for row, image in enumerate(sorted(index.imgs))}
-    columns = {category: column for column, category in enumerate(sorted(index.cats))}
-    labels = np.zeros((len(rows), len(columns)), np.int8)
-    for annotation in index.dataset["annotations"]:
+    images = {image["id"]: image["file_name"] for image in content["images"]}
+    categories = {category["id"]: category["name"] for category in content["categories"]}
+    rows = {image: row for row, image in enumerate(sorted(images))}
+    columns = {category: column for column, category in enumerate(sorted(categories))}
+
+    # Arrays, not a matrix: of a hundred thousand categories an image shows a few.
+    owners, classes, sizes = array("q"), array("q"), array("b")
+    for annotation in content["annotations"]:
         row, column = rows.get(annotation["image_id"]), columns.get(annotation["category_id"])
         if row is None or column is None:
             what = f"image {annotation['image_id']}" if row is None else f"category {annotation['category_id']}"
-            raise DataError(f"{annotations}: annotation {annotation['id']} names the unknown {what}; {_SEE}")
-        labels[row, column] |= _size(annotation)
+            raise DataError(f"{annotations}: annotation {annotation.get('id')} names the unknown {what}; {_SEE}")
+        owners.append(row)
+        classes.append(column)
+        sizes.append(_size(annotation))
+    labels = from_flags(
+        np.array(owners, np.int64),
+        np.array(classes, np.int64),
+        np.array(sizes, np.int8),
+        num_images=len(rows),
+        num_classes=len(columns),
+    )
+
     where = f"{annotations}: file_name of image"
-    files = paths([inside(index.imgs[image]["file_name"], f"{where} {image}", _SEE) for image in rows])
-    return Table(files, from_dense(labels), tuple(index.cats[category]["name"] for category in columns))
+    files = paths([inside(images[image], f"{where} {image}", _SEE) for image in rows])
+    return Table(files, labels, _names(annotations, categories, columns))
+
+
+def _names(annotations: Path, categories: dict[Any, Any], order: Iterable[Any]) -> tuple[str, ...]:
+    """Return the names of the categories; merged files may have two of one name, which a network could not tell."""
+    ids: dict[str, Any] = {}
+    for category in order:
+        name = as_name(categories[category], f"{annotations}: category {category}", _SEE)
+        if name in ids:
+            both = f"the categories {ids[name]} and {category} are both called {shown(name)}"
+            raise DataError(f"{annotations}: {both}: merge or rename them; {_SEE}")
+        ids[name] = category
+    return tuple(ids)
 
 
 def _size(annotation: dict[str, Any]) -> int:

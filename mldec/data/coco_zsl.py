@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mldec.data.base import DataModule
 from mldec.data.coco import read_split
-from mldec.data.files import Table, check_folder
+from mldec.data.files import check_folder
+from mldec.data.tables import Table
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.data.vectors import class_vectors
 from mldec.data.zero_shot import split_classes, zero_shot_data

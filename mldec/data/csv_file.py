@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from mldec.errors import DataError
+from mldec.inputs import open_text
 
 ROWS = 4096  # at a time: 65,536 took twice as long
 
@@ -21,7 +22,7 @@ def read_csv(path: Path, columns: Sequence[str], see: str) -> Iterator[tuple[int
     """
     first = 2
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with open_text(path, newline="") as file:
             reader = csv.reader(file, strict=True)
             header = next(reader, [])
             if header != list(columns):

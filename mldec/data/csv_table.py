@@ -11,16 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from mldec.data.base import DataModule
-from mldec.data.files import Table, cached, check_folder, file_data, inside, paths
+from mldec.data.files import check_folder, file_data
 from mldec.data.folders import check_fraction, held_out, log_split
 from mldec.data.labels import from_lists
-from mldec.data.names import check_names, given_names, unknown_class
+from mldec.data.names import as_name, check_names, given_names, unknown_class
+from mldec.data.tables import Table, cached, inside, paths
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.inputs import open_binary, read_text
 
 _SEE = "see DATASETS.md, section Your own data"
 _COLUMNS = ("path", "labels", "negatives", "split")
@@ -152,7 +154,7 @@ def _evaluator(source: Path, exclusive: bool, threshold: float, top_k: int | Non
         made = partial(MultiLabelEvaluator, threshold=threshold)
     made()  # refuses a wrong value now, not after the first epoch
     try:
-        with source.open("rb") as file:
+        with open_binary(source) as file:
             unannotated = b"negatives" in file.readline().lower()
     except OSError:  # which is said when a split is read
         unannotated = False
@@ -232,18 +234,12 @@ def _labels(text: str, form: Form, where: str) -> list[str]:
     labels = [label.strip() for label in text.split(form.separator) if label.strip()]
     if len(set(labels)) < len(labels):
         raise DataError(f"{where}: {text!r} has a label twice; {_SEE}")
-    return labels
+    return [as_name(label, where, _SEE) for label in labels]
 
 
 def _lines(source: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of each line that is not blank, as an editor counts, and its fields."""
-    try:
-        text = source.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{source} cannot be read ({error.strerror}); {_SEE}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{source} is not UTF-8 text (byte {error.start}): save it as UTF-8; {_SEE}") from error
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(read_text(source, _SEE), newline=""), strict=True)
     try:
         for fields in reader:
             if fields:

@@ -1,17 +1,12 @@
 """Labelled image files: what the readers of all data sets on a disk share.
 
-A reader turns annotation files into a `Table`; the table is cached, because annotation files take seconds to minutes to
-parse; and `file_data` makes a `DataModule` of one table for training and one for validation.
+A reader turns annotation files into a `Table`, and `file_data` makes a `DataModule` of one table for training and one
+for validation.
 """
 
 import logging
 import os
-import tempfile
-import zipfile
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from hashlib import sha256
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,58 +15,15 @@ from PIL import Image
 from torch import Tensor
 
 from mldec.data.base import Classes, DataModule, Split
-from mldec.data.labels import Labels
-from mldec.data.transforms import EvalTransform, read_image
+from mldec.data.tables import Table
+from mldec.data.transforms import EvalTransform, load_image
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator
+from mldec.inputs import open_binary
 
 log = logging.getLogger("mldec")
 
-FORMAT = 4  # of a cached table; raise it when the meaning of a stored array changes
 ABSENT = ("stop", "skip", "unchecked")
-
-
-@dataclass(frozen=True)
-class Table:
-    """N image files with labels of K classes."""
-
-    files: np.ndarray  # [N] bytes of a fixed width: paths inside the image folder, see `paths`
-    labels: Labels
-    classes: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def select(self, images: np.ndarray) -> "Table":
-        """Return some of the images: bool [N], or their indices in the wanted order."""
-        return Table(self.files[images], self.labels.select(images), self.classes)
-
-    def select_classes(self, columns: Sequence[int]) -> "Table":
-        """Return some of the classes: their indices in the wanted order."""
-        names = tuple(self.classes[column] for column in columns)
-        return Table(self.files, self.labels.select_classes(columns), names)
-
-
-def paths(names: Sequence[str]) -> np.ndarray:
-    """Return file names as `Table.files` holds them."""
-    return np.array([os.fsencode(name) for name in names], np.bytes_)
-
-
-def inside(path: str, where: str, see: str) -> str:
-    """Return a path from a list, with '/' between its folders, after refusing one that leads elsewhere.
-
-    Args:
-        path: as the list has it; Windows separators are taken.
-        where: the list and the row, for the message.
-        see: where help is.
-
-    Raises:
-        DataError: if it is empty, absolute, or climbs with '..'.
-    """
-    parts = path.replace("\\", "/").split("/")
-    if not path or parts[0] == "" or parts[0].endswith(":") or ".." in parts or "\0" in path:
-        raise DataError(f"{where}: {path!r} is not a path inside the image folder; {see}")
-    return "/".join(part for part in parts if part not in ("", "."))
 
 
 class ImageFiles:
@@ -86,7 +38,7 @@ class ImageFiles:
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Return the image uint8 [3, S, S] and its target int8 [K]."""
         target = self.labels.row(index)
-        return self.transform(read_image(self.name(index))), target
+        return load_image(self.name(index), self.transform), target
 
     def content(self, index: int) -> bytes:
         """Return the bytes of the image file.
@@ -95,7 +47,8 @@ class ImageFiles:
             DataError: if it cannot be read.
         """
         try:
-            return Path(self.name(index)).read_bytes()
+            with open_binary(self.name(index)) as file:
+                return file.read()
         except OSError as error:
             raise DataError(f"{self.name(index)} cannot be read ({error.strerror})") from error
 
@@ -227,86 +180,6 @@ def find_present(folder: Path, files: np.ndarray, see: str) -> np.ndarray:
                 listed[inner] = _list(folder / inner, see)
             present[row] = leaf in listed[inner]
     return present
-
-
-def cached(name: str, sources: Sequence[Path], parse: Callable[[], Table], *, cache_dir: str | None, see: str) -> Table:
-    """Return what `parse` makes of annotation files, from the cache if that was made from these very files.
-
-    Args:
-        name: of the kind of table, with every setting that `parse` depends on, such as "coco".
-        sources: the files it reads; size and time of each decide whether the cache is still right.
-        parse: reads them.
-        cache_dir: folder of the cache; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
-        see: where help is.
-
-    Raises:
-        DataError: if a source cannot be read, or from `parse`.
-    """
-    key = f"{FORMAT} {name}"
-    for source in sources:
-        try:
-            stat = source.stat()
-        except OSError as error:
-            raise DataError(f"{source} cannot be read ({error.strerror}); {see}") from error
-        key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
-    cache = _cache_file(f"{name} {' '.join(map(str, sources))}", cache_dir)
-    table = _load(cache, key)
-    if table is None:
-        table = parse()
-        _store(cache, key, table)
-    return table
-
-
-def _cache_file(name: str, cache_dir: str | None) -> Path:
-    """Return one file for each set of sources, so that a changed annotation file replaces its old table."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mldec")
-    try:
-        folder = Path(cache_dir or default).expanduser()
-    except RuntimeError:  # an account without a home, as in some containers
-        folder = Path(tempfile.gettempdir(), "mldec")
-    return folder / f"{name.split()[0]}-{sha256(os.fsencode(name)).hexdigest()[:16]}.npz"
-
-
-def _load(cache: Path, key: str) -> Table | None:
-    try:
-        with np.load(cache, allow_pickle=False) as stored:
-            if str(stored["key"]) != key:
-                return None
-            labels = Labels(
-                stored["starts"],
-                stored["label_classes"],
-                stored["values"],
-                num_classes=len(stored["classes"]),
-                rest=int(stored["rest"]),
-            )
-            table = Table(stored["files"], labels, tuple(stored["classes"].tolist()))
-            fits = len(table.files) == len(labels) and len(labels.classes) == len(labels.values) == labels.starts[-1]
-    except (OSError, ValueError, KeyError, TypeError, EOFError, IndexError, zipfile.BadZipFile, zlib.error):
-        return None  # absent, cut short, or not ours: parse again
-    return table if fits else None
-
-
-def _store(cache: Path, key: str, table: Table) -> None:
-    """Write to the side, then rename: ranks that start together each see a whole file or none."""
-    arrays = {
-        "key": key,
-        "files": table.files,
-        "starts": table.labels.starts,
-        "label_classes": table.labels.classes,
-        "values": table.labels.values,
-        "rest": table.labels.rest,
-        "classes": np.array(table.classes, np.str_),
-    }
-    temporary = None
-    try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cache.parent, suffix=".tmp", delete=False) as temporary:
-            np.savez(temporary, **arrays)  # type: ignore[arg-type]
-        Path(temporary.name).replace(cache)
-    except OSError as error:
-        log.warning("%s cannot be written (%s): the annotations are parsed at every start", cache, error.strerror)
-        if temporary is not None:
-            Path(temporary.name).unlink(missing_ok=True)
 
 
 def _list(folder: Path, see: str) -> set[str]:

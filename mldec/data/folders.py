@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from mldec.data.base import DataModule
-from mldec.data.files import Table, cached, check_folder, file_data, paths
+from mldec.data.files import check_folder, file_data
 from mldec.data.labels import from_single
-from mldec.data.names import check_names, given_names, unknown_class
+from mldec.data.names import as_name, check_names, given_names, unknown_class
+from mldec.data.tables import Table, cached, paths
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.single_label import SingleLabelEvaluator
@@ -113,7 +114,7 @@ def read_folders(
         folder: holds the classes' folders, and no other.
         folders: their names, in the order of the classes; a folder may be absent, another one may not be there.
         names: of the classes.
-        cache_dir: see `mldec.data.files.cached`.
+        cache_dir: see `mldec.data.tables.cached`.
         see: where help is.
 
     Raises:
@@ -143,7 +144,7 @@ def class_folders(folder: Path, see: str) -> list[str]:
     """Return the sorted names of the folders in a folder, hidden ones left out.
 
     Raises:
-        DataError: if it cannot be listed, or a name is not UTF-8: such a name could not be written to a checkpoint.
+        DataError: if it cannot be listed, or no class may be called like a folder, such as one that is not UTF-8.
     """
     found = sorted(entry.name for entry in _entries(folder, see) if entry.is_dir() and entry.name[0] != ".")
     for name in found:
@@ -151,6 +152,7 @@ def class_folders(folder: Path, see: str) -> list[str]:
             name.encode()
         except UnicodeEncodeError:
             raise DataError(f"{folder}: the folder {os.fsencode(name)!r} has no UTF-8 name: rename it; {see}") from None
+        as_name(name, folder, see)
     return found
 
 

@@ -6,7 +6,6 @@ never used.
 """
 
 import csv
-import json
 from collections import Counter
 from functools import partial
 from hashlib import sha256
@@ -16,13 +15,15 @@ from pathlib import Path
 import numpy as np
 
 from mldec.data.base import DataModule
-from mldec.data.files import Table, cached, check_folder, file_data, inside, paths
+from mldec.data.files import check_folder, file_data
 from mldec.data.folders import class_folders, list_images, log_split, read_folders
 from mldec.data.labels import from_lists, from_single
 from mldec.data.names import check_names, read_lines, unknown_class
+from mldec.data.tables import Table, cached, inside, paths
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.errors import DataError
 from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.inputs import read_json
 
 _SEE = "see DATASETS.md, section ImageNet"
 _KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
@@ -182,19 +183,14 @@ def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) ->
 
 def _with_real_labels(table: Table, file: Path) -> Table:
     """Replace the labels by those of "Are we done with ImageNet?" (arXiv 2006.07159)."""
-    try:
-        real = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}); {_SEE}") from error
-    except ValueError as error:
-        raise DataError(f"{file} is not valid JSON ({error}); {_SEE}") from error
+    real = read_json(file, _SEE)
     count = len(table.classes)
     if not isinstance(real, list) or not all(_is_classes(row, count) for row in real):
         raise DataError(f"{file} is not a list with class indices below {count} for each image; {_SEE}")
     rows = []
     for name in table.files.tolist():
         number = name.rpartition(b"_")[2].partition(b".")[0]  # of ILSVRC2012_val_00000293.JPEG
-        if not number.isdigit() or not 0 < int(number) <= len(real):
+        if not number.isdigit() or len(number) > 18 or not 0 < int(number) <= len(real):
             raise DataError(f"{file} has {len(real):,} images; {name.decode(errors='replace')} is none of them; {_SEE}")
         rows.append(real[int(number) - 1])
     kept = np.array([bool(row) for row in rows], bool)

@@ -73,6 +73,30 @@ class Labels:
             changed[self.values == old] = new
         return replace(self, values=changed)
 
+    def fault(self, allowed: range) -> str | None:
+        """Return what cannot be about labels that were read from a file, so that nothing in them is trusted further on.
+
+        Args:
+            allowed: the values that a label may have.
+        """
+        columns = {"starts": np.int64, "classes": np.int32, "values": np.int8}
+        if any(getattr(self, name).dtype != kind or getattr(self, name).ndim != 1 for name, kind in columns.items()):
+            return "its labels are of another type"
+
+        total = len(self.classes)
+        if not len(self.starts) or self.starts[0] != 0 or self.starts[-1] != total or len(self.values) != total:
+            return "its labels do not fit its images"
+        if (self.starts[1:] < self.starts[:-1]).any():
+            return "its labels do not fit its images"
+
+        if total and not (self.classes.min() >= 0 and self.classes.max() < self.num_classes):
+            return "a label is out of range"
+        if total and not (self.values.min() in allowed and self.values.max() in allowed):
+            return "a label has an unknown value"
+        if self.rest not in (-1, 0):
+            return "the value of the other labels is unknown"
+        return None
+
     def _images(self) -> np.ndarray:
         return np.repeat(np.arange(len(self)), np.diff(self.starts))
 
@@ -110,6 +134,27 @@ def from_lists(
     return Labels(np.array(starts, np.int64), np.array(classes, np.int32), np.array(values, np.int8), num_classes, rest)
 
 
+def from_flags(
+    images: np.ndarray, classes: np.ndarray, flags: np.ndarray, *, num_images: int, num_classes: int
+) -> Labels:
+    """Return the labels of flags in any order: those of a pair are united bit by bit, a pair without any has 0.
+
+    Args:
+        images: whole numbers [M] below `num_images`.
+        classes: whole numbers [M] below `num_classes`.
+        flags: int8 [M], not 0.
+        num_images: N.
+        num_classes: K.
+    """
+    pairs = images.astype(np.int64) * num_classes + classes
+    order = np.argsort(pairs, kind="stable")
+    pairs, flags = pairs[order], flags[order]
+
+    first = np.flatnonzero(np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)])
+    values = np.bitwise_or.reduceat(flags, first) if len(first) else flags
+    return _from_pairs(pairs[first], values, num_images, num_classes, 0)
+
+
 def from_statements(
     images: np.ndarray, classes: np.ndarray, values: np.ndarray, *, num_images: int, num_classes: int, rest: int = -1
 ) -> tuple[Labels, int]:
@@ -135,7 +180,12 @@ def from_statements(
     pairs = said >> 1
     last = np.append(pairs[1:] != pairs[:-1], True)[: len(pairs)]
     clashes = int(np.count_nonzero(~last[:-1] & (said[1:] != said[:-1])))
-    pairs, values = pairs[last], (said[last] & 1).astype(np.int8)
+    values = (said[last] & 1).astype(np.int8)
+    return _from_pairs(pairs[last], values, num_images, num_classes, rest), clashes
+
+
+def _from_pairs(pairs: np.ndarray, values: np.ndarray, num_images: int, num_classes: int, rest: int) -> Labels:
+    """Return the labels of ascending pairs, each the number `image * num_classes + class`."""
     owners, columns = np.divmod(pairs, num_classes)
     starts = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=num_images))]).astype(np.int64)
-    return Labels(starts, columns.astype(np.int32), values, num_classes, rest), clashes
+    return Labels(starts, columns.astype(np.int32), values, num_classes, rest)

@@ -5,7 +5,6 @@ concepts. The files of the data set's makers are read by `mldec.data.nuswide_off
 """
 
 import csv
-import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,13 +13,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mldec.data.base import DataModule
-from mldec.data.files import Table, cached, check_folder, file_data, inside, paths
+from mldec.data.files import check_folder, file_data
 from mldec.data.labels import from_lists
+from mldec.data.names import as_name
+from mldec.data.tables import Table, cached, inside, paths
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.data.vectors import class_vectors
 from mldec.data.zero_shot import Roles, split_classes, zero_shot_data
 from mldec.errors import DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.inputs import open_binary, open_text, read_json
 
 log = logging.getLogger("mldec")
 
@@ -166,13 +168,13 @@ def _rows(source: Path) -> Iterator[_Row]:
     """Yield the rows after the header: path, labels such as "[sky, sun]" or "['sky', 'sun']", split."""
     first_seen: dict[str, int] = {}
     try:
-        with source.open("rb") as file:
+        with open_binary(source) as file:
             if file.read(2) == b"PK":
                 raise DataError(
                     f"{source} is not text but a torch file: the official README swaps the links of data.csv and "
                     f"wordvec_array.pth; swap the two files back, {_SEE}"
                 )
-        with source.open(encoding="utf-8", newline="") as file:
+        with open_text(source, newline="") as file:
             for number, row in enumerate(csv.reader(file, strict=True), 1):
                 where = f"{source}, row {number:,}"
                 _check_row(row, number, where)
@@ -183,7 +185,7 @@ def _rows(source: Path) -> Iterator[_Row]:
                     raise DataError(f"{where}: {path} is in row {first_seen[path]:,} already; leave one out, {_SEE}")
                 # An empty list would be a class '' that shifts every column; MultiLabelBinarizer makes it one.
                 labels = [name.strip() for name in row[1].translate(_LIST_MARKS).split(",")]
-                yield _Row(path, [name for name in labels if name], row[2].strip())
+                yield _Row(path, [as_name(name, where, _SEE) for name in labels if name], row[2].strip())
     except OSError as error:
         raise DataError(f"{source} cannot be read ({error.strerror}); {_SEE}") from error
     except UnicodeDecodeError as error:
@@ -201,12 +203,7 @@ def _check_row(row: list[str], number: int, where: str) -> None:
 
 def _roles(source: Path, names: Sequence[str]) -> Roles:
     """Read which of the classes are unseen."""
-    try:
-        stated = json.loads(source.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{source} cannot be read ({error.strerror}); {_SEE}") from error
-    except ValueError as error:
-        raise DataError(f"{source} is not valid JSON ({error}); {_SEE}") from error
+    stated = read_json(source, _SEE)
     stated = stated if isinstance(stated, dict) else {}
     unseen, seen = stated.get("test class", ""), stated.get("train class")
     for names_of, key in ((unseen, "test class"), ([] if seen is None else seen, "train class")):

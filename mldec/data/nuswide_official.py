@@ -12,12 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from mldec.data.base import DataModule
-from mldec.data.files import Table, cached, check_folder, inside, paths
+from mldec.data.files import check_folder
 from mldec.data.labels import from_dense
+from mldec.data.names import as_name
+from mldec.data.tables import Table, cached, inside, paths
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.data.vectors import class_vectors
 from mldec.data.zero_shot import split_classes, zero_shot_data
 from mldec.errors import DataError
+from mldec.inputs import open_binary, read_text
 
 log = logging.getLogger("mldec")
 
@@ -83,7 +86,8 @@ def nuswide_official(
 
 def _read_split(root: Path, images: str, split: str, *, cache_dir: str | None) -> tuple[Path, Table]:
     """Return the images that are there, with the labels of all classes."""
-    concepts = _lines(root / "ConceptsList" / "Concepts81.txt")
+    listed = root / "ConceptsList" / "Concepts81.txt"
+    concepts = [as_name(concept, listed, _SEE) for concept in _lines(listed)]
     sources = {
         "images": root / "ImageList" / f"{split}Imagelist.txt",
         "names": root / "NUS_WID_Tags" / "TagList1k.txt",
@@ -114,7 +118,7 @@ def _parse(sources: dict[str, Path], concepts: list[str]) -> Table:
     """Join the list of images, the tags that are no concept, and the concepts, as classes in alphabetical order."""
     source = sources["images"]
     files = [inside(line, f"{source}, line {row:,}", _SEE) for row, line in enumerate(_lines(source), 1)]
-    tags = _lines(sources["names"])
+    tags = [as_name(tag, sources["names"], _SEE) for tag in _lines(sources["names"])]
     kept = [place for place, tag in enumerate(tags) if tag not in set(concepts)]
     names = sorted([*concepts, *(tags[place] for place in kept)])
     if len(set(names)) < len(names):
@@ -127,19 +131,13 @@ def _parse(sources: dict[str, Path], concepts: list[str]) -> Table:
 
 
 def _lines(source: Path) -> list[str]:
-    try:
-        lines = source.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"{source} cannot be read ({error.strerror}); {_SEE}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{source} is not UTF-8 text ({error.reason} at byte {error.start:,}); {_SEE}") from error
-    return [line.strip() for line in lines if line.strip()]
+    return [line.strip() for line in read_text(source, _SEE).split("\n") if line.strip()]
 
 
 def _tags(source: Path, images: int, tags: int) -> np.ndarray:
     """Return int8 [images, tags] from lines of 0 and 1 with any blanks; the file is a third of a gigabyte."""
     matrix = np.zeros((images, tags), np.int8)
-    with source.open("rb") as file:
+    with open_binary(source) as file:
         number = 0
         for number, line in enumerate(file, 1):
             row = _zeros_and_ones(line, tags, f"{source}, line {number:,}")
@@ -152,7 +150,8 @@ def _tags(source: Path, images: int, tags: int) -> np.ndarray:
 
 def _digits(source: Path, images: int) -> np.ndarray:
     """Return int8 [images] from a file with a 0 or 1 in each line."""
-    return _zeros_and_ones(source.read_bytes(), images, str(source))
+    with open_binary(source) as file:
+        return _zeros_and_ones(file.read(), images, str(source))
 
 
 def _zeros_and_ones(text: bytes, count: int, where: str) -> np.ndarray:

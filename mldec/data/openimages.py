@@ -15,12 +15,14 @@ import numpy as np
 
 from mldec.data.base import DataModule
 from mldec.data.csv_file import read_csv
-from mldec.data.files import Table, cached, check_folder, file_data
+from mldec.data.files import check_folder, file_data
 from mldec.data.labels import from_statements
-from mldec.data.names import told_apart, without_quotes
+from mldec.data.names import as_name, told_apart, without_quotes
+from mldec.data.tables import Table, cached
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.partial import PartialLabelEvaluator
+from mldec.inputs import read_text
 
 log = logging.getLogger("mldec")
 
@@ -136,7 +138,7 @@ def _parse(statements: Path, trainable: Path, descriptions: Path, names: str, pr
     if prefix:
         files = np.char.add(np.char.add(ids.astype(f"S{prefix}"), b"/"), files)
     display = {} if names == "mid" else read_descriptions(descriptions, _SEE)
-    return Table(files, labels, class_names(mids, display))
+    return Table(files, labels, class_names(mids, display, descriptions if display else trainable, _SEE))
 
 
 def _read_statements(path: Path, mids: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -189,10 +191,7 @@ def read_mids(path: Path, see: str) -> tuple[str, ...]:
     Raises:
         DataError: if it cannot be read, is empty, or names a class twice.
     """
-    try:
-        mids = tuple(path.read_text(encoding="utf-8-sig").split())
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({error}); {see}") from error
+    mids = tuple(read_text(path, see).split())
     if not mids:
         raise DataError(f"{path} names no class; {see}")
     mid, count = Counter(mids).most_common(1)[0]
@@ -207,6 +206,17 @@ def read_descriptions(path: Path, see: str) -> dict[str, str]:
     return {mid: name for _, (mids, names) in pieces for mid, name in zip(mids, names, strict=True)}
 
 
-def class_names(mids: Sequence[str], display: Mapping[str, str]) -> tuple[str, ...]:
-    """Return one name a class: its display name, told apart from others by its place; the MID where there is none."""
-    return told_apart([without_quotes(display.get(mid, "")) or mid for mid in mids])
+def class_names(mids: Sequence[str], display: Mapping[str, str], source: Path, see: str) -> tuple[str, ...]:
+    """Return one name a class: its display name, told apart from others by its place; the MID where there is none.
+
+    Args:
+        mids: of the classes.
+        display: MID -> display name.
+        source: the file that the names are from, for messages.
+        see: where help is.
+
+    Raises:
+        DataError: for a name that no class may have.
+    """
+    names = [without_quotes(display.get(mid, "")) or mid for mid in mids]
+    return told_apart([as_name(name, f"{source}: {mid!r}", see) for mid, name in zip(mids, names, strict=True)])

@@ -13,9 +13,10 @@ import torch
 
 from mldec.data.base import DataModule
 from mldec.data.csv_file import read_csv
-from mldec.data.files import Table, cached, check_folder, file_data, paths
+from mldec.data.files import check_folder, file_data
 from mldec.data.labels import from_statements
 from mldec.data.openimages import check_names, class_names, log_clashes, log_dropped, log_table, read_mids
+from mldec.data.tables import Table, cached, paths
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.errors import DataError
 from mldec.evaluators.partial import PartialLabelEvaluator
@@ -108,7 +109,8 @@ def _parse(data: Path, split: str, listed: Path | None, display: Path | None) ->
         owners[known], classes[known], values[known], num_images=len(files), num_classes=len(mids)
     )
     log_clashes(data, clashes)
-    table = Table(files, labels, class_names(mids, _read_display(display) if display else {}))
+    shown = _read_display(display) if display else {}
+    table = Table(files, labels, class_names(mids, shown, display or listed or data, _SEE))
     return table.select(splits == split)
 
 

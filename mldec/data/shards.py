@@ -10,8 +10,6 @@ import logging
 import os
 import re
 import tarfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -23,15 +21,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mldec.data.arrays import read_npz
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.files import check_folder, check_same_classes
 from mldec.data.labels import Labels
-from mldec.data.transforms import EvalTransform, TrainTransform, read_image
+from mldec.data.names import names_fault
+from mldec.data.transforms import EvalTransform, TrainTransform, load_image
 from mldec.errors import DataError
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.inputs import open_binary
 
 log = logging.getLogger("mldec")
 
@@ -133,13 +134,22 @@ class Index:
     format: np.ndarray  # []
 
 
+# Kind of numbers (U text, i whole, f float, b truth) and dimensions of each array.
+FORMS = {
+    **dict.fromkeys(("shards", "sha256", "classes"), ("U", 1)),
+    **dict.fromkeys(("bytes", "first", "offsets", "sizes", "starts", "label_classes", "values"), ("i", 1)),
+    **dict.fromkeys(("rest", "format"), ("i", 0)),
+    "exclusive": ("b", 0),
+    "queries": ("f", 2),
+}
+
+
 class ShardImages:
     """The images of a packed split; see `mldec.data.base.ImageDataset`."""
 
     def __init__(self, folder: Path, index: Index, transform: Callable[[Image.Image], Tensor]) -> None:
         self.folder, self.index, self.transform = folder, index, transform
-        number = len(index.classes)
-        self.labels = Labels(index.starts, index.label_classes, index.values, number, int(index.rest))
+        self.labels = labels_of(index)
 
     def __len__(self) -> int:
         return len(self.index.offsets)
@@ -147,7 +157,7 @@ class ShardImages:
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Return the image uint8 [3, S, S] and its target int8 [K]."""
         target = self.labels.row(index)
-        return self.transform(read_image(self.name(index), self.content(index))), target
+        return load_image(self.name(index), self.transform, self.content(index)), target
 
     def content(self, index: int) -> bytes:
         """Return the bytes of an image file.
@@ -157,7 +167,7 @@ class ShardImages:
         """
         shard, size = self._shard(index), int(self.index.sizes[index])
         try:
-            descriptor = os.open(shard, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = os.open(shard, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 content = os.pread(descriptor, size, int(self.index.offsets[index]))
             finally:
@@ -201,7 +211,7 @@ class ShardImages:
 
 def sha256_of(path: Path) -> str:
     """Return the sha256 of a file."""
-    with path.open("rb") as file:
+    with open_binary(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -224,7 +234,7 @@ def read_split(folder: Path, transform: Callable[[Image.Image], Tensor]) -> Spli
             raise DataError(f"{shard} has {shard.stat().st_size:,} bytes instead of {size:,}; pack it again, {_SEE}")
     names = tuple(index.classes.tolist())
     log.info("shards %s: %s images, %d classes", folder, f"{len(index.offsets):,}", len(names))
-    queries = torch.from_numpy(index.queries) if index.queries.size else None
+    queries = torch.from_numpy(index.queries).float() if index.queries.size else None
     return Split(ShardImages(folder, index, transform), Classes(names, bool(index.exclusive), queries))
 
 
@@ -235,15 +245,17 @@ def read_index(path: Path) -> Index:
         DataError: if it is absent, damaged, or no index of this version.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays: dict[str, Any] = {name: stored[name] for name in Index.__dataclass_fields__}
+        arrays: dict[str, Any] = read_npz(path, Index.__dataclass_fields__)
     except FileNotFoundError as error:
         raise DataError(f"{path} is absent: the split is not packed, or not to its end; {_SEE}") from error
     except KeyError as error:
         raise DataError(f"{path} is no index of shards: {error.args[0]}; {_SEE}") from error
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); pack the split again, {_SEE}") from error
-    if arrays["format"].shape != () or arrays["format"] != FORMAT:
+    odd = [name for name, form in FORMS.items() if (arrays[name].dtype.kind, arrays[name].ndim) != form]
+    if odd:
+        raise DataError(f"{path} is no index of shards: its {odd[0]} are of another type; {_SEE}")
+    if arrays["format"] != FORMAT:
         raise DataError(f"{path} is of format {arrays['format']}, not {FORMAT}; pack the split again, {_SEE}")
     return Index(**arrays)
 
@@ -262,14 +274,13 @@ def index_fault(index: Index) -> str | None:
     ends = np.repeat(index.bytes, np.diff(index.first))
     if (index.offsets < 0).any() or (index.sizes < 0).any() or (index.offsets > ends - index.sizes).any():
         return "an image lies outside its shard"
-    said = len(index.label_classes)
-    if (
-        index.starts[0] != 0
-        or index.starts[-1] != said
-        or (np.diff(index.starts) < 0).any()
-        or len(index.values) != said
-    ):
-        return "its labels do not fit its images"
-    if said and not (index.label_classes.min() >= 0 and index.label_classes.max() < len(index.classes)):
-        return "a label is out of range"
-    return None
+    if fault := names_fault(index.classes.tolist()):
+        return fault
+    if index.queries.size and (len(index.queries) != len(index.classes) or not np.isfinite(index.queries).all()):
+        return "its word vectors are not one for each class"
+    return labels_of(index).fault(range(-1, 2))
+
+
+def labels_of(index: Index) -> Labels:
+    """Return the labels in an index."""
+    return Labels(index.starts, index.label_classes, index.values, len(index.classes), int(index.rest))

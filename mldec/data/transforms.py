@@ -3,12 +3,14 @@
 Images stay uint8 until the backbone, which scales them to [0, 1] and normalises on the device.
 """
 
+import errno
 import io
 import math
 import random
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from torchvision.transforms import v2
 
 from mldec.data.pair_augment import PairAugment, cutout
 from mldec.errors import ConfigError, DataError, suggest
+from mldec.inputs import open_binary
 
 # Pillow reads some forty formats; one of them, EPS, starts another program. These are the ones data sets come in.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -26,6 +29,11 @@ AUGMENTS = ("official", "randaugment", "none")
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MEAN_COLOUR = (124, 116, 104)  # of ImageNet, as timm fills what an operation or the erasing leaves bare
 _FIX = "restore the file or leave it out"
+
+# No resizing may need more pixels than Pillow takes from a file: a picture of 1 x 100,000 pixels, a few hundred bytes,
+# would take gigabytes. Square inputs of up to 13,377 pixels a side are below it, whatever the file.
+MAX_RESIZED = 178_956_970
+MAX_SIDE = math.isqrt(MAX_RESIZED)
 
 # EXIF orientation -> what turns the stored picture upright. 1 is upright; other values mean nothing.
 _UPRIGHT = {
@@ -55,19 +63,35 @@ def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
     try:
         # A file object, not a path: Pillow maps an uncompressed TIFF given by path, and then garbles turned ones.
         with (
-            Path(path).open("rb") if content is None else io.BytesIO(content) as file,
+            open_binary(path) if content is None else io.BytesIO(content) as file,
             Image.open(file, formats=FORMATS) as image,
         ):
             image.load()
             rgb = _to_rgb(image)
             turn = _UPRIGHT.get(_orientation(image))
-    except (
-        Exception
-    ) as error:  # decoders raise almost anything on a damaged file: SyntaxError, IndexError, struct.error
-        if isinstance(error, MemoryError):
-            raise
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise almost anything on a damaged file: SyntaxError, struct.error
         raise DataError(f"{path}: {_fault(Path(path), error)}; {_FIX}") from error
     return rgb if turn is None else rgb.transpose(turn)
+
+
+def load_image(path: str | Path, transform: Callable[[Image.Image], Tensor], content: bytes | None = None) -> Tensor:
+    """Read an image file and put it through a transform: uint8 [3, S, S].
+
+    Args:
+        path: see `read_image`.
+        transform: such as an `EvalTransform`.
+        content: see `read_image`.
+
+    Raises:
+        DataError: The file cannot be read, or not be resized; one line with path, fault and fix.
+    """
+    image = read_image(path, content)
+    try:
+        return transform(image)
+    except DataError as error:
+        raise DataError(f"{path}: {error}; {_FIX}") from error
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -99,6 +123,8 @@ def _fault(path: Path, error: Exception) -> str:
         return "no permission to read it"
     if path.is_dir():
         return "a folder, not an image"
+    if isinstance(error, OSError) and error.errno == errno.EINVAL:
+        return str(error.strerror)
     if path.is_file() and path.stat().st_size == 0:
         return "an empty file (0 bytes)"
     if isinstance(error, Image.UnidentifiedImageError):
@@ -106,6 +132,23 @@ def _fault(path: Path, error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return "too large an image (more than twice PIL.Image.MAX_IMAGE_PIXELS)"
     return f"it cannot be read as an image ({' '.join(str(error).split()) or type(error).__name__})"
+
+
+def resized(image: Image.Image, size: tuple[int, int], how: Image.Resampling) -> Image.Image:
+    """Return what Pillow's own resize does, to the bit, unless that would fill the memory.
+
+    Raises:
+        DataError: It would need more than `MAX_RESIZED` pixels: for the result, or for the step before it, in which
+            Pillow has changed the width and not yet the height.
+    """
+    width, height = size
+    needed = width * max(height, image.height)
+    if needed > MAX_RESIZED:
+        raise DataError(
+            f"its {image.width:,} x {image.height:,} pixels need {needed:,} pixels to be resized to "
+            f"{width:,} x {height:,}, and the limit is {MAX_RESIZED:,}"
+        )
+    return image.resize(size, how)
 
 
 def to_tensor(image: Image.Image) -> Tensor:
@@ -127,6 +170,9 @@ class EvalTransform:
         crop: the square's side as a fraction of the image's shorter side, in (0, 1]; None squashes the whole image,
             and its aspect ratio is lost.
         interpolation: "bilinear" or "bicubic".
+
+    Raises:
+        ConfigError: A value is out of range, or even a square image would be resized to more than `MAX_RESIZED`.
     """
 
     image_size: int
@@ -137,16 +183,25 @@ class EvalTransform:
         _check_size(self.image_size)
         if self.crop is not None:
             _check_fraction("test crop", self.crop, lowest="above 0", valid=0 < self.crop <= 1)
+        if self.image_size > MAX_SIDE * (self.crop or 1):
+            crop = "" if self.crop is None else f" with a test crop of {self.crop}"
+            raise ConfigError(
+                f"image_size: {self.image_size}{crop} resizes images to more than {MAX_SIDE:,} pixels a side"
+            )
         _check_known("interpolation", self.interpolation, INTERPOLATIONS)
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Return uint8 [3, S, S]; without `crop` equal to Pillow's own resize to the bit."""
+        """Return uint8 [3, S, S]; without `crop` equal to Pillow's own resize to the bit.
+
+        Raises:
+            DataError: The image is so thin that its resizing would fill the memory, see `resized`.
+        """
         size, how = self.image_size, INTERPOLATIONS[self.interpolation]
         if self.crop is None:
-            return to_tensor(image.resize((size, size), how))
+            return to_tensor(resized(image, (size, size), how))
         width, height = image.size
         scale = math.floor(size / self.crop) / min(width, height)
-        image = image.resize((max(size, int(width * scale)), max(size, int(height * scale))), how)
+        image = resized(image, (max(size, int(width * scale)), max(size, int(height * scale))), how)
         left, top = round((image.width - size) / 2), round((image.height - size) / 2)
         return to_tensor(image.crop((left, top, left + size, top + size)))
 
@@ -203,7 +258,11 @@ class TrainTransform:
         self.erase = v2.RandomErasing(erase, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=MEAN_COLOUR) if erase else None
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Return uint8 [3, S, S] of an RGB image, which is not changed."""
+        """Return uint8 [3, S, S] of an RGB image, which is not changed.
+
+        Raises:
+            DataError: The image is so thin that its resizing would fill the memory, see `resized`.
+        """
         image = (self.resizes[0] if len(self.resizes) == 1 else random.choice(self.resizes))(image)
         if self.flip and random.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -215,7 +274,7 @@ class TrainTransform:
 
 def _resize(size: int, crop: float, how: Image.Resampling) -> Callable[[Image.Image], Image.Image]:
     if crop == 1:  # torchvision's crop at (1, 1) would still cut the longer side to its ratio
-        return v2.Resize((size, size), how)
+        return partial(resized, size=(size, size), how=how)
     return v2.RandomResizedCrop((size, size), scale=(crop, 1.0), ratio=(3 / 4, 4 / 3), interpolation=how)
 
 

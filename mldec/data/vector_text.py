@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mldec.errors import DataError
+from mldec.inputs import open_binary
 
 log = logging.getLogger("mldec")
 
@@ -81,7 +82,7 @@ def _scan(path: Path, wanted: set[bytes], see: str) -> dict[bytes, np.ndarray]:
     firsts = {word.split()[0] for word in wanted if word.split()}
     found: dict[bytes, np.ndarray] = {}
     repeated = []
-    with path.open("rb", buffering=1 << 20) as file:
+    with open_binary(path, buffering=1 << 20) as file:
         width, blank = _layout(path, file.readline(), file.readline(), see)
         file.seek(0)
         for number, line in enumerate(file, 1):
@@ -101,7 +102,8 @@ def _layout(path: Path, first: bytes, second: bytes, see: str) -> tuple[int, byt
     """Return the numbers in a line and what parts them, from the first two lines."""
     header = first.split()
     if len(header) == 2 and all(field.isdigit() for field in header):
-        first, width = second, int(header[1])
+        # A width of more digits is no width; Python would refuse to read it.
+        first, width = second, int(header[1]) if len(header[1]) < 10 else 0
     else:
         fields = first.split()
         # Numbers counted from the end, because a word may hold blanks; the word itself may be a number.

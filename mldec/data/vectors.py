@@ -12,8 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mldec.data.arrays import read_npy
+from mldec.data.names import names_fault
 from mldec.data.vector_text import lacking, read_text
 from mldec.errors import ConfigError, DataError
+from mldec.inputs import read_text as read_text_file
 
 _SEE = "see DATASETS.md, section Word vectors"
 _TORCH_FILES = (".pth", ".pt", ".pickle", ".pkl")
@@ -38,7 +41,8 @@ def read_vectors(source: str | Path, names: Sequence[str], *, order: Sequence[st
             numbers, or a file of another kind. Nothing in a file is executed.
         ConfigError: open-clip is not installed, or has no such model.
     """
-    _check_unique(names, "the class names")
+    if fault := names_fault(names):
+        raise DataError(f"the class names: {fault}; {_SEE}")
     if str(source).startswith("clip:"):
         model, _, weights = str(source).removeprefix("clip:").partition(":")
         return _checked(encode_text(names, model=model, weights=weights or "openai"), names, str(source))
@@ -165,12 +169,11 @@ def _read_torch(path: Path) -> np.ndarray:
 
 def _read_npy(path: Path) -> np.ndarray:
     try:
-        array = np.load(path, allow_pickle=False)
-        if isinstance(array, np.ndarray):
-            return array.astype(np.float32)
-    except (ValueError, EOFError) as error:
-        raise DataError(f"{path} is not a .npy file of numbers ({' '.join(str(error).split())}); {_SEE}") from error
-    raise DataError(f"{path} holds several arrays where one is wanted; {_SEE}")
+        array = read_npy(path)
+    except ValueError as error:
+        raise DataError(f"{path} is not a .npy file of numbers ({error}); {_SEE}") from error
+    with np.errstate(over="ignore"):  # what becomes infinite is refused with its name
+        return array.astype(np.float32)
 
 
 def _by_name(path: Path, array: np.ndarray, names: Sequence[str], order: Sequence[str] | None) -> Tensor:
@@ -195,12 +198,9 @@ def _by_name(path: Path, array: np.ndarray, names: Sequence[str], order: Sequenc
 
 def _names_beside(path: Path) -> list[str]:
     beside = path.with_suffix(".txt")
-    try:
-        return [line.strip() for line in beside.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except FileNotFoundError as error:
-        raise DataError(f"{path} has no names: write them, one a line, to {beside}; {_SEE}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{beside} is not UTF-8 text ({error.reason}); {_SEE}") from error
+    if not beside.exists():
+        raise DataError(f"{path} has no names: write them, one a line, to {beside}; {_SEE}")
+    return [line.strip() for line in read_text_file(beside, _SEE).split("\n") if line.strip()]
 
 
 def _check_unique(names: Sequence[str], what: str) -> None:

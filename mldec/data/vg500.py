@@ -1,18 +1,19 @@
 """Visual Genome 500: several labels an image, from the lists and the label file of SSGRL."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mldec.data.base import DataModule
-from mldec.data.files import Table, cached, check_folder, file_data, inside, paths
+from mldec.data.files import check_folder, file_data
 from mldec.data.folders import log_split
 from mldec.data.labels import from_lists
 from mldec.data.names import given_names, read_lines
+from mldec.data.tables import Table, cached, inside, paths
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.inputs import read_json
 
 _SEE = "see DATASETS.md, section Visual Genome 500"
 
@@ -128,12 +129,7 @@ def _parse(sources: list[Path], num_classes: int) -> Table:
 
 
 def _read_labels(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}); {_SEE}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} is not valid JSON ({error}); {_SEE}") from error
+    content = read_json(file, _SEE)
     if not isinstance(content, dict):
         raise DataError(f"{file} is JSON of another task: not image name -> indices of classes; {_SEE}")
     return content

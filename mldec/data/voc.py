@@ -13,11 +13,13 @@ from typing import Literal
 import numpy as np
 
 from mldec.data.base import DataModule
-from mldec.data.files import Table, cached, check_folder, file_data, paths
+from mldec.data.files import check_folder, file_data
 from mldec.data.labels import from_dense
+from mldec.data.tables import Table, cached, paths
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.errors import ConfigError, DataError, suggest
 from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.inputs import open_binary, read_text
 
 log = logging.getLogger("mldec")
 
@@ -131,7 +133,8 @@ def _read_split(
 ) -> tuple[Path, Table]:
     listing, annotations = folder / "ImageSets" / "Main" / f"{split}.txt", folder / "Annotations"
     parse = partial(_parse, listing, annotations)
-    table = cached("voc", [listing, annotations], parse, cache_dir=cache_dir, see=_SEE)
+    values = range(DIFFICULT + 1)
+    table = cached("voc", [listing, annotations], parse, values=values, cache_dir=cache_dir, see=_SEE)
     unclear = int(table.labels.counts(DIFFICULT).sum())
     log.info(
         "voc%d %s: %s images, %d classes; %s labels of difficult objects only: %s",
@@ -159,17 +162,12 @@ def _parse(listing: Path, annotations: Path) -> Table:
 
 def _read_list(listing: Path) -> list[str]:
     """Return the image ids, as text: those of 2012 are no numbers."""
-    try:
-        lines = listing.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise DataError(f"{listing} cannot be read ({error.strerror}); {_SEE}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{listing} is not a text file in UTF-8; restore it, {_SEE}") from error
+    lines = read_text(listing, _SEE).split("\n")
     # The lists of a class hold a second word, at a distance of one or two blanks.
     found = [(number, line.split()[0]) for number, line in enumerate(lines, 1) if line.strip()]
     first: dict[str, int] = {}
     for number, image in found:
-        if "/" in image or "\\" in image or ".." in image:
+        if "/" in image or "\\" in image or ".." in image or "\0" in image:
             raise DataError(f"{listing}, line {number}: {image!r} is not an image id; {_SEE}")
         if image in first:
             raise DataError(f"{listing}, line {number}: {image} is in line {first[image]} already; {_SEE}")
@@ -204,7 +202,7 @@ def _read_xml(path: Path) -> ElementTree.Element:
     The text is decoded here, and the parser then ignores the encoding that the file claims: it sees what was checked.
     """
     try:
-        with path.open("rb") as file:
+        with open_binary(path) as file:
             data = file.read(LARGEST_XML + 1)
         if len(data) > LARGEST_XML:
             raise DataError(f"{path} has more than {LARGEST_XML:,} bytes: not a VOC annotation; {_SEE}")

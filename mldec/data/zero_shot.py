@@ -9,7 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from mldec.data.base import Classes, DataModule, Split
-from mldec.data.files import ImageFiles, Table, check_present, check_same_classes
+from mldec.data.files import ImageFiles, check_present, check_same_classes
+from mldec.data.tables import Table
 from mldec.data.transforms import EvalTransform
 from mldec.data.vector_text import listed
 from mldec.data.vectors import nearest, twins

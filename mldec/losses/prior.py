@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mldec import distributed
 from mldec.errors import DataError
+from mldec.inputs import open_text
 
 log = logging.getLogger("mldec")
 
@@ -58,7 +59,7 @@ def read_prior(path: str | Path) -> list[float]:
     """
     see = f"it must be a CSV file with the header {','.join(COLUMNS)} and a number from 0 to 1 a class"
     try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+        with open_text(path, newline="") as file:
             header, *rows = list(csv.reader(file, strict=True)) or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"loss.class_prior {path} cannot be read ({error}); {see}") from error

@@ -148,3 +148,11 @@ def test_the_devkit_of_the_sample(sample_data):
     assert table.labels.counts().min() > 0
     with pytest.raises(DataError, match="no field 'class'"):
         _parse([devkit / "cars_test_annos.mat", devkit / "cars_meta.mat"], "test")
+
+
+def test_a_name_that_no_class_may_have(build, root):
+    savemat(root / "devkit" / "cars_meta.mat", {"class_names": object_row([*NAMES[:2], "Ram\x1bVan"])})
+    with pytest.raises(
+        DataError, match=r"cars_meta\.mat: the class name 'Ram.x1bVan' has the control character U\+001B"
+    ):
+        build()

@@ -388,7 +388,7 @@ def forbid_parsing(monkeypatch):
     def parse(*_):
         raise AssertionError("the annotations are parsed again")
 
-    monkeypatch.setattr(module, "COCO", parse)
+    monkeypatch.setattr(module, "read_json", parse)
 
 
 def test_a_second_start_reads_no_json(build, monkeypatch):
@@ -683,3 +683,51 @@ def test_a_file_name_does_not_lead_out_of_the_image_folder(build, root: Path, na
     file.write_text(json.dumps(content))
     with pytest.raises(DataError, match="is not a path inside the image folder"):
         _ = build().val
+
+
+# Names of the categories
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (None, "category 7: the class name None is null, not text"),
+        ([], r"category 7: the class name \[\] is of type list, not text"),
+        (True, "category 7: the class name True is of type bool, not text"),
+        ("", "category 7: the class name '' is empty"),
+        ("red\ncar", "category 7: .* has the control character U\\+000A"),
+        ("\x1b[31mred", "category 7: .* has the control character U\\+001B"),
+        ("x\0", "category 7: .* has the control character U\\+0000"),
+        ("\ud800", "category 7: .* has the control character U\\+D800"),
+        ("person", "the categories 1 and 7 are both called 'person': merge or rename them"),
+    ],
+)
+def test_names_that_no_class_may_have(build, root, name, expected):
+    for split, objects in (("train2014", TRAIN), ("val2014", VAL)):
+        write(root, split, content(split, objects, [{"id": 7, "name": name}, *CATEGORIES[1:]]))
+    with pytest.raises(DataError, match=expected) as caught:
+        build()
+    assert "\n" not in str(caught.value)
+
+
+def test_names_that_are_numbers_become_text(build, root):
+    for split, objects in (("train2014", TRAIN), ("val2014", VAL)):
+        write(root, split, content(split, objects, [{"id": 7, "name": 1}, {"id": 1, "name": 2.5}, CATEGORIES[2]]))
+    for _ in range(2):  # the second time from the cache
+        assert build().train.classes.names == ("2.5", "1", "tooth brush")
+
+
+def test_a_hundred_thousand_categories_stay_sparse(tmp_path):
+    import tracemalloc
+
+    categories = [{"id": number, "name": f"class {number}"} for number in range(100_000)]
+    images = [{"id": number, "file_name": f"{number}.jpg"} for number in range(20_000)]
+    objects = [{"id": 1, "image_id": 19_999, "category_id": 99_999, "area": 5.0}]
+    write(tmp_path, "val2014", {"images": images, "annotations": objects, "categories": categories})
+    tracemalloc.start()
+    _, table = module.read_split(tmp_path, "val2014", annotated_only=True, cache_dir=str(tmp_path / "cache"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(table) == 1
+    assert np.flatnonzero(table.labels.dense()).tolist() == [99_999]
+    assert peak < 200 * 2**20  # a matrix would have 2 GB

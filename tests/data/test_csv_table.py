@@ -205,3 +205,13 @@ def test_other_faults(build, root):
         build(val_fraction=0)
     with pytest.raises(ConfigError, match="threshold 2"):
         build(threshold=2)
+
+
+@pytest.mark.parametrize("control", ["\t", "\0", "\n", "\x1b", "\x7f", "\x85"], ids=ascii)
+def test_labels_that_no_class_may_have(build, control):
+    for text in (TEXT.replace("eel", f"ee{control}l"), TEXT.replace("a/2.png,", f'a/2.png,"x{control}y"')):
+        with pytest.raises(DataError, match=rf"data\.csv, row \d: the class name .* U\+{ord(control):04X}") as caught:
+            build(text)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match=r"data\.classes: the class name"):
+        build(TEXT, classes=["dog", "cat", "eel", f"x{control}y"])

@@ -177,3 +177,11 @@ def test_wrong_values_are_refused(build):
     ]:
         with pytest.raises(ConfigError, match=expected):
             build(**arguments)
+
+
+@pytest.mark.parametrize("name", ["new\nline", "\x1b[31mred", "tab\there", "\x7f", "a\u2028b"], ids=ascii)
+def test_names_that_no_class_may_have(build, root, name):
+    (root / "train" / name).mkdir()
+    message = fault(build)
+    assert f"{root / 'train'}: the class name {name!r} has the control character U+" in message
+    assert "\n" not in message

@@ -1,11 +1,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from mldec.data.imagenet import imagenet, readable
+from mldec.data.imagenet import _with_real_labels, imagenet, readable
+from mldec.data.labels import from_single
+from mldec.data.tables import Table, paths
 from mldec.data.transforms import EvalTransform, read_image
 from mldec.errors import DataError
 
@@ -176,3 +179,10 @@ def test_the_sample(sample_data, tmp_path):
     expected = EvalTransform(image_size=32, crop=0.95, interpolation="bicubic")
     assert torch.equal(image, expected(read_image(few.val.dataset.name(9))))
     assert target.nonzero().tolist() == [[1]]
+
+
+def test_a_number_of_5000_digits_in_the_name_of_an_image(tmp_path) -> None:
+    table = Table(paths([f"n1/ILSVRC2012_val_{'9' * 5000}.JPEG"]), from_single(np.zeros(1, np.int32), 1), ("n1",))
+    (tmp_path / "real.json").write_text("[[0]]")
+    with pytest.raises(DataError, match="has 1 images"):
+        _with_real_labels(table, tmp_path / "real.json")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mldec.data.labels import from_dense, from_lists, from_single
+from mldec.data.labels import from_dense, from_flags, from_lists, from_single
 
 MATRIX = np.array([[1, 0, -1], [0, 0, 0], [-1, 1, 1], [0, 1, 0]], np.int8)
 
@@ -50,3 +50,16 @@ def test_some_classes_in_another_order():
     assert picked.row(0).tolist() == [0, 1, -1]
     assert from_dense(dense, rest=-1).select_classes([1]).dense().tolist() == dense[:, [1]].tolist()
     assert from_dense(dense).select_classes([]).dense().shape == (3, 0)
+
+
+def test_flags_are_the_same_as_in_a_matrix() -> None:
+    random = np.random.default_rng(0)
+    for count in (0, 1, 500):
+        images, classes = random.integers(20, size=count), random.integers(7, size=count)
+        flags = 2 ** random.integers(1, 4, size=count).astype(np.int8)
+        matrix = np.zeros((20, 7), np.int8)
+        np.bitwise_or.at(matrix, (images, classes), flags)
+        ours, expected = from_flags(images, classes, flags, num_images=20, num_classes=7), from_dense(matrix)
+        for name in ("starts", "classes", "values"):
+            assert np.array_equal(getattr(ours, name), getattr(expected, name)), name
+            assert getattr(ours, name).dtype == getattr(expected, name).dtype, name

@@ -103,11 +103,8 @@ def test_pieces_do_not_show(root: Path, monkeypatch) -> None:
 def test_names_that_several_classes_share_get_their_place(root: Path) -> None:  # trap 10
     assert read(root).val.classes.names == ("Ball (0)", 'Ducks, geese and "swans', "Ball (2)", "/m/0d")
     assert read(root, names="mid").val.classes.names == tuple(TRAINABLE)
-    assert class_names(["m1", "m2", "m3"], {"m1": "'\"Human  leg\"'", "m2": "x", "m3": " 'x' "}) == (
-        "Human leg",
-        "x (1)",
-        "x (2)",
-    )
+    display = {"m1": "'\"Human  leg\"'", "m2": "x", "m3": " 'x' "}
+    assert class_names(["m1", "m2", "m3"], display, root, "") == ("Human leg", "x (1)", "x (2)")
 
 
 def test_statements_in_any_order_are_what_lists_say() -> None:
@@ -218,7 +215,7 @@ def test_the_real_descriptions(sample_data: Path) -> None:
     assert len(display) == 19_994
     assert display["/m/01c_0l"] == "Ducks, geese and swans"
     mids = (folder / "classes-trainable_2018_04_V4_7186.txt").read_text().split()
-    names = class_names(mids, display)
+    names = class_names(mids, display, folder, "")
     assert len(set(names)) == len(names) == 7_186
 
 

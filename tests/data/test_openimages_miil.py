@@ -174,3 +174,9 @@ def test_the_real_sample(sample_data: Path, tmp_path: Path) -> None:
     assert image.shape == (3, 16, 16)
     named = [name for name, value in zip(data.train.classes.names, target.tolist(), strict=True) if value == 1]
     assert named == ["/m/02fq_6", "/m/02jfl0", "/m/02wbtzl", "/m/03bt1vf", "/m/0crjs"]
+
+
+def test_a_display_name_that_no_class_may_have(root: Path) -> None:
+    torch.save({"/m/0a": "red\x1b[31m", "/m/other": "\0"}, root / "mid_to_classes.pth")
+    message = fault(root)
+    assert "mid_to_classes.pth: '/m/0a': the class name 'red\\x1b[31m' has the control character U+001B" in message

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mldec.data import files
+from mldec.data import tables
 from mldec.data.labels import from_statements
 from mldec.data.openimages import openimages
 
@@ -16,14 +16,14 @@ IMAGES, CLASSES, STATEMENTS, WORKERS = 9_011_219, 9_605, 57_524_352, 8
 GIB = 2**30
 
 
-def made_up() -> files.Table:
+def made_up() -> tables.Table:
     random = np.random.default_rng(0)
     owners = random.integers(IMAGES, size=STATEMENTS, dtype=np.int32)
     classes = (CLASSES * random.random(STATEMENTS, np.float32) ** 3).astype(np.int32).clip(max=CLASSES - 1)
     values = (random.random(STATEMENTS, np.float32) < 0.345).astype(np.int8)
     labels, _ = from_statements(owners, classes, values, num_images=IMAGES, num_classes=CLASSES)
     names = np.char.add(np.array([f"{row * 2**40:016x}" for row in range(IMAGES)], np.bytes_), b".jpg")
-    return files.Table(names, labels, tuple(f"class {number}" for number in range(CLASSES)))
+    return tables.Table(names, labels, tuple(f"class {number}" for number in range(CLASSES)))
 
 
 def proportional(pid: int) -> float:
@@ -66,7 +66,7 @@ def test_nine_million_images_load_from_the_cache(tmp_path: Path) -> None:
     sources = [root / "annotations" / name for name in names]
     for source in sources:
         source.touch()
-    files.cached("openimages display 0", sources, made_up, cache_dir=str(root / "cache"), see="")
+    tables.cached("openimages display 0", sources, made_up, cache_dir=str(root / "cache"), see="")
     ours, theirs = get_context("spawn").Pipe()
     fresh = get_context("spawn").Process(target=load, args=(str(root), theirs))  # a process of its own: memory counts
     fresh.start()

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import pickle
 import tarfile
 from collections.abc import Callable
@@ -252,3 +253,36 @@ def test_the_check_refuses_a_hostile_tar(cli: Cli, root: Path, member: str, kind
     status, _, err = check(cli, root)
     assert status == 1
     one_line(err, f"{shard} is refused: its member", "is no plain file of an image")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"classes": np.array(["a", "b\x1b", "c"])}, r"the name 'b.x1b' of class 1 has the control character U\+001B"),
+        ({"classes": np.array(["a", "b", "a"])}, "the classes 0 and 2 are both called 'a'"),
+        ({"classes": np.array([1, 2, 3])}, "its classes are of another type"),
+        ({"shards": np.array("shard-000000.tar")}, "its shards are of another type"),
+        ({"offsets": np.array([0.5, 1, 2, 3])}, "its offsets are of another type"),
+        ({"sizes": np.array([[1, 1, 1, 1]])}, "its sizes are of another type"),
+        ({"format": np.array([1, 1])}, "its format are of another type"),
+        ({"format": "one"}, "its format are of another type"),
+        ({"rest": 5}, "the value of the other labels is unknown"),
+        ({"rest": 0.5}, "its rest are of another type"),
+        ({"values": np.full(7, 9, np.int8)}, "a label has an unknown value|do not fit"),
+        ({"queries": np.zeros((2, 4), np.float32)}, "its word vectors are not one for each class"),
+        ({"queries": np.full((3, 2), np.nan, np.float32)}, "its word vectors are not one for each class"),
+        ({"queries": np.zeros(3, "U1")}, "its queries are of another type"),
+    ],
+)
+def test_an_index_of_odd_arrays_is_refused(root: Path, changed: dict[str, Any], message: str) -> None:
+    change(root, **changed)
+    with pytest.raises(DataError, match=message) as caught:
+        _ = shards(root=str(root)).val
+    assert "\n" not in str(caught.value)
+
+
+def test_an_index_that_is_a_fifo(root: Path) -> None:
+    (root / "val" / "index.npz").unlink()
+    os.mkfifo(root / "val" / "index.npz")
+    with pytest.raises(DataError, match="a FIFO, not a regular file"):
+        _ = shards(root=str(root)).val

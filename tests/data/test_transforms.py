@@ -1,8 +1,12 @@
 import dataclasses
+import os
 import pickle
 import random
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ import torch
 from PIL import Image
 
 from mldec.data.pair_augment import GREY, OPERATIONS, PATCH, PairAugment, cutout
-from mldec.data.transforms import EvalTransform, TrainTransform, read_image, to_tensor
+from mldec.data.transforms import MAX_RESIZED, EvalTransform, TrainTransform, load_image, read_image, to_tensor
 from mldec.errors import ConfigError, DataError
 
 
@@ -227,11 +231,11 @@ def test_decompression_bomb(tmp_path, monkeypatch):
 
 
 def test_unreadable_file(tmp_path, monkeypatch):
-    def refuse(path, mode):
+    def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "a.jpg").touch()
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert "no permission" in one_line_about(tmp_path / "a.jpg")
 
 
@@ -707,3 +711,67 @@ def test_no_state_outside_the_global_generators():
 def test_paths_may_be_strings(tmp_path):
     path = saved(picture(), tmp_path / "a.png")
     assert np.array_equal(np.asarray(read_image(str(path))), np.asarray(read_image(Path(path))))
+
+
+# Thin images
+
+
+THIN = [(1, 100_000), (100_000, 1), (1, 1_000_000), (3, 1_000_000)]
+
+
+@pytest.mark.parametrize("size", THIN)
+def test_a_thin_image_is_refused_before_it_fills_the_memory(tmp_path: Path, size: tuple[int, int]) -> None:
+    path = saved(Image.new("RGB", size), tmp_path / "thin.png")
+    with pytest.raises(DataError) as caught:
+        load_image(path, EvalTransform(image_size=224, crop=0.875))
+    message = str(caught.value)
+    assert message.startswith(f"{path}: its {size[0]:,} x {size[1]:,} pixels need ")
+    assert f"and the limit is {MAX_RESIZED:,}; restore the file or leave it out" in message
+    assert load_image(path, TrainTransform(image_size=32, crop=0.08)).shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize("make", [EvalTransform, partial(TrainTransform, augment="none", cutout=0)])
+def test_a_thin_image_is_refused_where_it_is_squashed(make: Callable[..., Any]) -> None:
+    """Pillow changes the width first: 448 x a million pixels, from a file of a few kilobytes."""
+    with pytest.raises(DataError, match=r"its 1 x 1,000,000 pixels need 448,000,000 pixels to be resized to 448 x 448"):
+        make(image_size=448)(Image.new("RGB", (1, 1_000_000)))
+    assert make(image_size=448)(Image.new("RGB", (1_000_000, 1))).shape == (3, 448, 448)
+    assert make(image_size=448)(Image.new("RGB", (40, 60_000))).shape == (3, 448, 448)
+
+
+def test_no_ordinary_image_is_refused() -> None:
+    for width, height in [(640, 480), (12_000, 400), (400, 12_000), (13_000, 13_000), (1, 1), (2_000, 40_000)]:
+        image = ImageOfSize((width, height))
+        for size in (224, 448, 1344):
+            for crop in (None, 0.875, 0.95):
+                with pytest.raises(Resizing):
+                    EvalTransform(image_size=size, crop=crop)(image)  # type: ignore[arg-type]
+
+
+class Resizing(Exception):
+    """The image would be resized now."""
+
+
+class ImageOfSize:
+    """Something of the size of an image, without its pixels."""
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self.size = self.width, self.height = size
+
+    def resize(self, *_: object) -> None:
+        raise Resizing
+
+
+@pytest.mark.parametrize(("size", "crop"), [(224, 1e-300), (224, 5e-324), (224, 1e-6), (8192, 0.5), (10**400, None)])
+def test_a_crop_that_no_image_could_be_resized_for(size: int, crop: float | None) -> None:
+    with pytest.raises(ConfigError, match="resizes images to more than 13,377 pixels a side"):
+        EvalTransform(image_size=size, crop=crop)
+
+
+def test_squashing_is_that_of_torchvision() -> None:
+    from torchvision.transforms import v2
+
+    for size in ((640, 480), (16, 16), (3, 50)):
+        image = picture(*size)
+        ours = TrainTransform(image_size=16, augment="none", cutout=0)(image)
+        assert torch.equal(ours, to_tensor(v2.Resize((16, 16))(image)))

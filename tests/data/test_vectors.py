@@ -100,7 +100,7 @@ def test_vectors_that_say_nothing(save, value, text):
 
 def test_duplicate_names(save):
     path = save("v.npy", ARRAY)
-    assert "the class names have 'dog' twice" in fault(path, ["dog", "dog"], order=NAMES)
+    assert "are both called 'dog'" in fault(path, ["dog", "dog"], order=NAMES)
     assert "v.npy have 'sky' twice" in fault(path, ["sky"], order=["sky", "dog", "sky"])
 
 
@@ -310,3 +310,20 @@ def test_the_log_is_quiet_on_a_plain_file(save, caplog):
     with caplog.at_level(logging.INFO, "mldec"):
         read_vectors(save("v.txt", "\n".join(lines())), NAMES)
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("width", ["9" * 5000, "9" * 10, "0"])
+def test_a_header_that_claims_a_width_of_thousands_of_digits(save, width):
+    assert "is not a text file with a word and its numbers" in fault(save("v.txt", f"3 {width}\nsky 1 2\n"), ["sky"])
+
+
+def test_npy_files_of_odd_kinds(save):
+    structure = np.zeros(3, [("a", "<f4"), ("b", "<f4")])
+    assert "it holds [('a', '<f4'), ('b', '<f4')] where numbers are wanted" in fault(save("v.npy", structure), NAMES)
+    assert "it holds complex64" in fault(save("v.npy", ARRAY.astype(np.complex64)), NAMES, order=NAMES)
+    brackets = b"\x93NUMPY\x01\x00" + (60).to_bytes(2, "little") + b"(" * 60
+    assert "is not a .npy file of numbers" in fault(save("v.npy", brackets), NAMES, order=NAMES)
+
+
+def test_names_of_classes_to_look_up(save):
+    assert "has the control character U+0009" in fault(save("v.txt", "\n".join(lines())), ["sky", "d\tg"])

@@ -368,7 +368,7 @@ def test_an_image_that_is_none_is_named(build, folder):
         (b"../../000005\n", "line 1: '../../000005' is not an image id"),
         (b"000007\n/etc/passwd\n", "line 2: '/etc/passwd' is not an image id"),
         (b"..\\000005\n", "is not an image id"),
-        (b"\xff\xfe0\x000\x00", "is not a text file in UTF-8"),
+        (b"\xff\xfe0\x000\x00", "is not UTF-8 text"),
     ],
 )
 def test_lists_that_are_refused(build, folder, text, expected):
@@ -409,3 +409,8 @@ def test_the_table_is_sparse_and_small(build):
     dataset = build().train.dataset
     assert dataset.files.dtype == np.dtype("S15")
     assert len(dataset.labels.values) == 4  # statements, one of them about a difficult object
+
+
+def test_an_id_with_a_nul(build, folder):
+    (folder / "ImageSets" / "Main" / "trainval.txt").write_bytes(b"000012\n0000\x0005\n")
+    assert "trainval.txt, line 2: '0000\\x0005' is not an image id" in fault(build)

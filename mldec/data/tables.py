@@ -1,0 +1,188 @@
+"""Tables of labelled image files: what is kept of annotation files, and the cache of it.
+
+Annotation files take seconds to minutes to parse; the table of one is cached, and read in less than a second.
+"""
+
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from mldec.data.arrays import read_npz
+from mldec.data.labels import Labels
+from mldec.data.names import names_fault
+from mldec.errors import DataError
+
+log = logging.getLogger("mldec")
+
+FORMAT = 5  # of a cached table; raise it when the meaning of a stored array changes
+
+
+@dataclass(frozen=True)
+class Table:
+    """N image files with labels of K classes."""
+
+    files: np.ndarray  # [N] bytes of a fixed width: paths inside the image folder, see `paths`
+    labels: Labels
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def select(self, images: np.ndarray) -> "Table":
+        """Return some of the images: bool [N], or their indices in the wanted order."""
+        return Table(self.files[images], self.labels.select(images), self.classes)
+
+    def select_classes(self, columns: Sequence[int]) -> "Table":
+        """Return some of the classes: their indices in the wanted order."""
+        names = tuple(self.classes[column] for column in columns)
+        return Table(self.files, self.labels.select_classes(columns), names)
+
+
+def paths(names: Sequence[str]) -> np.ndarray:
+    """Return file names as `Table.files` holds them."""
+    return np.array([os.fsencode(name) for name in names], np.bytes_)
+
+
+def inside(path: str, where: str, see: str) -> str:
+    """Return a path from a list, with '/' between its folders, after refusing one that leads elsewhere.
+
+    Args:
+        path: as the list has it; Windows separators are taken.
+        where: the list and the row, for the message.
+        see: where help is.
+
+    Raises:
+        DataError: if it is empty, absolute, or climbs with '..'.
+    """
+    parts = path.replace("\\", "/").split("/")
+    if not path or parts[0] == "" or parts[0].endswith(":") or ".." in parts or "\0" in path:
+        raise DataError(f"{where}: {path!r} is not a path inside the image folder; {see}")
+    return "/".join(part for part in parts if part not in ("", "."))
+
+
+def cached(
+    name: str,
+    sources: Sequence[Path],
+    parse: Callable[[], Table],
+    *,
+    cache_dir: str | None,
+    see: str,
+    values: range = range(2),
+) -> Table:
+    """Return what `parse` makes of annotation files, from the cache if that was made from these very files.
+
+    Args:
+        name: of the kind of table, with every setting that `parse` depends on, such as "coco".
+        sources: the files it reads; size and time of each decide whether the cache is still right.
+        parse: reads them.
+        cache_dir: folder of the cache; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
+        see: where help is.
+        values: those that a label may have.
+
+    Raises:
+        DataError: if a source cannot be read, or from `parse`.
+    """
+    key = f"{FORMAT} {name}"
+    for source in sources:
+        try:
+            stat = source.stat()
+        except OSError as error:
+            raise DataError(f"{source} cannot be read ({error.strerror}); {see}") from error
+        key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
+    cache = _cache_file(f"{name} {' '.join(map(str, sources))}", cache_dir)
+    table = _load(cache, key, values)
+    if table is None:
+        table = parse()
+        _store(cache, key, table)
+    return table
+
+
+def _cache_file(name: str, cache_dir: str | None) -> Path:
+    """Return one file for each set of sources, so that a changed annotation file replaces its old table."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mldec")
+    try:
+        folder = Path(cache_dir or default).expanduser()
+    except RuntimeError:  # an account without a home, as in some containers
+        folder = Path(tempfile.gettempdir(), "mldec")
+    return folder / f"{name.split()[0]}-{sha256(os.fsencode(name)).hexdigest()[:16]}.npz"
+
+
+def _load(cache: Path, key: str, values: range) -> Table | None:
+    """Return a cached table, if it is there, of these sources, and whole.
+
+    Zip's checksums find damage. Whoever can write to the cache can also write the right ones: so the content is checked
+    like that of any file.
+    """
+    try:
+        stored = read_npz(cache, ("key", "files", "starts", "label_classes", "values", "rest", "classes"))
+        if str(stored["key"]) != key:
+            return None
+        classes = json.loads(stored["classes"].tobytes())
+        labels = Labels(
+            stored["starts"],
+            stored["label_classes"],
+            stored["values"],
+            num_classes=len(classes),
+            rest=int(stored["rest"]),
+        )
+        table = Table(stored["files"], labels, tuple(classes))
+        fault = labels.fault(values) or names_fault(classes) or _files_fault(table.files, len(labels))
+        if stored["rest"].dtype.kind != "i":
+            fault = "the value of the other labels is no whole number"
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
+        fault = " ".join(str(error).split())
+    if fault:
+        log.warning("%s is not used (%s): the annotations are parsed again", cache, fault)
+        return None
+    return table
+
+
+def _files_fault(files: np.ndarray, images: int) -> str | None:
+    """Return what cannot be about the paths of a cached table; of millions, hence no path by itself."""
+    if files.dtype.kind != "S" or files.shape != (images,):
+        return "its paths are not one for each image"
+    width = files.dtype.itemsize
+    letters = np.ascontiguousarray(files).view(np.uint8)
+    firsts = letters[::width]
+    if (firsts == 0).any() or (firsts == ord("/")).any():
+        return "a path is empty or absolute"
+
+    # Two dots may also be part of a name, or end one path and begin the next.
+    for dots in re.finditer(rb"\.\.", letters.data):
+        for row in {dots.start() // width, (dots.end() - 1) // width}:
+            if b".." in files[row].split(b"/"):
+                return "a path leads out of the folder"
+    return None
+
+
+def _store(cache: Path, key: str, table: Table) -> None:
+    """Write to the side, then rename: ranks that start together each see a whole file or none."""
+    arrays = {
+        "key": key,
+        "files": table.files,
+        "starts": table.labels.starts,
+        "label_classes": table.labels.classes,
+        "values": table.labels.values,
+        "rest": table.labels.rest,
+        "classes": np.frombuffer(json.dumps(table.classes).encode(), np.uint8),
+    }
+    temporary = None
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache.parent, suffix=".tmp", delete=False) as temporary:
+            np.savez(temporary, **arrays)  # type: ignore[arg-type]
+        Path(temporary.name).replace(cache)
+    except OSError as error:
+        log.warning("%s cannot be written (%s): the annotations are parsed at every start", cache, error.strerror)
+        if temporary is not None:
+            Path(temporary.name).unlink(missing_ok=True)
