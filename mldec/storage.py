@@ -149,12 +149,25 @@ def known_hashes(path: Path) -> list[str]:
 
 def write_hashes(path: Path, hashes: list[str]) -> None:
     """Write lines as `sha256sum` does, in one atomic step."""
-    temporary = hash_record(path).with_name(path.name + ".sha256.tmp")
-    with temporary.open("w") as file:
-        file.writelines(f"{line}  {path.name}\n" for line in hashes)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(hash_record(path))
+    write_text(hash_record(path), "".join(f"{line}  {path.name}\n" for line in hashes))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file beside the old one and rename it: a crash leaves the one or the other.
+
+    Raises:
+        OSError: if it cannot be written; what was there before stays.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def sha256_of(path: Path) -> str:

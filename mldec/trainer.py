@@ -94,6 +94,7 @@ class Trainer:
             UserError: at a fault of the data, the numbers, the memory or the disk.
         """
         train = self.config.train
+        self.lines = runlog.lines  # fewer than the checkpoint said, if the file was damaged since
         try:
             with memory.explained(self.config, self.device):
                 while self.epoch < train.epochs:

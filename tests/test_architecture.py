@@ -25,6 +25,7 @@ ROWS = [
         "mldec.zoo",
         "mldec.fast",
         "mldec.storage",
+        "mldec.run_lock",
         "mldec.stops",
         "mldec.untrusted",
     ),
