@@ -180,7 +180,7 @@ class RunLock:
 
     def _is_at_path(self, descriptor: int) -> bool:
         try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
+            return os.path.samestat(os.fstat(descriptor), self.path.stat())
         except FileNotFoundError:
             return False
 

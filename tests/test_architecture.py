@@ -29,7 +29,14 @@ ROWS = [
         "mldec.stops",
         "mldec.untrusted",
     ),
-    ("mldec.data.base", "mldec.data.transforms", "mldec.data.pair_augment", "mldec.data.labels", "mldec.data.mixing"),
+    (
+        "mldec.data.base",
+        "mldec.data.transforms",
+        "mldec.data.pair_augment",
+        "mldec.data.labels",
+        "mldec.data.mixing",
+        "mldec.data.fingerprint",
+    ),
     ("mldec.data.loader", "mldec.data.files"),
     ("mldec.config", "mldec.memory", "mldec.model", "mldec.runlog", "mldec.data"),  # its readers
     ("mldec.build", "mldec.released"),

@@ -138,6 +138,7 @@ class ShardImages:
 
     def __init__(self, folder: Path, index: Index, transform: Callable[[Image.Image], Tensor]) -> None:
         self.folder, self.index, self.transform = folder, index, transform
+        self.image_keys = index.sizes  # see `mldec.data.fingerprint.Identified`: the images have no names
         number = len(index.classes)
         self.labels = Labels(index.starts, index.label_classes, index.values, number, int(index.rest))
 
