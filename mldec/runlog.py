@@ -206,7 +206,7 @@ class Meter:
 def to_console() -> None:
     """Send the package's messages to standard output, above a progress bar; warnings only on other ranks."""
     log.setLevel(logging.INFO if distributed.is_main() else logging.WARNING)
-    if not log.handlers:
+    if not any(isinstance(handler, _Console) for handler in log.handlers):
         log.addHandler(_Console())
 
 

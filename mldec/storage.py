@@ -48,7 +48,7 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1) -> None:
         temporary.unlink(missing_ok=True)
         kept = next((f"; {name} is the last good one" for name in versions(path, keep) if name.exists()), "")
         raise CheckpointError(
-            f"cannot save {path}: {_first_line(error)}{kept}; free space and pass resume=auto"
+            f"cannot save {path}: {_write_fault(error)}{kept}; free space and pass resume=auto"
         ) from error
 
 
@@ -204,6 +204,12 @@ def _instead(path: Path) -> str:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
+
+
+def _write_fault(error: OSError | RuntimeError) -> str:
+    """Say why torch.save failed: it reports a short write as an unexpected position in the file."""
+    text = _first_line(error)
+    return "the disk is full, or did not take all of it" if "unexpected pos" in text else text
 
 
 def _named(error: BaseException) -> str:

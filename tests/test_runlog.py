@@ -125,7 +125,9 @@ def test_tensorboard_reads_what_was_written_and_forgets_what_came_after_a_resume
     for step in (1, 2, 3):
         log.scalars(step, 0, {"loss": step / 4, "val/x": math.nan})
     log.close()
-    RunLog(tmp_path, step=2, lines=2).scalars(3, 0, {"loss": 7.0})
+    log = RunLog(tmp_path, step=2, lines=2)
+    log.scalars(3, 0, {"loss": 7.0})
+    log.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.25), (2, 0.5), (3, 7.0)]
