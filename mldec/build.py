@@ -20,6 +20,8 @@ from mldec.settings import PARTS, Config
 HOMES = {"data": "mldec.data", "backbone": "mldec.backbones", "head": "mldec.heads", "loss": "mldec.losses"}
 # A class without a constructor of its own shows torch's (*args, **kwargs).
 VAR_POSITIONAL, VAR_KEYWORD = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+# Settings in the node of a part that are the program's, and that no function or class is given.
+PROGRAM_SETTINGS: dict[str, dict[str, Any]] = {"data": {"changed": Literal["refuse", "allow"]}}
 RUNTIME_ARGUMENTS = {"data": (), "backbone": (), "head": ("in_features", "num_classes"), "loss": ()}
 
 
@@ -115,13 +117,14 @@ def faults(part: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> l
         for name, parameter in inspect.signature(target).parameters.items()
         if name not in RUNTIME_ARGUMENTS[part] and parameter.kind not in (VAR_POSITIONAL, VAR_KEYWORD)
     }
-    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    program_settings = PROGRAM_SETTINGS.get(part, {})
+    hints = {**get_type_hints(target.__init__ if inspect.isclass(target) else target), **program_settings}
     found = []
     for key, value in node.items():
         if key == "_target_":
             continue
-        if key not in parameters:
-            known = suggest(key, list(parameters))
+        if key not in parameters and key not in program_settings:
+            known = suggest(key, [*parameters, *program_settings])
             found.append(f"{part}.{key}: {target.__name__} takes no such argument{known}")
         elif key in hints and not matches(value, hints[key]):
             found.append(f"{part}.{key}: {value!r} is not {describe(hints[key])}")
@@ -187,7 +190,8 @@ def _call(part: str, config: Config, **runtime: Any) -> Any:
     found = faults(part, node, config.plugins)
     if found:
         raise ConfigError("; ".join(found))
-    arguments = {key: value for key, value in node.items() if key != "_target_"}
+    not_arguments = {"_target_", *PROGRAM_SETTINGS.get(part, {})}
+    arguments = {key: value for key, value in node.items() if key not in not_arguments}
     target = locate(part, node["_target_"], config.plugins)
 
     try:

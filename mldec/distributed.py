@@ -1,9 +1,9 @@
 """Processes and devices: the only module that knows torch.distributed; with one process a pass-through."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mldec.errors import ConfigError
+from mldec.errors import ConfigError, UserError
 
 T = TypeVar("T")
 
@@ -107,6 +107,29 @@ def broadcast(value: T) -> T:
     box: list[T] = [value]
     dist.broadcast_object_list(box)
     return box[0]
+
+
+def on_main(job: Callable[[], T]) -> T:
+    """Do a job on the main process only, and return its value on all of them.
+
+    Raises:
+        UserError: on all processes, so that none waits for one that has ended; likewise an `OSError`.
+    """
+    if not dist.is_initialized():
+        return job()
+
+    value: T | None = None
+    error: UserError | OSError | None = None
+    if is_main():
+        try:
+            value = job()
+        except (UserError, OSError) as fault:
+            error = fault
+
+    value, error = broadcast((value, error))
+    if error is not None:
+        raise error
+    return cast(T, value)
 
 
 def gather(value: T) -> list[T]:

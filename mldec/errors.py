@@ -1,10 +1,14 @@
 """The faults a user can cause, and how a command reports them: one line, status 1, no traceback."""
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of the disk, the user's quota, the process's limit
 
 
 class UserError(ValueError):
@@ -21,6 +25,10 @@ class DataError(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint is missing, damaged, refused, or does not fit what it is used for."""
+
+
+class RunInUseError(UserError):
+    """Another process is using the folder of the run."""
 
 
 class NonFiniteError(UserError):
@@ -55,6 +63,21 @@ def suggest(word: str, known: list[str]) -> str:
 def printable(text: str) -> str:
     """Return text as one line without control characters: what a file holds must not steer the terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file of a run that cannot be written: the `OSError` of a full disk has no file name.
+
+    Raises:
+        DataError: in place of an `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        fix = "free space on its disk" if error.errno in FULL else "make it writable"
+        what = error.strerror or str(error)
+        raise DataError(f"cannot write {path}: {what}; {fix}, then pass resume=auto") from error
 
 
 @contextmanager

@@ -23,6 +23,7 @@ HARMLESS = {
     "plugins",
     "data.root",
     "data.bad_images",
+    "data.changed",
     "train.epochs",
     "train.workers",
 }
@@ -197,6 +198,11 @@ class Config:
     mix: Mix = field(default_factory=Mix)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
+
+    @property
+    def accepts_changed_data(self) -> bool:
+        """Whether a resumed run may go on with other training data than it was saved with."""
+        return self.data.get("changed") == "allow"
 
     def __post_init__(self) -> None:
         if "/" in self.name or self.name in ("", ".", ".."):

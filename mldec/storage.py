@@ -48,7 +48,7 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1) -> None:
         temporary.unlink(missing_ok=True)
         kept = next((f"; {name} is the last good one" for name in versions(path, keep) if name.exists()), "")
         raise CheckpointError(
-            f"cannot save {path}: {_first_line(error)}{kept}; free space and pass resume=auto"
+            f"cannot save {path}: {_write_fault(error)}{kept}; free space and pass resume=auto"
         ) from error
 
 
@@ -149,12 +149,25 @@ def known_hashes(path: Path) -> list[str]:
 
 def write_hashes(path: Path, hashes: list[str]) -> None:
     """Write lines as `sha256sum` does, in one atomic step."""
-    temporary = hash_record(path).with_name(path.name + ".sha256.tmp")
-    with temporary.open("w") as file:
-        file.writelines(f"{line}  {path.name}\n" for line in hashes)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(hash_record(path))
+    write_text(hash_record(path), "".join(f"{line}  {path.name}\n" for line in hashes))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file beside the old one and rename it: a crash leaves the one or the other.
+
+    Raises:
+        OSError: if it cannot be written; what was there before stays.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def sha256_of(path: Path) -> str:
@@ -191,6 +204,12 @@ def _instead(path: Path) -> str:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
+
+
+def _write_fault(error: OSError | RuntimeError) -> str:
+    """Say why torch.save failed: it reports a short write as an unexpected position in the file."""
+    text = _first_line(error)
+    return "the disk is full, or did not take all of it" if "unexpected pos" in text else text
 
 
 def _named(error: BaseException) -> str:

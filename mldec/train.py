@@ -2,7 +2,10 @@
 
 import os
 import sys
+from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -13,76 +16,132 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from mldec.config import config_dir, explain, parse, prepare, to_yaml
-from mldec.errors import CheckpointError, ConfigError, one_line
+from mldec.errors import CheckpointError, ConfigError, one_line, writing
 from mldec.settings import Config
+
+if TYPE_CHECKING:
+    import torch
+
+    from mldec.stops import StopRequest
 
 
 def run(config: Config, directory: Path) -> None:
-    """Do a run: check everything, build it, find where to start, train."""
+    """Do a run: check everything, lock its folder, build it, find where to start, train."""
     # Before torch: threads that wait by spinning make a CPU run ten times slower beside any other busy process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
-    from mldec import build, checkpoint, distributed, runlog
-    from mldec.losses.prior import save_estimate
+    from mldec import build, distributed, runlog
+    from mldec.run_lock import RunLock
     from mldec.stops import listening
-    from mldec.trainer import Trainer
 
     build.check(config)
-    last = resume_point(config, directory)
     if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with this
         torch.use_deterministic_algorithms(True)
     device = distributed.pick_device(config.device)
     torch.backends.cudnn.benchmark = not config.train.deterministic
-    with distributed.processes(device), listening() as stop:
+
+    with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
         runlog.to_console()
-        torch.manual_seed(config.seed)
-        data, loss = build.data(config), build.loss(config)
-        build.check_together(config, data, loss)
         # The main process alone reads and writes the folder of the run: nodes need not share a disk.
-        found = distributed.broadcast(checkpoint.load_newest(last) if last and distributed.is_main() else None)
-        model = build.model(config, data.train.classes, pretrained=not (found or config.init))
-        if config.init and not found:
-            runlog.log.info(checkpoint.initialise(model, config.init))
-        folder = directory / "checkpoints"
-        trainer = Trainer(config, model.to(device), loss, data, folder=folder, device=device, stop=stop)
-        if found:
-            path, state = found
-            trainer.resume(state, path)
-        if distributed.is_main():
-            folder.mkdir(parents=True, exist_ok=True)
-            (directory / "config.yaml").write_text(to_yaml(config))
-        log = runlog.RunLog(directory, step=trainer.learner.step, lines=trainer.lines)
+        distributed.on_main(lock.take)
+        _train(config, directory, device, stop)
+
+
+def _train(config: Config, directory: Path, device: "torch.device", stop: "StopRequest") -> None:
+    """Train in a folder that is ours."""
+    import torch
+
+    from mldec import build, checkpoint, distributed, runlog
+    from mldec.losses.prior import save_estimate
+    from mldec.trainer import Trainer
+
+    saved = distributed.on_main(partial(find_start, config, directory))
+    torch.manual_seed(config.seed)
+    data, loss = build.data(config), build.loss(config)
+    build.check_together(config, data, loss)
+    model = build.model(config, data.train.classes, pretrained=not (saved or config.init))
+    if config.init and not saved:
+        runlog.log.info(checkpoint.initialise(model, config.init))
+
+    folder = directory / "checkpoints"
+    trainer = Trainer(config, model.to(device), loss, data, folder=folder, device=device, stop=stop)
+    lines = 0
+    if saved:
+        path, state = saved
+        trainer.resume(state, path)
+        lines = trainer.lines if _is_inside(path, directory) else 0  # the lines of another run stay in its folder
+    distributed.on_main(partial(_open_folder, directory, config))
+
+    with closing(runlog.RunLog(directory, step=trainer.learner.step, lines=lines)) as log:
         runlog.log.info(trainer.summary())
         trainer.fit(log)
         best = trainer.best
         runlog.log.info(
             f"best {best['metric']} {best['value']:.2f} ({best['weights']}, epoch {best['epoch']}): {folder}/best.pt"
         )
+        priors = directory / "class_prior.csv"
         if distributed.is_main():
-            save_estimate(loss, directory / "class_prior.csv", data.train.classes.names)
-        log.close()
+            with writing(priors):
+                save_estimate(loss, priors, data.train.classes.names)
+
+
+def find_start(config: Config, directory: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Read the checkpoint to go on from, if any.
+
+    Raises:
+        CheckpointError: from `resume_point`, or if no version of that checkpoint can be read.
+    """
+    from mldec import checkpoint
+
+    last = resume_point(config, directory)
+    return checkpoint.load_newest(last) if last else None
 
 
 def resume_point(config: Config, directory: Path) -> Path | None:
     """Return the checkpoint to go on from, if any; there may be an older version of it only.
 
     Raises:
-        CheckpointError: if the folder holds a run and nothing says to go on with it, or the named file is absent.
+        CheckpointError: if the folder holds a run and nothing says to go on with it, or the named file is absent or
+            of another folder.
     """
     last = directory / "checkpoints" / "last.pt"
     holds_run = any(last.parent.glob("last*.pt"))
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a process failed
-    if config.resume == "auto" or (config.resume is None and restarted):
+    if restarted and holds_run:
+        return last
+    if config.resume == "auto":
         return last if holds_run else None
     if config.resume is None:
         if holds_run:
             raise CheckpointError(f"{directory} holds a run: pass resume=auto to go on, or name=... for a new run")
         return None
-    if not Path(config.resume).is_file():
+
+    path = Path(config.resume)
+    if not path.is_file():
         raise CheckpointError(f"resume={config.resume}: there is no such file; pass resume=auto or a checkpoint")
-    return Path(config.resume)
+    if holds_run and not _is_inside(path, directory):
+        raise CheckpointError(
+            f"resume={config.resume}: {directory} holds another run, which it would replace; "
+            f"pass name=... for a new folder, or resume=auto to go on with the one that is there"
+        )
+    return path
+
+
+def _is_inside(path: Path, directory: Path) -> bool:
+    """Tell whether a file is in the folder of a run; it may be a link to one elsewhere."""
+    return path.parent.resolve().is_relative_to(directory.resolve())
+
+
+def _open_folder(directory: Path, config: Config) -> None:
+    """Make the folders of a run, and write what runs in it."""
+    from mldec import storage
+
+    file = directory / "config.yaml"
+    with writing(file):
+        (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
+        storage.write_text(file, to_yaml(config))
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")

@@ -16,6 +16,7 @@ from torch import nn
 from mldec import checkpoint, distributed, memory, storage
 from mldec.config import diff, to_dict
 from mldec.data.base import DataModule
+from mldec.data.fingerprint import check_same, fingerprint
 from mldec.data.loader import Batch, TrainBatches, train_loader, unwrap
 from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from mldec.evaluate import Results, check_classes, evaluate, left_out
@@ -80,6 +81,8 @@ class Trainer:
         self.writer = storage.Writer()
         self.saved_at = time.monotonic()
         self.git = checkpoint.git_commit()
+        # The main process's table counts: it alone writes checkpoints.
+        self.fingerprint = distributed.on_main(partial(fingerprint, data.train))
 
     @property
     def position(self) -> int:
@@ -94,6 +97,7 @@ class Trainer:
             UserError: at a fault of the data, the numbers, the memory or the disk.
         """
         train = self.config.train
+        self.lines = runlog.lines  # fewer than the checkpoint said, if the file was damaged since
         try:
             with memory.explained(self.config, self.device):
                 while self.epoch < train.epochs:
@@ -249,10 +253,12 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Return a checkpoint: plain containers and tensors only."""
         classes = self.data.val.classes
+        data = {key: value for key, value in self.config.data.items() if key != "changed"}
         return {
             "format": checkpoint.FORMAT,
-            "config": to_dict(dataclasses.replace(self.config, resume=None)),  # however it came to here
+            "config": to_dict(dataclasses.replace(self.config, resume=None, data=data)),  # however it came to here
             "classes": {"names": list(classes.names), "exclusive": classes.exclusive, "queries": classes.queries},
+            "fingerprint": dataclasses.asdict(self.fingerprint),
             "transform": dataclasses.asdict(self.data.transform),
             "metrics": self.metrics,
             "best": self.best,
@@ -274,7 +280,7 @@ class Trainer:
         """Go on from a checkpoint of the same run, read from a path.
 
         Raises:
-            CheckpointError: if it is of another run, or its epochs have another number of steps.
+            CheckpointError: if it is of another run or other data, or its epochs have another number of steps.
         """
         changed = diff(checkpoint.saved_config(state, path, self.config.plugins), self.config)
         if changed:
@@ -288,6 +294,9 @@ class Trainer:
                 f"{path} has {state['steps_per_epoch']} steps an epoch, this run {self.batches.steps}: use the same "
                 f"training images, and a number of processes that divides their last batch as before"
             )
+        allow = self.config.accepts_changed_data
+        warning = check_same(state.get("fingerprint"), self.fingerprint, path, allow=allow)
+        self._warn(*[warning] if warning else [])
         self.learner.load_state_dict(state, path)
         self.epoch, self.metrics, self.best = state["epoch"], state["metrics"], state["best"]
         log = state["log"]

@@ -100,6 +100,9 @@ def check_parts(state: dict[str, Any], path: Path) -> None:
     for name, (fits, what) in PARTS.items():
         if name not in state or not fits(state[name]):
             raise CheckpointError(f"{path} is no whole checkpoint: its '{name}' is missing or not {what}")
+    for name, (fits, what) in OPTIONAL_PARTS.items():
+        if name in state and not fits(state[name]):
+            raise CheckpointError(f"{path} is no whole checkpoint: its '{name}' is not {what}")
 
 
 def _is_dense(value: Tensor) -> bool:
@@ -182,6 +185,16 @@ def _log(value: Any) -> bool:
     return _mapping(value) and all(_count(value.get(name)) for name in counts) and _number(value.get("loss"))
 
 
+def _fingerprint(value: Any) -> bool:
+    texts = ("files", "labels", "classes")
+    return (
+        _mapping(value)
+        and value.keys() == {"images", *texts}
+        and _count(value["images"])
+        and all(isinstance(value[name], str) for name in texts)
+    )
+
+
 Check = tuple[Callable[[Any], bool], str]
 PARTS: dict[str, Check] = {
     "config": (lambda value: isinstance(value, dict) and _settings(value), "a mapping of plain settings"),
@@ -198,4 +211,8 @@ PARTS: dict[str, Check] = {
     "scaler": (_mapping, "a mapping"),
     "loss": (_mapping, "a mapping"),
     "log": (_log, "the place in metrics.jsonl and the sums since the last line of it"),
+}
+# What checkpoints of older versions do not have.
+OPTIONAL_PARTS: dict[str, Check] = {
+    "fingerprint": (_fingerprint, "the number of training images and the hashes of their table"),
 }

@@ -173,7 +173,7 @@ def test_a_message_cannot_steer_the_terminal() -> None:
 COMMANDS = {
     "zip-os.system.pth": "mldec.predict {file} {image}",
     "memory.pt": "mldec.train +experiment=digits device=cpu init={file}",
-    "tar.pth": "mldec.train +experiment=digits device=cpu resume={file}",
+    "tar.pth": "mldec.train +experiment=digits device=cpu resume={file} name=other",
 }
 
 

@@ -88,6 +88,7 @@ class Pictures:
         self, file: Path, pictures: np.ndarray, labels: Labels, transform: Callable[[Image.Image], Tensor]
     ) -> None:
         self.file, self.pictures, self.labels, self.transform = file, pictures, labels, transform
+        self.image_keys = pictures  # see `mldec.data.fingerprint.Identified`
 
     def __len__(self) -> int:
         return len(self.pictures)

@@ -31,6 +31,7 @@ class ImageFiles:
 
     def __init__(self, folder: Path, table: Table, transform: Callable[[Image.Image], Tensor]) -> None:
         self.folder, self.files, self.labels, self.transform = folder, table.files, table.labels, transform
+        self.image_keys = table.files  # see `mldec.data.fingerprint.Identified`
 
     def __len__(self) -> int:
         return len(self.files)

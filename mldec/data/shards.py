@@ -149,6 +149,7 @@ class ShardImages:
 
     def __init__(self, folder: Path, index: Index, transform: Callable[[Image.Image], Tensor]) -> None:
         self.folder, self.index, self.transform = folder, index, transform
+        self.image_keys = index.sizes  # see `mldec.data.fingerprint.Identified`: the images have no names
         self.labels = labels_of(index)
 
     def __len__(self) -> int:

@@ -15,6 +15,7 @@ import torch
 from support import QUICK, numbers
 
 from mldec.checkpoint import load
+from mldec.run_lock import RunLock
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 TRAIN = ["-m", "mldec.train", *QUICK, "head.dropout=0.0", "optim.name=sgd", "train.epochs=1"]
@@ -119,3 +120,15 @@ def test_a_user_fault_is_one_line_a_process(tmp_path: Path) -> None:
     done = finish(tmp_path, torchrun(2, *TRAIN, "train.batch_size=15"))
     assert done.returncode != 0
     assert "mldec: train.batch_size 15 is not divisible by 2 processes x train.accumulate 1" in done.stderr
+
+
+def test_no_process_waits_for_one_that_found_the_folder_in_use(tmp_path: Path) -> None:
+    folder = tmp_path / "outputs" / "digits"
+    folder.mkdir(parents=True)
+    with RunLock(folder) as lock:
+        lock.take()
+        done = finish(tmp_path, torchrun(2, *TRAIN))
+    assert done.returncode != 0
+    assert f"mldec: {folder}: another run is using this folder (process {os.getpid()} on " in done.stderr
+    assert "RuntimeError" not in done.stderr
+    assert list(folder.iterdir()) == []
