@@ -164,12 +164,13 @@ def unwrap(loader: DataLoader[Batch]) -> Iterator[Batch]:
     if loader.num_workers:
         multiprocessing.util.get_temp_dir()
 
+    _deaths.error = None  # of a loader that nobody waits for any more
     try:
-        with _deaths.raised():
+        with _deaths.reported():
             iterator = iter(loader)
         _deaths.watch()
         while True:
-            with _deaths.raised():
+            with _deaths.reported():
                 batch = next(iterator, None)
             if batch is None:
                 return
@@ -181,7 +182,8 @@ def unwrap(loader: DataLoader[Batch]) -> Iterator[Batch]:
         if not loader.num_workers or str(error).startswith("Caught "):
             raise
         detail = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"a loader process died ({detail}), {ADVICE}") from error
+        what = "cannot be used" if isinstance(error, OSError) else "died"
+        raise DataError(f"a loader process {what} ({detail}), {ADVICE}") from error
 
 
 def end_workers() -> None:
@@ -195,16 +197,16 @@ def end_workers() -> None:
 
 
 class _Deaths:
-    """Look at the deaths of loader processes where a batch is waited for, and only there.
+    """Report the deaths of loader processes where a batch is waited for, and only there.
 
     torch raises an error in its handler of SIGCHLD, wherever the main thread is at that moment: in
-    the middle of an optimiser step, or of a save. We stand before that handler, and ask it again
-    at each wait.
+    the middle of an optimiser step, or of a save. We stand before that handler and keep its error.
     """
 
     def __init__(self) -> None:
         self.handler: Callable[[int, FrameType | None], Any] | None = None  # torch's
         self.waiting = False
+        self.error: RuntimeError | None = None
 
     def watch(self) -> None:
         """Take the place of torch's handler, which its first workers put there."""
@@ -219,17 +221,18 @@ class _Deaths:
         assert self.handler
         try:
             self.handler(number, frame)
-        except RuntimeError:
+        except RuntimeError as error:
             if self.waiting:
                 raise
+            self.error = error
 
     @contextmanager
-    def raised(self) -> Iterator[None]:
+    def reported(self) -> Iterator[None]:
         """Wait for loader processes, with an error if one has died or dies now."""
         self.waiting = True
         try:
-            if self.handler:
-                self.handler(signal.SIGCHLD, None)
+            if self.error:
+                raise self.error
             yield
         finally:
             self.waiting = False
