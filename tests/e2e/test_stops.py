@@ -141,6 +141,7 @@ def test_a_process_whose_loader_hangs_ends_when_asked(tmp_path: Path) -> None:
 
 def test_the_soak_script_finds_nothing(tmp_path: Path) -> None:
     words = ["--kills", "2", "--signals", "1", "--flips", "5", "--worlds", "--no-saving"]
+    words += ["--pairs", "0", "--disks", "0", "--workers", "1", "--shm", "0"]
     command = [sys.executable, str(ROOT / "scripts" / "soak.py"), *words, "--json", str(tmp_path / "soak.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
@@ -150,6 +151,8 @@ def test_the_soak_script_finds_nothing(tmp_path: Path) -> None:
     assert (stops["in_order"], stops["lost"], stops["wrong_status"]) == (1, 0, 0)
     assert stops["equal"] == stops["sent"]
     assert figures["flips"]["noticed"] == 5
+    loaders = figures["workers"]
+    assert (loaders["ended_by_it"], loaders["one_line"], loaders["lost"], loaders["equal"]) == (1, 1, 0, 1)
 
 
 @pytest.fixture
