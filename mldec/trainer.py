@@ -151,9 +151,7 @@ class Trainer:
         try:
             for batch in self.stop.bounded(unwrap(self.loader)):
                 if not len(batch.images):
-                    raise DataError(
-                        f"no image of a micro-batch can be read; the first: {batch.bad[0]}"
-                    )
+                    raise DataError(f"no image of a micro-batch can be read; the first: {batch.bad[0]}")
                 yield batch
         except NothingCame:
             self.save()

@@ -297,7 +297,7 @@ def shm(count: int, work: Path, whole: dict[str, Any], seconds: float) -> dict[s
                 child = start(folder, "train.workers=2")
                 time.sleep(random.uniform(0, seconds))
                 filled = time.monotonic()
-                with contextlib.suppress(OSError), open("/dev/shm/full", "wb", buffering=0) as file:
+                with contextlib.suppress(OSError), Path("/dev/shm/full").open("wb", buffering=0) as file:
                     while True:
                         file.write(bytes(4096))
                 status = finish(child)

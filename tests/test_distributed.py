@@ -30,12 +30,8 @@ def test_a_rank_without_a_group_is_one_line(
     one_line(err, "RANK is set, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not", "torchrun", "unset RANK")
 
 
-@pytest.mark.parametrize(
-    ("rank", "world_size"), [("two", "4"), ("-1", "4"), ("4", "4"), ("0", "four"), ("0", "0")]
-)
-def test_ranks_that_are_none_are_refused(
-    rank: str, world_size: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("rank", "world_size"), [("two", "4"), ("-1", "4"), ("4", "4"), ("0", "four"), ("0", "0")])
+def test_ranks_that_are_none_are_refused(rank: str, world_size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     described = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "host", "MASTER_PORT": "1"}
     for name, value in described.items():
         monkeypatch.setenv(name, value)
@@ -88,9 +84,7 @@ def test_a_restarted_process_does_not_hear_the_fault_before(
     assert distributed.said_once(LINE) == f"rank 1: {LINE}"
 
 
-def test_without_torchrun_each_process_speaks(
-    join: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_torchrun_each_process_speaks(join: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
     join(1)
     assert distributed.said_once(LINE) == f"rank 1: {LINE}"

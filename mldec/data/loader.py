@@ -29,8 +29,7 @@ Sample = tuple[Tensor, Tensor, Key]  # image, target
 
 # What to do about loader processes that died or cannot hand over what they loaded.
 ADVICE = (
-    "as happens when memory or /dev/shm is full: lower train.workers, "
-    "or enlarge /dev/shm (docker run --shm-size=8g)"
+    "as happens when memory or /dev/shm is full: lower train.workers, or enlarge /dev/shm (docker run --shm-size=8g)"
 )
 
 # The number of workers is the user's choice; torch would remark on it at every loader.

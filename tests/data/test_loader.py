@@ -245,7 +245,7 @@ def test_a_bug_of_the_dataset_stays_what_it_is(workers: int) -> None:
 
 def test_loader_processes_can_be_ended_though_they_do_not_answer() -> None:
     loader = eval_loader(as_data(Numbers(40)), batch_size=3, workers=1, pin=False)
-    _, batches, worker = loader_process(loader)
+    _, _batches, worker = loader_process(loader)
     bystander = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
     bystander.start()
     os.kill(worker.pid, signal.SIGSTOP)

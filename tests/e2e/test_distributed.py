@@ -125,11 +125,7 @@ def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
         ("train.batch_size=0", "train.batch_size is 0: it must be at least 1"),
     ],
 )
-def test_a_user_fault_of_all_processes_is_said_once(
-    tmp_path: Path, word: str, message: str
-) -> None:
+def test_a_user_fault_of_all_processes_is_said_once(tmp_path: Path, word: str, message: str) -> None:
     done = finish(tmp_path, torchrun(2, *TRAIN, word))
     assert done.returncode != 0
-    assert [line for line in done.stderr.splitlines() if line.startswith("mldec: ")] == [
-        f"mldec: {message}"
-    ]
+    assert [line for line in done.stderr.splitlines() if line.startswith("mldec: ")] == [f"mldec: {message}"]
