@@ -20,7 +20,7 @@ from mldec import draw
 from mldec.data.base import DataModule, ImageDataset, Split
 from mldec.data.coco import PRESENT
 from mldec.data.labels import Labels, from_dense
-from mldec.data.loader import leave_the_group, seeded, unwrap
+from mldec.data.loader import seeded, start_worker, unwrap
 from mldec.data.published import OFFICIAL
 from mldec.data.transforms import read_image
 from mldec.data.zero_shot import neighbours
@@ -77,7 +77,7 @@ def examine(dataset: ImageDataset, count: int, workers: int, title: str) -> Exam
     hashes: list[int] = []
     bad: list[str] = []
     loader: Any = DataLoader(
-        Probe(dataset, indices), 16, num_workers=workers, collate_fn=list, worker_init_fn=leave_the_group
+        Probe(dataset, indices), 16, num_workers=workers, collate_fn=list, worker_init_fn=start_worker
     )
     with tqdm(total=len(indices), desc=title, leave=False, disable=not on_terminal()) as bar:
         batch: Any  # a list of what Probe gives

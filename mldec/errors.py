@@ -3,7 +3,7 @@
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -43,7 +43,7 @@ class Stopped(Exception):
     """The run was asked to stop, and did in order.
 
     Args:
-        message: where it stopped and how to go on.
+        message: where it stopped and how to go on; empty on a process for which another one speaks.
         status: of the process: 130 after Ctrl-C, else 143.
     """
 
@@ -81,15 +81,24 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def one_line() -> Iterator[None]:
+def one_line(said_once: Callable[[str], str] = str) -> Iterator[None]:
     """Turn a `UserError`, or a file that cannot be used, into `mldec: <message>` and status 1.
 
     An orderly stop ends with its own status, Ctrl-C elsewhere with 130, a closed pipe with 141.
+
+    Args:
+        said_once: of several processes with the same message: returns what this one should print.
     """
+
+    def say(message: str) -> None:
+        words = said_once(printable(message))
+        if words:
+            print(f"mldec: {words}", file=sys.stderr)
+
     try:
         yield
     except UserError as error:
-        print(f"mldec: {printable(str(error))}", file=sys.stderr)
+        say(str(error))
         sys.exit(1)
     except BrokenPipeError:  # the reader has seen enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -97,10 +106,11 @@ def one_line() -> Iterator[None]:
     except OSError as error:  # a disk that is full, read-only or gone; a bug would name no file
         if error.filename is None:
             raise
-        print(f"mldec: cannot use {error.filename}: {error.strerror}", file=sys.stderr)
+        say(f"cannot use {error.filename}: {error.strerror}")
         sys.exit(1)
     except Stopped as stop:
-        print(f"mldec: {stop}", file=sys.stderr)
+        if str(stop):  # else another process speaks for this one
+            print(f"mldec: {stop}", file=sys.stderr)
         sys.exit(stop.status)
     except KeyboardInterrupt:
         print("mldec: interrupted", file=sys.stderr)

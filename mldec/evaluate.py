@@ -218,7 +218,7 @@ def tell(results: Results, weights: str, words: argparse.Namespace, names: tuple
 
 def main() -> None:
     """Run the command."""
-    with one_line():
+    with one_line(distributed.said_once):
         to_console()
         run(parser().parse_intermixed_args())
 

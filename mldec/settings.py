@@ -12,6 +12,8 @@ from omegaconf import MISSING
 
 from mldec.errors import ConfigError
 
+MAX_WORKERS = 1024  # loader processes: beyond any machine, and few enough to start
+
 PARTS = ("data", "backbone", "head", "loss")
 
 # What may differ between a run and its continuation without making it another run.
@@ -97,8 +99,10 @@ class Train:
         positive = ("epochs", "batch_size", "accumulate", "repeats", "eval_batch_size", "eval_every", "log_every")
         for name in (*positive, "keep_last"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
-        for name in ("workers", "query_noise", "random_queries"):
+        for name in ("query_noise", "random_queries"):
             _require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
+        rule = f"from 0 to {MAX_WORKERS:,}"
+        _require(0 <= self.workers <= MAX_WORKERS, "train.workers", self.workers, rule)
         for name in ("save_every_steps", "save_every_minutes"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"train.{name}", value, "above 0, or null")

@@ -144,12 +144,21 @@ def _open_folder(directory: Path, config: Config) -> None:
         storage.write_text(file, to_yaml(config))
 
 
+def said_once(message: str) -> str:
+    """Return what this process should print of a fault: under torchrun the same is printed once."""
+    if "RANK" not in os.environ:
+        return message
+    from mldec import distributed
+
+    return distributed.said_once(message)
+
+
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
 def app(node: DictConfig) -> None:
     """Do one run, or one of a sweep, in the folder that Hydra chose."""
-    with one_line():
+    with one_line(said_once):
         hydra_config = HydraConfig.get()
-        under_torchrun = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        under_torchrun = os.environ.get("WORLD_SIZE", "1") != "1"
         if under_torchrun and hydra_config.mode is RunMode.MULTIRUN:
             raise ConfigError("a sweep (-m) cannot run under torchrun: start one torchrun for each value")
         job = run
@@ -163,7 +172,7 @@ def app(node: DictConfig) -> None:
 def main() -> None:
     """Run the command."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as they are, and end as one line
-    with one_line():
+    with one_line(said_once):
         sys.argv[1:] = prepare(sys.argv[1:])
         try:
             app()

@@ -17,14 +17,14 @@ from mldec import checkpoint, distributed, memory, storage
 from mldec.config import diff, to_dict
 from mldec.data.base import DataModule
 from mldec.data.fingerprint import check_same, fingerprint
-from mldec.data.loader import Batch, TrainBatches, train_loader, unwrap
+from mldec.data.loader import Batch, TrainBatches, end_workers, train_loader, unwrap
 from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from mldec.evaluate import Results, check_classes, evaluate, left_out
 from mldec.learner import Learner, Outcome
 from mldec.model import Classifier
 from mldec.runlog import Meter, RunLog
 from mldec.settings import Config, NonFinite, Precision
-from mldec.stops import StopRequest
+from mldec.stops import NothingCame, StopRequest
 
 log = logging.getLogger("mldec")
 
@@ -107,6 +107,9 @@ class Trainer:
                         self.metrics = self.evaluate(runlog)
                     self.epoch += 1
                     self.save(best=self.best["epoch"] == self.epoch)
+        except (Stopped, KeyboardInterrupt):
+            end_workers()
+            raise
         finally:
             self.writer.wait()
         return self.metrics
@@ -140,15 +143,34 @@ class Trainer:
                 self._report(runlog, description, lr)
             if outcome.stopping:
                 self.save()
-                self._stop(f"after step {self.learner.step}")
+                self._stop(f"after step {self.learner.step}", together=True)
             if self._due():
                 self.save()
 
     def _batches(self) -> Iterator[Batch]:
-        for batch in unwrap(self.loader):
-            if not len(batch.images):
-                raise DataError(f"no image of a micro-batch can be read; the first: {batch.bad[0]}")
-            yield batch
+        """Load the micro-batches of an epoch.
+
+        While one is waited for, training is between two steps: where none comes, it is saved.
+        """
+        try:
+            for batch in self.stop.bounded(unwrap(self.loader)):
+                if not len(batch.images):
+                    raise DataError(f"no image of a micro-batch can be read; the first: {batch.bad[0]}")
+                yield batch
+        except NothingCame:
+            self.save()
+            self._stop(f"after step {self.learner.step}, waiting for data")
+        except DataError as error:
+            if self.learner.step:
+                self.save()
+            raise self._with_checkpoint(error) from error
+
+    def _with_checkpoint(self, error: DataError) -> DataError:
+        """Return an error of a moment at which all is saved, with the place of the checkpoint."""
+        if not self.learner.step or not distributed.is_main():
+            return error
+        self.writer.wait()
+        return DataError(f"{error}; saved in {self.folder / 'last.pt'}: resume=auto goes on")
 
     def _check(self, outcome: Outcome, batches: list[Batch]) -> None:
         """Name the images left out in a step, wherever they were met; end the run, or go on, if it was not finite."""
@@ -197,10 +219,17 @@ class Trainer:
         by_steps = steps is not None and self.learner.step % steps == 0
         return by_steps or (minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes)
 
-    def _stop(self, place: str) -> None:
+    def _stop(self, place: str, *, together: bool = False) -> None:
+        """End the run; the main process has what was saved, and speaks for all that end together."""
         self.writer.wait()
-        last = self.folder / "last.pt"
-        raise Stopped(f"stopped by {self.stop.name} {place}; saved in {last}: resume=auto goes on", self.stop.status)
+        message = f"stopped by {self.stop.name} {place}"
+        if distributed.is_main():
+            message += f"; saved in {self.folder / 'last.pt'}: resume=auto goes on"
+        elif together:
+            message = ""
+        else:
+            message += " on a process that saves nothing: resume=auto goes on from last.pt"
+        raise Stopped(message, self.stop.status)
 
     def evaluate(self, runlog: RunLog) -> dict[str, float]:
         """Evaluate the moving average and the raw weights, log both, and note whether one is the best so far."""
@@ -232,10 +261,16 @@ class Trainer:
 
     def _watched(self, bar: Any, batches: Any, *, total: int) -> Iterator[Batch]:
         """Iterate over the batches of an evaluation, which no process leaves for another one's sake."""
-        for batch in bar(batches, total=total):
-            if self.stop:
-                self._stop(f"in the evaluation after step {self.learner.step}")
-            yield batch
+        place = f"in the evaluation after step {self.learner.step}"
+        try:
+            for batch in bar(self.stop.bounded(batches), total=total):
+                if self.stop:
+                    self._stop(place)
+                yield batch
+        except NothingCame:
+            self._stop(f"{place}, waiting for data")
+        except DataError as error:
+            raise self._with_checkpoint(error) from error
 
     def save(self, *, best: bool = False) -> None:
         """Write last.pt in the background, from a copy of the state as it is now; give it the name best.pt too."""

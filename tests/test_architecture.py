@@ -129,4 +129,4 @@ def test_parts_know_no_rank_and_do_not_print() -> None:
 def test_files_hold_one_idea() -> None:
     for module, path in MODULES.items():
         lines = path.read_text().count("\n")
-        assert lines <= 320, f"{module} has {lines} lines: does it hold two ideas?"
+        assert lines <= 400, f"{module} has {lines} lines: does it hold two ideas?"

@@ -83,6 +83,7 @@ def test_a_key_added_to_the_composed_config_does_not_vanish() -> None:
         ("train", {"precision": "fp8"}, "train.precision: Invalid value 'fp8'"),
         ("train", {"ema_decay": 1.0}, "train.ema_decay is 1.0"),
         ("train", {"workers": -1}, "train.workers is -1"),
+        ("train", {"workers": 100_000}, "train.workers is 100000: it must be from 0 to 1,024"),
         ("train", {"clip_grad": 0.0}, "train.clip_grad is 0.0"),
         ("optim", {"lr": 0.0}, "optim.lr is 0.0"),
         ("optim", {"weight_decay": -1.0}, "optim.weight_decay is -1.0"),
