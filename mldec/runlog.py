@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from mldec import distributed
-from mldec.errors import DataError
+from mldec.errors import DataError, printable, writing
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
@@ -144,8 +144,9 @@ def to_console() -> None:
 
 class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stdout)
-        sys.stdout.flush()
+        with writing("standard output"):
+            tqdm.write(printable(self.format(record)), file=sys.stdout)
+            sys.stdout.flush()
 
 
 def on_terminal() -> bool:

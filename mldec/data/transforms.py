@@ -7,6 +7,7 @@ import io
 import math
 import random
 import re
+import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from mldec.data.pair_augment import PairAugment, cutout
-from mldec.errors import ConfigError, DataError, suggest
+from mldec.errors import ConfigError, DataError, suggest, visible
+from mldec.untrusted import MAX_IMAGE_SIZE
 
 # Pillow reads some forty formats; one of them, EPS, starts another program. These are the ones data sets come in.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -26,6 +28,9 @@ AUGMENTS = ("official", "randaugment", "none")
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MEAN_COLOUR = (124, 116, 104)  # of ImageNet, as timm fills what an operation or the erasing leaves bare
 _FIX = "restore the file or leave it out"
+
+# Up to twice Pillow's limit of pixels an image is read, beyond it refused: its warning in between helps nobody.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # EXIF orientation -> what turns the stored picture upright. 1 is upright; other values mean nothing.
 _UPRIGHT = {
@@ -66,7 +71,7 @@ def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
     ) as error:  # decoders raise almost anything on a damaged file: SyntaxError, IndexError, struct.error
         if isinstance(error, MemoryError):
             raise
-        raise DataError(f"{path}: {_fault(Path(path), error)}; {_FIX}") from error
+        raise DataError(f"{visible(str(path))}: {_fault(Path(path), error)}; {_FIX}") from error
     return rgb if turn is None else rgb.transpose(turn)
 
 
@@ -248,6 +253,8 @@ def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
 def _check_size(size: int) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigError(f"image_size: {size!r} is not a positive whole number of pixels; set for example 448")
+    if size > MAX_IMAGE_SIZE:
+        raise ConfigError(f"image_size: {size} is above {MAX_IMAGE_SIZE} pixels; set for example 448")
 
 
 def _check_fraction(name: str, value: float, *, lowest: str, valid: bool) -> None:
