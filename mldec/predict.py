@@ -207,7 +207,7 @@ def run(args: argparse.Namespace) -> int:
             if isinstance(row, DataError):
                 status = 1
                 complain(str(row))
-                answer = {**named(path), "error": printable(str(row))}
+                answer: dict[str, Any] = {**named(path), "error": printable(str(row))}
             else:
                 predictions = best(loaded.classes.names, row, top=args.top, threshold=args.threshold)
                 answer = {**named(path), "predictions": predictions}
