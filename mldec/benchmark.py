@@ -10,7 +10,6 @@ cost        multiply-accumulates and parameters of the models of tables 1 and 2 
 """
 
 import argparse
-import json
 import os
 import platform
 import resource
@@ -18,7 +17,6 @@ import statistics
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,13 +27,14 @@ from mldec.config import compose
 from mldec.cost import cost, table
 from mldec.data.base import Classes
 from mldec.data.loader import Batch
-from mldec.errors import ConfigError, one_line
+from mldec.errors import ConfigError, one_line, say
 from mldec.evaluate import autocast
 from mldec.evaluators.average_precision import average_precision
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.learner import Learner
 from mldec.measure_data import data, labels
 from mldec.measure_queries import queries
+from mldec.results import check_targets, to_json, write_result
 from mldec.runlog import to_console
 from mldec.settings import Config, Precision
 
@@ -201,17 +200,16 @@ def parser() -> argparse.ArgumentParser:
 
 def run(words: argparse.Namespace) -> None:
     """Measure, print, write."""
-    if words.json and not Path(words.json).resolve().parent.is_dir():
-        raise ConfigError(f"cannot write {words.json}: there is no such folder")
+    check_targets(words.json)
     figures = words.job(words)
     if words.job is cost:
-        print(table(figures))
+        say(*table(figures).splitlines())
     else:
         for name, value in figures.items():
-            print(f"  {name:<26} {value:,.4g}" if isinstance(value, float) else f"  {name:<26} {value}")
+            say(f"  {name:<26} {value:,.4g}" if isinstance(value, float) else f"  {name:<26} {value}")
     if words.json:
         content = {"benchmark": words.job.__name__, "figures": figures, "environment": environment()}
-        Path(words.json).write_text(json.dumps(content, indent=1) + "\n")
+        write_result(words.json, to_json(content, indent=1) + "\n")
 
 
 def main() -> None:

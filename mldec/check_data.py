@@ -6,7 +6,6 @@ come twice or are in both splits, byte by byte. The status is 1 if something is 
 
 import argparse
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,9 @@ from mldec.data.loader import seeded, start_worker, unwrap
 from mldec.data.published import OFFICIAL
 from mldec.data.transforms import read_image
 from mldec.data.zero_shot import neighbours
-from mldec.errors import ConfigError, DataError, one_line
+from mldec.errors import DataError, one_line, say
 from mldec.options import open_data
+from mldec.results import check_targets, to_json, write_result
 from mldec.runlog import on_terminal, to_console
 
 NAMED = 10  # examples of a fault that are printed
@@ -154,17 +154,17 @@ def compared(number: int, official: Iterable[int] | None) -> str:
 def show(name: str, found: dict[str, Any], images: set[int] | None, classes: set[int] | None) -> None:
     """Print the facts of a split."""
     frequency, per_image = found["images_a_class"], found["labels_an_image"]
-    print(f"{name}: {compared(found['images'], images)} images, {compared(found['classes'], classes)} classes")
-    print(f"  images a class    {frequency['min']:,} to {frequency['max']:,}, median {frequency['median']:,.0f}")
-    print(
+    say(f"{name}: {compared(found['images'], images)} images, {compared(found['classes'], classes)} classes")
+    say(f"  images a class    {frequency['min']:,} to {frequency['max']:,}, median {frequency['median']:,.0f}")
+    say(
         f"  labels an image   {per_image['min']} to {per_image['max']}, mean {per_image['mean']:.2f}; "
         f"{found['images_without_label']:,} images without one"
     )
     if found["negatives_stated"]:
-        print(f"  negatives stated  {found['negatives_stated']:,} beside {found['positives']:,} positives")
+        say(f"  negatives stated  {found['negatives_stated']:,} beside {found['positives']:,} positives")
     if found["classes_without_positive"]:
         empty = found["classes_without_positive"]
-        print(f"  without positives {len(empty):,} classes: {_some(empty)}")
+        say(f"  without positives {len(empty):,} classes: {_some(empty)}")
 
 
 def _some(names: list[str]) -> str:
@@ -226,7 +226,7 @@ def check(
             labels[part] = labels[part].recode(PRESENT)
         impossible = label_faults(split, labels[part], several=part == "val" and bool(settings.get("real_labels")))
         for fault in impossible:
-            print(f"{part}: {fault}")
+            say(f"{part}: {fault}")
         faults += [f"{part}: {fault}" for fault in impossible]
         if impossible:
             continue
@@ -240,7 +240,7 @@ def check(
     if len(examined) == 2:
         report["nearest_seen"] = neighbours(data.train.classes, data.val.classes)
         for name, near in report["nearest_seen"].items():
-            print(f"  unseen {name}: nearest " + ", ".join(f"{other} {cosine:.2f}" for other, cosine in near))
+            say(f"  unseen {name}: nearest " + ", ".join(f"{other} {cosine:.2f}" for other, cosine in near))
         both = [" is also ".join(pair) for pair in shared(data, examined["train"], examined["val"])]
         _note(report, faults, "images are in train and in val", "in_both_splits", both)
         if words.out:
@@ -253,11 +253,11 @@ def _note(report: dict[str, Any], faults: list[str], what: str, key: str, found:
     report[key] = found
     if found:
         faults.append(f"{len(found):,} {what}")
-        print(f"  {len(found):,} {what}:")
+        say(f"  {len(found):,} {what}:")
         for line in found[:NAMED]:
-            print(f"    {line}")
+            say(f"    {line}")
         if len(found) > NAMED:
-            print(f"    and {len(found) - NAMED:,} more (all with --json)")
+            say(f"    and {len(found) - NAMED:,} more (all with --json)")
 
 
 def decode_count(word: str) -> int | None:
@@ -286,16 +286,15 @@ def main() -> None:
     with one_line():
         to_console()
         words = parser().parse_intermixed_args()
-        if words.json and not Path(words.json).resolve().parent.is_dir():
-            raise ConfigError(f"cannot write {words.json}: there is no such folder")
+        check_targets(words.json)
         config, data = open_data(words.settings)
         option = next(word for word in reversed(words.settings) if word.startswith("data=")).removeprefix("data=")
         report, faults = check(data, option, words, config.data, config.train.workers)
         if words.json:
-            Path(words.json).write_text(json.dumps(report, indent=1) + "\n")
+            write_result(words.json, to_json(report, indent=1) + "\n")
         if faults:
             raise DataError(f"data={option} is not as it should be: {'; '.join(faults)}")
-        print("nothing is wrong")
+        say("nothing is wrong")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import mldec
-from mldec import build, released, zoo
+from mldec import build, distributed, released, zoo
 from mldec.config import parse
 from mldec.data.base import Classes
 from mldec.data.transforms import EvalTransform
@@ -110,12 +110,15 @@ def load_model(
         path: a file written by `mldec.train`, a `.pth` file of the authors, or "zoo:NAME", which is downloaded once.
         weights: "ema", "raw", or None for those that scored best in the run; a file of the authors has one set only.
         image_size: pixels a side, instead of what the file or the table of known files says.
-        device: to put the model on.
+        device: to put the model on; a name as `distributed.pick_device` takes it, or torch's own.
         plugins: packages of the caller's that may hold its parts; the file itself cannot allow any.
 
     Raises:
         CheckpointError: if the file cannot be used, see `read`, or its tensors do not fit the model it describes.
+        ConfigError: if there is no such device, or the image size is out of its range.
     """
+    if isinstance(device, str):
+        device = distributed.pick_device(device)
     path = local(path)
     state = _read(path)
     loaded = _ours(state, path, weights, plugins) if "format" in state else _theirs(state, path, weights, image_size)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mldec.errors import ConfigError, UserError
+from mldec.settings import check_device
 
 T = TypeVar("T")
 
@@ -40,16 +41,18 @@ def pick_device(name: str) -> torch.device:
     """Return the device called "auto", "cpu", "cuda" or "cuda:<n>"; under torchrun each process takes its own GPU.
 
     Raises:
-        ConfigError: if it is not there.
+        ConfigError: if it has another name or is not there.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    check_device(name)
+
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device {name} is not there: {torch.cuda.device_count()} CUDA devices; use device=cpu")
-    return device
+    return torch.device(kind, int(number)) if number else torch.device(kind)
 
 
 def check_environment() -> None:

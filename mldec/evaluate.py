@@ -5,9 +5,8 @@
 
 import argparse
 import csv
-import json
+import io
 import logging
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +21,10 @@ from mldec import build, distributed, memory
 from mldec.config import override
 from mldec.data.base import Classes, DataModule
 from mldec.data.loader import Batch, eval_loader, unwrap
-from mldec.errors import CheckpointError, ConfigError, one_line
+from mldec.errors import CheckpointError, one_line, say
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.options import add_model_options, fast_precision, open_model
+from mldec.results import check_targets, to_json, write_result
 from mldec.runlog import on_terminal, to_console
 from mldec.settings import Config, Precision
 
@@ -42,7 +42,7 @@ class Results:
     per_class: dict[str, list[float]]
     images: int
     bad: list[str]  # what was wrong with each image that was left out
-    confusions: list[tuple[int, int, int]]  # the most frequent: label, prediction, images; where each has one label
+    confusions: list[tuple[int, int, int]] | None  # most frequent first: label, prediction, images; None: no such thing
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
@@ -92,7 +92,7 @@ def evaluate(
     model.train(was_training)
     bad = [message for messages in distributed.gather(bad) for message in messages]
     metrics = evaluator.compute()
-    confusions = evaluator.pairs() if isinstance(evaluator, SingleLabelEvaluator) else []
+    confusions = evaluator.pairs() if isinstance(evaluator, SingleLabelEvaluator) else None
     return Results(metrics, evaluator.per_class(), len(split.dataset) - len(bad), bad, confusions)
 
 
@@ -140,17 +140,22 @@ def check_classes(wanted: Classes, found: Classes, path: str | Path) -> None:
 
 
 def report(results: Results, weights: str, path: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return what `--json` writes; a value that does not exist (AP of a class without positives) is None."""
-    clean = {key: [v if math.isfinite(v) else None for v in column] for key, column in results.per_class.items()}
-    return {
+    """Return what `--json` writes, before `to_json`: a value that does not exist, such as an AP, is NaN."""
+    content: dict[str, Any] = {
         "metrics": results.metrics,
         "images": results.images,
         "left_out": results.bad,
         "weights": weights,
         "checkpoint": path,
-        "confusions": [{"label": names[a], "prediction": names[b], "images": n} for a, b, n in results.confusions],
-        "per_class": {name: {key: column[i] for key, column in clean.items()} for i, name in enumerate(names)},
     }
+    if results.confusions is not None:
+        content["confusions"] = [
+            {"label": names[label], "prediction": names[prediction], "images": images}
+            for label, prediction, images in results.confusions
+        ]
+    columns = results.per_class.items()
+    content["per_class"] = {name: {key: column[i] for key, column in columns} for i, name in enumerate(names)}
+    return content
 
 
 def table(metrics: dict[str, float]) -> str:
@@ -161,12 +166,13 @@ def table(metrics: dict[str, float]) -> str:
     return "\n".join(percent + (["number of classes:", *counts] if counts else []))
 
 
-def write_csv(path: Path, results: Results, names: tuple[str, ...]) -> None:
-    """Write one row a class."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["class", *results.per_class])
-        writer.writerows([name, *row] for name, *row in zip(names, *results.per_class.values(), strict=True))
+def to_csv(results: Results, names: tuple[str, ...]) -> str:
+    """Return what `--csv` writes: one row per class."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["class", *results.per_class])
+    writer.writerows([name, *row] for name, *row in zip(names, *results.per_class.values(), strict=True))
+    return text.getvalue()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -184,10 +190,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(words: argparse.Namespace) -> None:
     """Load, evaluate, print, write."""
-    outputs = [Path(file) for file in (words.json, words.csv) if file]
-    for file in outputs:
-        if not file.parent.is_dir():
-            raise ConfigError(f"cannot write {file}: there is no folder {file.parent}")
+    check_targets(words.json, words.csv)
     loaded = open_model(words, torch.device("cpu"))
     config = override(loaded.config, words.settings)
     build.check(config)
@@ -208,12 +211,13 @@ def tell(results: Results, weights: str, words: argparse.Namespace, names: tuple
     """Print the results and write the files that were asked for."""
     for line in left_out(results):
         log.warning(line)
-    print(f"{words.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
-    print(table(results.metrics))
+    say(f"{words.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
+    say(*table(results.metrics).splitlines())
     if words.json:
-        Path(words.json).write_text(json.dumps(report(results, weights, words.checkpoint, names), indent=1) + "\n")
+        content = report(results, weights, words.checkpoint, names)
+        write_result(words.json, to_json(content, indent=1) + "\n")
     if words.csv:
-        write_csv(Path(words.csv), results, names)
+        write_result(words.csv, to_csv(results, names))
 
 
 def main() -> None:

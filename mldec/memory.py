@@ -1,6 +1,6 @@
 """Running out of memory: what was tried, and which settings ask for less."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,13 +17,24 @@ def explained(config: Config, device: torch.device) -> Iterator[None]:
     Raises:
         OutOfMemoryError: instead of torch's error or Python's.
     """
+    with explained_by(lambda: _advice(config, device)):
+        yield
+
+
+@contextmanager
+def explained_by(advice: Callable[[], str]) -> Iterator[None]:
+    """Turn "out of memory" into a line that a command has of its own.
+
+    Raises:
+        OutOfMemoryError: with that line.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         # On a CPU torch has no class of its own for it.
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in str(error):
             raise
-        raise OutOfMemoryError(_advice(config, device)) from error
+        raise OutOfMemoryError(advice()) from error
 
 
 def _advice(config: Config, device: torch.device) -> str:

@@ -1,6 +1,7 @@
 """The command-line words that choose a model or a dataset: the same for every command that uses one."""
 
 import argparse
+import math
 
 import torch
 
@@ -11,6 +12,7 @@ from mldec.data.base import DataModule
 from mldec.errors import ConfigError
 from mldec.fast import fast
 from mldec.settings import Config, Precision
+from mldec.untrusted import MAX_IMAGE_SIZE
 
 
 def add_model_options(arguments: argparse.ArgumentParser) -> None:
@@ -19,7 +21,9 @@ def add_model_options(arguments: argparse.ArgumentParser) -> None:
         "checkpoint", help="a file written by mldec.train, a released .pth file, or zoo:NAME (see MODEL_ZOO.md)"
     )
     arguments.add_argument("--weights", choices=("ema", "raw"), help="default: those that scored best in the run")
-    arguments.add_argument("--image-size", type=positive, help="pixels a side; default: as the checkpoint says")
+    arguments.add_argument(
+        "--image-size", type=image_side, metavar="S", help="pixels per side; default: as the checkpoint says"
+    )
     arguments.add_argument("--fast", action="store_true", help="fold batch norms; half precision on CUDA")
     arguments.add_argument("--plugin", action="append", default=[], help="a package of yours that may hold its parts")
 
@@ -57,3 +61,22 @@ def positive(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word} is not a whole number from 1 on")
     return int(word)
+
+
+def image_side(word: str) -> int:
+    """Read a number of pixels per side."""
+    side = positive(word)
+    if side > MAX_IMAGE_SIZE:
+        raise argparse.ArgumentTypeError(f"{word} is above {MAX_IMAGE_SIZE} pixels")
+    return side
+
+
+def fraction(word: str) -> float:
+    """Read a number from 0 to 1."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{word} is not a number from 0 to 1")
+    return value

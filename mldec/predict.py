@@ -1,12 +1,18 @@
-"""Name what images show: `python -m mldec.predict best.pt image.jpg folder/ [--top 10]`.
+"""Name what images show: `python -m mldec.predict best.pt image.jpg folder/ [--top 10] [--jsonl FILE]`.
+
+`--jsonl` writes a line per image as soon as it is answered, `--json` a list of the same rows at the end, also after
+Ctrl-C or SIGTERM. A row is `{"image": PATH, "predictions": [{"name": ..., "score": ...}, ...]}`, or, for an image that
+cannot be answered, `{"image": PATH, "error": ...}`. In a path that is not UTF-8 such bytes are written as Python does,
+and its row has `image_bytes` too: all bytes of the path in hexadecimal, for `bytes.fromhex`.
 
 A zero-shot checkpoint answers for other classes too: `--classes "zebra,umbrella" --vectors glove.txt`.
 """
 
 import argparse
-import json
+import os
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +21,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mldec import distributed
+from mldec import distributed, memory
 from mldec.checkpoint import Loaded
 from mldec.data.base import Classes
 from mldec.data.transforms import FORMATS, load_image
 from mldec.data.vectors import read_vectors
-from mldec.errors import CheckpointError, ConfigError, DataError, one_line
+from mldec.errors import CheckpointError, ConfigError, DataError, Stopped, complain, one_line, printable, say, visible
 from mldec.evaluate import autocast, check_queries
-from mldec.options import add_model_options, fast_precision, open_model, positive
+from mldec.options import add_model_options, fast_precision, fraction, open_model, positive
+from mldec.results import STANDARD_OUTPUT, JsonLines, JsonList, check_targets
 from mldec.runlog import to_console
 from mldec.settings import Precision
+from mldec.stops import StopRequest, listening
 
 
 @torch.no_grad()
@@ -64,24 +72,60 @@ def find_images(paths: list[str]) -> list[Path]:
 
 
 def predict(
-    loaded: Loaded, paths: list[Path], *, batch_size: int, device: torch.device, precision: Precision = Precision.fp32
-) -> Iterator[tuple[Path, Any]]:
-    """Yield each path with its scores [K], or with the `DataError` that kept it from being read."""
+    loaded: Loaded,
+    paths: list[Path],
+    *,
+    batch_size: int,
+    device: torch.device,
+    precision: Precision = Precision.fp32,
+    stop: StopRequest | None = None,
+) -> Iterator[tuple[Path, Tensor | DataError]]:
+    """Yield each path with its scores [K], or with the `DataError` that says why it has none.
+
+    Args:
+        loaded: from `checkpoint.load_model`.
+        paths: of image files.
+        batch_size: images at a time.
+        device: of the model.
+        precision: of the forward pass.
+        stop: ends the loop before the next batch.
+
+    Raises:
+        OutOfMemoryError: if a batch is too large.
+    """
+    size = loaded.transform.image_size
+    advice = f"out of memory on {device}: {batch_size} images of {size} pixels at a time; pass a smaller --batch-size"
+
     for start in range(0, len(paths), batch_size):
+        if stop:
+            return
+
         part = paths[start : start + batch_size]
-        read = [_read(loaded, path) for path in part]
-        images = [image for image in read if isinstance(image, Tensor)]
-        with autocast(device, precision):
-            rows = iter(scores(loaded, torch.stack(images).to(device)).cpu() if images else torch.empty(0))
+        with memory.explained_by(lambda: advice):
+            read = [_read(loaded, path) for path in part]
+            images = [image for image in read if isinstance(image, Tensor)]
+            with autocast(device, precision):
+                rows = iter(scores(loaded, torch.stack(images).to(device)).cpu() if images else torch.empty(0))
+
         for path, image in zip(part, read, strict=True):
-            yield path, next(rows) if isinstance(image, Tensor) else image
+            yield path, _finite(path, next(rows)) if isinstance(image, Tensor) else image
 
 
 def best(names: tuple[str, ...], row: Tensor, *, top: int, threshold: float) -> list[dict[str, Any]]:
     """Return the `top` classes whose score is at least `threshold`, highest first."""
     values, order = row.sort(descending=True, stable=True)
+    top = min(top, len(names))
     pairs = zip(order[:top].tolist(), values[:top].tolist(), strict=True)
     return [{"name": names[index], "score": score} for index, score in pairs if score >= threshold]
+
+
+def named(path: Path) -> dict[str, str]:
+    """Return how a row of `--json` and `--jsonl` names an image: as UTF-8, with its bytes where those are not."""
+    name = os.fsencode(path)
+    try:
+        return {"image": name.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"image": name.decode("utf-8", "backslashreplace"), "image_bytes": name.hex()}
 
 
 def with_classes(loaded: Loaded, names: str, vectors: str) -> Loaded:
@@ -114,40 +158,68 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="python -m mldec.predict", description="Name what images show.")
     add_model_options(arguments)
     arguments.add_argument("images", nargs="+", help="image files, or folders to search for them")
-    arguments.add_argument("--top", type=positive, default=10, help="classes an image at most (default 10)")
-    score_help = "lowest score, 0 to 1 (default 0); scores are no probabilities"
-    arguments.add_argument("--threshold", type=float, default=0.0, help=score_help)
+    arguments.add_argument("--top", type=positive, default=10, help="classes per image at most (default 10)")
+    arguments.add_argument(
+        "--threshold",
+        type=fraction,
+        default=0.0,
+        help="lowest score, 0 to 1 (default 0: all); scores are no probabilities, so look for it on validation images",
+    )
     arguments.add_argument("--classes", metavar="NAMES", help="other classes, with commas between; needs --vectors")
     arguments.add_argument("--vectors", metavar="FILE", help="word vectors of --classes; see DATASETS.md, Word vectors")
-    arguments.add_argument("--json", metavar="FILE", help="write the predictions to a file, or to - for the console")
+    arguments.add_argument(
+        "--jsonl", metavar="FILE", help="write a line of JSON per image at once; - is standard output"
+    )
+    arguments.add_argument(
+        "--json", metavar="FILE", help="write a JSON list of the same rows at the end, also after Ctrl-C; or -"
+    )
     arguments.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
     arguments.add_argument("--batch-size", type=positive, default=16, help="images at a time (default 16)")
     return arguments
 
 
-def run(words: argparse.Namespace) -> int:
-    """Load, predict, print; return the exit status: 1 if an image could not be read."""
-    if (words.classes is None) != (words.vectors is None):
+def run(args: argparse.Namespace) -> int:
+    """Load, predict, print, write; return the exit status: 1 if an image could not be answered.
+
+    Raises:
+        Stopped: after a signal, with the rows so far written.
+    """
+    if (args.classes is None) != (args.vectors is None):
         raise ConfigError("--classes and --vectors need each other: names, and a file with their word vectors")
-    paths = find_images(words.images)
-    device = distributed.pick_device(words.device)
-    loaded = open_model(words, device)
-    if words.classes is not None:
-        loaded = with_classes(loaded, words.classes, words.vectors)
-    status, answers = 0, []
-    precision = fast_precision(device) if words.fast else Precision.fp32
-    for path, row in predict(loaded, paths, batch_size=words.batch_size, device=device, precision=precision):
-        if isinstance(row, DataError):
-            print(f"mldec: {row}", file=sys.stderr)
-            status = 1
-            continue
-        found = best(loaded.classes.names, row, top=words.top, threshold=words.threshold)
-        answers.append({"image": str(path), "predictions": found})
-        if words.json != "-":
-            print(f"{path}: " + (", ".join(f"{item['name']} {item['score']:.3f}" for item in found) or "nothing"))
-    if words.json:
-        text = json.dumps(answers, indent=1) + "\n"
-        sys.stdout.write(text) if words.json == "-" else Path(words.json).write_text(text)
+    check_targets(args.json, args.jsonl)
+    paths = find_images(args.images)
+    device = distributed.pick_device(args.device)
+    loaded = open_model(args, device)
+    if args.classes is not None:
+        loaded = with_classes(loaded, args.classes, args.vectors)
+    precision = fast_precision(device) if args.fast else Precision.fp32
+
+    status = answered = 0
+    with ExitStack() as stack:
+        stop = stack.enter_context(listening())
+        files: list[JsonList | JsonLines] = []
+        if args.jsonl is not None:
+            files.append(stack.enter_context(JsonLines(args.jsonl)))
+        if args.json is not None:
+            files.append(stack.enter_context(JsonList(args.json)))
+
+        scored = predict(loaded, paths, batch_size=args.batch_size, device=device, precision=precision, stop=stop)
+        for path, row in scored:
+            answered += 1
+            if isinstance(row, DataError):
+                status = 1
+                complain(str(row))
+                answer: dict[str, Any] = {**named(path), "error": printable(str(row))}
+            else:
+                predictions = best(loaded.classes.names, row, top=args.top, threshold=args.threshold)
+                answer = {**named(path), "predictions": predictions}
+                if STANDARD_OUTPUT not in (args.json, args.jsonl):
+                    say(_line(path, predictions))
+            for file in files:
+                file.add(answer)
+
+    if answered < len(paths):
+        raise Stopped(f"stopped by {stop.name} after {answered:,} of {len(paths):,} images", stop.status)
     return status
 
 
@@ -156,6 +228,19 @@ def main() -> None:
     with one_line():
         to_console()
         sys.exit(run(parser().parse_args()))
+
+
+def _line(path: Path, predictions: list[dict[str, Any]]) -> str:
+    """Return what the console shows of an image."""
+    classes = ", ".join(f"{item['name']} {item['score']:.3f}" for item in predictions)
+    return f"{path}: {classes or 'nothing'}"
+
+
+def _finite(path: Path, row: Tensor) -> Tensor | DataError:
+    """Return the scores [K], unless the network is broken."""
+    if torch.isfinite(row).all():
+        return row
+    return DataError(f"{visible(str(path))}: its scores are not finite; look at the weights of the checkpoint")
 
 
 def _read(loaded: Loaded, path: Path) -> Tensor | DataError:

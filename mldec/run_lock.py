@@ -108,7 +108,7 @@ class RunLock:
     def _try(self) -> str | None:
         """Lock the folder, or return the record of who holds it."""
         while True:
-            with writing(self.path):
+            with writing(self.path, of_run=True):
                 descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,7 +127,7 @@ class RunLock:
 
         self._record = _record()
         try:
-            with writing(self.path):
+            with writing(self.path, of_run=True):
                 os.pwrite(descriptor, self._record.encode(), 0)
                 os.ftruncate(descriptor, len(self._record))
         except BaseException:
@@ -143,13 +143,13 @@ class RunLock:
         self._record = _record()
         beside = self.path.with_name(f"{self.path.name}.{uuid4().hex}")
         try:
-            with writing(beside):
+            with writing(beside, of_run=True):
                 beside.write_text(self._record)
                 now = beside.stat().st_mtime  # by the clock that heartbeats go by, which may be a server's
             holder = self._read()
             if holder and now - self._last_heartbeat() < TIMEOUT:
                 return holder
-            with writing(self.path):
+            with writing(self.path, of_run=True):
                 beside.replace(self.path)
         finally:
             beside.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from mldec import distributed, storage
-from mldec.errors import writing
+from mldec.errors import printable, writing
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
@@ -43,7 +43,7 @@ class RunLog:
     def _open(self, directory: Path, step: int, lines: int) -> int:
         """Start the files, or go on with them, and return how many lines metrics.jsonl has."""
         text = directory / "train.log"
-        with writing(text), text.open("a" if step else "w"):
+        with writing(text, of_run=True), text.open("a" if step else "w"):
             pass
         self._handler = TextFile(text)
         self._handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
@@ -62,7 +62,7 @@ class RunLog:
             return
         finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
         line = {"step": step, "epoch": epoch, "time": round(time.monotonic() - self.started, 3), **finite}
-        with writing(self._jsonl):
+        with writing(self._jsonl, of_run=True):
             self._jsonl.parent.mkdir(parents=True, exist_ok=True)  # if it was deleted meanwhile, the run goes on
             with self._jsonl.open("a") as file:
                 file.write(json.dumps(line) + "\n")
@@ -106,7 +106,7 @@ class TextFile(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message as one line."""
-        with writing(self.path):
+        with writing(self.path, of_run=True):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(self.format(record) + "\n")
@@ -148,7 +148,7 @@ class EventFile:
     def _write(self, *events: Any) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        with writing(self.path):
+        with writing(self.path, of_run=True):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as file:
                 for event in events:
@@ -212,8 +212,9 @@ def to_console() -> None:
 
 class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stdout)
-        sys.stdout.flush()
+        with writing("standard output"):
+            tqdm.write(printable(self.format(record)), file=sys.stdout)
+            sys.stdout.flush()
 
 
 def on_terminal() -> bool:
@@ -246,7 +247,7 @@ def cut_back(path: Path, *, lines: int, step: int) -> int:
 
     left = b"".join(line + b"\n" for line in good_lines)
     if left != content or not path.exists():
-        with writing(path):
+        with writing(path, of_run=True):
             storage.write_text(path, left.decode())
     return len(good_lines)
 

@@ -4,6 +4,7 @@ The four parts (data, backbone, head, loss) are plain dictionaries here: the sig
 names is their schema, and `build.check` holds them to it.
 """
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -36,6 +37,16 @@ HARMLESS |= {"train.nonfinite", "train.save_every_steps", "train.save_every_minu
 def _require(good: bool, name: str, value: Any, rule: str) -> None:
     if not good:
         raise ConfigError(f"{name} is {value}: it must be {rule}")
+
+
+def check_device(name: str) -> None:
+    """Check that a device has a name that we know; whether it is there, `distributed.pick_device` tells.
+
+    Raises:
+        ConfigError: if it has not.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", name):
+        raise ConfigError(f"device '{name[:40]}' is unknown: choose auto, cpu, cuda or cuda:<number>")
 
 
 class Precision(Enum):
@@ -211,8 +222,7 @@ class Config:
     def __post_init__(self) -> None:
         if "/" in self.name or self.name in ("", ".", ".."):
             raise ConfigError(f"name '{self.name}' cannot be the name of a folder: choose one without '/'")
-        if self.device != "auto" and self.device.partition(":")[0] not in ("cpu", "cuda"):
-            raise ConfigError(f"device '{self.device}' is unknown: choose auto, cpu, cuda or cuda:<number>")
+        check_device(self.device)
         if self.resume and self.init:
             raise ConfigError(f"init={self.init} has no effect with resume={self.resume}: leave one out")
         cooldown = self.schedule.cooldown_epochs or 0

@@ -6,6 +6,7 @@ is left out with a line that says why.
 
 import argparse
 import csv
+import io
 import json
 import logging
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ import torch
 
 from mldec import build, checkpoint
 from mldec.cost import count_parameters, multiply_accumulates
-from mldec.errors import CheckpointError, DataError, one_line, printable
+from mldec.errors import CheckpointError, DataError, one_line, printable, say
+from mldec.results import check_targets, write_result
 from mldec.runlog import to_console
 
 log = logging.getLogger("mldec")
@@ -134,12 +136,13 @@ def table(runs: Sequence[Run]) -> str:
     )
 
 
-def write_csv(path: Path, runs: Sequence[Run]) -> None:
-    """Write one row a run."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([field.name for field in fields(Run)])
-        writer.writerows([["" if value is None else value for value in astuple(run)] for run in runs])
+def to_csv(runs: Sequence[Run]) -> str:
+    """Return what `--csv` writes: one row per run."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow([field.name for field in fields(Run)])
+    writer.writerows([["" if value is None else value for value in astuple(run)] for run in runs])
+    return text.getvalue()
 
 
 def _cell(value: Any) -> str:
@@ -163,10 +166,11 @@ def main() -> None:
     words = arguments.parse_args()
     with one_line():
         to_console()
+        check_targets(words.csv)
         runs = gather(Path(words.folder), words.plugin)
-        print(table(runs))
+        say(*table(runs).splitlines())
         if words.csv:
-            write_csv(Path(words.csv), runs)
+            write_result(words.csv, to_csv(runs))
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def _train(config: Config, directory: Path, device: "torch.device", stop: "StopR
         )
         priors = directory / "class_prior.csv"
         if distributed.is_main():
-            with writing(priors):
+            with writing(priors, of_run=True):
                 save_estimate(loss, priors, data.train.classes.names)
 
 
@@ -139,7 +139,7 @@ def _open_folder(directory: Path, config: Config) -> None:
     from mldec import storage
 
     file = directory / "config.yaml"
-    with writing(file):
+    with writing(file, of_run=True):
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
         storage.write_text(file, to_yaml(config))
 

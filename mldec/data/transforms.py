@@ -8,6 +8,7 @@ import io
 import math
 import random
 import re
+import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +21,9 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from mldec.data.pair_augment import PairAugment, cutout
-from mldec.errors import ConfigError, DataError, suggest
+from mldec.errors import ConfigError, DataError, suggest, visible
 from mldec.inputs import open_binary
+from mldec.untrusted import MAX_IMAGE_SIZE
 
 # Pillow reads some forty formats; one of them, EPS, starts another program. These are the ones data sets come in.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -34,6 +36,9 @@ _FIX = "restore the file or leave it out"
 # would take gigabytes. Square inputs of up to 13,377 pixels a side are below it, whatever the file.
 MAX_RESIZED = 178_956_970
 MAX_SIDE = math.isqrt(MAX_RESIZED)
+
+# Up to twice Pillow's limit of pixels an image is read, beyond it refused: its warning in between helps nobody.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # EXIF orientation -> what turns the stored picture upright. 1 is upright; other values mean nothing.
 _UPRIGHT = {
@@ -72,7 +77,7 @@ def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
     except MemoryError:
         raise
     except Exception as error:  # decoders raise almost anything on a damaged file: SyntaxError, struct.error
-        raise DataError(f"{path}: {_fault(Path(path), error)}; {_FIX}") from error
+        raise DataError(f"{visible(str(path))}: {_fault(Path(path), error)}; {_FIX}") from error
     return rgb if turn is None else rgb.transpose(turn)
 
 
@@ -307,6 +312,8 @@ def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
 def _check_size(size: int) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigError(f"image_size: {size!r} is not a positive whole number of pixels; set for example 448")
+    if size > MAX_IMAGE_SIZE:
+        raise ConfigError(f"image_size: {size} is above {MAX_IMAGE_SIZE} pixels; set for example 448")
 
 
 def _check_fraction(name: str, value: float, *, lowest: str, valid: bool) -> None:

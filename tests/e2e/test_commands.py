@@ -297,3 +297,21 @@ def test_init_starts_a_new_run_from_weights(
     end = load(Path("outputs/digits/checkpoints/last.pt"))["model"]
     torch.testing.assert_close(end, start, atol=1e-5, rtol=0)
     assert not math.isnan(load(Path("outputs/digits/checkpoints/last.pt"))["best"]["value"])
+
+
+def test_a_run_without_standard_streams_trains_to_its_end(tmp_path: Path) -> None:
+    # As under cron and in daemons; the loader processes inherit it.
+    command = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-m", "mldec.train", *QUICK]
+    done = subprocess.run([*command, "train.epochs=1", "train.workers=1"], cwd=tmp_path)
+    assert done.returncode == 0
+    assert load(tmp_path / "outputs/digits/checkpoints/last.pt")["epoch"] == 1
+    assert "best mAP" in (tmp_path / "outputs/digits/train.log").read_text()
+
+
+def test_a_full_disk_under_standard_output_ends_a_run_in_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "mldec.train", *QUICK], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    one_line(done.stderr, "cannot write standard output: No space left on device")
