@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from mldec.storage import read, save
+from mldec.storage import read_torch, save
 
 STATE = {"format": 1, "model": {"weight": torch.arange(1000.0)}, "epoch": 3}
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     save(tmp_path / "last.pt", STATE)
-    state = read(tmp_path / "last.pt")
+    state = read_torch(tmp_path / "last.pt")
     assert state["epoch"] == 3
     assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "last.pt.sha256"]
@@ -50,7 +50,7 @@ def test_a_crash_between_the_renames_leaves_a_checkpoint_that_loads(
         crash_after(count)
         with pytest.raises(KeyboardInterrupt):
             save(path, {**STATE, "epoch": 10 + count})
-        assert read(path)["epoch"] in (3, 10, 11, 12)
+        assert read_torch(path)["epoch"] in (3, 10, 11, 12)
 
 
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -67,6 +67,6 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"mldec: cannot save {path}: ")
     assert f"{path} is the last good one" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert read(path)["epoch"] == 3
+    assert read_torch(path)["epoch"] == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "last.pt.sha256"]
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

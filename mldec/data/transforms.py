@@ -22,6 +22,8 @@ from mldec.errors import ConfigError, DataError, suggest
 
 # Pillow reads some forty formats; one of them, EPS, starts another program. These are the ones data sets come in.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+MAX_IMAGE_SIZE = 4096  # pixels a side, of what a model is given; a checkpoint may ask for no more either
+MIN_TEST_CROP = 0.1  # more would be enlarged than is kept: 1/100 of the area
 AUGMENTS = ("official", "randaugment", "none")
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MEAN_COLOUR = (124, 116, 104)  # of ImageNet, as timm fills what an operation or the erasing leaves bare
@@ -124,8 +126,8 @@ class EvalTransform:
 
     Attributes:
         image_size: side S of the square in pixels.
-        crop: the square's side as a fraction of the image's shorter side, in (0, 1]; None squashes the whole image,
-            and its aspect ratio is lost.
+        crop: the square's side as a fraction of the image's shorter side, from 0.1 to 1; None squashes the whole
+            image, and its aspect ratio is lost.
         interpolation: "bilinear" or "bicubic".
     """
 
@@ -136,7 +138,8 @@ class EvalTransform:
     def __post_init__(self) -> None:
         _check_size(self.image_size)
         if self.crop is not None:
-            _check_fraction("test crop", self.crop, lowest="above 0", valid=0 < self.crop <= 1)
+            valid = not isinstance(self.crop, bool) and MIN_TEST_CROP <= self.crop <= 1
+            _check_fraction("test crop", self.crop, lowest=str(MIN_TEST_CROP), valid=valid)
         _check_known("interpolation", self.interpolation, INTERPOLATIONS)
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -248,6 +251,8 @@ def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
 def _check_size(size: int) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigError(f"image_size: {size!r} is not a positive whole number of pixels; set for example 448")
+    if size > MAX_IMAGE_SIZE:
+        raise ConfigError(f"image_size: {size} is above {MAX_IMAGE_SIZE:,} pixels a side; set for example 448")
 
 
 def _check_fraction(name: str, value: float, *, lowest: str, valid: bool) -> None:
