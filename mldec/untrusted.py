@@ -106,7 +106,7 @@ def check_sizes(nodes: Iterable[Any], tensors: Mapping[str, Tensor], path: Path)
         for number in _whole_numbers(node):
             if abs(number) > largest:
                 raise CheckpointError(
-                    f"the model in {path} cannot be built: it asks for {number}, and the file has {largest:,} numbers"
+                    f"the model in {path} cannot be built: a setting of it is {number}, and the whole file has fewer numbers"
                 )
 
 

@@ -138,7 +138,7 @@ class EvalTransform:
     def __post_init__(self) -> None:
         _check_size(self.image_size)
         if self.crop is not None:
-            valid = not isinstance(self.crop, bool) and MIN_TEST_CROP <= self.crop <= 1
+            valid = type(self.crop) in (int, float) and MIN_TEST_CROP <= self.crop <= 1
             _check_fraction("test crop", self.crop, lowest=str(MIN_TEST_CROP), valid=valid)
         _check_known("interpolation", self.interpolation, INTERPOLATIONS)
 
