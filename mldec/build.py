@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import math
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -135,10 +136,16 @@ def faults(part: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> l
 
 
 def matches(value: Any, hint: Any) -> bool:
-    """Tell whether a value from YAML fits an annotation; a whole number fits `float`, true and false only `bool`."""
+    """Tell whether a value from YAML fits an annotation; a whole number fits `float`, true and false only `bool`.
+
+    A number must be finite, wherever it is.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
     if hint is Any:
-        return True
+        items = list(value.values()) if isinstance(value, Mapping) else value
+        return not isinstance(items, list | tuple) or all(matches(item, Any) for item in items)
     if origin in (Union, types.UnionType):
         return any(matches(value, argument) for argument in arguments)
     if origin is Literal:
@@ -154,7 +161,7 @@ def matches(value: Any, hint: Any) -> bool:
         items = arguments[0] if arguments else Any
         return isinstance(value, list | tuple) and all(matches(item, items) for item in value)
     if kind in (dict, Mapping):
-        return isinstance(value, Mapping)
+        return isinstance(value, Mapping) and matches(value, Any)
     return isinstance(value, kind)
 
 
@@ -168,7 +175,7 @@ def describe(hint: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     if hint in names:
         return names[hint]
-    return "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping"
+    return "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping, its numbers finite"
 
 
 def _inside(module_name: str, home: str) -> bool:

@@ -1,5 +1,6 @@
 """One optimiser step, and everything that it changes: weights, moving average, optimiser, schedule, scaler."""
 
+import copy
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluate import autocast
 from mldec.losses.targets import at_least_float32
 from mldec.model import Classifier
-from mldec.optim import build_optimizer, build_schedule, fast_forward
+from mldec.optim import build_optimizer, build_schedule, check_state, fast_forward
 from mldec.queries import augment, check
 from mldec.settings import Config, NonFinite, Precision
 
@@ -177,6 +178,13 @@ class Learner:
         load_strict(self.model, state["model"], path)
         if self.ema is not None:
             load_strict(self.ema.module, state["ema"] or {}, path)
+        trial = build_optimizer(copy.deepcopy(self.model), **vars(self.config.optim))
+        check_state(trial, state["optimizer"], self.optimizer.param_groups, path)
+        del trial  # and its copies
+        for name, own in self.scaler.state_dict().items():
+            saved = state["scaler"].get(name)
+            if type(saved) is not type(own) or not math.isfinite(saved):
+                raise CheckpointError(f"{path} does not fit the precision: the '{name}' of its scaler is no number")
         try:
             self.loss.load_state_dict(state["loss"])
             self.optimizer.load_state_dict(state["optimizer"])

@@ -323,7 +323,7 @@ def flips(count: int, work: Path, source: Path) -> dict[str, int]:
         place = random.randrange(len(content))
         path.write_bytes(content[:place] + bytes([content[place] ^ random.randrange(1, 256)]) + content[place + 1 :])
         try:
-            storage.read(path)
+            storage.read_torch(path)
         except CheckpointError:
             noticed += 1
     return {"flips": count, "noticed": noticed, "bytes": len(content)}

@@ -23,6 +23,7 @@ ROWS = [
         "mldec.queries",
         "mldec.distributed",
         "mldec.zoo",
+        "mldec.archive",
         "mldec.fast",
         "mldec.storage",
         "mldec.run_lock",

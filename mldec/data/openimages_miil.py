@@ -1,7 +1,6 @@
 """Open Images V6 as MIIL prepared it: one `data.csv` of verified positives and negatives."""
 
 import logging
-import pickle
 import re
 from array import array
 from collections.abc import Sequence
@@ -9,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from mldec.data.base import DataModule
 from mldec.data.csv_file import read_csv
@@ -18,8 +16,9 @@ from mldec.data.labels import from_statements
 from mldec.data.openimages import check_names, class_names, log_clashes, log_dropped, log_table, read_mids
 from mldec.data.tables import Table, cached, paths
 from mldec.data.transforms import EvalTransform, TrainTransform
-from mldec.errors import DataError
+from mldec.errors import CheckpointError, DataError
 from mldec.evaluators.partial import PartialLabelEvaluator
+from mldec.storage import read_torch
 
 log = logging.getLogger("mldec")
 
@@ -181,10 +180,9 @@ def _refuse_twice(data: Path, files: np.ndarray) -> None:
 def _read_display(path: Path) -> dict[str, str]:
     """Read mid_to_classes.pth; nothing in it can run."""
     try:
-        display = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError) as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise DataError(f"{path} is refused ({reason}): it must be a plain dict of MID to name; {_SEE}") from error
+        display = read_torch(path)
+    except CheckpointError as error:
+        raise DataError(f"{error}; it must be a plain dict of MID to name, {_SEE}") from error
     if not isinstance(display, dict) or not all(isinstance(part, str) for item in display.items() for part in item):
         raise DataError(f"{path} is not a dict of MID to name; {_SEE}")
     return display

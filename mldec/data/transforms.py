@@ -27,6 +27,8 @@ from mldec.untrusted import MAX_IMAGE_SIZE
 
 # Pillow reads some forty formats; one of them, EPS, starts another program. These are the ones data sets come in.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+MAX_IMAGE_SIZE = 4096  # pixels a side, of what a model is given; a checkpoint may ask for no more either
+MIN_TEST_CROP = 0.1  # more would be enlarged than is kept: 1/100 of the area
 AUGMENTS = ("official", "randaugment", "none")
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MEAN_COLOUR = (124, 116, 104)  # of ImageNet, as timm fills what an operation or the erasing leaves bare
@@ -172,8 +174,8 @@ class EvalTransform:
 
     Attributes:
         image_size: side S of the square in pixels.
-        crop: the square's side as a fraction of the image's shorter side, in (0, 1]; None squashes the whole image,
-            and its aspect ratio is lost.
+        crop: the square's side as a fraction of the image's shorter side, from 0.1 to 1; None squashes the whole
+            image, and its aspect ratio is lost.
         interpolation: "bilinear" or "bicubic".
 
     Raises:
@@ -187,7 +189,8 @@ class EvalTransform:
     def __post_init__(self) -> None:
         _check_size(self.image_size)
         if self.crop is not None:
-            _check_fraction("test crop", self.crop, lowest="above 0", valid=0 < self.crop <= 1)
+            valid = type(self.crop) in (int, float) and MIN_TEST_CROP <= self.crop <= 1
+            _check_fraction("test crop", self.crop, lowest=str(MIN_TEST_CROP), valid=valid)
         if self.image_size > MAX_SIDE * (self.crop or 1):
             crop = "" if self.crop is None else f" with a test crop of {self.crop}"
             raise ConfigError(
@@ -313,7 +316,7 @@ def _check_size(size: int) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigError(f"image_size: {size!r} is not a positive whole number of pixels; set for example 448")
     if size > MAX_IMAGE_SIZE:
-        raise ConfigError(f"image_size: {size} is above {MAX_IMAGE_SIZE} pixels; set for example 448")
+        raise ConfigError(f"image_size: {size} is above {MAX_IMAGE_SIZE:,} pixels a side; set for example 448")
 
 
 def _check_fraction(name: str, value: float, *, lowest: str, valid: bool) -> None:
