@@ -398,7 +398,7 @@ def test_json(times: int, work: Path, coco: Path, state: dict[str, Any], config:
     cases = st.fixed_dictionaries(
         {
             "changes": mutations.changes(good, mutations.json_values(), ("area", "id", "name", "file_name")),
-            "edits": st.just([]) | st.just([]) | mutations.edits(len(json.dumps(good)), text=True),
+            "edits": mutations.weighted((3, st.just([])), (1, mutations.edits(len(json.dumps(good)), text=True))),
             "both": st.booleans(),
             "form": st.fixed_dictionaries({}, optional={"annotated_only": st.booleans(), "sizes": st.booleans()}),
         }
@@ -429,18 +429,18 @@ def annotation(name: str, difficult: str) -> bytes:
 def test_lists_and_folders(times: int, work: Path, state: dict[str, Any], config: Config) -> None:
     voc = st.fixed_dictionaries(
         {
-            "ids": st.lists(mutations.names(), max_size=3),
+            "ids": mutations.weighted((2, st.just([])), (1, st.lists(mutations.names(), max_size=3))),
             "name": mutations.names() | st.just("dog"),
             "difficult": st.sampled_from(["0", "1", "", "2", "\x00", "\u0661"]),
-            "list edits": st.just([]) | mutations.edits(8, text=True),
-            "xml edits": st.just([]) | mutations.edits(90, text=True),
+            "list edits": mutations.weighted((2, st.just([])), (1, mutations.edits(8, text=True))),
+            "xml edits": mutations.weighted((1, st.just([])), (1, mutations.edits(90, text=True))),
         }
     )
     folders = st.fixed_dictionaries(
         {
             "folders": st.lists(mutations.names(), min_size=1, max_size=3),
             "classes": st.none() | st.lists(mutations.names(), max_size=4) | st.just("names.txt"),
-            "file": mutations.edits(20, text=True),
+            "file": mutations.edits(8, text=True),
         }
     )
 

@@ -32,13 +32,18 @@ NUMBERS = [
 
 def names() -> SearchStrategy[str]:
     """Return odd names, and any text without lone surrogates."""
-    return st.sampled_from(NAMES) | st.text(max_size=12)
+    return weighted((3, st.sampled_from(NAMES)), (1, st.text(max_size=12)))
+
+
+def weighted(*branches: tuple[int, SearchStrategy[Any]]) -> SearchStrategy[Any]:
+    """Return a choice between strategies, each so many times as likely as one of weight 1; `|` has no weights."""
+    choices = [strategy for weight, strategy in branches for _ in range(weight)]
+    return st.sampled_from(choices).flatmap(lambda strategy: strategy)
 
 
 def few(one: SearchStrategy[Any]) -> SearchStrategy[list[Any]]:
     """Return one change, most of the time: a second one is often not reached."""
-    single = one.map(lambda change: [change])
-    return single | single | st.lists(one, min_size=2, max_size=4)
+    return weighted((3, one.map(lambda change: [change])), (1, st.lists(one, min_size=2, max_size=4)))
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -78,7 +83,7 @@ SLOW = ("train.compile", "data.val_images", "data.max_digits", "hydra")
 def values() -> SearchStrategy[str]:
     """Return the right side of a setting."""
     numbers, fragments = st.sampled_from(NUMBERS).map(str), st.sampled_from(FRAGMENTS)
-    return numbers | numbers | fragments | fragments | st.text(_ARGUMENT, max_size=12)
+    return weighted((5, numbers), (5, fragments), (1, st.text(_ARGUMENT, max_size=12)))
 
 
 def keys(known: Sequence[str]) -> SearchStrategy[str]:
@@ -90,14 +95,14 @@ def keys(known: Sequence[str]) -> SearchStrategy[str]:
         return key[:place] + change + key[place + 1 :]
 
     almost = st.builds(near, real, st.integers(0, 40), st.sampled_from(["", ".", "X", "=", "@", "[0]", "\x1b"]))
-    return st.one_of(real, real, real, real, real, almost, st.text(_ARGUMENT, max_size=8))
+    return weighted((10, real), (1, almost), (1, st.text(_ARGUMENT, max_size=8)))
 
 
 def settings_words(known: Sequence[str]) -> SearchStrategy[list[str]]:
     """Return settings of a command line, mostly one: the first one that is wrong ends it."""
     signs = st.sampled_from(["", "", "", "", "", "", "", "+", "++", "~"])
     pairs = st.builds(lambda sign, key, value: f"{sign}{key}={value}", signs, keys(known), values())
-    return few((pairs | pairs | pairs | pairs | pairs | pairs | values()).filter(_harmless))
+    return few(weighted((12, pairs), (1, values())).filter(_harmless))
 
 
 def _harmless(word: str) -> bool:
@@ -183,12 +188,12 @@ def edits(size: int, *, text: bool = False) -> SearchStrategy[list[Edit]]:
         places, new = st.integers(0, size), st.sampled_from(TOKENS)
         token = st.builds(Edit, places, st.integers(0, 2), new)
         cuts = st.builds(Edit, places, st.just(size) | st.integers(1, 30), st.just(b""))
-        return few(token | token | token | cuts | st.builds(Edit, places, st.just(1), st.binary(max_size=2)))
+        return few(weighted((4, token), (1, cuts), (1, st.builds(Edit, places, st.just(1), st.binary(max_size=2)))))
     places = st.integers(0, min(size, 500)) | st.integers(-min(size, 1500) - 1, -1) | st.integers(0, size)
     flips = st.builds(Edit, places, st.just(1), st.binary(min_size=1, max_size=1))
     insertions = st.builds(Edit, places, st.integers(0, 8), st.binary(max_size=8))
     cuts = st.builds(Edit, places, st.just(size) | st.integers(0, 1000), st.just(b""))
-    return few(flips | flips | insertions | cuts)
+    return few(weighted((2, flips), (1, insertions), (1, cuts)))
 
 
 def edited(content: bytes, changes: Sequence[Edit]) -> bytes:
@@ -362,7 +367,7 @@ def json_values() -> SearchStrategy[Any]:
 def checkpoint_values() -> SearchStrategy[Any]:
     """Return what a file of weights can hold."""
     special = [*TENSORS, (), (1, 2), b"x", 1j, {1: 2}, {None: "x"}]
-    return json_values() | st.sampled_from(special)
+    return weighted((2, json_values()), (1, st.sampled_from(special)))
 
 
 # --- tables of text -------------------------------------------------------------------------------
