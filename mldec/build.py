@@ -19,6 +19,7 @@ from mldec.settings import PARTS, Config
 HOMES = {"data": "mldec.data", "backbone": "mldec.backbones", "head": "mldec.heads", "loss": "mldec.losses"}
 # A class without a constructor of its own shows torch's (*args, **kwargs).
 VAR_POSITIONAL, VAR_KEYWORD = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+LARGEST_WHOLE = 2**63  # torch takes no larger one, where it takes any number with a point
 RUNTIME_ARGUMENTS = {"data": (), "backbone": (), "head": ("in_features", "num_classes"), "loss": ()}
 
 
@@ -144,7 +145,7 @@ def matches(value: Any, hint: Any) -> bool:
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
     if hint is float:
-        return isinstance(value, int | float)
+        return isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST_WHOLE)
     kind = origin or hint
     if kind in (list, tuple, Sequence):
         items = arguments[0] if arguments else Any
@@ -161,7 +162,8 @@ def describe(hint: Any) -> str:
         return " or ".join(describe(argument) for argument in arguments)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    names = {int: "a whole number", bool: "true or false", str: "text", type(None): "null"}
+    names[float] = "a number (if whole, below 2**63)"
     if hint in names:
         return names[hint]
     return "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping"

@@ -139,7 +139,7 @@ def _count(value: Any) -> bool:
 
 
 def _classes(value: Any) -> bool:
-    if not _mapping(value) or value.keys() < {"names", "exclusive", "queries"} or type(value["exclusive"]) is not bool:
+    if not _mapping(value) or {"names", "exclusive", "queries"} - value.keys() or type(value["exclusive"]) is not bool:
         return False
     names, queries = value["names"], value["queries"]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):

@@ -175,7 +175,7 @@ def known_keys() -> list[str]:
         if field.name in PARTS:
             keys += [f"{field.name}.{name}" for name in quick[field.name]]
     keys += ["data.root", "data.cutout", "data.threshold", "data.seed", "data.bad_images", "data.cache_dir"]
-    keys += ["head.dropout", "head.num_groups", "head.num_heads", "backbone.size", "backbone.width", "loss.gamma_neg"]
+    keys += ["head.dropout", "head.num_groups", "head.num_heads", "loss.gamma_neg", "loss.clip"]
     return keys
 
 
@@ -197,10 +197,13 @@ def test_settings(name: str, times: int, work: Path, last: Path) -> None:
 
 @both
 def test_flags(times: int, work: Path, last: Path, image: Path) -> None:
-    numbers = st.sampled_from(["--threshold", "--image-size", "--top", "--batch-size"])
+    numbers = st.sampled_from(["--threshold", "--top", "--batch-size"])
+    sizes = st.sampled_from([number for number in mutations.NUMBERS if not 0 < number < 8])  # that of a patch
     texts = st.sampled_from(["--device", "--device", "--weights", "--classes"])
-    flags = st.builds("{}={}".format, numbers, st.sampled_from(mutations.NUMBERS)) | st.builds(
-        "{}={}".format, texts, mutations.values()
+    flags = st.one_of(
+        st.builds("{}={}".format, numbers, st.sampled_from(mutations.NUMBERS)),
+        sizes.map("--image-size={}".format),
+        st.builds("{}={}".format, texts, mutations.values()),
     )
 
     def try_case(words: list[str]) -> None:
