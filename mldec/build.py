@@ -23,6 +23,7 @@ HOMES = {"data": "mldec.data", "backbone": "mldec.backbones", "head": "mldec.hea
 VAR_POSITIONAL, VAR_KEYWORD = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 # Settings in the node of a part that are the program's, and that no function or class is given.
 PROGRAM_SETTINGS: dict[str, dict[str, Any]] = {"data": {"changed": Literal["refuse", "allow"]}}
+LARGEST_WHOLE = 2**63  # torch takes no larger one, where it takes any number with a point
 RUNTIME_ARGUMENTS = {"data": (), "backbone": (), "head": ("in_features", "num_classes"), "loss": ()}
 
 
@@ -155,7 +156,7 @@ def matches(value: Any, hint: Any) -> bool:
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
     if hint is float:
-        return isinstance(value, int | float)
+        return isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST_WHOLE)
     kind = origin or hint
     if kind in (list, tuple, Sequence):
         items = arguments[0] if arguments else Any
@@ -172,7 +173,8 @@ def describe(hint: Any) -> str:
         return " or ".join(describe(argument) for argument in arguments)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    names = {int: "a whole number", bool: "true or false", str: "text", type(None): "null"}
+    names[float] = "a number (if whole, below 2**63)"
     if hint in names:
         return names[hint]
     return "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping, its numbers finite"

@@ -16,6 +16,8 @@ from mldec.errors import ConfigError, suggest
 from mldec.settings import HARMLESS, PARTS, Config
 
 PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)})\.")
+# What Hydra does not read as text.
+NO_NAME = re.compile(r"[+-]?[\d_.]+(e[+-]?\d+)?|[+-]?(nan|inf)|true|false|null|\[.*", re.IGNORECASE)
 
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -52,6 +54,8 @@ def prepare(words: list[str]) -> list[str]:
         elif not bare.startswith("hydra") and not PART_KEY.match(bare):
             check_key(bare.partition("@")[0])
         settings.append(f"++{word}" if key == bare and PART_KEY.match(bare) else word)
+    for word in settings:
+        _check_choice(word)
     return flags + settings
 
 
@@ -66,6 +70,18 @@ def compose(words: list[str]) -> Config:
     """Return the config of a command line such as ["+experiment=digits", "train.epochs=1"]."""
     with initialize_config_dir(config_dir(), version_base="1.3"):
         return parse(hydra.compose("config", prepare(words)))
+
+
+def _check_choice(word: str) -> None:
+    """Refuse a choice of a part or an experiment that Hydra reads as a number, true, null or a list.
+
+    Raises:
+        ConfigError: for such a choice, which Hydra ends in a ValueError or a TypeError.
+    """
+    key, _, value = word.partition("=")
+    bare = key.lstrip("+~")
+    if bare in (*PARTS, "experiment") and NO_NAME.fullmatch(value.strip()):
+        raise ConfigError(f"{bare}={value}: an option is chosen by its name, such as {bare}=NAME")
 
 
 def parse(values: Any) -> Config:

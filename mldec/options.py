@@ -11,8 +11,7 @@ from mldec.config import compose, override
 from mldec.data.base import DataModule
 from mldec.errors import ConfigError
 from mldec.fast import fast
-from mldec.settings import Config, Precision
-from mldec.untrusted import MAX_IMAGE_SIZE
+from mldec.settings import MAX_IMAGE_SIZE, Config, Precision
 
 
 def add_model_options(arguments: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from mldec.errors import ConfigError
 MAX_WORKERS = 1024  # loader processes: beyond any machine, and few enough to start
 
 PARTS = ("data", "backbone", "head", "loss")
+MAX_IMAGE_SIZE = 4096  # pixels per side, of what a model is given, by a setting or by a checkpoint
 
 # What may differ between a run and its continuation without making it another run.
 HARMLESS = {

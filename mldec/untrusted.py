@@ -108,7 +108,8 @@ def check_sizes(nodes: Iterable[Any], tensors: Mapping[str, Tensor], path: Path)
         for number in _whole_numbers(node):
             if abs(number) > largest:
                 raise CheckpointError(
-                    f"the model in {path} cannot be built: a setting of it is {number}, and the whole file has fewer numbers"
+                    f"the model in {path} cannot be built: a setting of it is {number}, "
+                    f"and the whole file has fewer numbers"
                 )
 
 
@@ -205,7 +206,7 @@ def _count(value: Any) -> bool:
 
 
 def _classes(value: Any) -> bool:
-    if not _mapping(value) or value.keys() < {"names", "exclusive", "queries"} or type(value["exclusive"]) is not bool:
+    if not _mapping(value) or {"names", "exclusive", "queries"} - value.keys() or type(value["exclusive"]) is not bool:
         return False
     names, queries = value["names"], value["queries"]
     if not isinstance(names, list) or not names or names_fault(names):

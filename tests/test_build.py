@@ -93,6 +93,8 @@ def test_runtime_arguments_cannot_be_set_from_yaml(digits: Config) -> None:
     [
         (3, int, True),
         (3, float, True),
+        (1e20, float, True),
+        (10**20, float, False),
         (3.5, int, False),
         (True, int, False),
         (True, float, False),

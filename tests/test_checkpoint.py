@@ -75,6 +75,14 @@ def test_a_checkpoint_that_lacks_a_part_is_named_in_one_line(best: Path, name: s
         assert name in refused(best, fix="is no whole checkpoint")
 
 
+@pytest.mark.parametrize("name", ["names", "exclusive", "queries"])
+def test_classes_that_lack_one_thing_and_have_another_are_refused(best: Path, name: str) -> None:
+    state = load(best)
+    state["classes"]["other"] = state["classes"].pop(name)
+    save(best, state)
+    assert "'classes' is missing" in refused(best, fix="is no whole checkpoint")
+
+
 @pytest.mark.parametrize("checksum", [True, False])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
 def test_a_truncated_checkpoint_is_refused(best: Path, share: float, checksum: bool) -> None:

@@ -70,6 +70,17 @@ def test_a_misspelt_word_is_refused_with_the_right_one(word: str, message: str) 
         prepare([word])
 
 
+@pytest.mark.parametrize(
+    "word",
+    ["backbone=0", "+data=1.5", "head=true", "loss=null", "~head=nan", "data=[[1]]", "~data=[a]", "+experiment=1.5"],
+)
+def test_a_choice_that_is_no_name_is_refused(word: str) -> None:
+    key = word.lstrip("+~").partition("=")[0]
+    # With a folder of the user's own the known names are not all names.
+    with pytest.raises(ConfigError, match=f"^{key}=.*: an option is chosen by its name, such as {key}=NAME"):
+        prepare(["--config-dir=own", word])
+
+
 def test_a_key_added_to_the_composed_config_does_not_vanish() -> None:
     with pytest.raises(ConfigError, match="did you mean 'epochs'"):
         parse({**to_dict(compose(["+experiment=digits"])), "train": {"epoch": 3}})

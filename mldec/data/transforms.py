@@ -23,11 +23,10 @@ from torchvision.transforms import v2
 from mldec.data.pair_augment import PairAugment, cutout
 from mldec.errors import ConfigError, DataError, suggest, visible
 from mldec.inputs import open_binary
-from mldec.untrusted import MAX_IMAGE_SIZE
+from mldec.settings import MAX_IMAGE_SIZE
 
 # Pillow reads some forty formats; one of them, EPS, starts another program. These are the ones data sets come in.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-MAX_IMAGE_SIZE = 4096  # pixels a side, of what a model is given; a checkpoint may ask for no more either
 MIN_TEST_CROP = 0.1  # more would be enlarged than is kept: 1/100 of the area
 AUGMENTS = ("official", "randaugment", "none")
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
