@@ -47,6 +47,7 @@ class Results:
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """Return the context of a forward pass in this precision; a pass-through for fp32."""
+    precision = precision.on(device.type)
     enabled = precision in AUTOCAST
     return torch.autocast(device.type, dtype=AUTOCAST.get(precision), enabled=enabled)
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -12,9 +13,15 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from mldec.config import config_dir, explain, parse, prepare, to_yaml
-from mldec.errors import CheckpointError, ConfigError, one_line
+import mldec
+from mldec.config import COMPLETION, config_dir, explain, parse, prepare, to_yaml
+from mldec.errors import CheckpointError, ConfigError, one_line, printable
+from mldec.options import VERSION
+from mldec.run_folder import RunFacts, command_line
 from mldec.settings import Config
+
+if TYPE_CHECKING:
+    from mldec.trainer import Trainer
 
 
 def run(config: Config, directory: Path) -> None:
@@ -53,8 +60,13 @@ def run(config: Config, directory: Path) -> None:
         if distributed.is_main():
             folder.mkdir(parents=True, exist_ok=True)
             (directory / "config.yaml").write_text(to_yaml(config))
+            describe(trainer).write(directory)
         log = runlog.RunLog(directory, step=trainer.learner.step, lines=trainer.lines)
+        commit = trainer.git or "none"
+        runlog.log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
         runlog.log.info(trainer.summary())
+        if slow := config.train.precision.warning(device.type):
+            runlog.log.warning(slow)
         trainer.fit(log)
         best = trainer.best
         runlog.log.info(
@@ -63,6 +75,34 @@ def run(config: Config, directory: Path) -> None:
         if distributed.is_main():
             save_estimate(loss, directory / "class_prior.csv", data.train.classes.names)
         log.close()
+
+
+def describe(trainer: "Trainer") -> RunFacts:
+    """Return what run.json says of a run that is about to start or to go on."""
+    from mldec import checkpoint
+    from mldec.cost import count_parameters, multiply_accumulates
+
+    config, classes, model = trainer.config, trainer.data.val.classes, trainer.learner.model
+    size = trainer.data.transform.image_size
+    queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
+    products: int | None
+    try:
+        products = round(multiply_accumulates(model, size, queries))
+    except Exception:  # a part of the user's own may do anything without values; the number is for the summary only
+        products = None
+
+    return RunFacts(
+        name=config.name,
+        command=command_line(),
+        versions=checkpoint.installed(),
+        commit=trainer.git,
+        epochs=config.train.epochs,
+        image_size=size,
+        parameters=count_parameters(model)[0],
+        multiply_accumulates=products,
+        start_epoch=trainer.epoch,
+        best={} if trainer.best["metric"] is None else trainer.best,
+    )
 
 
 def resume_point(config: Config, directory: Path) -> Path | None:
@@ -104,8 +144,13 @@ def app(node: DictConfig) -> None:
 def main() -> None:
     """Run the command."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as they are, and end as one line
+    if "--version" in sys.argv[1:]:  # Hydra would say its own
+        print(VERSION)
+        return
     with one_line():
         sys.argv[1:] = prepare(sys.argv[1:])
+        if any(word.startswith(COMPLETION) for word in sys.argv[1:]):
+            sys.argv[0] = "mldec-train"  # the command that a shell completes: it knows no `python -m`
         try:
             app()
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
