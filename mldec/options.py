@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import mldec
 from mldec.config import compose, override
 from mldec.errors import ConfigError
-from mldec.settings import Config, Precision
+from mldec.settings import PARTS, Config, Precision
 
 # Everything heavy is imported when it is used, so that --help and a wrong argument answer at once.
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ def open_data(settings: list[str]) -> "tuple[Config, DataModule]":
     if not any(word.startswith("data=") for word in settings):
         raise ConfigError("no dataset is chosen: pass data=NAME, such as data=coco data.root=/data/coco")
     config = override(compose(["+experiment=digits"]), settings)  # the other parts of it are not used
-    build.check(config)
+    # Of the parts that are not used only those count that a word names: a misspelt one must not pass in silence.
+    named = {word.partition("=")[0].partition(".")[0] for word in settings}
+    build.check_parts(config, [part for part in PARTS if part in named])
     return config, build.data(config)
 
 

@@ -36,8 +36,8 @@ ROWS = [
     ("mldec.options", "mldec.evaluate", "mldec.cost"),
     ("mldec.learner",),
     ("mldec.trainer",),
-    ("mldec.train", "mldec.predict", "mldec.check_data", "mldec.draw", "mldec.summary"),
-    ("mldec.benchmark", "mldec.measure_data", "mldec.measure_queries"),
+    ("mldec.train", "mldec.predict", "mldec.check_data", "mldec.draw", "mldec.summary", "mldec.examination"),
+    ("mldec.benchmark", "mldec.measure_data", "mldec.measure_model", "mldec.measure_queries", "mldec.__main__"),
 ]
 
 

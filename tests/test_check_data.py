@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from support import one_line, write_coco
 
-from mldec import check_data, draw
+from mldec import draw, examination
 from mldec.config import config_dir
 from mldec.data.base import Classes, Split
 from mldec.data.labels import Labels, from_dense, from_single
@@ -161,7 +161,7 @@ def test_zero_shot_data_have_other_classes_in_validation(
 
 
 def test_official_counts_are_of_options_that_exist() -> None:
-    assert set(check_data.OFFICIAL) <= {path.stem for path in Path(config_dir(), "data").glob("*.yaml")}
+    assert set(examination.OFFICIAL) <= {path.stem for path in Path(config_dir(), "data").glob("*.yaml")}
 
 
 def test_what_the_reader_refuses_is_one_line(check, root: Path) -> None:
@@ -222,7 +222,7 @@ class Named:
 )
 def test_impossible_labels(labels: Labels, exclusive: bool, fault: str | None) -> None:
     split = Split(Named(labels), Classes(CLASSES, exclusive))  # type: ignore[arg-type]
-    assert check_data.label_faults(split, labels) == ([fault] if fault else [])
+    assert examination.label_faults(split, labels) == ([fault] if fault else [])
 
 
 def test_co_occurrence_is_that_of_a_loop() -> None:
@@ -230,7 +230,7 @@ def test_co_occurrence_is_that_of_a_loop() -> None:
     dense = rng.choice(np.array([1, 0, -1], np.int8), (50, 6))
     dense[:, 4] = 0
     classes = np.array([0, 2, 4, 5])
-    found = check_data.co_occurrence(from_dense(dense, rest=-1), classes)
+    found = examination.co_occurrence(from_dense(dense, rest=-1), classes)
     for row, one in enumerate(classes):
         for column, other in enumerate(classes):
             shown = dense[dense[:, one] == 1]
