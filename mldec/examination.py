@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
@@ -127,13 +128,25 @@ def label_faults(split: Split, labels: Labels, *, several: bool = False) -> list
     return found
 
 
-def twins(dataset: ImageDataset, examined: Examined) -> list[tuple[str, str]]:
-    """Return the pairs of names of images with equal bytes within a split: each copy with the first of its kind."""
+def twins(examined: Examined) -> list[tuple[int, int]]:
+    """Return the pairs of indices of images with equal bytes within a split: each copy with the first of its kind."""
     _, first, inverse = np.unique(examined.hashes, return_index=True, return_inverse=True)
     original = first[inverse.ravel()]
     copies = np.flatnonzero(original != np.arange(len(original)))
-    pairs = [(examined.indices[copy], examined.indices[original[copy]]) for copy in copies]
-    return [(dataset.name(int(copy)), dataset.name(int(other))) for copy, other in pairs]
+    return [(int(examined.indices[copy]), int(examined.indices[original[copy]])) for copy in copies]
+
+
+def twin_faults(dataset: ImageDataset, labels: Labels, examined: Examined) -> tuple[list[str], list[str]]:
+    """Return a phrase for each file that is a copy of another one, and for each that is listed twice."""
+    copies, listed = [], []
+    for index, first in twins(examined):
+        name, original = dataset.name(index), dataset.name(first)
+        if name == original:
+            same = torch.equal(labels.row(index), labels.row(first))
+            listed.append(f"{name} is listed twice, with {'the same' if same else 'different'} labels")
+        else:
+            copies.append(f"{name} is a copy of {original}")
+    return copies, listed
 
 
 def shared(data: DataModule, train: Examined, val: Examined) -> list[tuple[str, str]]:
@@ -236,13 +249,15 @@ def check(
         count = len(split.dataset) if words.decode is None else words.decode
         examined[part] = examine(split.dataset, count, workers, f"read {part}")
         _note(report[part], faults, f"images of {part} cannot be decoded", "cannot_be_decoded", examined[part].bad)
-        copies = [" is a copy of ".join(pair) for pair in twins(split.dataset, examined[part])]
+        copies, listed = twin_faults(split.dataset, labels[part], examined[part])
+        _note(report[part], faults, f"images of {part} are listed twice", "listed_twice", listed)
         _note(report[part], faults, f"images of {part} are copies", "copies", copies)
     if len(examined) == 2:
         report["nearest_seen"] = neighbours(data.train.classes, data.val.classes)
         for name, near in report["nearest_seen"].items():
             print(f"  unseen {name}: nearest " + ", ".join(f"{other} {cosine:.2f}" for other, cosine in near))
-        both = [" is also ".join(pair) for pair in shared(data, examined["train"], examined["val"])]
+        pairs = shared(data, examined["train"], examined["val"])
+        both = [f"{one} is listed in both" if one == other else f"{one} is also {other}" for one, other in pairs]
         _note(report, faults, "images are in train and in val", "in_both_splits", both)
         if words.out:
             pictures(Path(words.out), data, labels)

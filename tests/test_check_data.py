@@ -5,13 +5,14 @@ import json
 import pickle
 import runpy
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from support import one_line, write_coco
+from support import cpu_seconds, one_line, write_coco
 
 from mldec import draw, examination
 from mldec.config import config_dir
@@ -94,6 +95,31 @@ def test_the_same_bytes_twice_and_in_both_splits(check, root: Path) -> None:
     one_line(err, "1 images of train are copies; 1 images are in train and in val")
     assert f"{image(root, 9)} is a copy of {image(root, 2)}" in out
     assert f"{image(root, 4)} is also {image(root, 7, 'val2014')}" in out
+
+
+@pytest.mark.parametrize(("category", "labels"), [(5, "the same"), (1, "different")])
+def test_a_file_that_is_listed_twice_is_called_that(check, root: Path, category: int, labels: str) -> None:
+    path = root / "annotations" / "instances_train2014.json"
+    content = json.loads(path.read_text())
+    content["images"].append({"id": 99, "file_name": image(root, 2).name})
+    content["annotations"].append({"id": 99, "image_id": 99, "category_id": category})
+    path.write_text(json.dumps(content))
+    status, out, err = check()
+    assert status == 1
+    one_line(err, "1 images of train are listed twice")
+    assert f"{image(root, 2)} is listed twice, with {labels} labels" in out
+    assert "a copy of" not in out
+
+
+def test_a_look_at_the_digits_takes_seconds() -> None:
+    command = [sys.executable, "-m", "mldec.check_data", "data=digits", "--decode", "5"]
+    assert cpu_seconds(command, OMP_NUM_THREADS="1") < 10  # 26 with the labels of painted scenes
+
+
+def test_the_settings_of_parts_that_are_not_used_are_held_against_them_too(check) -> None:
+    status, _, err = check("head.num_grops=3")
+    assert status == 1
+    one_line(err, "head.num_grops: MLDecoder takes no such argument")
 
 
 def test_a_class_without_positives_is_named_and_is_no_fault(check, root: Path) -> None:
