@@ -150,7 +150,7 @@ def test_evaluate_takes_settings_and_other_weights(cli: Cli, digits_run: Path, t
     ("words", "parts"),
     [
         (["foo"], ["'foo' is not understood", "key=value"]),
-        (["trai.epochs=3"], ["has no setting 'trai'; did you mean 'train'?"]),
+        (["trai.epochs=3"], ["has no setting 'trai'; did you mean 'train.epochs'?"]),
         (["data.val_image=3"], ["digits takes no such argument; did you mean 'val_images'?"]),
         (["train.epochs=x"], ["train.epochs", "'x'"]),
         (["data=cocoo"], ["there is no such option; did you mean 'coco'?"]),
@@ -250,7 +250,7 @@ def test_predict_refuses_what_is_not_there(cli: Cli, digits_run: Path, tmp_path:
         (["+experiment=digits", "train.epoch=3"], ["did you mean 'epochs'?"]),
         (["+experiment=digits", "+train.epoch=3"], ["did you mean 'epochs'?"]),
         (["+experiment=digits", "train.epochs=abc"], ["train.epochs", "'abc'"]),
-        (["+experiment=digits", "head=mll"], ["head/mll", "ml_decoder"]),
+        (["+experiment=digits", "head=mll"], ["head=mll", "ml_decoder"]),
         (
             ["+experiment=digits", "head.num_grops=3"],
             ["head.num_grops: MLDecoder takes no such argument", "num_groups"],
