@@ -20,7 +20,10 @@ JOBS = {
     "data": ("measure_data", "images/s of the training transform on one core, beside the official pipeline"),
     "throughput": ("measure_model", "images/s of training and inference for an experiment, with random images"),
     "queries": ("measure_queries", "time and work of a zero-shot model by the number of its word queries"),
-    "cost": ("cost", "multiply-accumulates and parameters of the models of tables 1 and 2 and figure 5, beside the paper"),
+    "cost": (
+        "cost",
+        "multiply-accumulates and parameters of tables 1 and 2 and figure 5, beside the paper",
+    ),
 }
 
 

@@ -30,7 +30,10 @@ _PLAIN_WORDS = [
     (r"Value '(.*)' is not a valid bool", "is '{0}': it must be true or false"),
     (r"Invalid value '(.*)', expected one of \[(.*)\]", "is '{0}': it must be one of {1}"),
     (r"field '.*' is not Optional|Incompatible value 'None'", "is null: it must have a value"),
-    (r"Invalid type assigned: .* is not a subclass of .* value: (.*)", "is {0}: it holds settings, write {key}.NAME=VALUE"),
+    (
+        r"Invalid type assigned: .* is not a subclass of .* value: (.*)",
+        "is {0}: it holds settings, write {key}.NAME=VALUE",
+    ),
     (r"Invalid value assigned: .* is not a ListConfig", "is no list: write {key}=[VALUE]"),
     (
         r"Missing mandatory value: backbone$",

@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

@@ -12,7 +12,7 @@ from mldec import distributed
 from mldec.checkpoint import load_strict
 from mldec.data.loader import Batch, sample_seed
 from mldec.errors import CheckpointError, ConfigError
-from mldec.evaluate import autocast
+from mldec.evaluation import autocast
 from mldec.losses.targets import at_least_float32
 from mldec.model import Classifier
 from mldec.optim import build_optimizer, build_schedule, fast_forward

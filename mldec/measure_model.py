@@ -14,7 +14,7 @@ from mldec import build, distributed
 from mldec.config import compose
 from mldec.data.base import Classes
 from mldec.data.loader import Batch
-from mldec.evaluate import autocast
+from mldec.evaluation import autocast
 from mldec.evaluators.average_precision import average_precision
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.learner import Learner

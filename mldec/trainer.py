@@ -18,7 +18,7 @@ from mldec.config import diff, to_dict
 from mldec.data.base import DataModule
 from mldec.data.loader import Batch, TrainBatches, train_loader, unwrap
 from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
-from mldec.evaluate import Results, check_classes, evaluate, left_out
+from mldec.evaluation import Results, check_classes, evaluate, left_out
 from mldec.learner import Learner, Outcome
 from mldec.model import Classifier
 from mldec.runlog import Meter, RunLog

@@ -140,7 +140,13 @@ def test_a_seed_that_no_generator_takes_is_refused(digits: Config, seed: int) ->
 
 @pytest.mark.parametrize(
     "word",
-    ["train={", "data.root=[", "data.val_images=!!python/object:os.system", "train.epochs=" + 5000 * "1", "name=\ud800"],
+    [
+        "train={",
+        "data.root=[",
+        "data.val_images=!!python/object:os.system",
+        "train.epochs=" + 5000 * "1",
+        "name=\ud800",
+    ],
 )
 def test_what_is_not_yaml_is_refused_in_one_line(digits: Config, word: str) -> None:
     with pytest.raises(ConfigError) as caught:

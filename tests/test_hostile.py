@@ -19,7 +19,7 @@ from mldec import checkpoint, zoo
 from mldec.data.coco import coco
 from mldec.data.transforms import read_image
 from mldec.errors import CheckpointError, DataError, UserError, printable
-from mldec.predict import find_images
+from mldec.prediction import find_images
 from mldec.untrusted import MAX_VALUES, plain, refuse_bomb
 
 ROOT = Path(mldec.__file__).parents[1]

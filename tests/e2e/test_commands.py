@@ -71,6 +71,20 @@ def test_a_resumed_run_says_its_command_too(cli: Cli, digits_run: Path, tmp_path
     assert sum(f"(mldec {mldec.__version__}, commit " in line for line in lines) == 2
 
 
+def test_half_precision_of_a_run_is_left_out_on_a_cpu(cli: Cli, digits_run: Path, tmp_path: Path) -> None:
+    path = digits_run / "checkpoints" / "best.pt"
+    state = load(path)
+    state["config"]["train"]["precision"] = "bf16"
+    torch.save(state, tmp_path / "half.pt")
+    status, out, err = cli("evaluate", tmp_path / "half.pt", "--plugin", "patches")
+    assert status == 0, err
+    assert "evaluated in fp32 on a CPU; train.precision=bf16, as in the run, is much slower here" in out
+    assert f"  {state['best']['value']:7.3f}\n" in out
+    status, out, err = cli("evaluate", tmp_path / "half.pt", "--plugin", "patches", "train.precision=bf16")
+    assert status == 0, err
+    assert "train.precision=bf16 is slow on a CPU" in out
+
+
 def test_the_folder_of_a_run_stands_for_its_best_checkpoint(cli: Cli, digits_run: Path, tmp_path: Path) -> None:
     status, out, err = cli("evaluate", digits_run, "--plugin", "patches")
     assert status == 0, err
