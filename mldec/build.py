@@ -5,7 +5,7 @@ import inspect
 import math
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -14,7 +14,6 @@ from torch import nn
 from mldec.data.base import Classes, DataModule
 from mldec.errors import ConfigError, UserError, suggest
 from mldec.model import Classifier
-from mldec.optim import check_optimizer
 from mldec.settings import PARTS, Config
 
 # Where each part must be defined, whatever a file says; the user's own packages are added by plugins=[...].
@@ -33,10 +32,21 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: with every fault of every part, or for an unknown optimiser.
     """
-    found = [fault for part in PARTS for fault in faults(part, getattr(config, part), config.plugins)]
+    check_parts(config, PARTS)
+    from mldec.optim import check_optimizer  # timm is slow to import, and check_data does without
+
+    check_optimizer(config.optim.name)
+
+
+def check_parts(config: Config, parts: Iterable[str]) -> None:
+    """Hold the arguments of some parts against the signatures of what they name.
+
+    Raises:
+        ConfigError: with every fault of every one of them.
+    """
+    found = [fault for part in parts for fault in faults(part, getattr(config, part), config.plugins)]
     if found:
         raise ConfigError("; ".join(found))
-    check_optimizer(config.optim.name)
 
 
 def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
@@ -196,9 +206,7 @@ def _call(part: str, config: Config, **runtime: Any) -> Any:
             argument of the target, `<part>: <message>` for another one.
     """
     node = getattr(config, part)
-    found = faults(part, node, config.plugins)
-    if found:
-        raise ConfigError("; ".join(found))
+    check_parts(config, [part])
     not_arguments = {"_target_", *PROGRAM_SETTINGS.get(part, {})}
     arguments = {key: value for key, value in node.items() if key not in not_arguments}
     target = locate(part, node["_target_"], config.plugins)

@@ -19,6 +19,7 @@ from mldec.data.base import Classes
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, ConfigError
 from mldec.model import Classifier
+from mldec.run_folder import find_checkpoint
 from mldec.settings import Config
 from mldec.storage import read_torch, versions
 from mldec.untrusted import check_parts, check_sizes, limited
@@ -90,9 +91,11 @@ def _checked(state: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def local(path: str | Path) -> Path:
-    """Return the path of a file, after downloading it once if it is written "zoo:NAME"."""
+    """Return the path of a file: of the best checkpoint in the folder of a run, or a download of "zoo:NAME"."""
     text = str(path)
-    return zoo.fetch(text.removeprefix("zoo:")) if text.startswith("zoo:") else Path(path)
+    if text.startswith("zoo:"):
+        return zoo.fetch(text.removeprefix("zoo:"))
+    return find_checkpoint(Path(path)) if Path(path).is_dir() else Path(path)
 
 
 def load_model(
@@ -106,7 +109,8 @@ def load_model(
     """Rebuild the model of a file: the one door for evaluate, predict and notebooks.
 
     Args:
-        path: a file written by `mldec.train`, a `.pth` file of the authors, or "zoo:NAME", which is downloaded once.
+        path: a file written by `mldec.train` or the folder of its run (best.pt, else last.pt), a `.pth` file of the
+            authors, or "zoo:NAME", which is downloaded once.
         weights: "ema", "raw", or None for those that scored best in the run; a file of the authors has one set only.
         image_size: pixels a side, instead of what the file or the table of known files says.
         device: to put the model on; a name as `distributed.pick_device` takes it, or torch's own.

@@ -9,7 +9,6 @@ from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -147,6 +146,8 @@ def wrap(model: nn.Module, *, static: bool) -> nn.Module:
 
 def synchronised_batch_norm(model: nn.Module) -> nn.Module:
     """Return the model with batch norms that take mean and variance over all processes."""
+    from timm.layers import convert_sync_batchnorm  # slow to import, and for several GPUs only
+
     return convert_sync_batchnorm(model)
 
 

@@ -44,7 +44,8 @@ def _advice(config: Config, device: torch.device) -> str:
     if device.type == "cuda":
         used, there = torch.cuda.max_memory_allocated(device), torch.cuda.mem_get_info(device)[1]
         peak = f", {used / 2**30:.1f} GiB of {there / 2**30:.1f} at the peak"
-    half = "" if train.precision is not Precision.fp32 else "train.precision=bf16, "
+    full = train.precision.on(device.type) is Precision.fp32
+    half = "train.precision=bf16, " if full and device.type == "cuda" else ""  # on a CPU it is slow
     return (
         f"out of memory on {device}: {micro_batch} training images at a time on each process, {train.eval_batch_size} "
         f"in evaluation, at {config.data.get('image_size', 'the default')} pixels{peak}; for the same batch in "

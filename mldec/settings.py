@@ -34,6 +34,8 @@ HARMLESS = {
 HARMLESS |= {"train.eval_batch_size", "train.eval_every", "train.log_every", "train.compile"}
 HARMLESS |= {"train.nonfinite", "train.save_every_steps", "train.save_every_minutes", "train.keep_last"}
 
+MAX_SEED = 2**63 - 1  # what torch and NumPy both take
+
 
 def _require(good: bool, name: str, value: Any, rule: str) -> None:
     if not good:
@@ -53,9 +55,26 @@ def check_device(name: str) -> None:
 class Precision(Enum):
     """Number format of the forward pass; weights, losses and metrics stay in float32."""
 
+    auto = "auto"  # fp16 on CUDA, as the official recipes; fp32 elsewhere
     fp32 = "fp32"
     fp16 = "fp16"
     bf16 = "bf16"
+
+    def on(self, device_type: str) -> "Precision":
+        """Return the number format that is used on a type of device, such as "cuda": never `auto`."""
+        if self is not Precision.auto:
+            return self
+        return Precision.fp16 if device_type == "cuda" else Precision.fp32
+
+    def warning(self, device_type: str) -> str | None:
+        """Return a line if this number format is slow on a type of device."""
+        if device_type != "cpu" or self.on(device_type) is Precision.fp32:
+            return None
+        times = {Precision.fp16: "nine", Precision.bf16: "eight"}[self]
+        return (
+            f"train.precision={self.value} is slow on a CPU, up to {times} times slower than fp32: "
+            f"pass train.precision=fp32"
+        )
 
 
 class ScheduleName(Enum):
@@ -183,7 +202,8 @@ class Schedule:
     warmup_epochs: float | None = None  # cosine, cosine_epochs: epochs of linear warm-up; null: 0
     min_lr: float | None = None  # cosine, cosine_epochs: the rate at the end; null: 0
     warmup_lr: float | None = None  # cosine_epochs: the rate of the first epoch; null: 1e-5, as timm
-    cooldown_epochs: int | None = None  # cosine_epochs: the last of train.epochs, at min_lr; null: 0
+    # cosine_epochs: the last of train.epochs, at min_lr, and at most half of them; null: 0
+    cooldown_epochs: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("pct_start", "warmup_epochs", "min_lr", "warmup_lr", "cooldown_epochs"):
@@ -201,7 +221,7 @@ class Config:
     """A run, but for the folder it writes to."""
 
     name: str = MISSING  # of the run; its folder is outputs/<name>
-    seed: int = 0
+    seed: int = 0  # of weights, order of images and augmentation
     device: str = "auto"  # auto: cuda if there is one, else cpu
     resume: str | None = None  # "auto": go on from outputs/<name>/checkpoints/last.pt; or a checkpoint file
     init: str | None = None  # start from the weights of this checkpoint that fit, as a new run
@@ -226,5 +246,4 @@ class Config:
         check_device(self.device)
         if self.resume and self.init:
             raise ConfigError(f"init={self.init} has no effect with resume={self.resume}: leave one out")
-        cooldown = self.schedule.cooldown_epochs or 0
-        _require(cooldown < self.train.epochs, "schedule.cooldown_epochs", cooldown, "below train.epochs")
+        _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"from 0 to {MAX_SEED}")

@@ -15,14 +15,18 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from mldec.config import config_dir, explain, parse, prepare, to_yaml
-from mldec.errors import CheckpointError, ConfigError, one_line, writing
+import mldec
+from mldec.config import COMPLETION, config_dir, explain, parse, prepare, to_yaml
+from mldec.errors import CheckpointError, ConfigError, one_line, printable, writing
+from mldec.options import VERSION, said_once
+from mldec.run_folder import RUN_FILE, RunFacts, command_line
 from mldec.settings import Config
 
 if TYPE_CHECKING:
     import torch
 
     from mldec.stops import StopRequest
+    from mldec.trainer import Trainer
 
 
 def run(config: Config, directory: Path) -> None:
@@ -72,10 +76,14 @@ def _train(config: Config, directory: Path, device: "torch.device", stop: "StopR
         path, state = saved
         trainer.resume(state, path)
         lines = trainer.lines if _is_inside(path, directory) else 0  # the lines of another run stay in its folder
-    distributed.on_main(partial(_open_folder, directory, config))
+    distributed.on_main(partial(_open_folder, directory, trainer))
 
     with closing(runlog.RunLog(directory, step=trainer.learner.step, lines=lines)) as log:
+        commit = trainer.git or "none"
+        runlog.log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
         runlog.log.info(trainer.summary())
+        if slow := config.train.precision.warning(device.type):
+            runlog.log.warning(slow)
         trainer.fit(log)
         best = trainer.best
         runlog.log.info(
@@ -97,6 +105,34 @@ def find_start(config: Config, directory: Path) -> tuple[Path, dict[str, Any]] |
 
     last = resume_point(config, directory)
     return checkpoint.load_newest(last) if last else None
+
+
+def describe(trainer: "Trainer") -> RunFacts:
+    """Return what run.json says of a run that is about to start or to go on."""
+    from mldec import checkpoint
+    from mldec.cost import count_parameters, multiply_accumulates
+
+    config, classes, model = trainer.config, trainer.data.val.classes, trainer.learner.model
+    size = trainer.data.transform.image_size
+    queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
+    products: int | None
+    try:
+        products = round(multiply_accumulates(model, size, queries))
+    except Exception:  # a part of the user's own may do anything without values; the number is for the summary only
+        products = None
+
+    return RunFacts(
+        name=config.name,
+        command=command_line(),
+        versions=checkpoint.installed(),
+        commit=trainer.git,
+        epochs=config.train.epochs,
+        image_size=size,
+        parameters=count_parameters(model)[0],
+        multiply_accumulates=products,
+        start_epoch=trainer.epoch,
+        best={} if trainer.best["metric"] is None else trainer.best,
+    )
 
 
 def resume_point(config: Config, directory: Path) -> Path | None:
@@ -134,23 +170,17 @@ def _is_inside(path: Path, directory: Path) -> bool:
     return path.parent.resolve().is_relative_to(directory.resolve())
 
 
-def _open_folder(directory: Path, config: Config) -> None:
+def _open_folder(directory: Path, trainer: "Trainer") -> None:
     """Make the folders of a run, and write what runs in it."""
     from mldec import storage
 
     file = directory / "config.yaml"
     with writing(file, of_run=True):
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
-        storage.write_text(file, to_yaml(config))
-
-
-def said_once(message: str) -> str:
-    """Return what this process should print of a fault: under torchrun the same is printed once."""
-    if "RANK" not in os.environ:
-        return message
-    from mldec import distributed
-
-    return distributed.said_once(message)
+        storage.write_text(file, to_yaml(trainer.config))
+    facts = directory / RUN_FILE
+    with writing(facts, of_run=True):
+        storage.write_text(facts, describe(trainer).to_json())
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
@@ -172,8 +202,13 @@ def app(node: DictConfig) -> None:
 def main() -> None:
     """Run the command."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as they are, and end as one line
+    if "--version" in sys.argv[1:]:  # Hydra would say its own
+        print(VERSION)
+        return
     with one_line(said_once):
         sys.argv[1:] = prepare(sys.argv[1:])
+        if any(word.startswith(COMPLETION) for word in sys.argv[1:]):
+            sys.argv[0] = "mldec-train"  # the command that a shell completes: it knows no `python -m`
         try:
             app()
         except (HydraException, OmegaConfBaseException, YAMLError) as error:

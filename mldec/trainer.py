@@ -19,7 +19,7 @@ from mldec.data.base import DataModule
 from mldec.data.fingerprint import check_same, fingerprint
 from mldec.data.loader import Batch, TrainBatches, end_workers, train_loader, unwrap
 from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
-from mldec.evaluate import Results, check_classes, evaluate, left_out
+from mldec.evaluation import Results, check_classes, evaluate, left_out
 from mldec.learner import Learner, Outcome
 from mldec.model import Classifier
 from mldec.runlog import Meter, RunLog
@@ -118,10 +118,13 @@ class Trainer:
         """Return what is about to be trained, on what, and where it starts."""
         millions = sum(p.numel() for p in self.learner.model.parameters() if p.requires_grad) / 1e6
         train, val = self.data.train, self.data.val
+        precision = self.learner.precision.value
+        if self.config.train.precision is Precision.auto:
+            precision += " (auto)"
         return (
             f"{self.config.name}: {millions:.2f} M trainable parameters, {len(val.classes)} classes, "
             f"{len(train.dataset):,} training and {len(val.dataset):,} validation images, "
-            f"{self.config.train.precision.value} on {self.device} x {distributed.world_size()}, "
+            f"{precision} on {self.device} x {distributed.world_size()}, "
             f"epoch {self.epoch + 1} of {self.config.train.epochs}, {self.position} of {self.batches.steps} steps done"
         )
 
@@ -196,7 +199,7 @@ class Trainer:
     def _report(self, runlog: RunLog, description: str, lr: float) -> None:
         train, total = self.config.train, self.batches.steps
         values = {**self.meter.read(self.device), "train/lr": lr}
-        if train.precision is Precision.fp16 or train.nonfinite is NonFinite.skip:
+        if self.learner.precision is Precision.fp16 or train.nonfinite is NonFinite.skip:
             values["train/skipped_steps"] = self.learner.skipped
         if self.data.bad_images == "skip":
             values["train/bad_images"] = self.bad_images

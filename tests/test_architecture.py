@@ -13,7 +13,7 @@ MODULES = {
 
 # A module may import from rows below its own, and from its own row without a circle.
 ROWS = [
-    ("mldec", "mldec.errors", "mldec.settings", "mldec.results"),
+    ("mldec", "mldec.errors", "mldec.settings", "mldec.results", "mldec.run_folder"),
     (
         "mldec.heads",
         "mldec.losses",
@@ -44,11 +44,20 @@ ROWS = [
     ("mldec.config", "mldec.memory", "mldec.model", "mldec.runlog", "mldec.data"),  # its readers
     ("mldec.build", "mldec.released"),
     ("mldec.checkpoint",),
-    ("mldec.options", "mldec.evaluate", "mldec.cost"),
+    ("mldec.options", "mldec.evaluation", "mldec.cost"),
     ("mldec.learner",),
     ("mldec.trainer",),
-    ("mldec.train", "mldec.predict", "mldec.check_data", "mldec.draw", "mldec.summary"),
-    ("mldec.benchmark", "mldec.measure_data", "mldec.measure_queries"),
+    (
+        "mldec.train",
+        "mldec.evaluate",
+        "mldec.predict",
+        "mldec.prediction",
+        "mldec.check_data",
+        "mldec.draw",
+        "mldec.summary",
+        "mldec.examination",
+    ),
+    ("mldec.benchmark", "mldec.measure_data", "mldec.measure_model", "mldec.measure_queries", "mldec.__main__"),
 ]
 
 

@@ -23,7 +23,7 @@ from mldec.data.openimages_miil import openimages_miil
 from mldec.data.transforms import read_image
 from mldec.data.vectors import read_vectors
 from mldec.errors import CheckpointError, DataError, UserError, printable
-from mldec.predict import find_images
+from mldec.prediction import find_images
 from mldec.storage import read_torch
 from mldec.untrusted import MAX_VALUES, plain
 

@@ -118,6 +118,7 @@ def csv_table(
         see=_SEE,
         exclusive=exclusive,
         bad_images=bad_images,
+        folder_setting="data.images",
     )
 
 

@@ -191,6 +191,17 @@ class DigitScenes:
         target[[int(self.writings.labels[row]) for row, _ in placed]] = 1
         return to_tensor(scene), target
 
+    def target(self, index: int) -> Tensor:
+        """Return a target alone: that of the scene, or where scenes are drawn anew, of a scene that is not painted."""
+        if self.seed is not None:
+            return self[index][1]
+        rng = np.random.default_rng(random.getrandbits(64))
+        count = len(places(rng, self.image_size, how_many(rng, self.max_digits, self.empty), self.sizes))
+        rows = rng.integers(len(self.writings.labels), size=count)
+        target = torch.zeros(len(NAMES), dtype=torch.int8)
+        target[self.writings.labels[rows]] = 1
+        return target
+
     def name(self, index: int) -> str:
         """Return a phrase for the scene."""
         return f"digit scene {index}" + (" (drawn anew each time)" if self.seed is None else f" of seed {self.seed}")

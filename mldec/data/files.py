@@ -72,6 +72,7 @@ def file_data(
     bad_images: str = "stop",
     load_train: Callable[[str], tuple[Path, Table]] | None = None,
     absent: str = "stop",
+    folder_setting: str | None = None,
 ) -> DataModule:
     """Return a `DataModule` of two splits of one data set with the same classes.
 
@@ -89,6 +90,7 @@ def file_data(
         load_train: as `load`, for the split to learn from, where its labels mean something else; None is `load`.
         absent: what to do about a listed image that is not on the disk, found at the start: "stop"; "skip": leave it
             out and log how many; or "unchecked": do not list the folders, which takes a minute for millions of files.
+        folder_setting: the setting with the image folder, for messages, such as "data.images"; None if there is none.
 
     Raises:
         ConfigError: for an unknown choice.
@@ -102,7 +104,7 @@ def file_data(
         if not len(table):
             raise DataError(f"{folder}: {name} has no image; {see}")
         if absent == "stop":
-            check_present(folder, table.files, see)
+            check_present(folder, table.files, see, folder_setting)
         elif absent == "skip":
             table = keep_present(folder, table, see)
         nothing = torch.zeros(0, len(table.classes))
@@ -140,8 +142,14 @@ def check_same_classes(train: tuple[str, ...], val: tuple[str, ...], where: str 
         raise DataError(f"{where}: the classes of train ({len(train)}) and val ({len(val)}) differ: {what}; {see}")
 
 
-def check_present(folder: Path, files: np.ndarray, see: str) -> None:
+def check_present(folder: Path, files: np.ndarray, see: str, setting: str | None = None) -> None:
     """Compare the listed files with the folder.
+
+    Args:
+        folder: that the paths start from.
+        files: see `Table.files`.
+        see: where help is.
+        setting: the one with the folder, such as "data.images", if there is one.
 
     Raises:
         DataError: with the number of absent files and the first of them.
@@ -150,7 +158,17 @@ def check_present(folder: Path, files: np.ndarray, see: str) -> None:
     if absent.any():
         count = f"{absent.sum():,} of {len(files):,}"
         first = os.fsdecode(files[absent.argmax()])
-        raise DataError(f"{folder}: {count} listed images are absent, the first is {first}; {see}")
+        advice = f"{_folder_advice(folder, first, setting)}; " if setting else ""
+        raise DataError(f"{folder}: {count} listed images are absent, the first is {first}; {advice}{see}")
+
+
+def _folder_advice(folder: Path, file: str, setting: str) -> str:
+    """Say which folder inside `folder` holds a listed file, if one does: a list often has bare names."""
+    inner = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    holds = [name for name in inner if (folder / name / file).is_file()]
+    if holds:
+        return f"it is in {holds[0]}: pass {setting}={holds[0]}"
+    return f"it was looked for at {folder / file}: set {setting} to the folder that the paths start from"
 
 
 def keep_present(folder: Path, table: Table, see: str) -> Table:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
-from torchvision.transforms import v2
 
 from mldec.data.pair_augment import PairAugment, cutout
 from mldec.errors import ConfigError, DataError, suggest, visible
@@ -262,7 +261,7 @@ class TrainTransform:
         self.flip = flip
         self.cutout = cutout
         self.augment = _augment(augment, image_size)
-        self.erase = v2.RandomErasing(erase, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=MEAN_COLOUR) if erase else None
+        self.erase = _erasing(erase) if erase else None
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return uint8 [3, S, S] of an RGB image, which is not changed.
@@ -279,7 +278,18 @@ class TrainTransform:
         return self.erase(tensor) if self.erase else tensor
 
 
+# torchvision takes a second to import, which evaluation and the digits do without: it is imported where it is used.
+
+
+def _erasing(probability: float) -> Callable[[Tensor], Tensor]:
+    from torchvision.transforms import v2
+
+    return v2.RandomErasing(probability, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=MEAN_COLOUR)
+
+
 def _resize(size: int, crop: float, how: Image.Resampling) -> Callable[[Image.Image], Image.Image]:
+    from torchvision.transforms import v2
+
     if crop == 1:  # torchvision's crop at (1, 1) would still cut the longer side to its ratio
         return partial(resized, size=(size, size), how=how)
     return v2.RandomResizedCrop((size, size), scale=(crop, 1.0), ratio=(3 / 4, 4 / 3), interpolation=how)
@@ -289,6 +299,8 @@ def _augment(name: str, size: int) -> Callable[[Image.Image], Image.Image]:
     if name.startswith("rand-"):
         return _timm_augment(name, size)
     _check_known("augment", name, AUGMENTS)
+    from torchvision.transforms import v2
+
     return {"official": PairAugment, "randaugment": v2.RandAugment, "none": v2.Identity}[name]()
 
 

@@ -151,10 +151,10 @@ def test_the_log_says_what_was_read(build, caplog):
         build()
         build(annotated_only=False)
     assert caplog.messages == [
-        "coco train2014: 3 images (annotated only), 3 classes",
-        "coco val2014: 1 images (annotated only), 3 classes",
-        "coco train2014: 4 images (all), 3 classes",
-        "coco val2014: 2 images (all), 3 classes",
+        "coco train2014: 3 images with an object, 3 classes",
+        "coco val2014: 1 images with an object, 3 classes",
+        "coco train2014: 4 images, 3 classes",
+        "coco val2014: 2 images, 3 classes",
     ]
 
 

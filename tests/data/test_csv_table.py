@@ -215,3 +215,10 @@ def test_labels_that_no_class_may_have(build, control):
         assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match=r"data\.classes: the class name"):
         build(TEXT, classes=["dog", "cat", "eel", f"x{control}y"])
+
+
+def test_bare_file_names_are_told_where_the_files_are(build, root):
+    with pytest.raises(DataError, match=r"the first is 1\.png; it is in a: pass data\.images=a; see DATASETS"):
+        build("path,labels,split\na/2.png,dog,train\n1.png,dog,val\n")
+    with pytest.raises(DataError, match=rf"looked for at {root}/9\.png: set data\.images to the folder that"):
+        build("path,labels,split\na/2.png,dog,train\n9.png,dog,val\n")
