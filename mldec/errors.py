@@ -30,6 +30,10 @@ class CheckpointError(UserError):
     """A checkpoint is missing, damaged, refused, or does not fit what it is used for."""
 
 
+class RunInUseError(UserError):
+    """Another process is using the folder of the run."""
+
+
 class NonFiniteError(UserError):
     """The loss or its gradients became infinite or not a number."""
 
@@ -42,7 +46,7 @@ class Stopped(Exception):
     """The run was asked to stop, and did in order.
 
     Args:
-        message: where it stopped and how to go on.
+        message: where it stopped and how to go on; empty on a process for which another one speaks.
         status: of the process: 130 after Ctrl-C, else 143.
     """
 

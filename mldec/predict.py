@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
         "--threshold",
         type=fraction,
         default=0.0,
-        help="lowest score, 0 to 1 (default 0: all); scores are no probabilities, so look for it on validation images",
+        help="lowest score, 0 to 1 (default 0); scores after ASL are not probabilities: choose it on validation images",
     )
     arguments.add_argument("--classes", metavar="NAMES", help="other classes, with commas between; needs --vectors")
     arguments.add_argument("--vectors", metavar="FILE", help="word vectors of --classes; see DATASETS.md, Word vectors")

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from mldec.errors import ConfigError, writing
+from mldec.errors import ConfigError, DataError, writing
 
 STANDARD_OUTPUT = "-"
 
@@ -93,7 +93,7 @@ class ResultFile:
                 self.stream.write(text)
                 if flush:
                     self.stream.flush()
-        except BaseException:
+        except DataError:  # not at Ctrl-C, which the rows so far outlive
             self.discard()
             raise
 
@@ -107,7 +107,7 @@ class ResultFile:
                 self._close()
                 if self._temporary is not None:
                     self._temporary.replace(self._path)
-        except BaseException:
+        except DataError:
             self.discard()
             raise
 

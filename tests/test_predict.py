@@ -202,7 +202,7 @@ def test_odd_names_in_a_real_process_on_an_ascii_terminal(best: Path, tmp_path: 
 def test_no_example_names_a_threshold() -> None:
     text = (predict.__doc__ or "") + predict.parser().format_help()
     assert "0.5" not in text
-    assert "scores are no" in " ".join(text.split())
+    assert "scores after ASL are not probabilities" in " ".join(text.split())
 
 
 def test_a_device_is_checked_by_load_model_too(best: Path) -> None:

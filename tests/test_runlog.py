@@ -8,7 +8,7 @@ import pytest
 
 from mldec import runlog
 from mldec.errors import DataError
-from mldec.runlog import RunLog
+from mldec.runlog import RunLog, to_console
 
 
 def line(step: int, **values: float) -> str:
@@ -141,3 +141,9 @@ def test_messages_are_lines_of_a_file_in_any_script(tmp_path: Path) -> None:
     text = (tmp_path / "train.log").read_text(encoding="utf-8")
     assert text.endswith("] Stra\u00dfe \u65e5 \\udcff.png\n")
     assert text.count("\n") == 1
+
+
+def test_a_name_in_a_warning_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    to_console()
+    runlog.log.warning("left out: x\x1b]0;pwn\x07.png\nmldec: all is well \udcff")
+    assert capsys.readouterr().out == "left out: x?]0;pwn?.png mldec: all is well ?\n"
