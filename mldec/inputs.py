@@ -4,22 +4,23 @@ import errno
 import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import Any, TextIO
 
 from mldec.errors import DataError
 
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
-def open_binary(path: str | Path, *, buffering: int = -1) -> BinaryIO:
+def open_binary(path: str | Path, *, buffering: int = -1) -> BufferedReader:
     """Open a regular file, or a link to one, to read its bytes.
 
     Raises:
         OSError: it cannot be opened; also where the path is a folder, a FIFO, a device or a socket, or no path at all.
     """
     try:
-        return cast(BinaryIO, open(path, "rb", buffering=buffering, opener=_open_regular))
+        return open(path, "rb", buffering=buffering, opener=_open_regular)  # type: ignore[return-value]
     except ValueError as error:  # a NUL, or half of a surrogate pair
         raise OSError(errno.EINVAL, "no file has such a name", str(path)) from error
 
@@ -31,7 +32,7 @@ def open_text(path: str | Path, *, newline: str | None = None) -> TextIO:
         OSError: see `open_binary`.
     """
     try:
-        return cast(TextIO, open(path, encoding="utf-8-sig", newline=newline, opener=_open_regular))
+        return open(path, encoding="utf-8-sig", newline=newline, opener=_open_regular)
     except ValueError as error:
         raise OSError(errno.EINVAL, "no file has such a name", str(path)) from error
 
