@@ -1,163 +1,40 @@
-"""Measure what this project promises: `python -m mldec.benchmark JOB [--json FILE]`.
-
-head        group projection, forward and backward, against the official loop over groups
-metric      mAP at COCO's size, and time and memory at 9,605 classes
-labels      first and second start of a COCO split of full size
-data        images/s of the training transform on one core, beside the official pipeline
-throughput  images/s of training and inference for an experiment, with random images
-queries     time and work of a zero-shot model by the number of its word queries
-cost        multiply-accumulates and parameters of the models of tables 1 and 2 and figure 5, against the paper
-"""
+"""Measure what this project promises: `python -m mldec.benchmark JOB [--json FILE]`."""
 
 import argparse
-import json
+import importlib
 import os
 import platform
-import resource
-import statistics
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from mldec.errors import ConfigError, one_line, say
+from mldec.options import command
+from mldec.results import check_targets, to_json, write_result
 
-from mldec import build, checkpoint, distributed
-from mldec.config import compose
-from mldec.cost import cost, table
-from mldec.data.base import Classes
-from mldec.data.loader import Batch
-from mldec.errors import ConfigError, one_line
-from mldec.evaluate import autocast
-from mldec.evaluators.average_precision import average_precision
-from mldec.heads.ml_decoder import MLDecoder
-from mldec.learner import Learner
-from mldec.measure_data import data, labels
-from mldec.measure_queries import queries
-from mldec.runlog import to_console
-from mldec.settings import Config, Precision
-
-
-def seconds(job: Callable[[], Any], *, device: torch.device, repeats: int, warmup: int = 2) -> float:
-    """Return the median time of a job, waiting for the device."""
-    times = []
-    for turn in range(warmup + repeats):
-        start = time.perf_counter()
-        job()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if turn >= warmup:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def official_projection(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Do the group projection as the official code does, group by group into a buffer.
-
-    Source: described from reference ml_decoder.py, GroupFC.
-
-    Args:
-        x: decoded queries [B, G, D].
-        weight: [G, D, g].
-        bias: [K].
-
-    Returns:
-        logits [B, K].
-    """
-    out = torch.zeros(len(x), len(weight), weight.shape[2], device=x.device, dtype=x.dtype)
-    for group in range(len(weight)):
-        out[:, group, :] = x[:, group, :] @ weight[group]
-    return out.flatten(1)[:, : len(bias)] + bias
-
-
-def head(words: argparse.Namespace) -> dict[str, Any]:
-    """Time the group projection of 9,605 classes in 200 groups, width 768, batch 16, forward and backward."""
-    device = distributed.pick_device(words.device)
-    model = MLDecoder(2048, 9605, num_groups=200).to(device)
-    x = torch.randn(16, 200, 768, device=device, requires_grad=True)
-
-    def step(projection: Callable[[Tensor], Tensor]) -> Callable[[], None]:
-        return lambda: projection(x).sum().backward()
-
-    ours = step(model.pool)
-    official = step(lambda x: official_projection(x, model.pool_weight, model.pool_bias))
-    difference = (model.pool(x) - official_projection(x, model.pool_weight, model.pool_bias)).abs().max().item()
-    slow = seconds(official, device=device, repeats=3, warmup=1)
-    fast = seconds(ours, device=device, repeats=20)
-    return {
-        "official_loop_ms": 1000 * slow,
-        "batched_product_ms": 1000 * fast,
-        "times_faster": slow / fast,
-        "largest_difference": difference,
-    }
-
-
-def metric(words: argparse.Namespace) -> dict[str, Any]:
-    """Time mAP of 40,504 x 80, and of 40,000 x 9,605 with the memory it takes beyond its input."""
-    generator = torch.Generator().manual_seed(0)
-    cpu = torch.device("cpu")
-    found: dict[str, Any] = {}
-    for name, images, classes, share in (("coco", 40_504, 80, 0.036), ("open_images", 40_000, 9_605, 0.001)):
-        scores = torch.randn(images, classes, generator=generator)
-        targets = torch.empty(images, classes, dtype=torch.int8)
-        for block in targets.split(1000):
-            block.copy_(torch.rand(block.shape, generator=generator) < share)
-        before = _peak_gib()
-        repeats = 3 if name == "coco" else 1
-        found[f"{name}_seconds"] = seconds(
-            lambda: average_precision(scores, targets),  # noqa: B023
-            device=cpu,
-            repeats=repeats,
-            warmup=repeats - 1,
-        )
-        found[f"{name}_gib_beyond_input"] = _peak_gib() - before
-    return found
-
-
-def throughput(words: argparse.Namespace) -> dict[str, Any]:
-    """Time the training step (with optimiser and moving average) and inference of an experiment on random images."""
-    config = compose([f"+experiment={words.experiment}", *words.settings])
-    device = distributed.pick_device(config.device)
-    batch_size, size = config.train.batch_size, int(config.data["image_size"])
-    torch.manual_seed(config.seed)
-    torch.backends.cudnn.benchmark = True
-    classes = Classes(tuple(f"class {i}" for i in range(words.classes)))
-    model = build.model(config, classes, pretrained=False).to(device)
-    images = torch.randint(256, (batch_size, 3, size, size), dtype=torch.uint8, device=device)
-    targets = (torch.rand(batch_size, words.classes, device=device) < 0.04).to(torch.int8)
-    pieces = [item.chunk(config.train.accumulate) for item in (images, targets, torch.arange(batch_size))]
-    batches = [Batch(*piece) for piece in zip(*pieces, strict=True)]
-    learner = Learner(config, model, build.loss(config), device=device, steps=10_000)
-    learner.net.train()
-    steps = words.repeats
-    train = seconds(lambda: learner.learn(batches, batch_size), device=device, repeats=steps, warmup=3)
-    learner.net.eval()
-    infer = seconds(lambda: _infer(learner.net, images, config, device), device=device, repeats=steps, warmup=3)
-    return {
-        "experiment": words.experiment,
-        "settings": words.settings,
-        "precision": config.train.precision.value,
-        "compile": config.train.compile,
-        "channels_last": config.train.channels_last,
-        "batch_size": batch_size,
-        "image_size": size,
-        "classes": words.classes,
-        "train_images_per_second": batch_size / train,
-        "infer_images_per_second": batch_size / infer,
-        "peak_gib": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else _peak_gib(),
-    }
-
-
-@torch.no_grad()
-def _infer(net: nn.Module, images: Tensor, config: Config, device: torch.device) -> None:
-    with autocast(device, Precision(config.train.precision)):
-        net(images)
+# Each job: the module with the function of its name, imported when it runs, and what it measures.
+JOBS = {
+    "head": ("measure_model", "group projection, forward and backward, against the official loop over groups"),
+    "metric": ("measure_model", "mAP at COCO's size, and time and memory at 9,605 classes"),
+    "labels": ("measure_data", "first and second start of a COCO split of full size"),
+    "data": ("measure_data", "images/s of the training transform on one core, beside the official pipeline"),
+    "throughput": (
+        "measure_model",
+        "images/s of training and inference for a multi-label experiment, with random images",
+    ),
+    "queries": ("measure_queries", "time and work of a zero-shot model by the number of its word queries"),
+    "cost": (
+        "cost",
+        "multiply-accumulates and parameters of tables 1 and 2 and figures 5 and 6, beside the paper",
+    ),
+}
 
 
 def environment() -> dict[str, Any]:
     """Return the hardware, versions, date and commit of a measurement."""
+    import torch  # with what follows, seconds that --help does without
+
+    from mldec import checkpoint
+
     cuda = torch.cuda.is_available()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -172,57 +49,53 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _peak_gib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.benchmark`."""
-    arguments = argparse.ArgumentParser(
-        prog="python -m mldec.benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = arguments.add_subparsers(required=True, metavar="head|metric|labels|data|throughput|queries|cost")
-    for job in (head, metric, labels, data, throughput, queries, cost):
-        command = commands.add_parser(job.__name__, help=job.__doc__, description=job.__doc__)
-        command.set_defaults(job=job)
-        command.add_argument("--json", metavar="FILE", help="write figures, hardware, versions, date, commit")
-        if job is queries:
-            command.add_argument("--batch-size", type=int, default=8, help="images at a time (default 8)")
-            command.add_argument("--seconds", type=float, default=5.0, help="of timing for each number of queries")
-        if job in (head, queries):
-            command.add_argument("--device", default="auto", help="auto, cpu or cuda")
-        if job is throughput:
-            command.add_argument("--experiment", default="coco_tresnet_l", help="its backbone, head, loss and sizes")
-            command.add_argument("--classes", type=int, default=80)
-            command.add_argument("--repeats", type=int, default=20, help="timed steps; the median counts")
-            command.usage = "%(prog)s [options] [key=value ...], such as train.precision=bf16"
+    arguments = command("benchmark", str(__doc__))
+    commands = arguments.add_subparsers(required=True, dest="job", metavar="JOB", title="jobs")
+    for job, (_, measures) in JOBS.items():
+        one = commands.add_parser(job, help=measures, description=f"Measure {measures}.")
+        one.add_argument("--json", metavar="FILE", help="write figures, hardware, versions, date, commit")
+        if job == "queries":
+            one.add_argument("--batch-size", type=int, default=8, help="images at a time (default 8)")
+            one.add_argument("--seconds", type=float, default=5.0, help="of timing for each number of queries")
+        if job in ("head", "queries"):
+            one.add_argument("--device", default="auto", help="auto, cpu or cuda")
+        if job == "throughput":
+            one.add_argument("--experiment", default="coco_tresnet_l", help="its backbone, head, loss and sizes")
+            one.add_argument("--classes", type=int, default=80)
+            one.add_argument("--repeats", type=int, default=20, help="timed steps; the median counts")
+            one.usage = "%(prog)s [options] [key=value ...], such as train.precision=bf16"
     return arguments
 
 
-def run(words: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     """Measure, print, write."""
-    if words.json and not Path(words.json).resolve().parent.is_dir():
-        raise ConfigError(f"cannot write {words.json}: there is no such folder")
-    figures = words.job(words)
-    if words.job is cost:
-        print(table(figures))
+    check_targets(args.json)
+    module = importlib.import_module(f"mldec.{JOBS[args.job][0]}")
+    figures = getattr(module, args.job)(args)
+    if args.job == "cost":
+        say(*module.table(figures).splitlines())
     else:
         for name, value in figures.items():
-            print(f"  {name:<26} {value:,.4g}" if isinstance(value, float) else f"  {name:<26} {value}")
-    if words.json:
-        content = {"benchmark": words.job.__name__, "figures": figures, "environment": environment()}
-        Path(words.json).write_text(json.dumps(content, indent=1) + "\n")
+            say(f"  {name:<26} {value:,.4g}" if isinstance(value, float) else f"  {name:<26} {value}")
+    if args.json:
+        content = {"benchmark": args.job, "figures": figures, "environment": environment()}
+        write_result(args.json, to_json(content, indent=1) + "\n")
 
 
 def main() -> None:
     """Run the command."""
     with one_line():
+        args, settings = parser().parse_known_args()
+        if settings and args.job != "throughput":
+            raise ConfigError(f"'{settings[0]}' is not understood: {args.job} takes no settings")
+        args.settings = settings
+
+        from mldec.runlog import to_console
+
         to_console()
-        words, settings = parser().parse_known_args()
-        if settings and words.job is not throughput:
-            raise ConfigError(f"'{settings[0]}' is not understood: {words.job.__name__} takes no settings")
-        words.settings = settings
-        run(words)
+        run(args)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from mldec.data.source import FileSettings, Source, assemble
 from mldec.data.view import View
 from mldec.errors import ConfigError, UserError, suggest
 from mldec.model import Classifier
-from mldec.optim import check_optimizer
 from mldec.settings import PARTS, Config
 
 # Where each part must be defined, whatever a file says; the user's own packages are added by plugins=[...].
@@ -36,6 +35,7 @@ SHARED = (View, FileSettings)
 # What a function that builds data returns.
 DATA = (Source, DataModule)
 REQUIRED = inspect.Parameter.empty
+LARGEST_WHOLE = 2**63  # torch takes no larger whole number, where it takes any number with a point
 
 
 class Argument(NamedTuple):
@@ -43,6 +43,10 @@ class Argument(NamedTuple):
 
     hint: Any
     default: Any
+
+
+# A setting of the program's own in the node of the data: other training data at a resume is refused, or allowed.
+CHANGED = Argument(Literal["refuse", "allow"], "refuse")
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,9 @@ class Part:
             ConfigError: `<part>.<message>` for a `ValueError` of the target that begins with one of its arguments, and
                 `<part>: <message>` for another one.
         """
-        own = {name: value for name, value in self.arguments.items() if name in inspect.signature(self.target).parameters}
+        own = {
+            name: value for name, value in self.arguments.items() if name in inspect.signature(self.target).parameters
+        }
         return self._translated(self.target, {**own, **runtime})
 
     def shared(self, kind: type[Any]) -> Any:
@@ -109,6 +115,8 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
         raise ConfigError("; ".join(faults))
 
     if "loss" in kinds:  # a loss is for training
+        from mldec.optim import check_optimizer  # timm is slow to import, and check_data does without
+
         check_optimizer(config.optim.name)
     return parts
 
@@ -141,7 +149,8 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
 
 def recorded(config: Config, parts: Parts) -> Config:
     """Return the config with every argument of these parts in it, for config.yaml and checkpoints."""
-    return dataclasses.replace(config, **{kind: part.node for kind, part in parts.items()})
+    nodes: dict[str, Any] = {kind: part.node for kind, part in parts.items()}
+    return dataclasses.replace(config, **nodes)
 
 
 def data(parts: Parts) -> DataModule:
@@ -262,7 +271,7 @@ def matches(value: Any, hint: Any) -> bool:
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
     if hint is float:
-        return isinstance(value, int | float)
+        return isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST_WHOLE)
 
     kind = origin or hint
     if kind in (list, tuple, Sequence):
@@ -280,7 +289,8 @@ def describe(hint: Any) -> str:
         return " or ".join(describe(argument) for argument in arguments)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    names = {int: "a whole number", bool: "true or false", str: "text", type(None): "null"}
+    names[float] = "a number (if whole, below 2**63)"
     if hint in names:
         return names[hint]
     return "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping, its numbers finite"
@@ -294,6 +304,8 @@ def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
         for name, parameter in inspect.signature(target).parameters.items()
         if name not in RUNTIME_ARGUMENTS[kind] and parameter.kind not in VARIADIC
     }
+    if kind == "data":
+        accepted["changed"] = CHANGED
     if _is_reader(target):
         for shared in SHARED:
             hints = get_type_hints(shared)

@@ -2,7 +2,8 @@
 
 import logging
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 import mldec
-from mldec import build, released, zoo
+from mldec import build, distributed, released, zoo
 from mldec.config import parse
 from mldec.data.base import Classes
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, ConfigError
 from mldec.model import Classifier
+from mldec.run_folder import find_checkpoint
 from mldec.settings import Config
-from mldec.storage import read, versions
-from mldec.untrusted import check_parts, plain
+from mldec.storage import read_torch, versions
+from mldec.untrusted import check_parts, check_sizes, limited
 
 log = logging.getLogger("mldec")
 
@@ -45,19 +47,17 @@ def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint of a run of this program.
 
     Raises:
-        CheckpointError: if it cannot be read, see `read`, or is no such checkpoint.
+        CheckpointError: if it cannot be read, see `read_torch`, or is no such checkpoint.
     """
     return _checked(_read(path), path)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a file that may be a stranger's."""
-    try:
-        return plain(read(path), path)
-    except (MemoryError, OSError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({str(error) or 'it asks for more memory than there is'})"
-        ) from error
+    """Read a file of weights that may be a stranger's."""
+    state = read_torch(path)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} is no checkpoint: it holds a {type(state).__name__}")
+    return state
 
 
 def load_newest(path: Path) -> tuple[Path, dict[str, Any]]:
@@ -74,7 +74,7 @@ def load_newest(path: Path) -> tuple[Path, dict[str, Any]]:
             if older is None:
                 raise
             log.warning(f"{error}; going on from {older}")
-    raise CheckpointError(f"no checkpoint at {path}: check the path")
+    raise CheckpointError(f"no file at {path}: check the path")
 
 
 def _checked(state: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _checked(state: dict[str, Any], path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} holds weights but is no checkpoint of mldec, which resume needs: pass init={path}"
         )
-    if state["format"] != FORMAT:
+    if type(state["format"]) is not int or state["format"] != FORMAT:  # a tensor has no one answer
         raise CheckpointError(
             f"{path} has format {str(state['format'])[:40]}, this mldec reads {FORMAT}: use a newer mldec"
         )
@@ -91,9 +91,11 @@ def _checked(state: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def local(path: str | Path) -> Path:
-    """Return the path of a file, after downloading it once if it is written "zoo:NAME"."""
+    """Return the path of a file: of the best checkpoint in the folder of a run, or a download of "zoo:NAME"."""
     text = str(path)
-    return zoo.fetch(text.removeprefix("zoo:")) if text.startswith("zoo:") else Path(path)
+    if text.startswith("zoo:"):
+        return zoo.fetch(text.removeprefix("zoo:"))
+    return find_checkpoint(Path(path)) if Path(path).is_dir() else Path(path)
 
 
 def load_model(
@@ -107,32 +109,62 @@ def load_model(
     """Rebuild the model of a file: the one door for evaluate, predict and notebooks.
 
     Args:
-        path: a file written by `mldec.train`, a `.pth` file of the authors, or "zoo:NAME", which is downloaded once.
+        path: a file written by `mldec.train` or the folder of its run (best.pt, else last.pt), a `.pth` file of the
+            authors, or "zoo:NAME", which is downloaded once.
         weights: "ema", "raw", or None for those that scored best in the run; a file of the authors has one set only.
         image_size: pixels a side, instead of what the file or the table of known files says.
-        device: to put the model on.
+        device: to put the model on; a name as `distributed.pick_device` takes it, or torch's own.
         plugins: packages of the caller's that may hold its parts; the file itself cannot allow any.
 
+    The model is float32 whatever the default type and device are, and no random numbers are drawn.
+
     Raises:
-        CheckpointError: if the file cannot be used, see `read`, or its tensors do not fit the model it describes.
+        CheckpointError: if the file cannot be used, see `read_torch`, or its tensors do not fit the model it describes.
+        ConfigError: for an argument that is none of these, or a device that is not there.
     """
+    if weights not in ("ema", "raw", None):
+        raise ConfigError(f"weights is {weights!r}: choose 'ema', 'raw', or None for those that scored best")
+    if isinstance(plugins, str):
+        raise ConfigError(f"plugins is {plugins!r}: pass a list of packages, such as plugins=[{plugins!r}]")
+    if image_size is not None:
+        EvalTransform(image_size=image_size)  # holds it to its range
+    if isinstance(device, str):
+        device = distributed.pick_device(device)
     path = local(path)
-    state = _read(path)
-    loaded = _ours(state, path, weights, plugins) if "format" in state else _theirs(state, path, weights, image_size)
-    if image_size:
-        if "image_size" in loaded.config.backbone:
-            raise CheckpointError(f"--image-size {image_size}: {path} was trained for one size only; leave it out")
-        loaded = replace(loaded, transform=replace(loaded.transform, image_size=image_size))
-        loaded.config.data["image_size"] = image_size
-    loaded.model.to(device).eval()
+    with _standard_torch():
+        state = _read(path)
+        if "format" in state:
+            loaded = _ours(state, path, weights, plugins)
+        else:
+            loaded = _theirs(state, path, weights, image_size)
+        if image_size is not None:
+            if "image_size" in loaded.config.backbone:
+                raise CheckpointError(f"--image-size {image_size}: {path} was trained for one size only; leave it out")
+            loaded = replace(loaded, transform=replace(loaded.transform, image_size=image_size))
+            loaded.config.data["image_size"] = image_size
+        loaded.model.to(device).eval()
     return loaded
+
+
+@contextmanager
+def _standard_torch() -> Iterator[None]:
+    """Build on the CPU and in float32, whatever the caller's defaults are, and leave the global random state alone."""
+    dtype = torch.get_default_dtype()
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        if dtype is not torch.float32:
+            torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            if dtype is not torch.float32:
+                torch.set_default_dtype(dtype)
 
 
 def _ours(state: dict[str, Any], path: Path, weights: str | None, plugins: Sequence[str]) -> Loaded:
     config = saved_config(_checked(state, path), path, plugins)
     classes, transform = saved_classes(state), saved_transform(state, path)
     tensors, chosen = _weights(state, weights, path)
-    model = _build(config, classes, path)
+    model = _build(config, classes, tensors, path)
     load_strict(model, tensors, path)
     return Loaded(model, config, classes, transform, state["metrics"], chosen)
 
@@ -142,7 +174,7 @@ def _theirs(state: dict[str, Any], path: Path, weights: str | None, image_size: 
         raise CheckpointError(f"{path} holds one set of weights: leave --weights out")
     found = released.convert(state, path, image_size=image_size)
     config = parse(found.config)
-    model = _build(config, found.classes, path)
+    model = _build(config, found.classes, found.tensors, path)
     # The files lack what we compute: batch counters, and the normalisation, which is a fact about the network.
     own = {key: value for key, value in model.state_dict().items() if key.endswith(COMPUTED)}
     load_strict(model, {**own, **found.tensors}, path)
@@ -175,16 +207,30 @@ def saved_transform(state: dict[str, Any], path: Path) -> EvalTransform:
 
 def _weights(state: dict[str, Any], wanted: str | None, path: Path) -> tuple[dict[str, Tensor], str]:
     """Return one set of weights and its name: the wanted one, else the one that scored best."""
-    chosen = wanted or state["best"]["weights"]
+    chosen = state["best"]["weights"] if wanted is None else wanted
     tensors = state["model"] if chosen == "raw" else state["ema"]
     if tensors is None:
         raise CheckpointError(f"{path} holds no moving average: pass --weights raw")
     return tensors, chosen
 
 
-def _build(config: Config, classes: Classes, path: Path) -> Classifier:
+def _build(config: Config, classes: Classes, tensors: dict[str, Tensor], path: Path) -> Classifier:
+    """Build the model that a config describes, if it is not larger than the tensors that are to fill it.
+
+    Raises:
+        CheckpointError: if it is larger, or cannot be built.
+    """
+    check_sizes((config.backbone, config.head), tensors, path)
     try:
-        return build.model(config, classes, pretrained=False)
+        # First without memory: a model that turns out to be too large has cost nothing. A caller's own parts, which no
+        # file can ask for, need not know how to be built so.
+        if not config.plugins:
+            with limited(tensors, path), torch.device("meta"):
+                build.model(config, classes, pretrained=False)
+        with limited(tensors, path):
+            return build.model(config, classes, pretrained=False)
+    except CheckpointError:
+        raise
     except Exception as error:  # a constructor may raise anything on numbers that its signature allows
         raise CheckpointError(f"the model in {path} cannot be built: {error or 'it is too large'}") from error
 
@@ -192,7 +238,12 @@ def _build(config: Config, classes: Classes, path: Path) -> Classifier:
 def saved_classes(state: dict[str, Any]) -> Classes:
     """Return the classes in a checkpoint."""
     saved = state["classes"]
-    return Classes(names=tuple(saved["names"]), exclusive=saved["exclusive"], queries=saved["queries"])
+    queries = saved["queries"]
+    return Classes(
+        names=tuple(saved["names"]),
+        exclusive=saved["exclusive"],
+        queries=None if queries is None else queries.float(),
+    )
 
 
 def load_strict(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:

@@ -9,13 +9,43 @@ from typing import Any, get_type_hints
 import hydra
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
+from yaml import YAMLError
 
 from mldec.errors import ConfigError, suggest
-from mldec.settings import HARMLESS, PARTS, Config
+from mldec.settings import HARMLESS, PARTS, Config, Precision
 
 PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)})\.")
+# What Hydra does not read as text.
+NO_NAME = re.compile(r"[+-]?[\d_.]+(e[+-]?\d+)?|[+-]?(nan|inf)|true|false|null|\[.*", re.IGNORECASE)
+COMPLETION = ("-sc", "--shell-completion")
+HYDRA_FLAGS = {"--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun"}
+HYDRA_FLAGS |= {"--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"}
+LONGEST_NUMBER = 100  # digits; Python refuses to read 4,300
+
+# What OmegaConf says of a value, and how we say it: `{0}` is the value.
+_PLAIN_WORDS = [
+    (r"Value '(.*)' of type '.*' could not be converted to Integer", "is '{0}': it must be a whole number"),
+    (r"Value '(.*)' of type '.*' could not be converted to Float", "is '{0}': it must be a number"),
+    (r"Value '(.*)' is not a valid bool", "is '{0}': it must be true or false"),
+    (r"Invalid value '(.*)', expected one of \[(.*)\]", "is '{0}': it must be one of {1}"),
+    (r"field '.*' is not Optional|Incompatible value 'None'", "is null: it must have a value"),
+    (
+        r"Invalid type assigned: .* is not a subclass of .* value: (.*)",
+        "is {0}: it holds settings, write {key}.NAME=VALUE",
+    ),
+    (r"Invalid value assigned: .* is not a ListConfig", "is no list: write {key}=[VALUE]"),
+    (
+        r"Missing mandatory value: backbone$",
+        "has arguments, but none is chosen: pass backbone=timm first, for any model of timm, or one of {options}",
+    ),
+    (
+        rf"Missing mandatory value: ({'|'.join(PARTS)})$",
+        "has arguments, but none is chosen: pass {0}=NAME first, one of {options}",
+    ),
+]
 
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -39,33 +69,78 @@ def prepare(words: list[str]) -> list[str]:
     A part takes any argument of its class, listed in its YAML or not: `head.num_groups=20` becomes `++head...`, and
     `build.check` holds it to the signature. Flags come first, because Hydra's parser loses settings behind them.
     """
+    if any(word.startswith(COMPLETION) for word in words):
+        return words  # of tab completion: `install=bash` is no setting
+
     flags, settings = [], []
-    own_folder = any(word.startswith(("--config-dir", "-cd")) for word in words)
-    for word in words:
+    own_folder = any(word.startswith(("--config-dir", "-cd", "hydra.searchpath")) for word in words)
+    for before, word in zip(["", *words], words, strict=False):
+        check_word(word)
         key, equals, value = word.partition("=")
         bare = key.lstrip("+~")
+        if word.startswith("--"):
+            _check_flag(key)
+        elif not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
+            raise ConfigError(f"'{word}' is not understood: write key=value, such as train.epochs=3")
         if not equals or word.startswith("-"):
             flags.append(word)
             continue
+        named = not own_folder and re.fullmatch(r"[\w.-]+", value) is not None  # a sweep names several
         if bare == "experiment":
-            _check_experiment(word, value, experiments(), own_folder)
+            if key == bare:
+                raise ConfigError(f"write +experiment={value}, with a plus: it adds to the config")
+            if named and value not in experiments():
+                raise ConfigError(f"there is no experiment '{value}'{suggest(value, experiments())}")
+        elif bare in PARTS:
+            if named and value != "null":
+                check_option(bare, value)
         elif not bare.startswith("hydra") and not PART_KEY.match(bare):
             check_key(bare.partition("@")[0])
         settings.append(f"++{word}" if key == bare and PART_KEY.match(bare) else word)
+    for word in settings:
+        _check_choice(word)
     return flags + settings
 
 
-def _check_experiment(word: str, value: str, known: list[str], own_folder: bool) -> None:
-    if not word.startswith("+"):
-        raise ConfigError(f"write +experiment={value}, with a plus: it adds to the config")
-    if value not in known and not own_folder and re.fullmatch(r"[\w-]+", value):  # a sweep names several
-        raise ConfigError(f"there is no experiment '{value}'{suggest(value, known)}")
+def check_word(word: str) -> None:
+    """Refuse what no parser of settings takes: text that is not UTF-8, and numbers without end.
+
+    Raises:
+        ConfigError: if it is one of them.
+    """
+    key = word.partition("=")[0][:80]
+    if not word.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in word):
+        raise ConfigError(f"{key}: the value is not UTF-8 text")
+    if number := re.search(rf"\d{{{LONGEST_NUMBER},}}", word):
+        raise ConfigError(f"{key}: a number of {len(number[0]):,} digits is too long")
+
+
+def _check_flag(flag: str) -> None:
+    """Refuse a setting that is written as a flag, such as --epochs: ours are words with '='."""
+    if flag in HYDRA_FLAGS:
+        return
+    name = flag.removeprefix("--").replace("-", "_")
+    found = [name] if name in _settings() else elsewhere(name)
+    if found:
+        raise ConfigError(f"{flag} is no option: settings are written {found[0]}=VALUE, without dashes")
 
 
 def compose(words: list[str]) -> Config:
     """Return the config of a command line such as ["+experiment=digits", "train.epochs=1"]."""
     with initialize_config_dir(config_dir(), version_base="1.3"):
         return parse(hydra.compose("config", prepare(words)))
+
+
+def _check_choice(word: str) -> None:
+    """Refuse a choice of a part or an experiment that Hydra reads as a number, true, null or a list.
+
+    Raises:
+        ConfigError: for such a choice, which Hydra ends in a ValueError or a TypeError.
+    """
+    key, _, value = word.partition("=")
+    bare = key.lstrip("+~")
+    if bare in (*PARTS, "experiment") and NO_NAME.fullmatch(value.strip()):
+        raise ConfigError(f"{bare}={value}: an option is chosen by its name, such as {bare}=NAME")
 
 
 def parse(values: Any) -> Config:
@@ -106,31 +181,59 @@ def override(config: Config, words: list[str]) -> Config:
     Raises:
         ConfigError: for a word without '=', an unknown key or a wrong type.
     """
-    base, changes = to_dict(config), []
+    base: dict[str, Any] = to_dict(config)
+    changes = []
     for word in words:
+        check_word(word)
         key, equals, value = word.partition("=")
         if not equals or word.startswith("-"):
             raise ConfigError(f"'{word}' is not understood: write key=value, such as data.root=/data/coco")
         check_key(key)
         if key in PARTS:
             base[key] = option(key, value)
-        else:
-            changes.append(word)
+            continue
+        try:
+            changes.append(OmegaConf.from_dotlist([word]))
+        except (YAMLError, RecursionError) as error:
+            raise ConfigError(_not_understood(word)) from error
+
     try:
-        return parse(OmegaConf.merge(OmegaConf.create(base), OmegaConf.from_dotlist(changes)))
+        return parse(OmegaConf.merge(OmegaConf.create(base), *changes))
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error)) from error
 
 
+def _not_understood(word: str) -> str:
+    return f"'{word[:200]}' is not understood: write key=value, and quotes around a value that holds any of [{{,:'"
+
+
 def option(part: str, name: str) -> dict[str, Any]:
     """Return the node of an option file, such as data=coco, its interpolations as they are."""
-    folder = Path(config_dir(), part)
-    known = [path.stem for path in folder.glob("*.yaml")]
-    if name not in known:
-        raise ConfigError(f"{part}={name}: there is no such option{suggest(name, known)}")
-    node = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
+    check_option(part, name)
+    node = OmegaConf.to_container(OmegaConf.load(Path(config_dir(), part, f"{name}.yaml")))
     assert isinstance(node, dict)
     return {str(key): value for key, value in node.items()}
+
+
+def options(part: str) -> list[str]:
+    """Return the names of the option files of a part, such as those that `head=` takes."""
+    return sorted(path.stem for path in Path(config_dir(), part).glob("*.yaml"))
+
+
+def check_option(part: str, name: str) -> None:
+    """Raise a `ConfigError` with the nearest option if a part has none of that name."""
+    known = options(part)
+    if name in known:
+        return
+    if part == "backbone" and _in_timm(name):
+        raise ConfigError(f"backbone={name} is a model of timm: write backbone=timm backbone.name={name}")
+    raise ConfigError(f"{part}={name}: there is no such option{suggest(name, known)}")
+
+
+def _in_timm(name: str) -> bool:
+    import timm  # slow, and needed for this message only
+
+    return timm.is_model(name)
 
 
 def check_key(key: str) -> None:
@@ -142,15 +245,39 @@ def check_key(key: str) -> None:
             return
         known = [item.name for item in fields(kind)]
         if name not in known:
-            here = ".".join(names[:depth])
-            raise ConfigError(f"{key}: {here or 'the config'} has no setting '{name}'{suggest(name, known)}")
+            section = ".".join(names[:depth]) or "the config"
+            moved = " or ".join(f"'{path}'" for path in elsewhere(names[-1]))
+            hint = f"; did you mean {moved}?" if moved else suggest(name, known)
+            raise ConfigError(f"{key}: {section} has no setting '{name}'{hint}")
         kind = get_type_hints(kind)[name]
+
+
+def elsewhere(name: str) -> list[str]:
+    """Return the full keys of the settings whose last name is `name`, such as optim.lr for "lr"."""
+    return [key for key in _settings() if key.rpartition(".")[2] == name]
+
+
+def _settings() -> list[str]:
+    """Return the keys of all fixed settings, and of the arguments that the option files of the parts give."""
+    keys = []
+    for item in fields(Config):
+        kind = get_type_hints(Config)[item.name]
+        if is_dataclass(kind):
+            keys += [f"{item.name}.{inner.name}" for inner in fields(kind)]
+        elif item.name in PARTS:
+            arguments = {argument for name in options(item.name) for argument in option(item.name, name)}
+            keys += [f"{item.name}.{argument}" for argument in sorted(arguments - {"_target_"})]
+        else:
+            keys.append(item.name)
+    return keys
 
 
 def diff(old: Config, new: Config) -> list[str]:
     """Return `key: old -> new` for each setting that differs and matters to the numbers of a run."""
     before, after = _flatten(to_dict(old)), _flatten(to_dict(new))
     keys = [key for key in {**before, **after} if key not in HARMLESS and before.get(key) != after.get(key)]
+    if Precision.auto in (old.train.precision, new.train.precision):  # depends on the device, which may change
+        keys = [key for key in keys if key != "train.precision"]
     return [f"{key}: {before.get(key)} -> {after.get(key)}" for key in keys]
 
 
@@ -158,6 +285,8 @@ def explain(error: BaseException) -> str:
     """Say in one line what OmegaConf or Hydra found wrong."""
     if isinstance(error, InterpolationToMissingValueError):  # ${name}, the folder of the run
         return f"no run is chosen: pass +experiment=NAME, one of {', '.join(experiments())}"
+    if isinstance(error, OverrideParseException):
+        return _not_understood(str(error.override).removeprefix("++"))
     text = str(error).partition("Config search path")[0]
     # The error below it, if any, has what was wrong with which key.
     reason, _, named = str(error.__cause__ or text).partition("full_key: ")
@@ -168,7 +297,16 @@ def explain(error: BaseException) -> str:
         check_key(key)
     except ConfigError as better:
         return str(better)
-    return f"{key}: {reason.strip().splitlines()[-1]}"
+    return _plain_words(key, reason.strip().splitlines()[-1])
+
+
+def _plain_words(key: str, reason: str) -> str:
+    """Say what is wrong with a value in the words of the command line, not of Python."""
+    for pattern, words in _PLAIN_WORDS:
+        if match := re.match(pattern, reason):
+            known = ", ".join(options(key)) if key in PARTS else ""
+            return f"{key} {words.format(*match.groups(), key=key, options=known)}"
+    return f"{key}: {reason}"
 
 
 def _flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,10 +1,17 @@
 """The faults a user can cause, and how a command reports them: one line, status 1, no traceback."""
 
+import errno
+import io
 import os
 import sys
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of the disk, the user's quota, the process's limit
 
 
 class UserError(ValueError):
@@ -23,6 +30,10 @@ class CheckpointError(UserError):
     """A checkpoint is missing, damaged, refused, or does not fit what it is used for."""
 
 
+class RunInUseError(UserError):
+    """Another process is using the folder of the run."""
+
+
 class NonFiniteError(UserError):
     """The loss or its gradients became infinite or not a number."""
 
@@ -35,7 +46,7 @@ class Stopped(Exception):
     """The run was asked to stop, and did in order.
 
     Args:
-        message: where it stopped and how to go on.
+        message: where it stopped and how to go on; empty on a process for which another one speaks.
         status: of the process: 130 after Ctrl-C, else 143.
     """
 
@@ -52,33 +63,129 @@ def suggest(word: str, known: list[str]) -> str:
     return f"; known: {', '.join(sorted(known))}" if known else ""
 
 
+def visible(text: str) -> str:
+    """Return text with `?` for each control character, line breaks included: for names of files and classes.
+
+    A name from outside must neither steer the terminal nor look like a line of ours.
+    """
+    return "".join(letter if letter.isprintable() or unicodedata.category(letter) == "Zs" else "?" for letter in text)
+
+
 def printable(text: str) -> str:
-    """Return text as one line without control characters: what a file holds must not steer the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+    """Return a message as one line: a line break in it becomes a space, any other control character `?`."""
+    return visible(" ".join(text.split()))
 
 
 @contextmanager
-def one_line() -> Iterator[None]:
-    """Turn a `UserError`, or a file that cannot be used, into `mldec: <message>` and status 1.
+def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
+    """Name the target of a write that fails: where a disk is full, the `OSError` itself names none.
 
-    An orderly stop ends with its own status, Ctrl-C elsewhere with 130, a closed pipe with 141.
+    Args:
+        target: a file, or words such as "standard output".
+        of_run: it belongs to a training run, which can go on once it can be written.
+
+    Raises:
+        DataError: instead of an `OSError`, but for a closed pipe.
     """
     try:
         yield
+    except BrokenPipeError:  # the reader has seen enough, as `| head` does; see `one_line`
+        raise
+    except OSError as error:
+        mend = "free space" if error.errno in FULL else "make it writable"
+        then = ", then pass resume=auto" if of_run else ", or write to another place"
+        raise DataError(f"cannot write {target}: {error.strerror or error}; {mend}{then}") from error
+
+
+def say(*lines: str) -> None:
+    """Print lines on standard output, each of them without control characters.
+
+    Raises:
+        DataError: if they cannot be written.
+    """
+    with writing("standard output"):
+        for line in lines:
+            print(visible(line))
+
+
+def complain(message: str) -> None:
+    """Print one line on standard error; if it cannot be written, nobody reads it, and the work goes on."""
+    try:
+        print(f"mldec: {printable(message)}", file=sys.stderr)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        _discard(sys.stderr)
+
+
+@contextmanager
+def one_line(said_once: Callable[[str], str] = str) -> Iterator[None]:
+    """Turn a `UserError`, or a file that cannot be used, into `mldec: <message>` and status 1.
+
+    An orderly stop ends with its own status, Ctrl-C elsewhere with 130, a closed pipe with 141.
+
+    Args:
+        said_once: of several processes with the same message: returns what this one should print, if anything.
+    """
+    _mend_streams()
+    try:
+        try:
+            yield
+        except SystemExit:
+            _flush()
+            raise
+        _flush()
     except UserError as error:
-        print(f"mldec: {printable(str(error))}", file=sys.stderr)
-        sys.exit(1)
+        _end(1, said_once(printable(str(error))))
     except BrokenPipeError:  # the reader has seen enough, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        _end(141)
     except OSError as error:  # a disk that is full, read-only or gone; a bug would name no file
         if error.filename is None:
             raise
-        print(f"mldec: cannot use {error.filename}: {error.strerror}", file=sys.stderr)
-        sys.exit(1)
+        _end(1, said_once(printable(f"cannot use {error.filename}: {error.strerror}")))
     except Stopped as stop:
-        print(f"mldec: {stop}", file=sys.stderr)
-        sys.exit(stop.status)
+        _end(stop.status, str(stop))
     except KeyboardInterrupt:
-        print("mldec: interrupted", file=sys.stderr)
-        sys.exit(130)
+        _end(130, "interrupted")
+
+
+def _mend_streams() -> None:
+    """Make the standard streams fit to be written to, whatever the terminal is and whoever closed them."""
+    # Under cron and in daemons they may be closed, and are None here. In this order each new file gets the number of
+    # the stream that it stands for, so that nothing else gets it, to be written into by a library.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+
+    # A letter that an ASCII or Latin-1 terminal lacks is written as its number.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _flush() -> None:
+    """Write what is still in memory while a failure can be told of: later Python would do it, in lines of its own."""
+    with writing("standard output"):
+        sys.stdout.flush()
+
+
+def _end(status: int, message: str = "") -> NoReturn:
+    """End the process after at most one line; what the standard streams do not take is dropped."""
+    try:
+        if message:
+            complain(message)
+        sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard(sys.stdout)
+    sys.exit(status)
+
+
+def _discard(stream: TextIO) -> None:
+    """Send to nowhere what a stream still holds and what comes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

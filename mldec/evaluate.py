@@ -1,226 +1,34 @@
-"""Evaluate a checkpoint: `python -m mldec.evaluate best.pt [data.root=...] [--weights ema|raw] [--json FILE]`.
-
-`evaluate` is also what the trainer calls: there is one way to a number.
-"""
+"""Evaluate a checkpoint: `python -m mldec.evaluate best.pt [data.root=...] [--weights ema|raw] [--json FILE]`."""
 
 import argparse
-import csv
-import json
-import logging
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any
 
-import torch
-from torch import nn
-from tqdm import tqdm
-
-from mldec import build, distributed, memory
-from mldec.config import override
-from mldec.data.base import Classes, DataModule
-from mldec.data.loader import Batch, eval_loader, unwrap
-from mldec.errors import CheckpointError, ConfigError, one_line
-from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.options import add_model_options, fast_precision, open_model
-from mldec.runlog import on_terminal, to_console
-from mldec.settings import Config, Precision
-
-log = logging.getLogger("mldec")
-
-COUNT = "classes_"  # starts the name of what is no percentage
-AUTOCAST = {Precision.fp16: torch.float16, Precision.bf16: torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Results:
-    """What an evaluation found: percentages by name, a column of values a class, and the number of images."""
-
-    metrics: dict[str, float]
-    per_class: dict[str, list[float]]
-    images: int
-    bad: list[str]  # what was wrong with each image that was left out
-    confusions: list[tuple[int, int, int]]  # the most frequent: label, prediction, images; where each has one label
-
-
-def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Return the context of a forward pass in this precision; a pass-through for fp32."""
-    enabled = precision in AUTOCAST
-    return torch.autocast(device.type, dtype=AUTOCAST.get(precision), enabled=enabled)
-
-
-@torch.no_grad()
-def evaluate(
-    model: nn.Module, data: DataModule, config: Config, *, device: torch.device, progress: Any = None
-) -> Results:
-    """Run the validation images through a model, once each, and compute the dataset's metrics.
-
-    Args:
-        model: images uint8 [B, 3, H, W] (, queries) -> logits [B, K]; put in evaluation mode and left as it was.
-        data: the dataset; its evaluator says which numbers there are.
-        config: for the batch size, workers and precision.
-        device: of the model.
-        progress: wraps the batches, such as `tqdm`; None for none.
-
-    Returns:
-        The results, the same on every process.
-    """
-    split, train = data.val, config.train
-    loader = eval_loader(
-        data,
-        batch_size=train.eval_batch_size,
-        workers=train.workers,
-        pin=device.type == "cuda",
-        rank=distributed.rank(),
-        world_size=distributed.world_size(),
-    )
-    queries = None if split.classes.queries is None else split.classes.queries.to(device)
-    batches: Iterable[Batch] = unwrap(loader)
-    evaluator = data.evaluator()
-    evaluator.update(torch.zeros(0, len(split.classes)), torch.zeros(0, len(split.classes)))  # all a process may get
-    bad: list[str] = []
-    was_training = model.training
-    model.eval()
-    for batch in progress(batches, total=len(loader)) if progress else batches:
-        bad += batch.bad
-        if len(batch.images):
-            with autocast(device, train.precision):
-                logits = model(batch.images.to(device, non_blocking=True), queries)
-            evaluator.update(logits.float(), batch.targets)
-    model.train(was_training)
-    bad = [message for messages in distributed.gather(bad) for message in messages]
-    metrics = evaluator.compute()
-    confusions = evaluator.pairs() if isinstance(evaluator, SingleLabelEvaluator) else []
-    return Results(metrics, evaluator.per_class(), len(split.dataset) - len(bad), bad, confusions)
-
-
-def left_out(results: Results) -> list[str]:
-    """Return a line on the images that could not be read, if there are any."""
-    if not results.bad:
-        return []
-    some = "; ".join(results.bad[:10]) + ("; ..." if len(results.bad) > 10 else "")
-    return [f"{len(results.bad)} validation images are left out, {results.images:,} count: {some}"]
-
-
-def check_queries(wanted: Classes, found: Classes, path: str | Path) -> None:
-    """Check that a checkpoint can answer for the data: by word vectors it knows any classes, else its own only.
-
-    Raises:
-        CheckpointError: if it cannot.
-    """
-    if wanted.queries is None:
-        check_classes(wanted, found, path)
-        return
-    width = wanted.queries.shape[1]
-    if found.queries is None or found.queries.shape[1] != width:
-        what = "none" if found.queries is None else f"vectors of {found.queries.shape[1]} numbers"
-        raise CheckpointError(
-            f"{path} asks by word vectors of {width} numbers, the data has {what}: choose the vectors of its training"
-        )
-
-
-def check_classes(wanted: Classes, found: Classes, path: str | Path) -> None:
-    """Raise a `CheckpointError` if a checkpoint's classes are not those of the data, in the same order."""
-    if wanted.names == found.names:
-        before, now = wanted.queries, found.queries
-        if before is not None and now is not None and not torch.equal(before, now):
-            raise CheckpointError(f"{path} is of other word vectors than the data: put the same data.vectors back")
-        return
-    if len(wanted) != len(found):
-        raise CheckpointError(
-            f"{path} knows {len(wanted)} classes, the data has {len(found)}: choose data with its classes"
-        )
-    place = next(i for i, (a, b) in enumerate(zip(wanted.names, found.names, strict=True)) if a != b)
-    raise CheckpointError(
-        f"{path} has other classes than the data: number {place} is '{wanted.names[place]}' there "
-        f"and '{found.names[place]}' here"
-    )
-
-
-def report(results: Results, weights: str, path: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return what `--json` writes; a value that does not exist (AP of a class without positives) is None."""
-    clean = {key: [v if math.isfinite(v) else None for v in column] for key, column in results.per_class.items()}
-    return {
-        "metrics": results.metrics,
-        "images": results.images,
-        "left_out": results.bad,
-        "weights": weights,
-        "checkpoint": path,
-        "confusions": [{"label": names[a], "prediction": names[b], "images": n} for a, b, n in results.confusions],
-        "per_class": {name: {key: column[i] for key, column in clean.items()} for i, name in enumerate(names)},
-    }
-
-
-def table(metrics: dict[str, float]) -> str:
-    """Return the metrics as lines of text: percentages, and after them, under their own heading, numbers of classes."""
-    width = max(len(name) for name in metrics)
-    percent = [f"  {name:<{width}}  {value:7.3f}" for name, value in metrics.items() if not name.startswith(COUNT)]
-    counts = [f"  {name:<{width}}  {value:7.0f}" for name, value in metrics.items() if name.startswith(COUNT)]
-    return "\n".join(percent + (["number of classes:", *counts] if counts else []))
-
-
-def write_csv(path: Path, results: Results, names: tuple[str, ...]) -> None:
-    """Write one row a class."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["class", *results.per_class])
-        writer.writerows([name, *row] for name, *row in zip(names, *results.per_class.values(), strict=True))
+from mldec.errors import one_line
+from mldec.options import add_model_options, command, said_once
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.evaluate`."""
-    arguments = argparse.ArgumentParser(
-        prog="python -m mldec.evaluate",
-        description="Evaluate a checkpoint on the validation data of its config; settings are changed with key=value.",
+    arguments = command(
+        "evaluate",
+        "Evaluate a checkpoint on the validation data of its config; settings are changed with key=value.",
     )
     add_model_options(arguments)
     arguments.add_argument("settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco")
     arguments.add_argument("--json", metavar="FILE", help="write metrics and per-class values")
-    arguments.add_argument("--csv", metavar="FILE", help="write one row a class")
+    arguments.add_argument("--csv", metavar="FILE", help="write one row per class")
     return arguments
-
-
-def run(words: argparse.Namespace) -> None:
-    """Load, evaluate, print, write."""
-    outputs = [Path(file) for file in (words.json, words.csv) if file]
-    for file in outputs:
-        if not file.parent.is_dir():
-            raise ConfigError(f"cannot write {file}: there is no folder {file.parent}")
-    loaded = open_model(words, torch.device("cpu"))
-    config = override(loaded.config, words.settings)
-    build.check(config)
-    device = distributed.pick_device(config.device)
-    if words.fast:
-        config.train.precision = fast_precision(device)
-    with distributed.processes(device):
-        data = build.data(config)
-        check_queries(loaded.classes, data.val.classes, words.checkpoint)
-        bar = partial(tqdm, desc="evaluate", leave=False, disable=not (on_terminal() and distributed.is_main()))
-        with memory.explained(config, device):
-            results = evaluate(loaded.model.to(device), data, config, device=device, progress=bar)
-        if distributed.is_main():
-            tell(results, loaded.weights, words, data.val.classes.names)
-
-
-def tell(results: Results, weights: str, words: argparse.Namespace, names: tuple[str, ...]) -> None:
-    """Print the results and write the files that were asked for."""
-    for line in left_out(results):
-        log.warning(line)
-    print(f"{words.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
-    print(table(results.metrics))
-    if words.json:
-        Path(words.json).write_text(json.dumps(report(results, weights, words.checkpoint, names), indent=1) + "\n")
-    if words.csv:
-        write_csv(Path(words.csv), results, names)
 
 
 def main() -> None:
     """Run the command."""
-    with one_line():
+    with one_line(said_once):
+        args = parser().parse_intermixed_args()
+
+        from mldec.evaluation import run  # it imports torch, which --help does without
+        from mldec.runlog import to_console
+
         to_console()
-        run(parser().parse_intermixed_args())
+        run(args)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import Any, TextIO, cast
 
 from mldec.errors import DataError
 
@@ -17,14 +18,14 @@ CSV_ROWS = 4096  # per piece of a large file: with 65,536 reading took twice as 
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
-def open_binary(path: str | Path, *, buffering: int = -1) -> BinaryIO:
+def open_binary(path: str | Path) -> BufferedReader:
     """Open a regular file, or a link to one, to read its bytes.
 
     Raises:
         OSError: it cannot be opened; also where the path is a folder, a FIFO, a device or a socket, or no path at all.
     """
     try:
-        return cast(BinaryIO, open(path, "rb", buffering=buffering, opener=_open_regular))
+        return open(path, "rb", opener=_open_regular)
     except ValueError as error:  # a NUL, or half of a surrogate pair
         raise OSError(errno.EINVAL, "no file has such a name", str(path)) from error
 

@@ -1,5 +1,6 @@
 """One optimiser step, and everything that it changes: weights, moving average, optimiser, schedule, scaler."""
 
+import copy
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -12,10 +13,10 @@ from mldec import distributed
 from mldec.checkpoint import load_strict
 from mldec.data.loader import Batch, sample_seed
 from mldec.errors import CheckpointError, ConfigError
-from mldec.evaluate import autocast
+from mldec.evaluation import autocast
 from mldec.losses.targets import at_least_float32
 from mldec.model import Classifier
-from mldec.optim import build_optimizer, build_schedule, fast_forward
+from mldec.optim import build_optimizer, build_schedule, check_state, fast_forward
 from mldec.queries import augment, check
 from mldec.settings import Config, NonFinite, Precision
 
@@ -66,7 +67,8 @@ class Learner:
         self.queries = None if queries is None else queries.to(device)
         self.optimizer = build_optimizer(model, **vars(config.optim))
         self.schedule = self._build_schedule()
-        self.scaler = torch.amp.GradScaler(device.type, enabled=train.precision is Precision.fp16)
+        self.precision = train.precision.on(device.type)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is Precision.fp16)
         self.ema = ModelEmaV3(model, decay=train.ema_decay) if train.ema_decay else None
         net: nn.Module = torch.compile(model) if train.compile else model  # type: ignore[assignment]
         self.net = distributed.wrap(net, static=train.accumulate == 1 and not train.compile)
@@ -74,8 +76,9 @@ class Learner:
         self.skipped = 0  # of them without effect: not finite, or in fp16 while the scaler looks for its scale
 
     def _build_schedule(self) -> torch.optim.lr_scheduler.LRScheduler:
-        schedule = self.config.schedule
-        epoch = self.steps / self.config.train.epochs
+        schedule, epochs = self.config.schedule, self.config.train.epochs
+        epoch = self.steps / epochs
+        cooldown = min(schedule.cooldown_epochs or 0, epochs // 2)  # a short trial of a long recipe still learns
         return build_schedule(
             self.optimizer,
             name=schedule.name.value,
@@ -85,7 +88,7 @@ class Learner:
             warmup_steps=round((schedule.warmup_epochs or 0) * epoch),
             min_lr=schedule.min_lr or 0.0,
             warmup_lr=1e-5 if schedule.warmup_lr is None else schedule.warmup_lr,
-            cooldown_steps=round((schedule.cooldown_epochs or 0) * epoch),
+            cooldown_steps=round(cooldown * epoch),
             epoch_steps=round(epoch),
         )
 
@@ -134,7 +137,7 @@ class Learner:
         queries, train = self.queries, self.config.train
         if queries is not None:
             queries, targets = augment(queries, targets, noise=train.query_noise, extra=train.random_queries)
-        with autocast(self.device, train.precision):
+        with autocast(self.device, self.precision):
             logits = self.net(images, queries)
         loss = self.loss(at_least_float32(logits), targets)
         # A batch means the same however it is divided: a mean is weighted by the share of the micro-batch.
@@ -177,10 +180,18 @@ class Learner:
         load_strict(self.model, state["model"], path)
         if self.ema is not None:
             load_strict(self.ema.module, state["ema"] or {}, path)
+        trial = build_optimizer(copy.deepcopy(self.model), **vars(self.config.optim))
+        check_state(trial, state["optimizer"], self.optimizer.param_groups, path)
+        del trial  # and its copies
+        for name, own in self.scaler.state_dict().items():
+            saved = state["scaler"].get(name)
+            if type(saved) is not type(own) or not math.isfinite(saved):
+                raise CheckpointError(f"{path} does not fit the precision: the '{name}' of its scaler is no number")
         try:
             self.loss.load_state_dict(state["loss"])
             self.optimizer.load_state_dict(state["optimizer"])
-            self.scaler.load_state_dict(state["scaler"])
+            if state["scaler"]:  # empty after steps on a CPU, where auto is fp32: start with a new scale
+                self.scaler.load_state_dict(state["scaler"])
         except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
             raise CheckpointError(f"{path} does not fit the optimiser, the loss or the precision: {error}") from error
         self.step = state["step"]

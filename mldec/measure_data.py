@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
+from mldec import build
 from mldec.data.pair_augment import PairAugment, cutout
 from mldec.data.transforms import TrainTransform, read_image
 
@@ -28,8 +29,9 @@ ROUNDS, IMAGES = 15, 40  # the median round counts
 def data(words: argparse.Namespace) -> dict[str, Any]:
     """Time one image of 640 x 480 through decoding, resizing to 448, cutout and pair augmentation, on one core.
 
-    Both pipelines take turns on the same file with the same random choices; processor time counts. The two random
-    operations are ours on both sides: the official package needs an older numpy.
+    Both pipelines take turns on the same file with the same random choices; processor time counts.
+    The cutout and the two random operations are ours on both sides: the official package needs an
+    older numpy.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -94,7 +96,8 @@ def labels(words: argparse.Namespace) -> dict[str, Any]:
 
 def _start_coco(root: str) -> dict[str, Any]:
     before, start = _memory_gib(), time.perf_counter()
-    node = {"_target_": "mldec.data.readers.coco.coco", "root": root, "val": "train2014", "cache_dir": f"{root}/cache"}
+    target = "mldec.data.readers.coco.coco"
+    node = {"_target_": target, "root": root, "val": "train2014", "cache_dir": f"{root}/cache"}
     train = build.data({"data": build.resolve("data", node)}).train
     passed = time.perf_counter() - start
     return {"seconds": passed, "mib": 1024 * (_memory_gib() - before), "images": len(train.dataset)}

@@ -1,5 +1,7 @@
 """The classifier: a backbone and a head."""
 
+import inspect
+
 from torch import Tensor, nn
 
 
@@ -15,6 +17,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self._gives_attention = "attention" in inspect.signature(head.forward).parameters
 
     def forward(self, images: Tensor, queries: Tensor | None = None, *, attention: bool = False) -> Tensor:
         """Map images [B, 3, H, W], uint8 or floating point in [0, 1], to logits [B, K].
@@ -23,6 +26,15 @@ class Classifier(nn.Module):
             images: RGB.
             queries: word vectors [K, D_w] for a zero-shot head.
             attention: also return the head's attention [B, G, N]; decoder heads only.
+
+        Raises:
+            ValueError: for images that are no such batch, or attention that the head does not have.
         """
+        if not isinstance(images, Tensor):
+            raise ValueError(f"images are a {type(images).__name__}: give a tensor [B, 3, H, W]")
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise ValueError(f"images have the shape {list(images.shape)}: give a batch [B, 3, H, W]")
+        if attention and not self._gives_attention:
+            raise ValueError(f"attention=True: a {type(self.head).__name__} head has no attention; leave it out")
         tokens = self.backbone(images)
         return self.head(tokens, queries, attention=True) if attention else self.head(tokens, queries)

@@ -1,17 +1,19 @@
 """Which parameters decay, the optimiser, and the course of the learning rate."""
 
+import copy
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from timm.optim import create_optimizer_v2, list_optimizers
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
-from mldec.errors import ConfigError, suggest
+from mldec.errors import CheckpointError, ConfigError, suggest
 
 # The schedule counts steps, not updates: a resumed run goes straight to its step, and fp16 may skip the first update.
 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
@@ -50,6 +52,68 @@ def build_optimizer(
         return create_optimizer_v2(parameter_groups(model, weight_decay), opt=name, lr=lr, **options)
     except (TypeError, ValueError, AssertionError) as error:  # the last: an optimiser whose library is not installed
         raise ConfigError(f"optim.name={name} with optim.options {dict(options)} cannot be built: {error}") from error
+
+
+def check_state(trial: Optimizer, state: dict[str, Any], groups: Sequence[Mapping[str, Any]], path: Any) -> None:
+    """Try a saved state of an optimiser: what it holds for each parameter, and one step.
+
+    What an optimiser keeps is its own affair, so it is asked: what it holds after a step of its own is what the state
+    must hold, in kind and shape, and it must be able to go on from there.
+
+    Args:
+        trial: a new optimiser of the same kind, on copies of the parameters, which it may change.
+        state: the saved one, of plain containers and tensors.
+        groups: the options of the optimiser that will take it over.
+        path: of the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: if the state does not fit.
+    """
+
+    def misfit(what: str) -> CheckpointError:
+        return CheckpointError(f"{path} does not fit the optimiser: {what}; use another copy, or init={path}")
+
+    parameters = [parameter for group in trial.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    trial.step()
+    for number, parameter in enumerate(parameters):
+        saved = state["state"].get(number, {})
+        for name, own in trial.state[parameter].items():
+            if name in saved and not _alike(own, saved[name]):
+                raise misfit(f"the '{name}' of parameter {number} is of another shape or kind")
+    try:
+        trial.load_state_dict(copy.deepcopy(state))  # it would go on with the very tensors
+    except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise misfit(_brief(error)) from error
+
+    for number, (own, loaded) in enumerate(zip(groups, trial.param_groups, strict=True)):
+        for name in own.keys() - {"params"}:
+            if name not in loaded or not _alike(own[name], loaded[name]):
+                raise misfit(f"the '{name}' of group {number} is missing or of another kind")
+    try:
+        trial.step()
+    except Exception as error:  # arithmetic on what a stranger wrote ends in almost anything
+        raise misfit(f"no step can be done from it ({_brief(error)})") from error
+
+
+def _alike(own: Any, saved: Any) -> bool:
+    """Tell whether a saved value is of the kind and shape of our own one; numbers must be finite."""
+    if isinstance(own, Tensor):
+        if not isinstance(saved, Tensor):
+            return False
+        return own.shape == saved.shape and own.dtype == saved.dtype
+    if isinstance(own, list | tuple):
+        if not isinstance(saved, list | tuple) or len(own) != len(saved):
+            return False
+        return all(map(_alike, own, saved))
+    if isinstance(own, int | float) and not isinstance(own, bool):
+        return type(saved) in (int, float) and math.isfinite(saved)
+    return type(own) is type(saved)
+
+
+def _brief(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
 def build_schedule(

@@ -1,31 +1,71 @@
 """The command-line words that choose a model or a dataset: the same for every command that uses one."""
 
 import argparse
+import math
+import os
+import platform
+from typing import TYPE_CHECKING
 
-import torch
-
-from mldec import build
-from mldec.checkpoint import Loaded, load_model
+import mldec
 from mldec.config import compose, override
-from mldec.data.base import DataModule
 from mldec.errors import ConfigError
-from mldec.fast import fast
-from mldec.settings import Config, Precision
+from mldec.settings import MAX_IMAGE_SIZE, PARTS, Config, Precision
+
+# Everything heavy is imported when it is used, so that --help and a wrong argument answer at once.
+if TYPE_CHECKING:
+    import torch
+
+    from mldec.checkpoint import Loaded
+    from mldec.data.base import DataModule
+
+VERSION = f"mldec {mldec.__version__} (Python {platform.python_version()})"
+
+
+def command(name: str, description: str) -> argparse.ArgumentParser:
+    """Return the parser of `python -m mldec.NAME`, with --version.
+
+    Args:
+        name: of the command.
+        description: for --help, its line breaks kept.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m mldec.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=VERSION)
+    return parser
+
+
+def said_once(message: str) -> str:
+    """Return what this process should print of a fault: under torchrun the same is printed once."""
+    if "RANK" not in os.environ:
+        return message
+    from mldec import distributed
+
+    return distributed.said_once(message)
 
 
 def add_model_options(arguments: argparse.ArgumentParser) -> None:
     """Add the checkpoint and what changes how it is used."""
     arguments.add_argument(
-        "checkpoint", help="a file written by mldec.train, a released .pth file, or zoo:NAME (see MODEL_ZOO.md)"
+        "checkpoint",
+        help="a run's folder, such as outputs/digits, a checkpoint in it, a released .pth file, or zoo:NAME "
+        "(see MODEL_ZOO.md)",
     )
     arguments.add_argument("--weights", choices=("ema", "raw"), help="default: those that scored best in the run")
-    arguments.add_argument("--image-size", type=positive, help="pixels a side; default: as the checkpoint says")
+    arguments.add_argument(
+        "--image-size", type=image_side, metavar="S", help="pixels per side; default: as the checkpoint says"
+    )
     arguments.add_argument("--fast", action="store_true", help="fold batch norms; half precision on CUDA")
     arguments.add_argument("--plugin", action="append", default=[], help="a package of yours that may hold its parts")
 
 
-def open_model(words: argparse.Namespace, device: torch.device) -> Loaded:
+def open_model(words: argparse.Namespace, device: "torch.device") -> "Loaded":
     """Load the chosen model, folded if asked for."""
+    from mldec.checkpoint import load_model
+    from mldec.fast import fast
+
     loaded = load_model(
         words.checkpoint, words.weights, image_size=words.image_size, device=device, plugins=words.plugin
     )
@@ -34,20 +74,24 @@ def open_model(words: argparse.Namespace, device: torch.device) -> Loaded:
     return loaded
 
 
-def open_data(settings: list[str]) -> tuple[Config, DataModule]:
+def open_data(settings: list[str]) -> "tuple[Config, DataModule]":
     """Build the dataset of words such as `data=coco data.root=/data/coco`, where no model is needed.
 
     Raises:
         ConfigError: if no dataset is chosen, or a word is wrong.
     """
+    from mldec import build
+
     if not any(word.startswith("data=") for word in settings):
         raise ConfigError("no dataset is chosen: pass data=NAME, such as data=coco data.root=/data/coco")
     config = override(compose(["+experiment=digits"]), settings)  # the other parts of it are not used
-    build.check(config)
+    # Of the parts that are not used only those count that a word names: a misspelt one must not pass in silence.
+    named = {word.partition("=")[0].partition(".")[0] for word in settings}
+    build.check_parts(config, [part for part in PARTS if part in named])
     return config, build.data(config)
 
 
-def fast_precision(device: torch.device) -> Precision:
+def fast_precision(device: "torch.device") -> Precision:
     """Return the number format of `--fast`."""
     return Precision.fp16 if device.type == "cuda" else Precision.fp32
 
@@ -57,3 +101,22 @@ def positive(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word} is not a whole number from 1 on")
     return int(word)
+
+
+def image_side(word: str) -> int:
+    """Read a number of pixels per side."""
+    side = positive(word)
+    if side > MAX_IMAGE_SIZE:
+        raise argparse.ArgumentTypeError(f"{word} is above {MAX_IMAGE_SIZE} pixels")
+    return side
+
+
+def fraction(word: str) -> float:
+    """Read a number from 0 to 1."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{word} is not a number from 0 to 1")
+    return value

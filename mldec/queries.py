@@ -17,9 +17,10 @@ def check(train: Train, queries: Tensor | None) -> None:
 def augment(queries: Tensor, targets: Tensor, *, noise: float, extra: int) -> tuple[Tensor, Tensor]:
     """Return queries with noise, and with random ones after them that every image is said to show.
 
-    The paper names the two and gives their figures in table 3; how they are drawn was not to be found. Here both are
-    normal, on the vectors as they are before any projection, in units of the spread of their own numbers, so that a
-    setting means the same for any source of vectors. Random numbers come from torch's global generator.
+    The paper names the two and gives their figures in table 3; the public code has neither. How they
+    are drawn is our choice: both are normal, on the vectors as they are before any projection, in units
+    of the spread of their own numbers, so that a setting means the same for any source of vectors.
+    Random numbers come from torch's global generator.
 
     Args:
         queries: word vectors [K, D].

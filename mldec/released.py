@@ -25,6 +25,7 @@ log = logging.getLogger("mldec")
 
 CONTAINERS = ("model", "state_dict", "ema", "state_dict_ema", "model_ema")
 BACKBONE = "backbone.network."
+MAX_DIGITS = 10  # of the number of a layer; a tensor of a longer one is of no network
 STRIDE = 32  # of every network below
 
 # Blocks of the four stages, whether stage 1 has bottlenecks, width of the stem -> timm's name and arguments. The
@@ -96,6 +97,8 @@ def tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
         if name is None or name.endswith("num_batches_tracked"):
             continue
         if raw_abn and name.startswith(BACKBONE) and name.endswith("bn.weight"):
+            if not value.is_floating_point():
+                raise CheckpointError(f"{path} is damaged: its {key} are {value.dtype}, weights are floating point")
             value = value.abs() + 1e-5
         renamed[name] = value
     return renamed
@@ -110,7 +113,7 @@ def convert(state: Mapping[str, Any], path: Path, *, image_size: int | None) -> 
     weights = tensors(state, path)
     head, num_classes = _head(weights, path)
     known = zoo.known(path)
-    size = image_size or (known.image_size if known else None)
+    size = known.image_size if image_size is None and known else image_size
     if size is None:
         raise CheckpointError(f"{path} does not tell its input size: pass --image-size, such as --image-size 448")
     if size % STRIDE:
@@ -176,22 +179,20 @@ def _head(weights: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Any], in
     if any("embedding_generator" in name for name in names):
         raise CheckpointError(f"{path} has a bottleneck head, which is not supported; train from it with init={path}")
 
-    def shape(name: str) -> tuple[int, ...]:
-        if f"head.{name}" not in weights:
-            raise CheckpointError(f"{path} misses head.{name}: it is incomplete, or a start for training (init={path})")
-        return tuple(weights[f"head.{name}"].shape)
+    def shape(name: str, dims: int) -> tuple[int, ...]:
+        return _shape(weights, f"head.{name}", dims, path)
 
     if "head.fc.weight" in weights:
-        return {**option("head", "gap")}, shape("fc.weight")[0]
+        return {**option("head", "gap")}, shape("fc.weight", 2)[0]
     num_layers = _count(weights, r"head\.layers\.(\d+)\.")
     if num_layers:
-        groups, embed_dim, _ = shape("pool_weight")
-        node = {"num_groups": groups, "embed_dim": embed_dim, "mlp_dim": shape("layers.0.mlp.0.weight")[0]}
+        groups, embed_dim, _ = shape("pool_weight", 3)
+        node = {"num_groups": groups, "embed_dim": embed_dim, "mlp_dim": shape("layers.0.mlp.0.weight", 2)[0]}
         self_attention = "head.layers.0.self_attn.in_proj_weight" in weights
         node |= {"num_heads": 8, "num_layers": num_layers, "self_attention": self_attention}
-        return {**option("head", "ml_decoder"), **node}, shape("pool_bias")[0]
-    *_, num_classes, embed_dim = shape("fc_weight")
-    node = {"embed_dim": embed_dim, "mlp_dim": shape("decoder.0.mlp.0.weight")[0], "num_heads": 4}
+        return {**option("head", "ml_decoder"), **node}, shape("pool_bias", 1)[0]
+    _, num_classes, embed_dim = shape("fc_weight", 3)
+    node = {"embed_dim": embed_dim, "mlp_dim": shape("decoder.0.mlp.0.weight", 2)[0], "num_heads": 4}
     node["encoder_layers"] = _count(weights, r"head\.encoder\.(\d+)\.")
     node["decoder_layers"] = _count(weights, r"head\.decoder\.(\d+)\.")
     node["input_proj"] = "head.input_proj.weight" in weights
@@ -206,7 +207,7 @@ def _backbone(weights: Mapping[str, Tensor], path: Path) -> dict[str, Any]:
     blocks = tuple(_count(weights, rf"{re.escape(prefix)}layer{stage}\.(\d+)\.") for stage in (1, 2, 3, 4))
     bottleneck = any(key.startswith(f"{prefix}layer1.0.conv3.") for key in weights)
     if tresnet:
-        width = len(weights[prefix + "conv1.conv.weight"])
+        width = _shape(weights, prefix + "conv1.conv.weight", 4, path)[0]
         found = TRESNETS.get((blocks, bottleneck, width))
         what = f"a TResNet of blocks {blocks}, {'bottlenecks' if bottleneck else 'basic blocks'} and width {width}"
     else:
@@ -222,7 +223,7 @@ def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     shaped = dict(weights)
     if "head.fc_weight" in shaped:
         shaped |= {key: shaped[key].squeeze(0) for key in ("head.fc_weight", "head.fc_bias") if key in shaped}
-    if "head.input_proj.weight" in shaped:
+    if "head.input_proj.weight" in shaped and shaped["head.input_proj.weight"].ndim == 4:
         shaped["head.input_proj.weight"] = shaped["head.input_proj.weight"].flatten(1)
     return shaped
 
@@ -231,7 +232,10 @@ def _names(state: Mapping[str, Any], num_classes: int, path: Path) -> tuple[str,
     """Return the class names in the file, else a known list of this length, else numbers (with a warning)."""
     saved = state.get("idx_to_class")
     if isinstance(saved, Mapping):
-        names = [without_quotes(str(saved[index])) for index in sorted(saved, key=int)]
+        numbered = all(type(index) is int or _is_number(index) for index in saved)
+        if not numbered or not all(isinstance(name, str) for name in saved.values()):
+            raise CheckpointError(f"{path} is damaged: its idx_to_class does not give each number a name")
+        names = [without_quotes(saved[index]) for index in sorted(saved, key=int)]
         if len(names) != num_classes:
             raise CheckpointError(f"{path} names {len(names)} classes, but its head has {num_classes}: it is damaged")
         if fault := names_fault(told_apart(names)):
@@ -243,6 +247,25 @@ def _names(state: Mapping[str, Any], num_classes: int, path: Path) -> tuple[str,
     return tuple(f"class {index}" for index in range(num_classes))
 
 
+def _shape(weights: Mapping[str, Tensor], name: str, dims: int, path: Path) -> tuple[int, ...]:
+    """Return the sizes of a tensor that tells something about the network: each of them 1 or more.
+
+    Raises:
+        CheckpointError: if it is missing, empty, or has another number of dimensions.
+    """
+    if name not in weights:
+        raise CheckpointError(f"{path} misses {name}: it is incomplete, or a start for training (init={path})")
+    shape = tuple(weights[name].shape)
+    if len(shape) != dims or 0 in shape:
+        raise CheckpointError(f"{path} is damaged: its {name} has the shape {list(shape)}, not {dims} sizes above 0")
+    return shape
+
+
 def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
     """Return one more than the highest number at the group of a pattern; 0 if no name matches."""
-    return 1 + max((int(found[1]) for key in weights if (found := re.match(pattern, key))), default=-1)
+    matches = [match for key in weights if (match := re.match(pattern, key))]
+    return 1 + max((int(match[1]) for match in matches if len(match[1]) < MAX_DIGITS), default=-1)
+
+
+def _is_number(text: object) -> bool:
+    return isinstance(text, str) and text.isdecimal() and len(text) < MAX_DIGITS

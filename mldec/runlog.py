@@ -3,9 +3,11 @@
 import json
 import logging
 import math
+import os
+import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
-from mldec import distributed
-from mldec.errors import DataError
+from mldec import distributed, storage
+from mldec.errors import printable, writing
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
@@ -33,32 +35,38 @@ class RunLog:
         self.main = distributed.is_main()
         self.started = time.monotonic()
         self._bar: tqdm[Any] | None = None
-        if not self.main:
-            return
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and not needed on other ranks
+        self._jsonl = directory / "metrics.jsonl"
+        self._events: EventFile | None = None
+        self._handler: logging.Handler | None = None
+        self.lines = distributed.on_main(partial(self._open, directory, step, lines))
 
-        self._handler = logging.FileHandler(directory / "train.log", mode="a" if step else "w")
+    def _open(self, directory: Path, step: int, lines: int) -> int:
+        """Start the files, or go on with them, and return how many lines metrics.jsonl has."""
+        text = directory / "train.log"
+        with writing(text, of_run=True), text.open("a" if step else "w"):
+            pass
+        self._handler = TextFile(text)
         self._handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
         log.addHandler(self._handler)
-        self._jsonl = directory / "metrics.jsonl"
-        self._jsonl.write_text("".join(_lines(self._jsonl)[:lines]))
-        self._events = directory / "tensorboard"
-        self._tensorboard = SummaryWriter(str(self._events), purge_step=step + 1)
+
+        try:
+            self._events = EventFile(directory / "tensorboard", purge_step=step + 1)
+            return cut_back(self._jsonl, lines=lines, step=step)
+        except BaseException:
+            self.close()
+            raise
 
     def scalars(self, step: int, epoch: int, values: dict[str, float]) -> None:
         """Write one line of numbers to metrics.jsonl, and to TensorBoard; numbers that are not finite become null."""
-        if not self.main:
+        if self._events is None:
             return
         finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
         line = {"step": step, "epoch": epoch, "time": round(time.monotonic() - self.started, 3), **finite}
-        self._events.mkdir(parents=True, exist_ok=True)  # if it was deleted meanwhile, the run goes on
-        try:
+        with writing(self._jsonl, of_run=True):
+            self._jsonl.parent.mkdir(parents=True, exist_ok=True)  # if it was deleted meanwhile, the run goes on
             with self._jsonl.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-            for key, value in values.items():
-                self._tensorboard.add_scalar(key, value, step)
-        except OSError as error:  # it names no file when the disk is full
-            raise DataError(f"cannot write {self._jsonl}: {error.strerror}; free space, pass resume=auto") from error
+        self._events.add(step, values)
 
     def progress(self, items: Iterable[T], *, total: int, done: int, description: str) -> Iterator[T]:
         """Iterate under a progress bar: on a terminal only."""
@@ -80,11 +88,71 @@ class RunLog:
             log.info(f"{place} {text}")
 
     def close(self) -> None:
-        """Flush and close the files."""
-        if self.main:
-            self._tensorboard.close()
+        """End train.log: messages of this process go to it no more."""
+        if self._handler is not None:
             log.removeHandler(self._handler)
             self._handler.close()
+
+
+class TextFile(logging.Handler):
+    """Append messages to a file, which holds each as soon as it was logged.
+
+    A message that cannot be written raises a `DataError`, where logging.FileHandler prints a traceback and goes on.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a message as one line."""
+        with writing(self.path, of_run=True):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(self.format(record) + "\n")
+
+
+class EventFile:
+    """Scalars for TensorBoard, written by the thread that calls.
+
+    torch's SummaryWriter has a thread of its own: on a full disk that thread prints a traceback and ends, and the run
+    hears of it later or never.
+
+    Args:
+        folder: of the event files; each start of a run adds one.
+        purge_step: TensorBoard forgets what earlier files say of this step and those after it.
+
+    Raises:
+        DataError: if the file cannot be written; likewise from `add`.
+    """
+
+    def __init__(self, folder: Path, *, purge_step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # slow to import
+
+        started = f"{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}"
+        self.path = folder / f"events.out.tfevents.{started}.0"
+        session = SessionLog(status=SessionLog.START)
+        self._write(
+            Event(wall_time=time.time(), file_version="brain.Event:2"),
+            Event(wall_time=time.time(), step=purge_step, session_log=session),
+        )
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the numbers of one step."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        scalars = [Summary.Value(tag=key, simple_value=value) for key, value in values.items()]
+        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
+
+    def _write(self, *events: Any) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        with writing(self.path, of_run=True):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
+                for event in events:
+                    RecordWriter(file).write(event.SerializeToString())
 
 
 class Meter:
@@ -138,14 +206,15 @@ class Meter:
 def to_console() -> None:
     """Send the package's messages to standard output, above a progress bar; warnings only on other ranks."""
     log.setLevel(logging.INFO if distributed.is_main() else logging.WARNING)
-    if not log.handlers:
+    if not any(isinstance(handler, _Console) for handler in log.handlers):
         log.addHandler(_Console())
 
 
 class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stdout)
-        sys.stdout.flush()
+        with writing("standard output"):
+            tqdm.write(printable(self.format(record)), file=sys.stdout)
+            sys.stdout.flush()
 
 
 def on_terminal() -> bool:
@@ -153,5 +222,40 @@ def on_terminal() -> bool:
     return sys.stderr.isatty()
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines(keepends=True) if path.exists() else []
+def cut_back(path: Path, *, lines: int, step: int) -> int:
+    """Cut metrics.jsonl back to what a run had written by a checkpoint, less what was damaged since.
+
+    Args:
+        path: of the file; written if it is absent.
+        lines: how many the run had written.
+        step: that the run goes on from.
+
+    Returns:
+        How many lines are left.
+
+    Raises:
+        DataError: if it cannot be written; it is as before then.
+    """
+    content = path.read_bytes() if path.exists() else b""
+    whole_lines = content.split(b"\n")[:-1]  # what follows the last newline was cut off while it was written
+    good_lines = [line for line in whole_lines[:lines] if _is_up_to(line, step)]
+    if len(good_lines) < lines:
+        log.warning(
+            f"{path}: {lines - len(good_lines)} of the {lines} lines that the run had written are missing or damaged "
+            f"and left out; its curves have a gap, and training is not affected"
+        )
+
+    left = b"".join(line + b"\n" for line in good_lines)
+    if left != content or not path.exists():
+        with writing(path, of_run=True):
+            storage.write_text(path, left.decode())
+    return len(good_lines)
+
+
+def _is_up_to(line: bytes, step: int) -> bool:
+    """Tell whether a line of metrics.jsonl is whole, and of this step or one before it."""
+    try:
+        values = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and type(values.get("step")) is int and values["step"] <= step

@@ -4,6 +4,7 @@ The four parts (data, backbone, head, loss) are plain dictionaries here: the sig
 names is their schema, and `build.check` holds them to it.
 """
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -12,7 +13,10 @@ from omegaconf import MISSING
 
 from mldec.errors import ConfigError
 
+MAX_WORKERS = 1024  # loader processes: beyond any machine, and few enough to start
+
 PARTS = ("data", "backbone", "head", "loss")
+MAX_IMAGE_SIZE = 4096  # pixels per side, of what a model is given, by a setting or by a checkpoint
 
 # What may differ between a run and its continuation without making it another run.
 HARMLESS = {
@@ -23,11 +27,14 @@ HARMLESS = {
     "plugins",
     "data.root",
     "data.bad_images",
+    "data.changed",
     "train.epochs",
     "train.workers",
 }
 HARMLESS |= {"train.eval_batch_size", "train.eval_every", "train.log_every", "train.compile"}
 HARMLESS |= {"train.nonfinite", "train.save_every_steps", "train.save_every_minutes", "train.keep_last"}
+
+MAX_SEED = 2**63 - 1  # what torch and NumPy both take
 
 
 def _require(good: bool, name: str, value: Any, rule: str) -> None:
@@ -35,12 +42,39 @@ def _require(good: bool, name: str, value: Any, rule: str) -> None:
         raise ConfigError(f"{name} is {value}: it must be {rule}")
 
 
+def check_device(name: str) -> None:
+    """Check that a device has a name that we know; whether it is there, `distributed.pick_device` tells.
+
+    Raises:
+        ConfigError: if it has not.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", name):
+        raise ConfigError(f"device '{name[:40]}' is unknown: choose auto, cpu, cuda or cuda:<number>")
+
+
 class Precision(Enum):
     """Number format of the forward pass; weights, losses and metrics stay in float32."""
 
+    auto = "auto"  # fp16 on CUDA, as the official recipes; fp32 elsewhere
     fp32 = "fp32"
     fp16 = "fp16"
     bf16 = "bf16"
+
+    def on(self, device_type: str) -> "Precision":
+        """Return the number format that is used on a type of device, such as "cuda": never `auto`."""
+        if self is not Precision.auto:
+            return self
+        return Precision.fp16 if device_type == "cuda" else Precision.fp32
+
+    def warning(self, device_type: str) -> str | None:
+        """Return a line if this number format is slow on a type of device."""
+        if device_type != "cpu" or self.on(device_type) is Precision.fp32:
+            return None
+        times = {Precision.fp16: "nine", Precision.bf16: "eight"}[self]
+        return (
+            f"train.precision={self.value} is slow on a CPU, up to {times} times slower than fp32: "
+            f"pass train.precision=fp32"
+        )
 
 
 class ScheduleName(Enum):
@@ -96,8 +130,10 @@ class Train:
         positive = ("epochs", "batch_size", "accumulate", "repeats", "eval_batch_size", "eval_every", "log_every")
         for name in (*positive, "keep_last"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
-        for name in ("workers", "query_noise", "random_queries"):
+        for name in ("query_noise", "random_queries"):
             _require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
+        rule = f"from 0 to {MAX_WORKERS:,}"
+        _require(0 <= self.workers <= MAX_WORKERS, "train.workers", self.workers, rule)
         for name in ("save_every_steps", "save_every_minutes"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"train.{name}", value, "above 0, or null")
@@ -166,7 +202,8 @@ class Schedule:
     warmup_epochs: float | None = None  # cosine, cosine_epochs: epochs of linear warm-up; null: 0
     min_lr: float | None = None  # cosine, cosine_epochs: the rate at the end; null: 0
     warmup_lr: float | None = None  # cosine_epochs: the rate of the first epoch; null: 1e-5, as timm
-    cooldown_epochs: int | None = None  # cosine_epochs: the last of train.epochs, at min_lr; null: 0
+    # cosine_epochs: the last of train.epochs, at min_lr, and at most half of them; null: 0
+    cooldown_epochs: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("pct_start", "warmup_epochs", "min_lr", "warmup_lr", "cooldown_epochs"):
@@ -184,7 +221,7 @@ class Config:
     """A run, but for the folder it writes to."""
 
     name: str = MISSING  # of the run; its folder is outputs/<name>
-    seed: int = 0
+    seed: int = 0  # of weights, order of images and augmentation
     device: str = "auto"  # auto: cuda if there is one, else cpu
     resume: str | None = None  # "auto": go on from outputs/<name>/checkpoints/last.pt; or a checkpoint file
     init: str | None = None  # start from the weights of this checkpoint that fit, as a new run
@@ -198,12 +235,15 @@ class Config:
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
 
+    @property
+    def accepts_changed_data(self) -> bool:
+        """Whether a resumed run may go on with other training data than it was saved with."""
+        return self.data.get("changed") == "allow"
+
     def __post_init__(self) -> None:
         if "/" in self.name or self.name in ("", ".", ".."):
             raise ConfigError(f"name '{self.name}' cannot be the name of a folder: choose one without '/'")
-        if self.device != "auto" and self.device.partition(":")[0] not in ("cpu", "cuda"):
-            raise ConfigError(f"device '{self.device}' is unknown: choose auto, cpu, cuda or cuda:<number>")
+        check_device(self.device)
         if self.resume and self.init:
             raise ConfigError(f"init={self.init} has no effect with resume={self.resume}: leave one out")
-        cooldown = self.schedule.cooldown_epochs or 0
-        _require(cooldown < self.train.epochs, "schedule.cooldown_epochs", cooldown, "below train.epochs")
+        _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"from 0 to {MAX_SEED}")

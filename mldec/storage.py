@@ -1,8 +1,9 @@
-"""Files of weights on a disk: written whole or not at all, checked when read, and never run."""
+"""Files of tensors on a disk: written whole or not at all, checked when read, and never run."""
 
 import hashlib
 import os
 import pickle
+import re
 import shutil
 import warnings
 import zipfile
@@ -14,8 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mldec.archive import refuse_bomb
 from mldec.errors import CheckpointError
-from mldec.untrusted import refuse_bomb
+from mldec.untrusted import plain
+
+RECORD_BYTES = 2**16  # read of a file of hashes; one of ours has two lines
 
 
 def save(path: Path, state: dict[str, Any], *, keep: int = 1) -> None:
@@ -48,7 +52,7 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1) -> None:
         temporary.unlink(missing_ok=True)
         kept = next((f"; {name} is the last good one" for name in versions(path, keep) if name.exists()), "")
         raise CheckpointError(
-            f"cannot save {path}: {_first_line(error)}{kept}; free space and pass resume=auto"
+            f"cannot save {path}: {_write_fault(error)}{kept}; free space and pass resume=auto"
         ) from error
 
 
@@ -103,36 +107,60 @@ def snapshot(value: Any) -> Any:
     return [snapshot(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Read a file of plain containers and tensors, ours or another's: checksum first, and nothing in it is run.
+def read_torch(path: Path) -> Any:
+    """Read a file of torch's: the one way in for checkpoints, released weights, word vectors and class names.
+
+    Its checksum is compared if there is one beside it, nothing in it is run, and it is not unpacked if it is a bomb.
+
+    Returns:
+        What it holds, rebuilt from exact dict, list, tuple, text, numbers and dense tensors, see `plain`.
 
     Raises:
-        CheckpointError: if the file is missing, damaged, truncated, refused, or holds no weights.
+        CheckpointError: if the file is missing, damaged, truncated, or refused.
     """
-    if not path.is_file():
-        raise CheckpointError(f"no checkpoint at {path}: check the path")
-    hashes = known_hashes(path)
-    if hashes and sha256_of(path) not in hashes:
-        raise CheckpointError(
-            f"{path} is damaged: its sha256 is not the one in {hash_record(path).name}; use another copy"
-        )
+    try:
+        if not path.is_file():  # nor a pipe, which would keep us waiting
+            raise CheckpointError(f"no file at {path}: check the path")
+        _check_hash(path)
+        _check_start(path)
+        refuse_bomb(path)
+        return plain(_unpickle(path), path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({_first_line(error)})") from error
+    except MemoryError as error:
+        raise CheckpointError(f"{path} asks for more memory than there is; use another copy") from error
+
+
+def _check_hash(path: Path) -> None:
+    record = hash_record(path)
+    if not record.is_file() or not record.stat().st_size:
+        return
+    if sha256_of(path) not in known_hashes(path):
+        raise CheckpointError(f"{path} is damaged: its sha256 is not the one in {record.name}; use another copy")
+
+
+def _check_start(path: Path) -> None:
+    """Name what servers send instead of a file."""
     with path.open("rb") as file:
-        if file.read(1) in (b"<", b""):
-            raise CheckpointError(f"{path} is no checkpoint, but {_instead(path)}: download it again")
-    refuse_bomb(path)
+        start = file.read(1)
+    if start == b"":
+        raise CheckpointError(f"{path} is no file of tensors, but an empty file: download it again")
+    if start == b"<":
+        raise CheckpointError(f"{path} is no file of tensors, but a web page: download it again")
+
+
+def _unpickle(path: Path) -> Any:
+    """Read plain containers and tensors by torch's restricted unpickler."""
     try:
         with warnings.catch_warnings(action="ignore"):  # torch's remarks on a stranger's pickle help nobody
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         what = _named(error) if zipfile.is_zipfile(path) else "or is not one at all"
         raise CheckpointError(f"{path} is refused: it holds more than tensors and plain values ({what})") from error
-    except MemoryError:
+    except (MemoryError, OSError):
         raise
-    except Exception as error:  # bytes that are no checkpoint end in almost anything
-        raise CheckpointError(f"{path} is no checkpoint, or a damaged one: {_first_line(error)}") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} is no checkpoint: it holds a {type(state).__name__}")
-    return state
+    except Exception as error:  # bytes that are no such file end in almost anything
+        raise CheckpointError(f"{path} is no file of tensors, or a damaged one: {_first_line(error)}") from error
 
 
 def hash_record(path: Path) -> Path:
@@ -141,20 +169,42 @@ def hash_record(path: Path) -> Path:
 
 
 def known_hashes(path: Path) -> list[str]:
-    """Return the hashes in the file beside a file of weights; none if there is no such file."""
+    """Return the hashes in the file beside a file of tensors; none if there is no such file.
+
+    Both forms of `sha256sum` are read ("HASH  NAME", "SHA256 (NAME) = HASH"), and what PowerShell writes: capitals,
+    with a byte order mark.
+    """
     record = hash_record(path)
-    lines = record.read_text(errors="replace").splitlines() if record.is_file() else []
-    return [line.split()[0] for line in lines if line.strip()]
+    if not record.is_file():
+        return []
+    with record.open("rb") as file:
+        content = file.read(RECORD_BYTES)
+    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    text = content.decode(encoding, errors="replace")
+    return [match.lower() for match in re.findall(r"\b[0-9a-fA-F]{64}\b", text)]
 
 
 def write_hashes(path: Path, hashes: list[str]) -> None:
     """Write lines as `sha256sum` does, in one atomic step."""
-    temporary = hash_record(path).with_name(path.name + ".sha256.tmp")
-    with temporary.open("w") as file:
-        file.writelines(f"{line}  {path.name}\n" for line in hashes)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(hash_record(path))
+    write_text(hash_record(path), "".join(f"{line}  {path.name}\n" for line in hashes))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file beside the old one and rename it: a crash leaves the one or the other.
+
+    Raises:
+        OSError: if it cannot be written; what was there before stays.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def sha256_of(path: Path) -> str:
@@ -184,13 +234,15 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _instead(path: Path) -> str:
-    return "an empty file" if path.stat().st_size == 0 else "a web page"
-
-
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
+
+
+def _write_fault(error: OSError | RuntimeError) -> str:
+    """Say why torch.save failed: it reports a short write as an unexpected position in the file."""
+    text = _first_line(error)
+    return "the disk is full, or did not take all of it" if "unexpected pos" in text else text
 
 
 def _named(error: BaseException) -> str:

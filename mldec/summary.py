@@ -1,26 +1,23 @@
 """One table of many runs: `python -m mldec.summary outputs/ [--csv FILE]`.
 
-A run is a folder with checkpoints/best.pt, or last.pt before its first evaluation. What no checkpoint can be read from
-is left out with a line that says why.
+A run is a folder with checkpoints/best.pt, or last.pt before its first evaluation. The table comes from run.json and
+metrics.jsonl, which take no time to read; for a run of an older version, without run.json, from the checkpoint. What
+cannot be read is left out with a line that says why.
 """
 
-import argparse
 import csv
+import io
 import json
-import logging
+import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from mldec import build, checkpoint
-from mldec.cost import count_parameters, multiply_accumulates
-from mldec.errors import CheckpointError, DataError, one_line, printable
-from mldec.runlog import to_console
-
-log = logging.getLogger("mldec")
+from mldec.errors import CheckpointError, DataError, one_line, printable, say
+from mldec.options import command
+from mldec.results import check_targets, write_result
+from mldec.run_folder import find_checkpoint, read_facts
 
 
 @dataclass(frozen=True)
@@ -33,12 +30,21 @@ class Run:
     value: float | None  # the best one
     weights: str  # raw, or ema: those that reached it
     params_m: float  # trainable parameters, million
-    gmacs: float  # of one image
+    gmacs: float | None  # of one image; None if they cannot be counted
     image_size: int  # pixels a side
     epochs: str  # evaluated of planned, as 3/40
     state: str  # finished or unfinished
     time: str  # spent, in hours, minutes and seconds; over all its processes, one after the other
     commit: str
+
+
+@dataclass
+class Progress:
+    """What metrics.jsonl says of a run."""
+
+    epoch: int = 0  # the last one with an evaluation
+    seconds: float = 0.0  # that the run took, over all its processes
+    best: dict[str, Any] = field(default_factory=dict)  # metric, value and weights; empty before an evaluation
 
 
 def read(folder: Path, name: str, plugins: Sequence[str] = ()) -> Run:
@@ -47,13 +53,41 @@ def read(folder: Path, name: str, plugins: Sequence[str] = ()) -> Run:
     Args:
         folder: of the run.
         name: for the column `run`.
-        plugins: packages of the caller's that may hold its parts.
+        plugins: packages of the caller's that may hold its parts; for runs without run.json.
 
     Raises:
         CheckpointError: if there is no checkpoint, or it cannot be used.
     """
-    paths = [folder / "checkpoints" / file for file in ("best.pt", "last.pt")]
-    path = next((path for path in paths if path.exists()), paths[0])
+    path = find_checkpoint(folder)
+    done = progress(folder / "metrics.jsonl")
+    facts = read_facts(folder)
+    if facts is None:
+        return _from_checkpoint(path, name, done, plugins)
+
+    # The log of a run that goes on from another folder's checkpoint does not have the epochs before.
+    best = max(done.best, facts.best, key=lambda best: best.get("value", -math.inf))
+    macs = facts.multiply_accumulates
+    return Run(
+        run=name,
+        name=facts.name,
+        metric=best.get("metric"),
+        value=best.get("value"),
+        weights=best.get("weights", "raw"),
+        params_m=facts.parameters / 1e6,
+        gmacs=None if macs is None else macs / 1e9,
+        image_size=facts.image_size,
+        commit=_short(facts.commit),
+        **_state(max(done.epoch, facts.start_epoch), facts.epochs, done.seconds),
+    )
+
+
+def _from_checkpoint(path: Path, name: str, done: Progress, plugins: Sequence[str]) -> Run:
+    """Return what a checkpoint says of its run: the whole file is read and the model built."""
+    import torch  # slow, as is what follows: only for runs without run.json
+
+    from mldec import build, checkpoint
+    from mldec.cost import count_parameters, multiply_accumulates
+
     state = checkpoint.load(path)
     config, classes = checkpoint.saved_config(state, path, plugins), checkpoint.saved_classes(state)
     size = checkpoint.saved_transform(state, path).image_size
@@ -64,8 +98,8 @@ def read(folder: Path, name: str, plugins: Sequence[str] = ()) -> Run:
         gmacs = multiply_accumulates(model, size, queries) / 1e9
     except Exception as error:  # a constructor may raise anything on numbers that its signature allows
         raise CheckpointError(f"the model in {path} cannot be built: {error}") from error
-    best, (epoch, seconds) = state["best"], progress(folder / "metrics.jsonl")
-    epoch = max(epoch, state["epoch"])
+
+    best = state["best"]
     return Run(
         run=name,
         name=config.name,
@@ -75,35 +109,56 @@ def read(folder: Path, name: str, plugins: Sequence[str] = ()) -> Run:
         params_m=count_parameters(model)[0] / 1e6,
         gmacs=gmacs,
         image_size=size,
-        epochs=f"{epoch}/{config.train.epochs}",
-        state="finished" if epoch >= config.train.epochs else "unfinished",
-        time=f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02}",
         commit=_short(state["git"]),
+        **_state(max(done.epoch, state["epoch"]), config.train.epochs, done.seconds),
     )
 
 
-def progress(path: Path) -> tuple[int, float]:
-    """Return the last epoch that metrics.jsonl has an evaluation of, and the seconds that the run took.
+def _state(epoch: int, epochs: int, seconds: float) -> dict[str, str]:
+    """Return the columns on how far a run is."""
+    whole = int(seconds)
+    return {
+        "epochs": f"{epoch}/{epochs}",
+        "state": "finished" if epoch >= epochs else "unfinished",
+        "time": f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}",
+    }
 
-    The clock of a line starts with its process, so that it goes back where a run was resumed; a run without the file
-    counts as 0 epochs and 0 seconds.
+
+def progress(path: Path) -> Progress:
+    """Read metrics.jsonl; a run without the file has done nothing.
+
+    The clock of a line starts with its process, so that it goes back where a run was resumed.
 
     Raises:
         CheckpointError: if a line is not what a run writes.
     """
-    epoch, seconds, before = 0, 0.0, 0.0
+    done, before = Progress(), 0.0
     try:
         lines = path.read_text().splitlines() if path.exists() else []
         for line in map(json.loads, lines):
-            seconds, before = (
-                seconds + (line["time"] - before if line["time"] >= before else line["time"]),
-                line["time"],
-            )
+            time = line["time"]
+            done.seconds += time - before if time >= before else time
+            before = time
             if any(key.startswith("val/") for key in line):
-                epoch = int(line["epoch"])
+                done.epoch = int(line["epoch"])
+                done.best = _better(done.best, line)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path} is not what a run writes: {error or 'a line of it'}") from error
-    return epoch, seconds
+    return done
+
+
+def _better(best: dict[str, Any], line: dict[str, Any]) -> dict[str, Any]:
+    """Return the best result so far, after one more evaluation: of the first metric, as `Trainer.evaluate` does."""
+    metric = next(key for key in line if key.startswith("val/")).removeprefix("val/")
+    has_average = f"val_raw/{metric}" in line
+    scores = {"ema" if has_average else "raw": line[f"val/{metric}"]}
+    if has_average:
+        scores["raw"] = line[f"val_raw/{metric}"]
+
+    for weights, value in scores.items():
+        if value is not None and float(value) > best.get("value", -math.inf):
+            best = {"metric": metric, "value": float(value), "weights": weights}
+    return best
 
 
 def gather(root: Path, plugins: Sequence[str] = ()) -> list[Run]:
@@ -120,13 +175,13 @@ def gather(root: Path, plugins: Sequence[str] = ()) -> list[Run]:
         try:
             found.append(read(folder, folder.relative_to(root).as_posix() if folder != root else root.name, plugins))
         except CheckpointError as error:
-            log.warning(printable(f"left out: {error}"))
+            print(printable(f"left out: {error}"))
     return sorted(found, key=lambda run: (run.metric is None, run.metric or "", -(run.value or 0.0), run.run))
 
 
 def table(runs: Sequence[Run]) -> str:
     """Set the runs out in columns."""
-    rows = [[field.name for field in fields(Run)]]
+    rows = [[column.name for column in fields(Run)]]
     rows += [[printable(_cell(value)) for value in astuple(run)] for run in runs]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
@@ -134,12 +189,13 @@ def table(runs: Sequence[Run]) -> str:
     )
 
 
-def write_csv(path: Path, runs: Sequence[Run]) -> None:
-    """Write one row a run."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([field.name for field in fields(Run)])
-        writer.writerows([["" if value is None else value for value in astuple(run)] for run in runs])
+def to_csv(runs: Sequence[Run]) -> str:
+    """Return what `--csv` writes: one row per run."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow([column.name for column in fields(Run)])
+    writer.writerows([["" if value is None else value for value in astuple(run)] for run in runs])
+    return text.getvalue()
 
 
 def _cell(value: Any) -> str:
@@ -156,17 +212,17 @@ def _short(commit: Any) -> str:
 
 def main() -> None:
     """Run the command."""
-    arguments = argparse.ArgumentParser(prog="python -m mldec.summary", description="Set out the runs of a folder.")
+    arguments = command("summary", "Set out the runs of a folder in a table, the best one of each metric first.")
     arguments.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
     arguments.add_argument("--csv", metavar="FILE", help="write the table there too")
     arguments.add_argument("--plugin", action="append", default=[], help="a package of yours that may hold parts")
     words = arguments.parse_args()
     with one_line():
-        to_console()
+        check_targets(words.csv)
         runs = gather(Path(words.folder), words.plugin)
-        print(table(runs))
+        say(*table(runs).splitlines())
         if words.csv:
-            write_csv(Path(words.csv), runs)
+            write_result(words.csv, to_csv(runs))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 import os
 import sys
+from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -12,85 +15,180 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from mldec.config import config_dir, explain, parse, prepare, to_yaml
-from mldec.errors import CheckpointError, ConfigError, one_line
+import mldec
+from mldec.config import COMPLETION, config_dir, explain, parse, prepare, to_yaml
+from mldec.errors import CheckpointError, ConfigError, one_line, printable, writing
+from mldec.options import VERSION, said_once
+from mldec.run_folder import RUN_FILE, RunFacts, command_line
 from mldec.settings import Config
+
+if TYPE_CHECKING:
+    import torch
+
+    from mldec.stops import StopRequest
+    from mldec.trainer import Trainer
 
 
 def run(config: Config, directory: Path) -> None:
-    """Do a run: check everything, build it, find where to start, train."""
+    """Do a run: check everything, lock its folder, build it, find where to start, train."""
     # Before torch: threads that wait by spinning make a CPU run ten times slower beside any other busy process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
-    from mldec import build, checkpoint, distributed, runlog
-    from mldec.losses.prior import save_estimate
+    from mldec import build, distributed, runlog
+    from mldec.run_lock import RunLock
     from mldec.stops import listening
-    from mldec.trainer import Trainer
 
     build.check(config)
-    last = resume_point(config, directory)
     if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with this
         torch.use_deterministic_algorithms(True)
     device = distributed.pick_device(config.device)
     torch.backends.cudnn.benchmark = not config.train.deterministic
-    with distributed.processes(device), listening() as stop:
+
+    with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
         runlog.to_console()
-        torch.manual_seed(config.seed)
-        data, loss = build.data(config), build.loss(config)
-        build.check_together(config, data, loss)
         # The main process alone reads and writes the folder of the run: nodes need not share a disk.
-        found = distributed.broadcast(checkpoint.load_newest(last) if last and distributed.is_main() else None)
-        model = build.model(config, data.train.classes, pretrained=not (found or config.init))
-        if config.init and not found:
-            runlog.log.info(checkpoint.initialise(model, config.init))
-        folder = directory / "checkpoints"
-        trainer = Trainer(config, model.to(device), loss, data, folder=folder, device=device, stop=stop)
-        if found:
-            path, state = found
-            trainer.resume(state, path)
-        if distributed.is_main():
-            folder.mkdir(parents=True, exist_ok=True)
-            (directory / "config.yaml").write_text(to_yaml(config))
-        log = runlog.RunLog(directory, step=trainer.learner.step, lines=trainer.lines)
+        distributed.on_main(lock.take)
+        _train(config, directory, device, stop)
+
+
+def _train(config: Config, directory: Path, device: "torch.device", stop: "StopRequest") -> None:
+    """Train in a folder that is ours."""
+    import torch
+
+    from mldec import build, checkpoint, distributed, runlog
+    from mldec.losses.prior import save_estimate
+    from mldec.trainer import Trainer
+
+    saved = distributed.on_main(partial(find_start, config, directory))
+    torch.manual_seed(config.seed)
+    data, loss = build.data(config), build.loss(config)
+    build.check_together(config, data, loss)
+    model = build.model(config, data.train.classes, pretrained=not (saved or config.init))
+    if config.init and not saved:
+        runlog.log.info(checkpoint.initialise(model, config.init))
+
+    folder = directory / "checkpoints"
+    trainer = Trainer(config, model.to(device), loss, data, folder=folder, device=device, stop=stop)
+    lines = 0
+    if saved:
+        path, state = saved
+        trainer.resume(state, path)
+        lines = trainer.lines if _is_inside(path, directory) else 0  # the lines of another run stay in its folder
+    distributed.on_main(partial(_open_folder, directory, trainer))
+
+    with closing(runlog.RunLog(directory, step=trainer.learner.step, lines=lines)) as log:
+        commit = trainer.git or "none"
+        runlog.log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
         runlog.log.info(trainer.summary())
+        if slow := config.train.precision.warning(device.type):
+            runlog.log.warning(slow)
         trainer.fit(log)
         best = trainer.best
         runlog.log.info(
             f"best {best['metric']} {best['value']:.2f} ({best['weights']}, epoch {best['epoch']}): {folder}/best.pt"
         )
+        priors = directory / "class_prior.csv"
         if distributed.is_main():
-            save_estimate(loss, directory / "class_prior.csv", data.train.classes.names)
-        log.close()
+            with writing(priors, of_run=True):
+                save_estimate(loss, priors, data.train.classes.names)
+
+
+def find_start(config: Config, directory: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Read the checkpoint to go on from, if any.
+
+    Raises:
+        CheckpointError: from `resume_point`, or if no version of that checkpoint can be read.
+    """
+    from mldec import checkpoint
+
+    last = resume_point(config, directory)
+    return checkpoint.load_newest(last) if last else None
+
+
+def describe(trainer: "Trainer") -> RunFacts:
+    """Return what run.json says of a run that is about to start or to go on."""
+    from mldec import checkpoint
+    from mldec.cost import count_parameters, multiply_accumulates
+
+    config, classes, model = trainer.config, trainer.data.val.classes, trainer.learner.model
+    size = trainer.data.transform.image_size
+    queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
+    products: int | None
+    try:
+        products = round(multiply_accumulates(model, size, queries))
+    except Exception:  # a part of the user's own may do anything without values; the number is for the summary only
+        products = None
+
+    return RunFacts(
+        name=config.name,
+        command=command_line(),
+        versions=checkpoint.installed(),
+        commit=trainer.git,
+        epochs=config.train.epochs,
+        image_size=size,
+        parameters=count_parameters(model)[0],
+        multiply_accumulates=products,
+        start_epoch=trainer.epoch,
+        best={} if trainer.best["metric"] is None else trainer.best,
+    )
 
 
 def resume_point(config: Config, directory: Path) -> Path | None:
     """Return the checkpoint to go on from, if any; there may be an older version of it only.
 
     Raises:
-        CheckpointError: if the folder holds a run and nothing says to go on with it, or the named file is absent.
+        CheckpointError: if the folder holds a run and nothing says to go on with it, or the named file is absent or
+            of another folder.
     """
     last = directory / "checkpoints" / "last.pt"
     holds_run = any(last.parent.glob("last*.pt"))
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a process failed
-    if config.resume == "auto" or (config.resume is None and restarted):
+    if restarted and holds_run:
+        return last
+    if config.resume == "auto":
         return last if holds_run else None
     if config.resume is None:
         if holds_run:
             raise CheckpointError(f"{directory} holds a run: pass resume=auto to go on, or name=... for a new run")
         return None
-    if not Path(config.resume).is_file():
+
+    path = Path(config.resume)
+    if not path.is_file():
         raise CheckpointError(f"resume={config.resume}: there is no such file; pass resume=auto or a checkpoint")
-    return Path(config.resume)
+    if holds_run and not _is_inside(path, directory):
+        raise CheckpointError(
+            f"resume={config.resume}: {directory} holds another run, which it would replace; "
+            f"pass name=... for a new folder, or resume=auto to go on with the one that is there"
+        )
+    return path
+
+
+def _is_inside(path: Path, directory: Path) -> bool:
+    """Tell whether a file is in the folder of a run; it may be a link to one elsewhere."""
+    return path.parent.resolve().is_relative_to(directory.resolve())
+
+
+def _open_folder(directory: Path, trainer: "Trainer") -> None:
+    """Make the folders of a run, and write what runs in it."""
+    from mldec import storage
+
+    file = directory / "config.yaml"
+    with writing(file, of_run=True):
+        (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
+        storage.write_text(file, to_yaml(trainer.config))
+    facts = directory / RUN_FILE
+    with writing(facts, of_run=True):
+        storage.write_text(facts, describe(trainer).to_json())
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
 def app(node: DictConfig) -> None:
     """Do one run, or one of a sweep, in the folder that Hydra chose."""
-    with one_line():
+    with one_line(said_once):
         hydra_config = HydraConfig.get()
-        under_torchrun = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        under_torchrun = os.environ.get("WORLD_SIZE", "1") != "1"
         if under_torchrun and hydra_config.mode is RunMode.MULTIRUN:
             raise ConfigError("a sweep (-m) cannot run under torchrun: start one torchrun for each value")
         job = run
@@ -104,8 +202,13 @@ def app(node: DictConfig) -> None:
 def main() -> None:
     """Run the command."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as they are, and end as one line
-    with one_line():
+    if "--version" in sys.argv[1:]:  # Hydra would say its own
+        print(VERSION)
+        return
+    with one_line(said_once):
         sys.argv[1:] = prepare(sys.argv[1:])
+        if any(word.startswith(COMPLETION) for word in sys.argv[1:]):
+            sys.argv[0] = "mldec-train"  # the command that a shell completes: it knows no `python -m`
         try:
             app()
         except (HydraException, OmegaConfBaseException, YAMLError) as error:

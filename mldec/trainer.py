@@ -16,14 +16,15 @@ from torch import nn
 from mldec import checkpoint, distributed, memory, storage
 from mldec.config import diff, to_dict
 from mldec.data.base import DataModule
-from mldec.data.loader import Batch, TrainBatches, train_loader, unwrap
+from mldec.data.fingerprint import check_same, fingerprint
+from mldec.data.loader import Batch, TrainBatches, end_workers, train_loader, unwrap
 from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
-from mldec.evaluate import Results, check_classes, evaluate, left_out
+from mldec.evaluation import Results, check_classes, evaluate, left_out
 from mldec.learner import Learner, Outcome
 from mldec.model import Classifier
 from mldec.runlog import Meter, RunLog
 from mldec.settings import Config, NonFinite, Precision
-from mldec.stops import StopRequest
+from mldec.stops import NothingCame, StopRequest
 
 log = logging.getLogger("mldec")
 
@@ -80,6 +81,8 @@ class Trainer:
         self.writer = storage.Writer()
         self.saved_at = time.monotonic()
         self.git = checkpoint.git_commit()
+        # The main process's table counts: it alone writes checkpoints.
+        self.fingerprint = distributed.on_main(partial(fingerprint, data.train))
 
     @property
     def position(self) -> int:
@@ -94,6 +97,7 @@ class Trainer:
             UserError: at a fault of the data, the numbers, the memory or the disk.
         """
         train = self.config.train
+        self.lines = runlog.lines  # fewer than the checkpoint said, if the file was damaged since
         try:
             with memory.explained(self.config, self.device):
                 while self.epoch < train.epochs:
@@ -103,6 +107,9 @@ class Trainer:
                         self.metrics = self.evaluate(runlog)
                     self.epoch += 1
                     self.save(best=self.best["epoch"] == self.epoch)
+        except (Stopped, KeyboardInterrupt):
+            end_workers()
+            raise
         finally:
             self.writer.wait()
         return self.metrics
@@ -111,10 +118,13 @@ class Trainer:
         """Return what is about to be trained, on what, and where it starts."""
         millions = sum(p.numel() for p in self.learner.model.parameters() if p.requires_grad) / 1e6
         train, val = self.data.train, self.data.val
+        precision = self.learner.precision.value
+        if self.config.train.precision is Precision.auto:
+            precision += " (auto)"
         return (
             f"{self.config.name}: {millions:.2f} M trainable parameters, {len(val.classes)} classes, "
             f"{len(train.dataset):,} training and {len(val.dataset):,} validation images, "
-            f"{self.config.train.precision.value} on {self.device} x {distributed.world_size()}, "
+            f"{precision} on {self.device} x {distributed.world_size()}, "
             f"epoch {self.epoch + 1} of {self.config.train.epochs}, {self.position} of {self.batches.steps} steps done"
         )
 
@@ -136,15 +146,34 @@ class Trainer:
                 self._report(runlog, description, lr)
             if outcome.stopping:
                 self.save()
-                self._stop(f"after step {self.learner.step}")
+                self._stop(f"after step {self.learner.step}", together=True)
             if self._due():
                 self.save()
 
     def _batches(self) -> Iterator[Batch]:
-        for batch in unwrap(self.loader):
-            if not len(batch.images):
-                raise DataError(f"no image of a micro-batch can be read; the first: {batch.bad[0]}")
-            yield batch
+        """Load the micro-batches of an epoch.
+
+        While one is waited for, training is between two steps: where none comes, it is saved.
+        """
+        try:
+            for batch in self.stop.bounded(unwrap(self.loader)):
+                if not len(batch.images):
+                    raise DataError(f"no image of a micro-batch can be read; the first: {batch.bad[0]}")
+                yield batch
+        except NothingCame:
+            self.save()
+            self._stop(f"after step {self.learner.step}, waiting for data")
+        except DataError as error:
+            if self.learner.step:
+                self.save()
+            raise self._with_checkpoint(error) from error
+
+    def _with_checkpoint(self, error: DataError) -> DataError:
+        """Return an error of a moment at which all is saved, with the place of the checkpoint."""
+        if not self.learner.step or not distributed.is_main():
+            return error
+        self.writer.wait()
+        return DataError(f"{error}; saved in {self.folder / 'last.pt'}: resume=auto goes on")
 
     def _check(self, outcome: Outcome, batches: list[Batch]) -> None:
         """Name the images left out in a step, wherever they were met; end the run, or go on, if it was not finite."""
@@ -170,7 +199,7 @@ class Trainer:
     def _report(self, runlog: RunLog, description: str, lr: float) -> None:
         train, total = self.config.train, self.batches.steps
         values = {**self.meter.read(self.device), "train/lr": lr}
-        if train.precision is Precision.fp16 or train.nonfinite is NonFinite.skip:
+        if self.learner.precision is Precision.fp16 or train.nonfinite is NonFinite.skip:
             values["train/skipped_steps"] = self.learner.skipped
         if self.data.bad_images == "skip":
             values["train/bad_images"] = self.bad_images
@@ -193,10 +222,17 @@ class Trainer:
         by_steps = steps is not None and self.learner.step % steps == 0
         return by_steps or (minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes)
 
-    def _stop(self, place: str) -> None:
+    def _stop(self, place: str, *, together: bool = False) -> None:
+        """End the run; the main process has what was saved, and speaks for all that end together."""
         self.writer.wait()
-        last = self.folder / "last.pt"
-        raise Stopped(f"stopped by {self.stop.name} {place}; saved in {last}: resume=auto goes on", self.stop.status)
+        message = f"stopped by {self.stop.name} {place}"
+        if distributed.is_main():
+            message += f"; saved in {self.folder / 'last.pt'}: resume=auto goes on"
+        elif together:
+            message = ""
+        else:
+            message += " on a process that saves nothing: resume=auto goes on from last.pt"
+        raise Stopped(message, self.stop.status)
 
     def evaluate(self, runlog: RunLog) -> dict[str, float]:
         """Evaluate the moving average and the raw weights, log both, and note whether one is the best so far."""
@@ -228,10 +264,16 @@ class Trainer:
 
     def _watched(self, bar: Any, batches: Any, *, total: int) -> Iterator[Batch]:
         """Iterate over the batches of an evaluation, which no process leaves for another one's sake."""
-        for batch in bar(batches, total=total):
-            if self.stop:
-                self._stop(f"in the evaluation after step {self.learner.step}")
-            yield batch
+        place = f"in the evaluation after step {self.learner.step}"
+        try:
+            for batch in bar(self.stop.bounded(batches), total=total):
+                if self.stop:
+                    self._stop(place)
+                yield batch
+        except NothingCame:
+            self._stop(f"{place}, waiting for data")
+        except DataError as error:
+            raise self._with_checkpoint(error) from error
 
     def save(self, *, best: bool = False) -> None:
         """Write last.pt in the background, from a copy of the state as it is now; give it the name best.pt too."""
@@ -249,10 +291,12 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Return a checkpoint: plain containers and tensors only."""
         classes = self.data.val.classes
+        data = {key: value for key, value in self.config.data.items() if key != "changed"}
         return {
             "format": checkpoint.FORMAT,
-            "config": to_dict(dataclasses.replace(self.config, resume=None)),  # however it came to here
+            "config": to_dict(dataclasses.replace(self.config, resume=None, data=data)),  # however it came to here
             "classes": {"names": list(classes.names), "exclusive": classes.exclusive, "queries": classes.queries},
+            "fingerprint": dataclasses.asdict(self.fingerprint),
             "transform": dataclasses.asdict(self.data.transform),
             "metrics": self.metrics,
             "best": self.best,
@@ -274,7 +318,7 @@ class Trainer:
         """Go on from a checkpoint of the same run, read from a path.
 
         Raises:
-            CheckpointError: if it is of another run, or its epochs have another number of steps.
+            CheckpointError: if it is of another run or other data, or its epochs have another number of steps.
         """
         changed = diff(checkpoint.saved_config(state, path, self.config.plugins), self.config)
         if changed:
@@ -288,6 +332,9 @@ class Trainer:
                 f"{path} has {state['steps_per_epoch']} steps an epoch, this run {self.batches.steps}: use the same "
                 f"training images, and a number of processes that divides their last batch as before"
             )
+        allow = self.config.accepts_changed_data
+        warning = check_same(state.get("fingerprint"), self.fingerprint, path, allow=allow)
+        self._warn(*[warning] if warning else [])
         self.learner.load_state_dict(state, path)
         self.epoch, self.metrics, self.best = state["epoch"], state["metrics"], state["best"]
         log = state["log"]

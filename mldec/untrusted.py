@@ -1,17 +1,23 @@
-"""What a file of weights from a stranger may hold, checked value by value before anything is done with it.
+"""What a file of tensors from a stranger may hold, checked value by value before anything is done with it.
 
 torch's restricted unpickler keeps such a file from running code. It still lets through what would end in a traceback
 or fill the memory: lists that hold themselves, dictionaries whose methods are shadowed, tensors without values,
 archives that unpack to a thousand times their size.
 """
 
-import zipfile
-from collections.abc import Callable
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from mldec.data.names import names_fault
 from mldec.errors import CheckpointError
@@ -19,33 +25,13 @@ from mldec.errors import CheckpointError
 MAX_VALUES = 1_000_000  # in a whole file; ImageNet-21K has 11 thousand classes, a large network a few thousand tensors
 MAX_DEPTH = 20
 MAX_TEXT = 100_000  # characters
-MAX_IMAGE_SIZE = 8192  # pixels a side
+# What no file is too small for: the value of a setting, parameters and buffers, and the numbers in all of them.
+FREE_VALUE, FREE_TENSORS, FREE_NUMBERS = 2**16, 1000, 10**7
 TENSOR_TYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8}
 TENSOR_TYPES |= {torch.int64, torch.int32, torch.int16, torch.int8}
 
 
-def refuse_bomb(path: Path) -> None:
-    """Refuse an archive that unpacks to more than its own size; torch.save compresses nothing.
-
-    Raises:
-        CheckpointError: if a member is compressed, members overlap, or it is no whole archive.
-    """
-    with path.open("rb") as file:
-        if file.read(4) != b"PK\x03\x04":  # what torch goes by
-            return
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-    except Exception as error:  # zipfile raises almost anything on damaged bytes
-        raise CheckpointError(f"{path} is no checkpoint, or a damaged one: {error}; use another copy") from error
-    unpacked, size = sum(member.file_size for member in members), path.stat().st_size
-    if unpacked > size or any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise CheckpointError(
-            f"{path} is refused: its {size:,} bytes unpack to {unpacked:,}, and torch.save compresses nothing"
-        )
-
-
-def plain(state: dict[Any, Any], path: Path) -> dict[Any, Any]:
+def plain(state: Any, path: Path) -> Any:
     """Return a copy of a file's content that is made of exact dict, list, tuple, text, numbers and dense tensors.
 
     The copy has no attributes of the file's own, such as an OrderedDict's `_metadata` or its methods' replacements.
@@ -74,21 +60,19 @@ def plain(state: dict[Any, Any], path: Path) -> dict[Any, Any]:
             room -= value.numel() * value.element_size()
             if room < 0:
                 raise refused(part, "holds tensors that claim more than the whole file has")
-            return Tensor.detach(value)
+            return Tensor.detach(value).resolve_neg()
         if isinstance(value, dict):
             items = list(dict.items(value))
             return {copy(key, part, depth + 1): copy(item, _name(key, part), depth + 1) for key, item in items}
         if isinstance(value, list | tuple):
             kind = list if isinstance(value, list) else tuple
             return kind([copy(item, part, depth + 1) for item in value])
-        raise refused(part, f"holds a {type(value).__name__} that no checkpoint needs")
+        raise refused(part, f"holds a {type(value).__name__} that no such file needs")
 
     try:
-        copied = copy(state, "the file", 0)
+        return copy(state, "the file", 0)
     except TypeError as error:  # a tensor or a list as a key, a tensor without a layout
-        raise refused("it", f"holds what no checkpoint does ({error})") from error
-    assert isinstance(copied, dict)
-    return copied
+        raise refused("it", f"holds what no such file does ({error})") from error
 
 
 def check_parts(state: dict[str, Any], path: Path) -> None:
@@ -100,6 +84,85 @@ def check_parts(state: dict[str, Any], path: Path) -> None:
     for name, (fits, what) in PARTS.items():
         if name not in state or not fits(state[name]):
             raise CheckpointError(f"{path} is no whole checkpoint: its '{name}' is missing or not {what}")
+    for name, (fits, what) in OPTIONAL_PARTS.items():
+        if name in state and not fits(state[name]):
+            raise CheckpointError(f"{path} is no whole checkpoint: its '{name}' is not {what}")
+
+    epoch, step, steps_per_epoch = state["epoch"], state["step"], state["steps_per_epoch"]
+    first, last = epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch
+    if not first <= step <= last:
+        raise CheckpointError(
+            f"{path} is no whole checkpoint: its 'step' is {step}, and after {epoch} epochs of {steps_per_epoch} "
+            f"steps it must be from {first} to {last}"
+        )
+
+
+def check_sizes(nodes: Iterable[Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse numbers of layers, widths and the like that the tensors beside them rule out.
+
+    Raises:
+        CheckpointError: for a whole number that is larger than there are numbers in all tensors.
+    """
+    largest = max(FREE_VALUE, sum(tensor.numel() for tensor in tensors.values()))
+    for node in nodes:
+        for number in _whole_numbers(node):
+            if abs(number) > largest:
+                raise CheckpointError(
+                    f"the model in {path} cannot be built: a setting of it is {number}, "
+                    f"and the whole file has fewer numbers"
+                )
+
+
+@contextmanager
+def limited(tensors: Mapping[str, Tensor], path: Path) -> Iterator[None]:
+    """Stop the building of a model, in this thread, that outgrows the tensors that are to fill it.
+
+    What a constructor makes and then replaces counts too, so that the limit is a multiple, and more for a small file.
+
+    Raises:
+        CheckpointError: as soon as it has too many parameters and buffers, or too large ones.
+    """
+    most_tensors = 2 * len(tensors) + FREE_TENSORS
+    most_numbers = 2 * sum(tensor.numel() for tensor in tensors.values()) + FREE_NUMBERS
+    count = numbers = 0
+    exceeded = False
+    thread = threading.get_ident()  # the hooks are those of the whole process
+
+    def registered(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal count, numbers, exceeded
+        if tensor is None or threading.get_ident() != thread:
+            return
+        count += 1
+        numbers += tensor.numel()
+        exceeded = exceeded or count > most_tensors or numbers > most_numbers
+        if exceeded:
+            raise CheckpointError("too large")
+
+    hooks = [
+        register_module_parameter_registration_hook(registered),
+        register_module_buffer_registration_hook(registered),
+    ]
+    try:
+        yield
+    except Exception as error:  # a constructor may have made another error of ours
+        if exceeded:
+            raise CheckpointError(
+                f"the model in {path} cannot be built: it is larger than all that the file holds"
+            ) from error
+        raise
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    if isinstance(value, int):
+        yield value
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _whole_numbers(item)
 
 
 def _is_dense(value: Tensor) -> bool:
@@ -130,7 +193,12 @@ def _tensors(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Tell whether a value is a number, which may be infinite or NaN."""
+    return type(value) in (int, float)
+
+
+def _finite(value: Any) -> bool:
+    return _number(value) and math.isfinite(value)
 
 
 def _count(value: Any) -> bool:
@@ -138,7 +206,7 @@ def _count(value: Any) -> bool:
 
 
 def _classes(value: Any) -> bool:
-    if not _mapping(value) or value.keys() < {"names", "exclusive", "queries"} or type(value["exclusive"]) is not bool:
+    if not _mapping(value) or {"names", "exclusive", "queries"} - value.keys() or type(value["exclusive"]) is not bool:
         return False
     names, queries = value["names"], value["queries"]
     if not isinstance(names, list) or not names or names_fault(names):
@@ -147,20 +215,12 @@ def _classes(value: Any) -> bool:
     return queries is None or (rows and queries.is_floating_point())
 
 
-def _transform(value: Any) -> bool:
-    return (
-        _settings(value)
-        and _mapping(value)
-        and _count(value.get("image_size"))
-        and (0 < value["image_size"] <= MAX_IMAGE_SIZE)
-    )
-
-
 def _best(value: Any) -> bool:
+    if not _mapping(value):
+        return False
+    none_yet = value.get("metric") is None and value.get("value") == -math.inf
     return (
-        _mapping(value)
-        and isinstance(value.get("metric"), str | None)
-        and _number(value.get("value"))
+        (none_yet or (isinstance(value.get("metric"), str) and _finite(value.get("value"))))
         and value.get("weights") in ("ema", "raw")
         and _count(value.get("epoch"))
     )
@@ -179,14 +239,27 @@ def _optimizer(value: Any) -> bool:
 
 def _log(value: Any) -> bool:
     counts = ("lines", "steps", "skipped", "bad_images")
-    return _mapping(value) and all(_count(value.get(name)) for name in counts) and _number(value.get("loss"))
+    if not _mapping(value) or not all(_count(value.get(name)) for name in counts):
+        return False
+    # A loss that was not finite, in a step that was skipped, is in the sum.
+    return _finite(value.get("loss")) or (_number(value.get("loss")) and value["skipped"] > 0)
+
+
+def _fingerprint(value: Any) -> bool:
+    texts = ("files", "labels", "classes")
+    return (
+        _mapping(value)
+        and value.keys() == {"images", *texts}
+        and _count(value["images"])
+        and all(isinstance(value[name], str) for name in texts)
+    )
 
 
 Check = tuple[Callable[[Any], bool], str]
 PARTS: dict[str, Check] = {
     "config": (lambda value: isinstance(value, dict) and _settings(value), "a mapping of plain settings"),
     "classes": (_classes, "different class names, whether one excludes another, and their word vectors or none"),
-    "transform": (_transform, f"an image size from 1 to {MAX_IMAGE_SIZE}"),
+    "transform": (lambda value: _mapping(value) and _settings(value), "a mapping of plain settings"),
     "metrics": (lambda value: _mapping(value) and all(map(_number, value.values())), "numbers by name"),
     "best": (_best, "a metric, its value, its weights and its epoch"),
     "epoch": (_count, "a whole number from 0 on"),
@@ -198,4 +271,8 @@ PARTS: dict[str, Check] = {
     "scaler": (_mapping, "a mapping"),
     "loss": (_mapping, "a mapping"),
     "log": (_log, "the place in metrics.jsonl and the sums since the last line of it"),
+}
+# What checkpoints of older versions do not have.
+OPTIONAL_PARTS: dict[str, Check] = {
+    "fingerprint": (_fingerprint, "the number of training images and the hashes of their table"),
 }

@@ -5,8 +5,8 @@
 
 For each split it writes OUT/{train,val}/shard-000000.tar, ... in the layout of WebDataset (000000000.jpg and
 000000000.json with {"labels": [...], "negatives": [...]}), and index.npz with labels, classes, the offset of each image
-and the sha256 of each shard. It may be killed at any time and started again with the same arguments: a shard has its name
-only once it is whole. Images are copied byte for byte, unless --short-side makes large ones smaller.
+and the sha256 of each shard. It may be killed at any time and started again with the same arguments: a shard has its
+name only once it is whole. Images are copied byte for byte, unless --short-side makes large ones smaller.
 """
 
 import argparse
@@ -119,7 +119,9 @@ class ShardFile:
         self.length += len(block)
 
 
-def pack(images: StoredImages, classes: Classes, folder: Path, packing: Packing, plan: dict[str, Any], bar: Any) -> None:
+def pack(
+    images: StoredImages, classes: Classes, folder: Path, packing: Packing, plan: dict[str, Any], bar: Any
+) -> None:
     """Write the shards of one split that are not there yet, then the index.
 
     Args:
@@ -166,9 +168,7 @@ def write_shard(
 ) -> None:
     """Write one shard beside its name, rename it, and only then write the record that says that it is whole."""
     contents = Contents(images, first, last, packing)
-    loader: Any = DataLoader(
-        contents, 16, num_workers=packing.workers, collate_fn=list, worker_init_fn=leave_the_group
-    )
+    loader: Any = DataLoader(contents, 16, num_workers=packing.workers, collate_fn=list, worker_init_fn=leave_the_group)
 
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
@@ -265,9 +265,7 @@ def main() -> None:
                 for part, split in splits.items():
                     pack(split.dataset, split.classes, Path(args.out, part), packing, plan, bar)
         except OSError as error:
-            raise ConfigError(
-                f"{args.out} cannot be written ({error.strerror}): free space and start again"
-            ) from error
+            raise ConfigError(f"{args.out} cannot be written ({error.strerror}): free space and start again") from error
         print(f"{args.out}: {total:,} images packed; read them with data=shards data.root={args.out}")
 
 

@@ -1,18 +1,26 @@
 """Kill, stop and damage small training runs, and see whether they come out as if nothing had happened.
 
-    python scripts/soak.py [--kills 200] [--signals 100] [--flips 1000] [--worlds 1 2 3 5 8] [--json FILE]
+    python scripts/soak.py [--kills 200] [--signals 100] [--flips 1000] [--worlds 1 2 3 5 8]
+                           [--pairs 50] [--disks 50] [--workers 20] [--shm 5] [--json FILE]
 
 kills    `kill -9` at a random moment of a run that saves at every step, then resume=auto: is the end bit-equal?
 signals  SIGTERM, SIGUSR1 or SIGINT at a random moment: how long until it has saved, with which status, and the same
 flips    one changed byte of a checkpoint: is it noticed?
 worlds   mAP and all other numbers of one checkpoint, evaluated under torchrun by different numbers of processes
 saving   how long a save holds up training at the size of TResNet-L
+pairs    two runs at once in one folder: is one of them refused, and the other one's folder its own?
+disks    a disk that is full at a random byte: one line? Then there is space, and resume=auto: is the end bit-equal?
+workers  `kill -9` of a loader process at a random moment: one line? Then resume=auto, and the same
+shm      /dev/shm is filled at a random moment, in the middle of a run with loader processes: the same
 
+`disks` and `shm` mount file systems, which only root may, in a namespace that nothing else sees.
 A count of 0 leaves a part out, and FILE keeps what it had of it. Each run is a process of its own, forked from this one
 so that it need not import torch again. Not part of the tests: the whole takes about half an hour on two cores.
 """
 
 import argparse
+import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -24,8 +32,9 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,22 +65,25 @@ RUN = [
 CLOCK = ("time", "train/images_per_second", "train/data_wait")
 
 
-def start(folder: Path, *words: str) -> int:
+def start(folder: Path, *words: str, output: str = "output.txt") -> int:
     """Start a run in a folder, as `python -m mldec.train` does, and return its process number."""
     folder.mkdir(parents=True, exist_ok=True)
     child = os.fork()
     if child:
         return child
     os.chdir(folder)
-    output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
     sys.argv = ["mldec-train", *RUN, *words]
-    status = 0
+    status = 1
     try:
         mldec.train.main()
+        status = 0
     except SystemExit as stop:
         status = int(stop.code or 0)
+    except BaseException:  # a bug: what Python would print, and no second copy of this script
+        traceback.print_exc()
     os._exit(status)
 
 
@@ -101,6 +113,31 @@ def result(folder: Path) -> dict[str, Any]:
     return {"lines": [{k: v for k, v in line.items() if k not in CLOCK} for line in lines], **files}
 
 
+def go_on(folder: Path, whole: dict[str, Any], found: Counter[str], workers: int = 0) -> None:
+    """Resume a run to its end, and count it as lost, or as equal to the whole one; remove an equal one."""
+    if finish(start(folder, "resume=auto", f"train.workers={workers}")) != 0:
+        found["lost"] += 1
+        print(f"\nlost: {(folder / 'output.txt').read_text()[-500:]}")
+        return
+    ended = result(folder)
+    for name in ("last.pt", "best.pt"):
+        ended[name]["config"]["train"]["workers"] = 0
+    if not same(ended, whole):
+        print(f"\nnot equal: {folder}")
+        return
+    found["equal"] += 1
+    shutil.rmtree(folder, ignore_errors=True)  # but for what is mounted there
+
+
+def one_line(folder: Path, said: str = "") -> bool:
+    """Tell whether a run that failed said so in one line with some words in it."""
+    output = (folder / "output.txt").read_text()
+    good = output.count("mldec: ") == 1 and "Traceback" not in output and said in output
+    if not good:
+        print(f"\nnot one line: {output[-500:]}")
+    return good
+
+
 def kills(count: int, work: Path, whole: dict[str, Any], seconds: float) -> dict[str, int]:
     """Kill runs at random moments and resume each to its end."""
     found: Counter[str] = Counter(kills=0, lost=0, equal=0, killed_while_writing=0)
@@ -115,15 +152,7 @@ def kills(count: int, work: Path, whole: dict[str, Any], seconds: float) -> dict
             shutil.rmtree(folder)  # it was at its end already
         found["kills"] += 1
         found["killed_while_writing"] += any(folder.rglob("*.tmp"))
-        if finish(start(folder, "resume=auto", f"train.workers={number % 2}")) != 0:
-            found["lost"] += 1
-            print(f"\nlost: {(folder / 'output.txt').read_text()[-500:]}")
-            continue
-        ended = result(folder)
-        for name in ("last.pt", "best.pt"):
-            ended[name]["config"]["train"]["workers"] = 0
-        found["equal"] += same(ended, whole)
-        shutil.rmtree(folder)
+        go_on(folder, whole, found, workers=number % 2)
     return dict(found)
 
 
@@ -151,12 +180,136 @@ def signals(count: int, work: Path, whole: dict[str, Any], seconds: float) -> di
             found["wrong_status"] += outcome == "before_training" and status not in (-number, 130)
             slowest = max(slowest, time.monotonic() - asked if in_order else 0.0)
             bar.update(in_order)
-            if finish(start(folder, "resume=auto")) != 0:
-                found["lost"] += 1
-            else:
-                found["equal"] += same(result(folder), whole)
-                shutil.rmtree(folder)
+            go_on(folder, whole, found)
     return {**found, "slowest_save_seconds": round(slowest, 2)}
+
+
+def pairs(count: int, work: Path, whole: dict[str, Any], seconds: float) -> dict[str, int]:
+    """Start a second run beside one that has the same folder, with and without resume=auto."""
+    found: Counter[str] = Counter(pairs=0, one_ended=0, refused_as_another_run=0, equal=0)
+    for number in tqdm(range(count), desc="pairs"):
+        folder = work / f"pair-{number}"
+        first = start(folder, output="first.txt")
+        time.sleep(random.uniform(0, seconds / 2))
+        second = start(folder, *(["resume=auto"] if number % 2 else []), output="second.txt")
+        statuses = [finish(first), finish(second)]
+        outputs = [(folder / name).read_text() for name in ("first.txt", "second.txt")]
+        found["pairs"] += 1
+        found["one_ended"] += sorted(statuses) == [0, 1]
+        found["refused_as_another_run"] += any(
+            status == 1 and "another run" in output and "Traceback" not in output
+            for status, output in zip(statuses, outputs, strict=True)
+        )
+        if 0 not in statuses or not same(result(folder), whole):
+            print(f"\nnot equal: {folder}, statuses {statuses}: {outputs[0][-300:]}\n{outputs[1][-300:]}")
+            continue
+        found["equal"] += 1
+        shutil.rmtree(folder)
+    return dict(found)
+
+
+def workers(count: int, work: Path, whole: dict[str, Any], seconds: float) -> dict[str, int]:
+    """Kill loader processes at random moments, until so many runs ended by it; resume each to its end."""
+    found: Counter[str] = Counter(killed=0, ended_by_it=0, one_line=0, lost=0, equal=0)
+    with tqdm(total=count, desc="workers") as bar:
+        while found["ended_by_it"] < count:
+            folder = work / f"worker-{found['killed']}"
+            child = start(folder, "train.workers=2")
+            time.sleep(random.uniform(0, seconds))
+            while (loaders := children(child)) == []:
+                time.sleep(0.01)
+            if loaders is None:  # it was at its end already
+                finish(child)
+                shutil.rmtree(folder)
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(random.choice(loaders), signal.SIGKILL)
+            found["killed"] += 1
+            if finish(child) == 0:  # it needed no batch any more
+                shutil.rmtree(folder)
+                continue
+            found["ended_by_it"] += 1
+            found["one_line"] += one_line(folder, "a loader process died")
+            bar.update()
+            go_on(folder, whole, found)
+    return dict(found)
+
+
+def children(process: int) -> list[int] | None:
+    """Return the children of a process; None if it has ended."""
+    try:
+        if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return None
+        listed = Path(f"/proc/{process}/task/{process}/children").read_text()
+    except OSError:
+        return None
+    return [int(child) for child in listed.split()]
+
+
+def own_mounts() -> bool:
+    """Move to a namespace of mounts of our own, which ends with this process; tell whether we may."""
+    new_mounts = 0x20000  # CLONE_NEWNS
+    if ctypes.CDLL(None).unshare(new_mounts) != 0:
+        return False
+    return subprocess.run(["mount", "--make-rprivate", "/"], capture_output=True).returncode == 0
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: int) -> Iterator[None]:
+    """Mount an empty file system of so many bytes on a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def disks(count: int, work: Path, whole: dict[str, Any]) -> dict[str, int]:
+    """Run on disks of random sizes, until so many were too small; resume each with space to its end."""
+    found: Counter[str] = Counter(runs=0, full=0, one_line=0, lost=0, equal=0)
+    files = [path for path in (work / "whole" / "outputs").rglob("*") if path.is_file()]
+    needed = sum(path.stat().st_size for path in files)
+    with tqdm(total=count, desc="disks") as bar:
+        while found["full"] < count:
+            folder = work / f"disk-{found['runs']}"
+            found["runs"] += 1
+            with mounted(folder / "outputs", random.randrange(4096, 2 * needed)):
+                if finish(start(folder)) == 0:
+                    continue
+                found["full"] += 1
+                found["one_line"] += one_line(folder)
+                bar.update()
+                subprocess.run(["mount", "-o", f"remount,size={8 * needed}", folder / "outputs"], check=True)
+                go_on(folder, whole, found)
+    return dict(found)
+
+
+def shm(count: int, work: Path, whole: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Fill /dev/shm at random moments of runs, until so many ended by it; resume each to its end."""
+    found: Counter[str] = Counter(filled=0, ended_by_it=0, one_line=0, lost=0, equal=0)
+    slowest = 0.0
+    with tqdm(total=count, desc="shm") as bar:
+        while found["ended_by_it"] < count:
+            folder = work / f"shm-{found['filled']}"
+            found["filled"] += 1
+            with mounted(Path("/dev/shm"), 2**20):
+                child = start(folder, "train.workers=2")
+                time.sleep(random.uniform(0, seconds))
+                filled = time.monotonic()
+                with contextlib.suppress(OSError), Path("/dev/shm/full").open("wb", buffering=0) as file:
+                    while True:
+                        file.write(bytes(4096))
+                status = finish(child)
+            if status == 0:
+                shutil.rmtree(folder)
+                continue
+            found["ended_by_it"] += 1
+            slowest = max(slowest, time.monotonic() - filled)
+            found["one_line"] += one_line(folder, "enlarge /dev/shm")
+            bar.update()
+            go_on(folder, whole, found)
+    return {**found, "slowest_end_seconds": round(slowest, 2)}
 
 
 def flips(count: int, work: Path, source: Path) -> dict[str, int]:
@@ -170,7 +323,7 @@ def flips(count: int, work: Path, source: Path) -> dict[str, int]:
         place = random.randrange(len(content))
         path.write_bytes(content[:place] + bytes([content[place] ^ random.randrange(1, 256)]) + content[place + 1 :])
         try:
-            storage.read(path)
+            storage.read_torch(path)
         except CheckpointError:
             noticed += 1
     return {"flips": count, "noticed": noticed, "bytes": len(content)}
@@ -221,10 +374,16 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=1000)
     parser.add_argument("--worlds", type=int, nargs="*", default=[1, 2, 3, 5, 8])
     parser.add_argument("--no-saving", dest="saving", action="store_false", help="leave out TResNet-L")
+    parser.add_argument("--pairs", type=int, default=50)
+    parser.add_argument("--disks", type=int, default=50)
+    parser.add_argument("--workers", type=int, default=20)
+    parser.add_argument("--shm", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     words = parser.parse_args()
     random.seed(words.seed)
+    if (words.disks or words.shm) and not own_mounts():
+        sys.exit("only root may mount the file systems of disks and shm: pass --disks 0 --shm 0")
     torch.set_num_threads(1)  # a pool of threads would not survive the forks
     tqdm.set_lock(threading.RLock())  # its own is shared by all children: one that is killed would keep it
     tqdm.monitor_interval = 0  # no thread of ours while forking
@@ -246,6 +405,10 @@ def main() -> None:
             "flips": lambda: flips(words.flips, work, best),
             "worlds": lambda: worlds(words.worlds, work, best),
             "saving": lambda: saving(work),
+            "pairs": lambda: pairs(words.pairs, work, whole, seconds),
+            "disks": lambda: disks(words.disks, work, whole),
+            "workers": lambda: workers(words.workers, work, whole, seconds),
+            "shm": lambda: shm(words.shm, work, whole, seconds),
         }
         figures = {name: job() for name, job in jobs.items() if getattr(words, name)}
     print(json.dumps(figures, indent=1))

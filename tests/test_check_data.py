@@ -5,15 +5,16 @@ import json
 import pickle
 import runpy
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from support import one_line, write_coco
+from support import cpu_seconds, one_line, write_coco
 
-from mldec import check_data, draw
+from mldec import draw, examination
 from mldec.config import config_dir
 from mldec.data.base import Classes, Split
 from mldec.data.labels import Labels, from_dense, from_single
@@ -96,6 +97,31 @@ def test_the_same_bytes_twice_and_in_both_splits(check, root: Path) -> None:
     assert f"{image(root, 4)} is also {image(root, 7, 'val2014')}" in out
 
 
+@pytest.mark.parametrize(("category", "labels"), [(5, "the same"), (1, "different")])
+def test_a_file_that_is_listed_twice_is_called_that(check, root: Path, category: int, labels: str) -> None:
+    path = root / "annotations" / "instances_train2014.json"
+    content = json.loads(path.read_text())
+    content["images"].append({"id": 99, "file_name": image(root, 2).name})
+    content["annotations"].append({"id": 99, "image_id": 99, "category_id": category})
+    path.write_text(json.dumps(content))
+    status, out, err = check()
+    assert status == 1
+    one_line(err, "1 images of train are listed twice")
+    assert f"{image(root, 2)} is listed twice, with {labels} labels" in out
+    assert "a copy of" not in out
+
+
+def test_a_look_at_the_digits_takes_seconds() -> None:
+    command = [sys.executable, "-m", "mldec.check_data", "data=digits", "--decode", "5"]
+    assert cpu_seconds(command, OMP_NUM_THREADS="1") < 10  # 26 with the labels of painted scenes
+
+
+def test_the_settings_of_parts_that_are_not_used_are_held_against_them_too(check) -> None:
+    status, _, err = check("head.num_grops=3")
+    assert status == 1
+    one_line(err, "head.num_grops: MLDecoder takes no such argument")
+
+
 def test_a_class_without_positives_is_named_and_is_no_fault(check, root: Path) -> None:
     for split in ("train2014", "val2014"):
         file = root / "annotations" / f"instances_{split}.json"
@@ -161,7 +187,7 @@ def test_zero_shot_data_have_other_classes_in_validation(
 
 
 def test_official_counts_are_of_options_that_exist() -> None:
-    assert set(check_data.OFFICIAL) <= {path.stem for path in Path(config_dir(), "data").glob("*.yaml")}
+    assert set(examination.OFFICIAL) <= {path.stem for path in Path(config_dir(), "data").glob("*.yaml")}
 
 
 def test_what_the_reader_refuses_is_one_line(check, root: Path) -> None:
@@ -222,7 +248,7 @@ class Named:
 )
 def test_impossible_labels(labels: Labels, exclusive: bool, fault: str | None) -> None:
     split = Split(Named(labels), Classes(CLASSES, exclusive))  # type: ignore[arg-type]
-    assert check_data.label_faults(split, labels) == ([fault] if fault else [])
+    assert examination.label_faults(split, labels) == ([fault] if fault else [])
 
 
 def test_co_occurrence_is_that_of_a_loop() -> None:
@@ -230,7 +256,7 @@ def test_co_occurrence_is_that_of_a_loop() -> None:
     dense = rng.choice(np.array([1, 0, -1], np.int8), (50, 6))
     dense[:, 4] = 0
     classes = np.array([0, 2, 4, 5])
-    found = check_data.co_occurrence(from_dense(dense, default=-1), classes)
+    found = examination.co_occurrence(from_dense(dense, default=-1), classes)
     for row, one in enumerate(classes):
         for column, other in enumerate(classes):
             shown = dense[dense[:, one] == 1]

@@ -48,14 +48,14 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes)
     path = tmp_path / "x.pt"
     path.write_bytes(content)
     message = refused(path, fix="")
-    assert "is no checkpoint" in message or "is refused" in message or "holds no weights" in message
+    assert any(part in message for part in ("is no file of tensors", "is damaged", "is refused", "holds no weights"))
 
 
 def test_a_zip_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", "hello")
-    refused(path, fix="is no checkpoint")
+    refused(path, fix="is no file of tensors")
 
 
 def test_weights_without_a_config_are_not_a_checkpoint(tmp_path: Path) -> None:
@@ -75,13 +75,21 @@ def test_a_checkpoint_that_lacks_a_part_is_named_in_one_line(best: Path, name: s
         assert name in refused(best, fix="is no whole checkpoint")
 
 
+@pytest.mark.parametrize("name", ["names", "exclusive", "queries"])
+def test_classes_that_lack_one_thing_and_have_another_are_refused(best: Path, name: str) -> None:
+    state = load(best)
+    state["classes"]["other"] = state["classes"].pop(name)
+    save(best, state)
+    assert "'classes' is missing" in refused(best, fix="is no whole checkpoint")
+
+
 @pytest.mark.parametrize("checksum", [True, False])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
 def test_a_truncated_checkpoint_is_refused(best: Path, share: float, checksum: bool) -> None:
     best.write_bytes(best.read_bytes()[: int(best.stat().st_size * share)])
     if not checksum:
         best.with_name("best.pt.sha256").unlink()
-    refused(best, fix="use another copy" if checksum else "is no checkpoint")
+    refused(best, fix="use another copy" if checksum or share else "is no file of tensors")
 
 
 def test_one_flipped_byte_is_found_wherever_it_is(best: Path) -> None:

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra.errors import HydraException
 
 from mldec import build
 from mldec.config import (
@@ -10,6 +11,7 @@ from mldec.config import (
     config_dir,
     diff,
     experiments,
+    explain,
     override,
     parse,
     prepare,
@@ -45,7 +47,8 @@ def test_every_option_of_every_part_composes(part: str) -> None:
     names = sorted(path.stem for path in Path(config_dir(), part).glob("*.yaml"))
     assert names
     for name in names:
-        build.check(compose(["+experiment=digits", f"{part}={name}"]))
+        model = [f"{part}.name=resnet18"] if name == "timm" else []  # which has no default
+        build.check(compose(["+experiment=digits", f"{part}={name}", *model]))
 
 
 def test_a_part_takes_arguments_that_its_yaml_does_not_list() -> None:
@@ -62,12 +65,33 @@ def test_a_part_takes_arguments_that_its_yaml_does_not_list() -> None:
         ("++optim.learning_rate=3", "optim.learning_rate: optim has no setting 'learning_rate'"),
         ("sede=3", "sede: the config has no setting 'sede'; did you mean 'seed'?"),
         ("experiment=digits", "write +experiment=digits, with a plus"),
+        ("epochs=3", "epochs: the config has no setting 'epochs'; did you mean 'train.epochs'?"),
+        ("train.lr=0.1", "train.lr: train has no setting 'lr'; did you mean 'optim.lr'?"),
+        ("root=/data/coco", "root: the config has no setting 'root'; did you mean 'data.root'?"),
+        ("--epochs", "--epochs is no option: settings are written train.epochs=VALUE, without dashes"),
+        ("--optim.lr=1", "--optim.lr is no option: settings are written optim.lr=VALUE, without dashes"),
+        ("epochs", "'epochs' is not understood: write key=value"),
+        ("head=mldecoder", "head=mldecoder: there is no such option; did you mean 'ml_decoder'?"),
+        ("backbone=tf_efficientnet_lite0", "backbone=tf_efficientnet_lite0 is a model of timm: write backbone=timm "),
+        ("seed=" + 5000 * "9", "seed: a number of 5,000 digits is too long"),
+        ("name=a\udc80", "name: the value is not UTF-8 text"),
         ("+experiment=digit", "there is no experiment 'digit'; did you mean 'digits'?"),
     ],
 )
 def test_a_misspelt_word_is_refused_with_the_right_one(word: str, message: str) -> None:
     with pytest.raises(ConfigError, match="^" + message.replace("+", r"\+").replace("?", r"\?")):
         prepare([word])
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["backbone=0", "+data=1.5", "head=true", "loss=null", "~head=nan", "data=[[1]]", "~data=[a]", "+experiment=1.5"],
+)
+def test_a_choice_that_is_no_name_is_refused(word: str) -> None:
+    key = word.lstrip("+~").partition("=")[0]
+    # With a folder of the user's own the known names are not all names.
+    with pytest.raises(ConfigError, match=f"^{key}=.*: an option is chosen by its name, such as {key}=NAME"):
+        prepare(["--config-dir=own", word])
 
 
 def test_a_key_added_to_the_composed_config_does_not_vanish() -> None:
@@ -78,11 +102,15 @@ def test_a_key_added_to_the_composed_config_does_not_vanish() -> None:
 @pytest.mark.parametrize(
     ("section", "values", "message"),
     [
-        ("train", {"epochs": "abc"}, "train.epochs: Value 'abc'"),
+        ("train", {"epochs": "abc"}, "train.epochs is 'abc': it must be a whole number"),
         ("train", {"epochs": 0}, "train.epochs is 0: it must be at least 1"),
-        ("train", {"precision": "fp8"}, "train.precision: Invalid value 'fp8'"),
+        ("train", {"precision": "fp8"}, "train.precision is 'fp8': it must be one of auto, fp32"),
         ("train", {"ema_decay": 1.0}, "train.ema_decay is 1.0"),
+        ("train", {"epochs": None}, "train.epochs is null: it must have a value"),
+        ("train", {"compile": "maybe"}, "train.compile is 'maybe': it must be true or false"),
+        ("train", {"clip_grad": "x"}, "train.clip_grad is 'x': it must be a number"),
         ("train", {"workers": -1}, "train.workers is -1"),
+        ("train", {"workers": 100_000}, "train.workers is 100000: it must be from 0 to 1,024"),
         ("train", {"clip_grad": 0.0}, "train.clip_grad is 0.0"),
         ("optim", {"lr": 0.0}, "optim.lr is 0.0"),
         ("optim", {"weight_decay": -1.0}, "optim.weight_decay is -1.0"),
@@ -94,16 +122,11 @@ def test_a_key_added_to_the_composed_config_does_not_vanish() -> None:
             {"name": "cosine", "warmup_lr": 1e-5},
             "schedule.warmup_lr has no effect with schedule.name=cosine",
         ),
-        (
-            "schedule",
-            {"name": "cosine_epochs", "cooldown_epochs": 4},
-            "schedule.cooldown_epochs is 4: it must be below",
-        ),
         ("train", {"repeats": 0}, "train.repeats is 0: it must be at least 1"),
         ("mix", {"mixup": -1.0}, "mix.mixup is -1.0: it must be 0 (off) or more"),
         ("mix", {"prob": 1.5}, "mix.prob is 1.5"),
         ("mix", {"smoothing": 1.0}, "mix.smoothing is 1.0"),
-        ("mix", {"mode": "half"}, "mix.mode: Invalid value 'half'"),
+        ("mix", {"mode": "half"}, "mix.mode is 'half': it must be one of batch, pair, elem"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(digits: Config, section: str, values: dict, message: str) -> None:
@@ -119,6 +142,69 @@ def test_a_value_that_cannot_be_is_refused(digits: Config, section: str, values:
 def test_a_name_that_is_no_folder_and_an_unknown_device_are_refused(digits: Config, key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=key):
         parse({**to_dict(digits), key: value})
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 99999999999999999999])
+def test_a_seed_that_no_generator_takes_is_refused(digits: Config, seed: int) -> None:
+    with pytest.raises(ConfigError, match=f"^seed is {seed}: it must be from 0 to"):
+        parse({**to_dict(digits), "seed": seed})
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "train={",
+        "data.root=[",
+        "data.val_images=!!python/object:os.system",
+        "train.epochs=" + 5000 * "1",
+        "name=\ud800",
+    ],
+)
+def test_what_is_not_yaml_is_refused_in_one_line(digits: Config, word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        override(digits, [word])
+    assert "\n" not in str(caught.value)
+    assert word.partition("=")[0] in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_arguments_of_a_backbone_without_one_say_what_to_choose() -> None:
+    with pytest.raises(HydraException) as caught:
+        compose(["data=digits", "head=ml_decoder", "loss=asl", "name=x", "backbone.name=resnet18"])
+    assert explain(caught.value).startswith("backbone has arguments, but none is chosen: pass backbone=timm first")
+
+
+def test_any_model_of_timm_is_a_backbone() -> None:
+    config = compose(["+experiment=digits", "backbone=timm", "backbone.name=tf_efficientnet_lite0"])
+    assert config.backbone["name"] == "tf_efficientnet_lite0"
+    with pytest.raises(ConfigError, match=r"nothing is chosen for backbone\.name: pass backbone\.name=NAME"):
+        compose(["+experiment=digits", "backbone=timm"])
+
+
+@pytest.mark.parametrize("word", ["-sc", "--shell-completion"])
+def test_the_words_of_tab_completion_pass(word: str) -> None:
+    assert prepare([word, "install=bash"]) == [word, "install=bash"]
+
+
+def test_auto_is_what_the_device_can_do_well() -> None:
+    assert [Precision.auto.on("cuda"), Precision.auto.on("cpu")] == [Precision.fp16, Precision.fp32]
+    assert [precision.on("cpu") for precision in (Precision.bf16, Precision.fp16)] == [Precision.bf16, Precision.fp16]
+    assert Precision.auto.warning("cpu") is Precision.fp32.warning("cpu") is Precision.fp16.warning("cuda") is None
+    assert "slow on a CPU" in str(Precision.bf16.warning("cpu"))
+
+
+def test_no_recipe_names_fp16_which_a_cpu_would_take_too() -> None:
+    named = {name: compose([f"+experiment={name}"]).train.precision for name in experiments()}
+    assert Precision.fp16 not in named.values()
+    assert named["coco_tresnet_l"] is named["imagenet_resnet50_a2"] is Precision.auto
+
+
+def test_a_run_in_auto_goes_on_from_one_that_names_its_precision() -> None:
+    old = compose(["+experiment=coco_tresnet_l", "train.precision=fp16"])
+    assert diff(old, compose(["+experiment=coco_tresnet_l"])) == []
+    assert diff(old, compose(["+experiment=coco_tresnet_l", "train.precision=fp32"])) == [
+        "train.precision: fp16 -> fp32"
+    ]
 
 
 def test_resume_and_init_exclude_each_other(digits: Config) -> None:

@@ -178,6 +178,11 @@ def test_the_command_prints_a_table_and_writes_json(
     assert content["figures"] == figures
 
 
+def test_the_committed_figures_are_those_of_the_command(figures: dict[str, Any]) -> None:
+    committed = Path(__file__).parents[1] / "benchmarks" / "cpu_cost.json"
+    assert json.loads(committed.read_text())["figures"] == figures
+
+
 def test_the_command_takes_no_settings(cli: Callable[..., Any]) -> None:
     done = cli("benchmark", "cost", "head=gap")
     assert done.status == 1

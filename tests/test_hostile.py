@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,17 +13,20 @@ from typing import Any
 import hostile
 import pytest
 import torch
-from torch import nn
-
 from support import made
+from torch import nn
 
 import mldec
 from mldec import checkpoint, zoo
+from mldec.archive import refuse_bomb
 from mldec.data.readers.coco import coco
+from mldec.data.readers.openimages_miil import openimages_miil
 from mldec.data.transforms import read_image
+from mldec.data.zero_shot.vectors import read_vectors
 from mldec.errors import CheckpointError, DataError, UserError, printable
-from mldec.predict import find_images
-from mldec.untrusted import MAX_VALUES, plain, refuse_bomb
+from mldec.prediction import find_images
+from mldec.storage import read_torch
+from mldec.untrusted import MAX_VALUES, plain
 
 ROOT = Path(mldec.__file__).parents[1]
 
@@ -43,6 +47,7 @@ class Corpus:
         hostile.pickles(self.folder, self.trace)
         hostile.changed(self.folder)
         hostile.broken(self.folder)
+        hostile.data_files(self.folder)
         (self.folder / "good.pt").rename(folder / "good.pt")
         self.good = folder / "good.pt"
         self.files = sorted(self.folder.iterdir())
@@ -105,6 +110,52 @@ def test_pickle_itself_runs_what_the_corpus_holds(tmp_path: Path) -> None:
         assert trace.exists(), f"the trap is no trap in {opcode}"
 
 
+def test_no_file_passes_the_doors_of_word_vectors_and_names(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("image_id,class_list,class_list_neg,split\na.jpg,['/m/0a'],[],val\n")
+    (tmp_path / "a.jpg").touch()
+    given = tmp_path / "mid_to_classes.pth"
+    names = ["one", "two", "three"]
+
+    def read_names() -> None:
+        data = openimages_miil(root=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+        assert data.val.classes.names in (("Ball",), ("/m/0a",))
+
+    refused = 0
+    for path in corpus.files:
+        given.unlink(missing_ok=True)
+        given.symlink_to(path)
+        for door, file in ((lambda: read_vectors(path, names, order=names), path), (read_names, given)):  # noqa: B023
+            fault = None
+            try:
+                door()
+            except DataError as error:
+                fault = str(error)
+            if fault is None:
+                assert path.name.startswith(("data-", "archive-")), path
+                continue
+            assert file.name in fault
+            assert len(fault.splitlines()) == 1
+            refused += 1
+        assert corpus.untouched(), path
+    assert refused > 2 * len(corpus.files) - 12
+
+
+@pytest.mark.parametrize("name", hostile.archives())
+def test_an_archive_that_two_readers_read_differently_is_not_unpacked(
+    corpus: Corpus, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = corpus.folder / f"archive-{name}.pt"
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was unpacked"))
+    one_line(lambda: read_torch(path), CheckpointError, path)
+
+
+def test_the_archive_of_two_directories_is_one_for_zipfile(corpus: Corpus) -> None:
+    with zipfile.ZipFile(corpus.folder / "archive-two-directories.pt") as archive:
+        members = archive.infolist()
+    assert sum(member.file_size for member in members) == 2, "the trap is no trap"
+    assert all(member.compress_type == zipfile.ZIP_STORED for member in members)
+
+
 @pytest.mark.parametrize(("file", "unpacked"), [("deflated.pt", None), ("bomb.pt", 2**26), ("liar.pt", 2**26)])
 def test_a_bomb_is_refused_before_it_is_unpacked(corpus: Corpus, file: str, unpacked: int | None) -> None:
     with pytest.raises(CheckpointError, match=f"{file} is refused: its [0-9,]+ bytes unpack to") as caught:
@@ -153,7 +204,7 @@ def test_plain_counts_values_and_bytes(corpus: Corpus) -> None:
         ("huge_network", "cannot be built"),
         ("endless_config", "its 'config' is nested too deep"),
         ("names_that_steer", "'classes' is missing or not different class names"),
-        ("huge_image", "'transform' is missing or not an image size"),
+        ("huge_image", "image_size: 1000000000 is above 4,096 pixels a side"),
         ("shadowed_keys", "does not fit the model"),
         ("sparse", "its 'model' holds a tensor that is not dense"),
         ("meta", "its 'model' holds a tensor that is not dense"),
@@ -175,7 +226,7 @@ def test_a_message_cannot_steer_the_terminal() -> None:
 COMMANDS = {
     "zip-os.system.pth": "mldec.predict {file} {image}",
     "memory.pt": "mldec.train +experiment=digits device=cpu init={file}",
-    "tar.pth": "mldec.train +experiment=digits device=cpu resume={file}",
+    "tar.pth": "mldec.train +experiment=digits device=cpu resume={file} name=other",
 }
 
 

@@ -293,7 +293,7 @@ def test_bad_released_files_end_in_one_line(
     half.write_bytes(good.read_bytes()[: good.stat().st_size // 2])
     page.write_text("<!DOCTYPE html><html>no such file</html>")
     for path, words, part in [
-        (half, [], "no checkpoint, or"),
+        (half, [], "is damaged, or no archive that torch.save wrote"),
         (page, [], "a web page: download it again"),
         (good, ["--image-size", "100"], "not a multiple of 32"),
         ("zoo:tresnet_l_coco_44", [], "tresnet_l_coco_448"),

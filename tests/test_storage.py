@@ -1,4 +1,5 @@
 import hashlib
+import os
 import resource
 import subprocess
 import sys
@@ -7,14 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from mldec.storage import read, save
+from mldec.errors import CheckpointError
+from mldec.storage import known_hashes, read_torch, save
 
 STATE = {"format": 1, "model": {"weight": torch.arange(1000.0)}, "epoch": 3}
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     save(tmp_path / "last.pt", STATE)
-    state = read(tmp_path / "last.pt")
+    state = read_torch(tmp_path / "last.pt")
     assert state["epoch"] == 3
     assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "last.pt.sha256"]
@@ -50,7 +52,7 @@ def test_a_crash_between_the_renames_leaves_a_checkpoint_that_loads(
         crash_after(count)
         with pytest.raises(KeyboardInterrupt):
             save(path, {**STATE, "epoch": 10 + count})
-        assert read(path)["epoch"] in (3, 10, 11, 12)
+        assert read_torch(path)["epoch"] in (3, 10, 11, 12)
 
 
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -67,6 +69,62 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"mldec: cannot save {path}: ")
     assert f"{path} is the last good one" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert read(path)["epoch"] == 3
+    assert read_torch(path)["epoch"] == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "last.pt.sha256"]
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{hash}  last.pt\n",
+        "{hash} *last.pt\n",
+        "{hash}",
+        "{capitals}  last.pt\r\n",
+        "\ufeff{hash}  last.pt\n",
+        "SHA256 (last.pt) = {hash}\n",
+        "SHA256(last.pt)= {hash}\n",
+        "Algorithm  Hash  Path\r\n---------  ----  ----\r\nSHA256     {capitals}       C:\\last.pt\r\n",
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_checksum_file_of_another_program_is_read(tmp_path: Path, form: str, encoding: str) -> None:
+    path, record = tmp_path / "last.pt", tmp_path / "last.pt.sha256"
+    save(path, STATE)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    record.write_text(form.format(hash=digest, capitals=digest.upper()), encoding=encoding)
+    assert known_hashes(path) == [digest]
+    assert read_torch(path)["epoch"] == 3
+
+    record.write_text(form.format(hash="0" * 64, capitals="A" * 64), encoding=encoding)
+    with pytest.raises(CheckpointError, match=r"its sha256 is not the one in last\.pt\.sha256"):
+        read_torch(path)
+
+
+@pytest.mark.parametrize("content", [b"no hash\n", b"\xff\xfe\x00", bytes(10**6)])
+def test_a_checksum_file_without_a_checksum_is_no_proof(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "last.pt"
+    save(path, STATE)
+    path.with_name("last.pt.sha256").write_bytes(content)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_torch(path)
+    path.with_name("last.pt.sha256").write_bytes(b"")
+    assert read_torch(path)["epoch"] == 3
+    save(path, STATE)  # and is no reason not to save
+    assert read_torch(path)["epoch"] == 3
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.pt")
+    with pytest.raises(CheckpointError, match=r"no file at .*pipe.pt: check the path"):
+        read_torch(tmp_path / "pipe.pt")
+
+
+def test_a_file_that_asks_for_too_much_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    save(tmp_path / "last.pt", STATE)
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(CheckpointError, match=r"last.pt asks for more memory than there is"):
+        read_torch(tmp_path / "last.pt")

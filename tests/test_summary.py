@@ -3,12 +3,13 @@
 import csv
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from support import one_line
+from support import cpu_seconds, one_line
 
 from mldec import checkpoint, summary
 from mldec.errors import CheckpointError, DataError
@@ -32,6 +33,7 @@ def rewrite(path: Path, **changed: object) -> None:
     """Change parts of a checkpoint."""
     torch.save({**torch.load(path, weights_only=True), **changed}, path)
     Path(f"{path}.sha256").unlink()
+    (path.parents[1] / "run.json").unlink(missing_ok=True)  # as a run of the first version: all is in the checkpoint
 
 
 def test_a_finished_run(outputs: Path) -> None:
@@ -83,7 +85,8 @@ def test_the_time_of_a_resumed_run_counts_every_process(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     times = [(5.0, 1), (3600.0, 1), (2.0, 2), (70.0, 2)]
     path.write_text("".join(json.dumps({"time": time, "epoch": e, "val/mAP": 1.0}) + "\n" for time, e in times))
-    assert summary.progress(path) == (2, 3670.0)
+    done = summary.progress(path)
+    assert (done.epoch, done.seconds) == (2, 3670.0)
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "7", '{"time": "x", "epoch": 1}', "[" * 100_000, '{"epoch": 1}'])
@@ -94,7 +97,10 @@ def test_a_log_that_no_run_writes_is_refused(tmp_path: Path, line: str) -> None:
 
 
 def test_what_cannot_be_read_is_named_in_a_line_and_the_rest_is_shown(cli: Cli, outputs: Path, tmp_path: Path) -> None:
-    (copy(outputs, "broken") / "checkpoints" / "best.pt").write_bytes(b"PK\x03\x04")
+    broken = copy(outputs, "broken")
+    (broken / "checkpoints" / "best.pt").write_bytes(b"PK\x03\x04")
+    (broken / "run.json").unlink()
+    (copy(outputs, "odd") / "run.json").write_text("[1]")
     shutil.rmtree(copy(outputs, "empty") / "checkpoints")
     (outputs / "empty" / "checkpoints").mkdir()
     rewrite(copy(outputs, "stranger") / "checkpoints" / "best.pt", config={"head": {"_target_": "os.system"}})
@@ -102,13 +108,34 @@ def test_what_cannot_be_read_is_named_in_a_line_and_the_rest_is_shown(cli: Cli, 
     status, out, _ = cli("summary", outputs, "--plugin", "patches", "--csv", tmp_path / "t.csv")
     assert status == 0
     warned, shown = out.splitlines()[:-2], out.splitlines()[-2:]
-    assert len(warned) == 4
+    assert len(warned) == 5
     assert all(line.startswith("left out: ") for line in warned), out
     assert shown[0].split()[:4] == ["run", "name", "metric", "value"]
     assert shown[1].split()[0] == "a"
     with (tmp_path / "t.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["run"], row["metric"], row["state"]) == ("a", "mAP", "finished")
+
+
+def test_a_run_of_an_older_version_gives_the_same_row(outputs: Path) -> None:
+    (run,) = summary.gather(outputs, PLUGINS)
+    (outputs / "a" / "run.json").unlink()
+    (older,) = summary.gather(outputs, PLUGINS)
+    assert older == run
+
+
+def test_a_run_that_goes_on_from_another_folder_keeps_the_best_value_before(outputs: Path) -> None:
+    facts = json.loads((outputs / "a" / "run.json").read_text())
+    before = {"metric": "mAP", "value": 99.5, "weights": "ema", "epoch": 1}
+    (outputs / "a" / "run.json").write_text(json.dumps({**facts, "best": before, "start_epoch": 1}))
+    (run,) = summary.gather(outputs)
+    assert (run.value, run.weights) == (99.5, "ema")
+
+
+def test_two_runs_take_no_torch_and_little_time(outputs: Path) -> None:
+    copy(outputs, "b")
+    script = "import sys, mldec.summary as s; s.main(); sys.exit('torch' in sys.modules)"
+    assert cpu_seconds([sys.executable, "-c", script, str(outputs)]) < 3
 
 
 def test_nothing_there(cli: Cli, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.bce import BinaryCrossEntropy
 from mldec.model import Classifier
+from mldec.optim import fast_forward
 from mldec.runlog import RunLog
 from mldec.settings import Config
 from mldec.trainer import Trainer
@@ -195,6 +196,42 @@ def test_accumulation_changes_nothing(config: Config, tmp_path: Path, loss: type
         torch.testing.assert_close(weights, results[0][0], rtol=1e-9, atol=1e-9)
         for line, other in zip(lines, results[0][1], strict=True):
             assert line == pytest.approx(other, rel=1e-6)
+
+
+def test_auto_on_a_cpu_is_fp32_to_the_bit(config: Config, tmp_path: Path) -> None:
+    runs = {}
+    for precision in ("fp32", "auto"):
+        job = trainer(override(config, [f"train.precision={precision}", "train.epochs=2"]), tmp_path / precision)
+        fit(job, tmp_path / precision)
+        runs[precision] = job
+    assert_equal(runs["auto"].learner.state_dict(), runs["fp32"].learner.state_dict())
+    assert "fp32 (auto) on cpu" in runs["auto"].summary()
+    assert "fp32 on cpu" in runs["fp32"].summary()
+
+
+def test_fp16_goes_on_from_steps_without_a_scale(config: Config, tmp_path: Path) -> None:
+    """As a run in auto does that was started on a CPU and goes on on CUDA."""
+    fit(trainer(override(config, ["train.precision=auto", "train.epochs=1"]), tmp_path), tmp_path)
+    path = tmp_path / "checkpoints" / "last.pt"
+    job = trainer(override(config, ["train.precision=fp16", "train.epochs=2"]), tmp_path)
+    state = load(path)
+    assert state["scaler"] == {}
+    job.learner.load_state_dict(state, path)
+    assert job.learner.scaler.get_scale() == 65536
+
+
+@pytest.mark.parametrize(("epochs", "cooldown", "flat"), [(8, 1, 1), (8, 4, 4), (2, 10, 1), (1, 10, 0)])
+def test_a_cooldown_is_at_most_half_of_the_run(
+    config: Config, tmp_path: Path, epochs: int, cooldown: int, flat: int
+) -> None:
+    words = [f"train.epochs={epochs}", "schedule.name=cosine_epochs", f"schedule.cooldown_epochs={cooldown}"]
+    learner = trainer(override(config, [*words, "schedule.min_lr=1e-6"]), tmp_path).learner
+    steps = learner.steps // epochs
+    rates = []
+    for epoch in range(epochs):
+        fast_forward(learner.schedule, epoch * steps)
+        rates.append(learner.lr)
+    assert sum(rate == pytest.approx(1e-6) for rate in rates) == flat
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])

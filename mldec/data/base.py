@@ -49,6 +49,11 @@ class Storage(Protocol):
         """Describe the image in messages: its path, if it has one."""
         ...
 
+    @property
+    def keys(self) -> np.ndarray:
+        """What tells each image from another, [N, ...]; it does not depend on where the data set lies."""
+        ...
+
     def content(self, index: int) -> bytes:
         """Return the bytes of an image file. Raises `DataError` if they cannot be read."""
         ...

@@ -1,11 +1,17 @@
 """From a dataset to batches: the order of images, their random numbers, and the workers."""
 
+import multiprocessing
+import multiprocessing.queues
+import multiprocessing.util
 import os
 import random
+import signal
+import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +26,11 @@ from mldec.settings import Mix
 
 Key = tuple[int, int, int]  # (epoch, index, number of its version)
 Sample = tuple[Tensor, Tensor, Key]  # image, target
+
+# What to do about loader processes that died or cannot hand over what they loaded.
+ADVICE = (
+    "as happens when memory or /dev/shm is full: lower train.workers, or enlarge /dev/shm (docker run --shm-size=8g)"
+)
 
 # The number of workers is the user's choice; torch would remark on it at every loader.
 warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -147,18 +158,86 @@ def eval_loader(
 
 def unwrap(loader: DataLoader[Batch]) -> Iterator[Batch]:
     """Iterate over a loader, raising in this process the `DataError` that a worker met, or one for its death."""
+    # Workers keep sockets in a temporary folder: with one made here first, it is theirs too, and
+    # it goes with this process even if they are killed.
+    if loader.num_workers:
+        multiprocessing.util.get_temp_dir()
+
+    _deaths.error = None  # of a loader that nobody waits for any more
     try:
-        for batch in loader:
+        with _deaths.reported():
+            iterator = iter(loader)
+        _deaths.watch()
+        while True:
+            with _deaths.reported():
+                batch = next(iterator, None)
+            if batch is None:
+                return
             if isinstance(batch, DataError):
                 raise batch
             yield batch
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except (RuntimeError, OSError, EOFError) as error:
+        # What the dataset itself raises stays what it is; from a worker it comes as "Caught ...".
+        if not loader.num_workers or str(error).startswith("Caught "):
             raise
-        raise DataError(
-            f"a loader process died ({' '.join(str(error).split())}), as it does when memory or /dev/shm is full: "
-            f"lower train.workers"
-        ) from error
+        detail = " ".join(str(error).split()) or type(error).__name__
+        what = "cannot be used" if isinstance(error, OSError) else "died"
+        raise DataError(f"a loader process {what} ({detail}), {ADVICE}") from error
+
+
+def end_workers() -> None:
+    """Kill the loader processes of this one, so that none that hangs keeps it from ending.
+
+    They would note other signals only, as this process does. Each of them leads a group of its own.
+    """
+    for child in multiprocessing.active_children():
+        if child.daemon and child.pid and os.getpgid(child.pid) == child.pid:
+            child.kill()
+
+
+class _Deaths:
+    """Report the deaths of loader processes where a batch is waited for, and only there.
+
+    torch raises an error in its handler of SIGCHLD, wherever the main thread is at that moment: in
+    the middle of an optimiser step, or of a save. We stand before that handler and keep its error.
+    """
+
+    def __init__(self) -> None:
+        self.handler: Callable[[int, FrameType | None], Any] | None = None  # torch's
+        self.waiting = False
+        self.error: RuntimeError | None = None
+
+    def watch(self) -> None:
+        """Take the place of torch's handler, which its first workers put there."""
+        handler = signal.getsignal(signal.SIGCHLD)
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if callable(handler) and handler != self.note and in_main_thread:
+            self.handler = handler
+            signal.signal(signal.SIGCHLD, self.note)
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle the end of a child process."""
+        assert self.handler
+        try:
+            self.handler(number, frame)
+        except RuntimeError as error:
+            if self.waiting:
+                raise
+            self.error = error
+
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """Wait for loader processes, with an error if one has died or dies now."""
+        self.waiting = True
+        try:
+            if self.error:
+                raise self.error
+            yield
+        finally:
+            self.waiting = False
+
+
+_deaths = _Deaths()
 
 
 def sample_seed(*numbers: int) -> int:
@@ -219,14 +298,33 @@ def _loader(
         collate_fn=partial(collate, skip=bad_images == "skip", mixing=mixing, seed=seed),
         pin_memory=pin,
         persistent_workers=workers > 0,
-        worker_init_fn=leave_the_group,
+        worker_init_fn=start_worker,
         generator=torch.Generator(),  # its own: the loader must not draw from the model's random numbers
     )
 
 
-def leave_the_group(worker: int) -> None:
-    """Let Ctrl-C, torchrun and schedulers, which signal whole process groups, reach the main process only.
+def start_worker(worker: int) -> None:
+    """Prepare a loader process, in it, before its first sample.
 
-    It still needs a batch to stop in order. A worker whose parent is gone ends by itself.
+    Ctrl-C, torchrun and schedulers, which signal whole process groups, reach the main process only:
+    it still needs a batch to stop in order. A worker whose parent is gone ends by itself.
     """
     os.setpgrp()
+    # The thread that sends batches would drop one that it cannot send, and say so to nobody: the
+    # main process would wait for it for ever.
+    multiprocessing.queues.Queue._on_queue_feeder_error = _send_fault  # type: ignore[attr-defined]
+
+
+def _send_fault(results: Any, error: Exception, lost: Any) -> None:
+    """Send a `DataError` in the place of a batch that could not be sent, as if memory is short.
+
+    Args:
+        results: the queue to the main process.
+        error: why the batch could not be sent.
+        lost: number of the batch, and the batch; already serialised if it is sending that failed.
+    """
+    if not isinstance(lost, tuple) or isinstance(lost[1], DataError):
+        os._exit(1)  # nothing can be sent: this the main process sees
+    number, detail = lost[0], " ".join(str(error).split())
+    fault = DataError(f"a loader process cannot hand over a batch ({detail}), {ADVICE}")
+    results.put((number, fault))

@@ -1,6 +1,5 @@
 """Mixup and cutmix, done while images are put together, so that neither the data sets nor the steps know of it."""
 
-from timm.data.mixup import FastCollateMixup
 from torch import Tensor
 
 from mldec.settings import Mix
@@ -17,6 +16,8 @@ class Mixing:
     """
 
     def __init__(self, mix: Mix, num_classes: int) -> None:
+        from timm.data.mixup import FastCollateMixup  # slow to import, and few recipes want it
+
         self.timm = FastCollateMixup(
             mixup_alpha=mix.mixup,
             cutmix_alpha=mix.cutmix,

@@ -24,7 +24,8 @@ def cutout(image: Image.Image, fraction: float) -> Image.Image:
     """Cover one rectangle with a random colour and return a new image.
 
     The rectangle measures `fraction` of the width by `fraction` of the height. Its centre is uniform over the image, so
-    that the part beyond the border is lost. Source: official helper_functions.py, CutoutPIL.
+    that the part beyond the border is lost. Source: official helper_functions.py, CutoutPIL, whose
+    rectangle is one pixel wider and higher (Pillow draws up to and with the last corner).
 
     Args:
         image: RGB image; it is not changed.

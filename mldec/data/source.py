@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mldec.data.base import Classes, DataModule, LabelledImages, Split, StoredImages
 from mldec.data.cache import TableCache
+from mldec.data.storage.image_files import ImageFiles
 from mldec.data.task import Task
 from mldec.data.view import View
 from mldec.errors import ConfigError, DataError
@@ -55,6 +56,7 @@ class Source:
         where: the data set's folder or file, for messages.
         see: where help is, such as "see DATASETS.md, section MS-COCO".
         load_train: as `load`, for the split to learn from, where its labels mean something else; None is `load`.
+        folder_setting: the setting with the image folder, such as "data.images", for messages; None if there is none.
     """
 
     load: Callable[[str, TableCache], LabelledImages]
@@ -64,6 +66,7 @@ class Source:
     where: Path
     see: str
     load_train: Callable[[str, TableCache], LabelledImages] | None = None
+    folder_setting: str | None = None
 
 
 def assemble(source: Source, view: View, files: FileSettings) -> DataModule:
@@ -126,6 +129,18 @@ def _present(source: Source, images: LabelledImages, *, skip: bool) -> LabelledI
 
     some = f"{count:,} of {len(images):,} listed images are absent"
     if not skip or count == len(images):
-        raise DataError(f"{source.where}: {some}, the first is {images.storage.name(int(absent.argmax()))}; {source.see}")
+        first = int(absent.argmax())
+        advice = _folder_advice(source, images, first)
+        raise DataError(f"{source.where}: {some}, the first is {images.storage.name(first)}; {advice}{source.see}")
     log.warning("%s: %s and left out", source.where, some)
     return images.select(~absent)
+
+
+def _folder_advice(source: Source, images: LabelledImages, index: int) -> str:
+    """Say which setting leads to an image that is absent: a list often has bare names."""
+    if source.folder_setting is None or not isinstance(images.storage, ImageFiles):
+        return ""
+    inner_folder = images.storage.find_inside(index)
+    if inner_folder is not None:
+        return f"it is in {inner_folder}: pass {source.folder_setting}={inner_folder}; "
+    return f"set {source.folder_setting} to the folder that the paths start from; "

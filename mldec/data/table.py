@@ -52,10 +52,11 @@ class TableBuilder:
         self.default = default
         self._columns = {name: column for column, name in enumerate(classes or ())}
         self._first_seen: dict[str, str] = {}
-        self._entries: list[Mapping[str | int, int]] = []
+        self._entries: list[dict[str, int]] = []  # by name, where no class was given
+        self._numbered: list[dict[int, int]] = []  # by index, where they were
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._first_seen)
 
     def add(self, path: str, labels: Mapping[str, int] | Mapping[int, int], where: str) -> None:
         """Add an image.
@@ -78,9 +79,9 @@ class TableBuilder:
         self._first_seen[path] = where
 
         if self.classes is None:
-            self._entries.append(dict(labels))
+            self._entries.append({str(name): value for name, value in labels.items()})
         else:
-            self._entries.append({self._column(label, where): value for label, value in labels.items()})
+            self._numbered.append({self._column(label, where): value for label, value in labels.items()})
 
     def build(self, where: str | Path) -> Table:
         """Return the table, images in the order in which they were added.
@@ -89,14 +90,14 @@ class TableBuilder:
             DataError: that begins with `where`, if no class was given and no image has a label, or for names that no
                 class may have.
         """
-        classes, entries = self.classes, self._entries
+        classes, entries = self.classes, self._numbered
         if classes is None:
-            names = {str(name) for of_image in entries for name in of_image}
+            names = {name for of_image in self._entries for name in of_image}
             if not names:
                 raise DataError(f"{where}: no image has a label; {self.see}")
             classes = check_names(sorted(names), where, self.see)
             columns = {name: column for column, name in enumerate(classes)}
-            entries = [{columns[str(name)]: value for name, value in of_image.items()} for of_image in entries]
+            entries = [{columns[name]: value for name, value in of_image.items()} for of_image in self._entries]
 
         labels = from_entries(entries, num_classes=len(classes), default=self.default)
         return Table(encode_paths(list(self._first_seen)), labels, classes)

@@ -8,6 +8,7 @@ import io
 import math
 import random
 import re
+import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -17,14 +18,15 @@ import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
-from torchvision.transforms import v2
 
 from mldec.data.pair_augment import PairAugment, cutout
-from mldec.errors import ConfigError, DataError, suggest
+from mldec.errors import ConfigError, DataError, suggest, visible
 from mldec.inputs import open_binary
+from mldec.settings import MAX_IMAGE_SIZE
 
 # Pillow reads some forty formats; one of them, EPS, starts another program. These are the ones data sets come in.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+MIN_TEST_CROP = 0.1  # more would be enlarged than is kept: 1/100 of the area
 AUGMENTS = ("official", "randaugment", "none")
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MEAN_COLOUR = (124, 116, 104)  # of ImageNet, as timm fills what an operation or the erasing leaves bare
@@ -36,6 +38,9 @@ MAX_RESIZED = 178_956_970
 MAX_SIDE = math.isqrt(MAX_RESIZED)
 
 MAX_FILE = 2**30  # bytes of an image file
+
+# Up to twice Pillow's limit of pixels an image is read, beyond it refused: its warning in between helps nobody.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # EXIF orientation -> what turns the stored picture upright. 1 is upright; other values mean nothing.
 _UPRIGHT = {
@@ -73,7 +78,7 @@ def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
     except MemoryError:
         raise
     except Exception as error:  # decoders raise almost anything on a damaged file: SyntaxError, struct.error
-        raise DataError(f"{path}: {_fault(Path(path), error)}; {_FIX}") from error
+        raise DataError(f"{visible(str(path))}: {_fault(Path(path), error)}; {_FIX}") from error
     return rgb if turn is None else rgb.transpose(turn)
 
 
@@ -185,8 +190,8 @@ class EvalTransform:
 
     Attributes:
         image_size: side S of the square in pixels.
-        crop: the square's side as a fraction of the image's shorter side, in (0, 1]; None squashes the whole image,
-            and its aspect ratio is lost.
+        crop: the square's side as a fraction of the image's shorter side, from 0.1 to 1; None squashes the whole
+            image, and its aspect ratio is lost.
         interpolation: "bilinear" or "bicubic".
 
     Raises:
@@ -200,7 +205,8 @@ class EvalTransform:
     def __post_init__(self) -> None:
         _check_size(self.image_size)
         if self.crop is not None:
-            _check_fraction("test crop", self.crop, lowest="above 0", valid=0 < self.crop <= 1)
+            valid = type(self.crop) in (int, float) and MIN_TEST_CROP <= self.crop <= 1
+            _check_fraction("test crop", self.crop, lowest=str(MIN_TEST_CROP), valid=valid)
         if self.image_size > MAX_SIDE * (self.crop or 1):
             crop = "" if self.crop is None else f" with a test crop of {self.crop}"
             raise ConfigError(
@@ -273,7 +279,7 @@ class TrainTransform:
         self.flip = flip
         self.cutout = cutout
         self.augment = _augment(augment, image_size)
-        self.erase = v2.RandomErasing(erase, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=MEAN_COLOUR) if erase else None
+        self.erase = _erasing(erase) if erase else None
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return uint8 [3, S, S] of an RGB image, which is not changed.
@@ -290,7 +296,18 @@ class TrainTransform:
         return self.erase(tensor) if self.erase else tensor
 
 
+# torchvision takes a second to import, which evaluation and the digits do without: it is imported where it is used.
+
+
+def _erasing(probability: float) -> Callable[[Tensor], Tensor]:
+    from torchvision.transforms import v2
+
+    return v2.RandomErasing(probability, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=MEAN_COLOUR)
+
+
 def _resize(size: int, crop: float, how: Image.Resampling) -> Callable[[Image.Image], Image.Image]:
+    from torchvision.transforms import v2
+
     if crop == 1:  # torchvision's crop at (1, 1) would still cut the longer side to its ratio
         return partial(resized, size=(size, size), how=how)
     return v2.RandomResizedCrop((size, size), scale=(crop, 1.0), ratio=(3 / 4, 4 / 3), interpolation=how)
@@ -300,6 +317,8 @@ def _augment(name: str, size: int) -> Callable[[Image.Image], Image.Image]:
     if name.startswith("rand-"):
         return _timm_augment(name, size)
     _check_known("augment", name, AUGMENTS)
+    from torchvision.transforms import v2
+
     return {"official": PairAugment, "randaugment": v2.RandAugment, "none": v2.Identity}[name]()
 
 
@@ -325,6 +344,8 @@ def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
 def _check_size(size: int) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigError(f"image_size: {size!r} is not a positive whole number of pixels; set for example 448")
+    if size > MAX_IMAGE_SIZE:
+        raise ConfigError(f"image_size: {size} is above {MAX_IMAGE_SIZE:,} pixels a side; set for example 448")
 
 
 def _check_fraction(name: str, value: float, *, lowest: str, valid: bool) -> None:

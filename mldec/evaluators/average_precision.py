@@ -52,6 +52,16 @@ def average_precision(
     return dict(zip(interpolations, columns, strict=True))
 
 
+def check_finite(scores: np.ndarray, metric: str) -> None:
+    """Check the scores that a metric is computed from: those of a broken network must not count, nor be its best.
+
+    Raises:
+        DataError: if one of them is not finite.
+    """
+    if not np.isfinite(scores).all():
+        raise DataError(f"a score is not finite: {metric} has no meaning; look at the model's logits")
+
+
 def _columns(blocks: Sequence[Tensor], columns: slice) -> np.ndarray:
     """Return some classes of all row blocks as [k, N]."""
     return torch.cat([block[:, columns] for block in blocks]).t().contiguous().numpy()
@@ -59,8 +69,7 @@ def _columns(blocks: Sequence[Tensor], columns: slice) -> np.ndarray:
 
 def _of_class(scores: np.ndarray, targets: np.ndarray, interpolations: Sequence[str]) -> list[float]:
     """Return the average precision of one class, scores and targets [N], in each definition."""
-    if not np.isfinite(scores).all():
-        raise DataError("a score is not finite: average precision has no meaning; look at the model's logits")
+    check_finite(scores, "average precision")
     annotated = np.sort(scores[targets >= 0])
     positive = np.sort(scores[targets == 1])
     total = len(positive)

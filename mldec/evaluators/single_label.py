@@ -5,6 +5,7 @@ from torch import Tensor
 
 from mldec import distributed
 from mldec.errors import ConfigError, DataError
+from mldec.evaluators.average_precision import check_finite
 from mldec.evaluators.multi_label import top_k as mark_top_k
 
 FIXED_POINT = 2**30  # steps of a stored probability: sums of whole numbers do not depend on their order
@@ -28,9 +29,7 @@ class SingleLabelEvaluator:
         ConfigError: for a value out of its range, such as a `top_k` above the number of classes.
     """
 
-    def __init__(
-        self, num_classes: int, *, top_k: int | None = None, bins: int = 15, suffix: str = ""
-    ) -> None:
+    def __init__(self, num_classes: int, *, top_k: int | None = None, bins: int = 15, suffix: str = "") -> None:
         if top_k is not None and top_k < 2:
             raise ConfigError(f"data.top_k {top_k} is below 2: top-1 is reported in any case")
         if top_k is not None and top_k > num_classes:
@@ -43,14 +42,19 @@ class SingleLabelEvaluator:
         self.rows: list[Tensor] = [torch.zeros(5, 0, dtype=torch.int64)]
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch: logits float [B, K]; targets [B, K] of 1 and 0."""
+        """Add a batch: logits float [B, K]; targets [B, K] of 1 and 0.
+
+        Raises:
+            DataError: if a logit is not finite.
+        """
         logits, valid = logits.float().cpu(), targets.cpu() == 1
+        check_finite(logits.numpy(), "top-1")
         logits, valid = logits[valid.any(1)], valid[valid.any(1)]
         predicted = logits.argmax(1)
         right = valid.gather(1, predicted[:, None])[:, 0]
         label = torch.where(right, predicted, valid.int().argmax(1))
         within = (mark_top_k(logits, self._k()) & valid).any(1)
-        confidence = logits.double().softmax(1).amax(1).nan_to_num(0)
+        confidence = logits.double().softmax(1).amax(1)
         fixed = (confidence * FIXED_POINT).round().long()
         self.rows.append(torch.stack([label, predicted, right.long(), within.long(), fixed]))
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
+from mldec.heads.layers import check_tokens
 
 
 class GAP(nn.Module):
@@ -25,7 +26,9 @@ class GAP(nn.Module):
 
         Raises:
             ConfigError: if word queries are given: this head knows only its own classes.
+            ValueError: if the tokens have another form.
         """
+        check_tokens(tokens, self.fc.in_features)
         if queries is not None:
             raise ConfigError("head GAP takes no word queries: use head=ml_decoder with head.word_dim=<width>")
         pooled = self.dropout(tokens.mean(1))

@@ -138,3 +138,34 @@ def at_least_one(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ConfigError(f"head.{name} is {size}: it must be at least 1")
+
+
+def check_tokens(tokens: Tensor, width: int) -> None:
+    """Raise a `ValueError` unless these are floating-point tokens [B, N, C] of this width C."""
+    if not isinstance(tokens, Tensor):
+        raise ValueError(f"tokens are a {type(tokens).__name__}: give a tensor [B, N, {width}]")
+    if tokens.ndim != 3 or tokens.shape[2] != width or not tokens.is_floating_point():
+        raise ValueError(
+            f"tokens are {tokens.dtype} of the shape {list(tokens.shape)}: give floating point [B, N, {width}]"
+        )
+
+
+def check_words(words: Tensor | None, width: int) -> Tensor:
+    """Return word vectors [K, D_w], held to their width.
+
+    Raises:
+        ConfigError: if there are none, or they are something else.
+    """
+    if isinstance(words, Tensor) and words.ndim == 2 and words.shape[1] == width and words.is_floating_point():
+        return words
+    if words is None:
+        given = "none"
+    elif not isinstance(words, Tensor):
+        given = f"a {type(words).__name__}"
+    elif words.ndim == 2 and words.is_floating_point():
+        given = f"vectors of width {words.shape[1]}"
+    else:
+        given = f"{words.dtype} of the shape {list(words.shape)}"
+    raise ConfigError(
+        f"a head with head.word_dim={width} needs word queries of that width, [K, {width}] floating point, got {given}"
+    )

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.heads.layers import DecoderLayer, QueryStep, at_least_one
+from mldec.heads.layers import DecoderLayer, QueryStep, at_least_one, check_tokens, check_words
 
 
 class MLDecoder(nn.Module):
@@ -111,7 +111,9 @@ class MLDecoder(nn.Module):
 
         Raises:
             ConfigError: if queries are missing for a zero-shot head, or given to one with its own classes.
+            ValueError: if the tokens have another form.
         """
+        check_tokens(tokens, self.embed.in_features)
         memory = F.relu(self.embed(tokens))
         x = self._start(queries)
         # Queries do not depend on the image: one copy serves the batch, unless dropout makes each its own.
@@ -128,10 +130,7 @@ class MLDecoder(nn.Module):
             if words is not None:
                 raise ConfigError("this head knows only its own classes: set head.word_dim to use word queries")
             return self.queries
-        if words is None or words.shape[-1] != self.word_dim:
-            got = "none" if words is None else f"vectors of width {words.shape[-1]}"
-            raise ConfigError(f"a head with head.word_dim={self.word_dim} needs word queries of that width, got {got}")
-        return F.relu(self.word_proj(words))
+        return F.relu(self.word_proj(check_words(words, self.word_dim).to(self.pool_bias.dtype)))
 
     def pool(self, x: Tensor) -> Tensor:
         """Group fully-connected pooling: [B, G, D] -> [B, K] (paper, equation of section 2.3)."""

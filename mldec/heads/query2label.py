@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.heads.layers import DecoderLayer, EncoderLayer, QueryStep, at_least_one
+from mldec.heads.layers import DecoderLayer, EncoderLayer, QueryStep, at_least_one, check_tokens
 
 
 class Query2Label(nn.Module):
@@ -55,6 +55,7 @@ class Query2Label(nn.Module):
             )
         if embed_dim % 4:
             raise ConfigError(f"head.embed_dim {embed_dim} is not a multiple of 4, which sine positions need")
+        self.in_features = in_features
         self.input_proj = nn.Linear(in_features, embed_dim) if input_proj else nn.Identity()
         sizes = (embed_dim, num_heads, mlp_dim, dropout)
         query_step: QueryStep = "self_attention" if self_attention else "none"
@@ -83,7 +84,9 @@ class Query2Label(nn.Module):
 
         Raises:
             ConfigError: if word queries are given, or the tokens are not those of a square map.
+            ValueError: if the tokens have another form.
         """
+        check_tokens(tokens, self.in_features)
         if queries is not None:
             raise ConfigError("head Query2Label takes no word queries: use head=ml_decoder with head.word_dim=<width>")
         memory = self.input_proj(tokens)

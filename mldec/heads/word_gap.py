@@ -1,10 +1,10 @@
 """Global average pooling mapped to the space of word vectors: the plain zero-shot baseline."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mldec.heads.layers import at_least_one
-from mldec.heads.word_groups import check_words
+from mldec.heads.layers import at_least_one, check_tokens, check_words
 
 
 class WordGAP(nn.Module):
@@ -35,8 +35,10 @@ class WordGAP(nn.Module):
 
         Raises:
             ConfigError: if queries are missing or of another width.
+            ValueError: if the tokens have another form.
         """
-        words = check_words(queries, self.word_dim)
+        check_tokens(tokens, self.fc.in_features)
+        words = F.normalize(check_words(queries, self.word_dim), dim=1)
         pooled = self.dropout(tokens.mean(1))
         # Not in half precision, whatever autocast says: such logits tie, and ties move mAP.
         with torch.autocast(tokens.device.type, enabled=False):

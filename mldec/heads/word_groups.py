@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.heads.layers import DecoderLayer, at_least_one
+from mldec.heads.layers import DecoderLayer, at_least_one, check_tokens, check_words
 
 
 class WordGroupDecoder(nn.Module):
@@ -15,8 +15,8 @@ class WordGroupDecoder(nn.Module):
     [D / g, D_w], and the logit of class i is (B n_i) . x + b, where x is what its group's query has become, B is
     [D, D_w] and b a number. So the group size is fixed and the number of groups follows the classes.
 
-    The public code has full decoding only (`MLDecoder` with word_dim). Of the paper this is what is remembered of its
-    formula, and these are choices of ours: vectors are brought to length 1, a slot without a class holds zeros, the
+    The public code has full decoding only (`MLDecoder` with word_dim), so this was compared with nothing official. Our
+    choices: vectors are brought to length 1, a slot without a class holds zeros, the
     bias b, and how classes come into groups. In evaluation they are taken in their order; in training they are dealt
     anew at every call, because other classes share a group later. A class's logit therefore depends a little on which
     classes are with it in its group, which is not so with full decoding.
@@ -79,8 +79,10 @@ class WordGroupDecoder(nn.Module):
 
         Raises:
             ConfigError: if queries are missing or of another width.
+            ValueError: if the tokens have another form.
         """
-        words = check_words(queries, self.word_dim)
+        check_tokens(tokens, self.embed.in_features)
+        words = F.normalize(check_words(queries, self.word_dim).to(self.pool_bias.dtype), dim=1)
         order = torch.randperm(len(words), device=words.device) if self.training else None
         if order is not None:
             words = words[order]
@@ -103,15 +105,3 @@ class WordGroupDecoder(nn.Module):
             rows = slots.to(self.pool_proj.dtype) @ self.pool_proj.T  # [G, g, D]
             logits = x.to(rows.dtype).transpose(0, 1) @ rows.transpose(1, 2)  # [G, B, g]
             return logits.transpose(0, 1).flatten(1) + self.pool_bias
-
-
-def check_words(words: Tensor | None, width: int) -> Tensor:
-    """Return word vectors [K, D_w] at length 1.
-
-    Raises:
-        ConfigError: if there are none, or they are of another width.
-    """
-    if words is None or words.shape[-1] != width:
-        got = "none" if words is None else f"vectors of width {words.shape[-1]}"
-        raise ConfigError(f"a head with head.word_dim={width} needs word queries of that width, got {got}")
-    return F.normalize(words, dim=1)

@@ -102,7 +102,8 @@ class AsymmetricLossSingleLabel(nn.Module):
         wrong = torch.where(targets == 1, 1 - probability, probability).clamp(min=1e-8)
         weight = wrong ** (self.gamma_pos * targets + self.gamma_neg * (1 - targets))
         smooth = targets * (1 - self.smoothing) + self.smoothing / logits.shape[-1]
-        return -(smooth * weight * log_probability).sum(-1).mean()
+        # Logits further apart than float32 reaches have a logarithm of -inf, and 0 times it is NaN.
+        return -(smooth * weight * log_probability).masked_fill(smooth == 0, 0).sum(-1).mean()
 
 
 def _check_gammas(gamma_neg: float, gamma_pos: float) -> None:

@@ -61,5 +61,5 @@ class BinaryCrossEntropy(nn.Module):
             targets = (targets > self.target_threshold).to(logits.dtype)
         targets = targets * (1 - self.smoothing) + self.smoothing / 2
         losses = F.binary_cross_entropy_with_logits(logits, targets, weight=self.class_weights, reduction="none")
-        losses = losses * annotated
+        losses = losses.masked_fill(~annotated, 0)  # not a product: an infinite loss times 0 is NaN
         return losses.sum() if self.reduction == "sum" else losses.mean()

@@ -47,8 +47,15 @@ class PriorEstimate(nn.Module):
         return {} if self.sums is None else {"sums": self.sums}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from there."""
-        self.sums = state.get("sums")
+        """Go on from there.
+
+        Raises:
+            ValueError: if it is no such state.
+        """
+        sums = state.get("sums") if isinstance(state, dict) else state
+        if sums is not None and (not isinstance(sums, Tensor) or sums.ndim != 1 or sums.dtype is not torch.float64):
+            raise ValueError("the class priors are no sums of probabilities")
+        self.sums = sums
 
 
 def read_prior(path: str | Path) -> list[float]:

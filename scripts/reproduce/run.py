@@ -1,7 +1,13 @@
-"""Train a table or figure of the paper: `python scripts/reproduce/run.py table1 [--data-root /data] [key=value ...]`.
+"""Train rows of the paper: `python scripts/reproduce/run.py table1 [--data-root /data] [key=value ...]`.
+
+There are rows of tables 1, 2, 3, 5 and 6, of figures 5 and 6, and of the results on VOC 2007, Open
+Images, ImageNet, Cars and CIFAR-100; not of table 4 and of the tables in the appendix.
 
 Prints the command of each run; runs what is not finished, going on where it stopped; writes outputs/reproduce/NAME.md
 with the paper's value, ours, seeds, GPU hours and commit. Settings such as train.accumulate=8 are added to each run.
+
+A run is known by its name alone: one below outputs/ that has a row's name counts as that row, with
+whatever settings and start weights it was trained, so run this in a folder of its own.
 """
 
 import argparse

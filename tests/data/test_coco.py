@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
 from support import made
 
 from mldec.data.cache import TableCache
@@ -155,10 +154,10 @@ def test_the_log_says_what_was_read(build, caplog):
         build()
         build(annotated_only=False)
     assert caplog.messages == [
-        "coco train2014: 3 images (annotated only), 3 classes",
-        "coco val2014: 1 images (annotated only), 3 classes",
-        "coco train2014: 4 images (all), 3 classes",
-        "coco val2014: 2 images (all), 3 classes",
+        "coco train2014: 3 images with an object, 3 classes",
+        "coco val2014: 1 images with an object, 3 classes",
+        "coco train2014: 4 images, 3 classes",
+        "coco val2014: 2 images, 3 classes",
     ]
 
 

@@ -3,7 +3,6 @@ import json
 import numpy as np
 import pytest
 import torch
-
 from support import made
 
 from mldec.data.readers.coco import coco
@@ -16,7 +15,9 @@ def build(sample_data, tmp_path):
     def build(**arguments):
         vectors = str(sample_data / "label_embeddings" / "coco80_sdl_80x300.npy")
         root = str(sample_data / "coco2014_mini")
-        return made(coco_zsl, **{"root": root, "vectors": vectors, "cache_dir": str(tmp_path), "image_size": 32, **arguments})
+        return made(
+            coco_zsl, **{"root": root, "vectors": vectors, "cache_dir": str(tmp_path), "image_size": 32, **arguments}
+        )
 
     return build
 

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-
 from support import made
 
 from mldec.data.readers import csv_table as module
@@ -37,7 +36,9 @@ def build(root, tmp_path):
     def build(text=None, **arguments):
         if text is not None:
             (root / "data.csv").write_text(text)
-        data = made(csv_table, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        data = made(
+            csv_table, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments}
+        )
         assert data.train.classes == data.val.classes
         return data
 
@@ -165,7 +166,10 @@ HEADER = "path,labels,split\n"
         (HEADER + "a/1.png,dog,train\nb/4.png,Dog,val\n", "'dog' and 'Dog' differ in case only"),
         (HEADER + "a/1.png,,train\nb/4.png,,val\n", "no image has a label"),
         (HEADER + "a/1.png,dog,train\n", "no row of the split 'val'; it has train"),
-        (HEADER + "a/1.png,dog,train\nb/9.png,cat,val\n", "1 of 1 listed images are absent, the first is .*/own/b/9.png"),
+        (
+            HEADER + "a/1.png,dog,train\nb/9.png,cat,val\n",
+            "1 of 1 listed images are absent, the first is .*/own/b/9.png",
+        ),
         (HEADER, "no image has a label"),
     ],
 )
@@ -217,3 +221,10 @@ def test_labels_that_no_class_may_have(build, control):
         assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match=r"data\.classes: the class name"):
         build(TEXT, classes=["dog", "cat", "eel", f"x{control}y"])
+
+
+def test_bare_file_names_are_told_where_the_files_are(build, root):
+    with pytest.raises(DataError, match=r"the first is 1\.png; it is in a: pass data\.images=a; see DATASETS"):
+        build("path,labels,split\na/2.png,dog,train\n1.png,dog,val\n")
+    with pytest.raises(DataError, match=rf"looked for at {root}/9\.png: set data\.images to the folder that"):
+        build("path,labels,split\na/2.png,dog,train\n9.png,dog,val\n")

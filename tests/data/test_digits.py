@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-
 from support import made
 
 from mldec.data.digits.grey import compose, digit, digits
@@ -55,6 +54,19 @@ def test_beyond_the_end_there_is_nothing(data):
     for index in (600, -1):
         with pytest.raises(IndexError):
             data.val.dataset[index]
+
+
+def test_targets_without_their_scenes(data):
+    for index in range(5):
+        assert data.val.dataset.target(index).equal(data.val.dataset[index][1])
+    random.seed(0)
+    dataset = data.train.dataset
+    painted = torch.stack([dataset[index][1] for index in range(2000)]).float()
+    bare = torch.stack([dataset.target(index) for index in range(2000)]).float()
+    assert bare.mean(0) == pytest.approx(painted.mean(0), abs=0.06)
+    assert torch.bincount(bare.sum(1).int()) / 2000 == pytest.approx(
+        torch.bincount(painted.sum(1).int()) / 2000, abs=0.06
+    )
 
 
 # Writings

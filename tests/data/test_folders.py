@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-
 from support import made
 
 from mldec.data import class_folders as module

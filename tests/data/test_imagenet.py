@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
 from support import made
 
-from mldec.data.readers.imagenet import _with_real_labels, imagenet, readable
 from mldec.data.labels import from_single
+from mldec.data.readers.imagenet import _with_real_labels, imagenet, readable
 from mldec.data.table import Table, encode_paths
 from mldec.data.transforms import EvalTransform, read_image
 from mldec.errors import DataError
@@ -34,7 +33,9 @@ def root(tmp_path):
 @pytest.fixture
 def build(root, tmp_path):
     def build(**arguments):
-        data = made(imagenet, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        data = made(
+            imagenet, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments}
+        )
         assert data.train.classes == data.val.classes
         return data
 
@@ -184,7 +185,9 @@ def test_the_sample(sample_data, tmp_path):
 
 
 def test_a_number_of_5000_digits_in_the_name_of_an_image(tmp_path) -> None:
-    table = Table(encode_paths([f"n1/ILSVRC2012_val_{'9' * 5000}.JPEG"]), from_single(np.zeros(1, np.int32), 1), ("n1",))
+    table = Table(
+        encode_paths([f"n1/ILSVRC2012_val_{'9' * 5000}.JPEG"]), from_single(np.zeros(1, np.int32), 1), ("n1",)
+    )
     (tmp_path / "real.json").write_text("[[0]]")
     with pytest.raises(DataError, match="has 1 images"):
         _with_real_labels(table, tmp_path / "real.json")

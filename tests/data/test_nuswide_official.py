@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-
 from support import made
 
 from mldec.data.readers import nuswide_official as module
@@ -43,8 +42,7 @@ def root(tmp_path):
 def build(root, tmp_path):
     def build(**arguments):
         data = made(
-            nuswide_official,
-            **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments}
+            nuswide_official, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments}
         )
         assert data.train.classes
         assert data.val.classes

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
 from support import made
 
 from mldec import build, inputs
@@ -15,8 +14,8 @@ from mldec.data.labels import from_entries, from_statements
 from mldec.data.readers.openimages import class_names, openimages, read_descriptions
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.partial import PartialLabelEvaluator
-from mldec.inputs import csv_columns
 from mldec.heads.ml_decoder import MLDecoder
+from mldec.inputs import csv_columns
 
 HEADER = "ImageID,Source,LabelName,Confidence"
 TRAINABLE = ["/m/0c", "/m/0a", "/m/0b", "/m/0d"]

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-
 from support import made
 
 from mldec import inputs

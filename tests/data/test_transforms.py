@@ -16,6 +16,7 @@ from PIL import Image
 from mldec.data.pair_augment import GREY, OPERATIONS, PATCH, PairAugment, cutout
 from mldec.data.transforms import MAX_RESIZED, EvalTransform, TrainTransform, load_image, read_image, to_tensor
 from mldec.errors import ConfigError, DataError
+from mldec.untrusted import MAX_IMAGE_SIZE
 
 
 def pixels(*shape, seed=0):
@@ -521,8 +522,10 @@ def test_wrong_values_are_refused(arguments, expected):
 
 
 def test_eval_transform_refuses_a_wrong_size():
-    with pytest.raises(ConfigError, match="image_size: -3"):
-        EvalTransform(image_size=-3)
+    for size in (-3, MAX_IMAGE_SIZE + 1, 10**12):
+        with pytest.raises(ConfigError, match=f"image_size: {size}"):
+            EvalTransform(image_size=size)
+    assert EvalTransform(image_size=MAX_IMAGE_SIZE).image_size == MAX_IMAGE_SIZE
 
 
 # The cutout

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
 from support import made
 
-from mldec.data.readers import voc as module
-from mldec.data.transforms import EvalTransform
 from mldec.data.class_names import VOC as CLASSES
+from mldec.data.readers import voc as module
 from mldec.data.readers.voc import voc
+from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError, DataError
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.partial import PartialAsymmetricLoss

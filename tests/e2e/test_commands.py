@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import torch
 from PIL import Image
 from support import QUICK, made, one_line, write_coco
 
+import mldec
 from mldec.checkpoint import load, load_model
 from mldec.data.digits.grey import digits
 from mldec.data.digits.scenes import NAMES
@@ -40,12 +42,71 @@ def test_a_run_leaves_what_the_readme_says(digits_run: Path) -> None:
     assert {"checkpoints/last.pt.sha256", "checkpoints/best.pt.sha256"} <= found
     assert {"checkpoints/last.1.pt", "checkpoints/last.1.pt.sha256"} <= found
     assert any(name.startswith("tensorboard/events") for name in found)
-    assert len(found) == 10
+    assert "run.json" in found
+    assert len(found) == 11
     lines = [json.loads(line) for line in (digits_run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4, 4, 6, 8, 8]
     assert all(line.keys() >= {"step", "epoch", "time"} for line in lines)
     assert "val/mAP" in lines[-1]
     assert "val_raw/mAP" in lines[-1]
+
+
+def test_the_log_begins_with_the_command_the_version_and_the_commit(digits_run: Path) -> None:
+    first, second = (digits_run / "train.log").read_text().splitlines()[:2]
+    assert "-m mldec.train +experiment=digits" in first
+    assert "data.train_images=64" in first
+    state = load(digits_run / "checkpoints" / "best.pt")
+    assert first.endswith(f"(mldec {mldec.__version__}, commit {state['git'] or 'none'})")
+    assert "fp32 on cpu x 1" in second
+    facts = json.loads((digits_run / "run.json").read_text())
+    assert (facts["name"], facts["epochs"], facts["commit"]) == ("digits", 2, state["git"])
+    assert facts["command"] in first
+
+
+def test_a_resumed_run_says_its_command_too(cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch) -> None:
+    shutil.copytree(digits_run.parent, tmp_path / "outputs")
+    monkeypatch.chdir(tmp_path)
+    status, _, err = cli("train", *QUICK, "resume=auto")
+    assert status == 0, err
+    lines = (tmp_path / "outputs" / "digits" / "train.log").read_text().splitlines()
+    assert sum(f"(mldec {mldec.__version__}, commit " in line for line in lines) == 2
+
+
+def test_half_precision_of_a_run_is_left_out_on_a_cpu(cli: Cli, digits_run: Path, tmp_path: Path) -> None:
+    path = digits_run / "checkpoints" / "best.pt"
+    state = load(path)
+    state["config"]["train"]["precision"] = "bf16"
+    torch.save(state, tmp_path / "half.pt")
+    status, out, err = cli("evaluate", tmp_path / "half.pt", "--plugin", "patches")
+    assert status == 0, err
+    assert "evaluated in fp32 on a CPU; train.precision=bf16, as in the run, is much slower here" in out
+    assert f"  {state['best']['value']:7.3f}\n" in out
+    status, out, err = cli("evaluate", tmp_path / "half.pt", "--plugin", "patches", "train.precision=bf16")
+    assert status == 0, err
+    assert "train.precision=bf16 is slow on a CPU" in out
+
+
+def test_the_folder_of_a_run_stands_for_its_best_checkpoint(cli: Cli, digits_run: Path, tmp_path: Path) -> None:
+    status, out, err = cli("evaluate", digits_run, "--plugin", "patches")
+    assert status == 0, err
+    best = load(digits_run / "checkpoints" / "best.pt")["best"]["value"]
+    assert f"  {best:7.3f}\n" in out
+    (tmp_path / "empty").mkdir()
+    status, _, err = cli("evaluate", tmp_path / "empty")
+    assert status == 1
+    one_line(err, "empty is no folder of a run: there is neither", "best.pt nor", "last.pt")
+
+
+def test_a_run_starts_from_the_folder_of_another(cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch) -> None:
+    folder = Path(shutil.copytree(digits_run, tmp_path / "old"))
+    (folder / "checkpoints" / "best.pt").unlink()
+    monkeypatch.chdir(tmp_path)
+    words = ["name=new", f"init={folder}", "train.epochs=1", "train.precision=auto"]
+    status, out, err = cli("train", *QUICK, *words)
+    assert status == 0, err
+    assert f"init from {folder / 'checkpoints' / 'last.pt'}: " in out
+    assert "fp32 (auto) on cpu x 1" in out
+    assert "slow" not in out
 
 
 def test_tensorboard_reads_the_run(digits_run: Path) -> None:
@@ -104,7 +165,7 @@ def test_evaluate_takes_settings_and_other_weights(cli: Cli, digits_run: Path, t
     ("words", "parts"),
     [
         (["foo"], ["'foo' is not understood", "key=value"]),
-        (["trai.epochs=3"], ["has no setting 'trai'; did you mean 'train'?"]),
+        (["trai.epochs=3"], ["has no setting 'trai'; did you mean 'train.epochs'?"]),
         (["data.val_image=3"], ["digits takes no such argument; did you mean 'val_images'?"]),
         (["train.epochs=x"], ["train.epochs", "'x'"]),
         (["data=cocoo"], ["there is no such option; did you mean 'coco'?"]),
@@ -204,7 +265,7 @@ def test_predict_refuses_what_is_not_there(cli: Cli, digits_run: Path, tmp_path:
         (["+experiment=digits", "train.epoch=3"], ["did you mean 'epochs'?"]),
         (["+experiment=digits", "+train.epoch=3"], ["did you mean 'epochs'?"]),
         (["+experiment=digits", "train.epochs=abc"], ["train.epochs", "'abc'"]),
-        (["+experiment=digits", "head=mll"], ["head/mll", "ml_decoder"]),
+        (["+experiment=digits", "head=mll"], ["head=mll", "ml_decoder"]),
         (
             ["+experiment=digits", "head.num_grops=3"],
             ["head.num_grops: MLDecoder takes no such argument", "num_groups"],
@@ -298,3 +359,21 @@ def test_init_starts_a_new_run_from_weights(
     end = load(Path("outputs/digits/checkpoints/last.pt"))["model"]
     torch.testing.assert_close(end, start, atol=1e-5, rtol=0)
     assert not math.isnan(load(Path("outputs/digits/checkpoints/last.pt"))["best"]["value"])
+
+
+def test_a_run_without_standard_streams_trains_to_its_end(tmp_path: Path) -> None:
+    # As under cron and in daemons; the loader processes inherit it.
+    command = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-m", "mldec.train", *QUICK]
+    done = subprocess.run([*command, "train.epochs=1", "train.workers=1"], cwd=tmp_path)
+    assert done.returncode == 0
+    assert load(tmp_path / "outputs/digits/checkpoints/last.pt")["epoch"] == 1
+    assert "best mAP" in (tmp_path / "outputs/digits/train.log").read_text()
+
+
+def test_a_full_disk_under_standard_output_ends_a_run_in_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "mldec.train", *QUICK], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    one_line(done.stderr, "cannot write standard output: No space left on device")

@@ -15,6 +15,7 @@ import torch
 from support import QUICK, numbers
 
 from mldec.checkpoint import load
+from mldec.run_lock import RunLock
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 TRAIN = ["-m", "mldec.train", *QUICK, "head.dropout=0.0", "optim.name=sgd", "train.epochs=1"]
@@ -74,7 +75,7 @@ def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert time.monotonic() - asked < 30
-    assert err.count("mldec: stopped by ") == 2, err
+    assert err.count("mldec: stopped by ") == 1, err
     state = load(log.parent / "checkpoints" / "last.pt")
     assert state["step"] == numbers(log.parent)[-1]["step"] > 0
 
@@ -115,7 +116,29 @@ def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
         assert target.read_text() == (tmp_path / "1.json").read_text()
 
 
-def test_a_user_fault_is_one_line_a_process(tmp_path: Path) -> None:
-    done = finish(tmp_path, torchrun(2, *TRAIN, "train.batch_size=15"))
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "train.batch_size=15",
+            "train.batch_size 15 is not divisible by 2 processes x train.accumulate 1",
+        ),
+        ("train.batch_size=0", "train.batch_size is 0: it must be at least 1"),
+    ],
+)
+def test_a_user_fault_of_all_processes_is_said_once(tmp_path: Path, word: str, message: str) -> None:
+    done = finish(tmp_path, torchrun(2, *TRAIN, word))
     assert done.returncode != 0
-    assert "mldec: train.batch_size 15 is not divisible by 2 processes x train.accumulate 1" in done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("mldec: ")] == [f"mldec: {message}"]
+
+
+def test_no_process_waits_for_one_that_found_the_folder_in_use(tmp_path: Path) -> None:
+    folder = tmp_path / "outputs" / "digits"
+    folder.mkdir(parents=True)
+    with RunLock(folder) as lock:
+        lock.take()
+        done = finish(tmp_path, torchrun(2, *TRAIN))
+    assert done.returncode != 0
+    assert f"mldec: {folder}: another run is using this folder (process {os.getpid()} on " in done.stderr
+    assert "RuntimeError" not in done.stderr
+    assert list(folder.iterdir()) == []

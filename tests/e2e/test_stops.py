@@ -1,11 +1,14 @@
 """A run is stopped, killed, or loses its files: nothing is lost, and it comes out as one that was not."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import patches
 import pytest
 from support import QUICK, assert_equal, numbers, one_line
 
+from mldec import stops
 from mldec.checkpoint import load
 
 Cli = Callable[..., Any]
@@ -62,8 +66,82 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
     same_end(digits_run, tmp_path / "outputs" / "digits")
 
 
+def loader_processes() -> list[Any]:
+    return [child for child in multiprocessing.active_children() if child.daemon]
+
+
+@pytest.mark.parametrize("forward", [3, 5], ids=["training", "evaluation"])
+def test_a_killed_loader_process_is_one_line_and_nothing_is_lost(
+    forward: int, cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    forwards = iter(range(1, 100))
+
+    def kill_workers() -> None:
+        if next(forwards) == forward:
+            for worker in loader_processes():
+                worker.kill()
+            time.sleep(0.5)  # the signal of their death comes in the middle of this step
+
+    with monkeypatch.context() as patch:
+        patch.setattr(patches, "interrupt", kill_workers)
+        status, _, err = cli("train", *QUICK, "train.workers=1", "train.eval_batch_size=8")
+    assert status == 1
+    one_line(err, "a loader process died", "lower train.workers", "saved in ", "resume=auto goes on")
+    assert load(tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt")["step"] == min(forward, 4)
+    assert cli("train", *QUICK, "resume=auto").status == 0
+    same_end(digits_run, tmp_path / "outputs" / "digits")
+
+
+@pytest.mark.parametrize("forward", [3, 5], ids=["training", "evaluation"])
+def test_a_stop_ends_a_wait_for_data_that_does_not_come(
+    forward: int, cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stops, "PATIENCE", 0.5)
+    forwards = iter(range(1, 100))
+
+    def halt_workers() -> None:
+        if next(forwards) == forward:
+            for worker in loader_processes():
+                os.kill(worker.pid, signal.SIGSTOP)
+            stop = (os.getpid(), signal.SIGTERM)
+            threading.Timer(2.0, os.kill, stop).start()  # when what was loaded before is used up
+
+    with monkeypatch.context() as patch:
+        patch.setattr(patches, "interrupt", halt_workers)
+        status, _, err = cli("train", *QUICK, "train.workers=1", "train.eval_batch_size=8")
+    assert status == 143
+    one_line(err, "stopped by SIGTERM ", ", waiting for data; saved in ", "resume=auto goes on")
+    assert ("in the evaluation" in err) == (forward == 5)
+    assert cli("train", *QUICK, "resume=auto").status == 0
+    same_end(digits_run, tmp_path / "outputs" / "digits")
+
+
+def test_a_process_whose_loader_hangs_ends_when_asked(tmp_path: Path) -> None:
+    log = tmp_path / "outputs" / "digits" / "metrics.jsonl"
+    words = [*QUICK, "train.epochs=1000", "train.workers=2", "train.log_every=1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mldec.train", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    while not (log.exists() and log.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    for child in children:
+        os.kill(int(child), signal.SIGSTOP)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert time.monotonic() - asked < 30
+    one_line(err, "stopped by SIGTERM ", "saved in ")
+
+
 def test_the_soak_script_finds_nothing(tmp_path: Path) -> None:
     words = ["--kills", "2", "--signals", "1", "--flips", "5", "--worlds", "--no-saving"]
+    words += ["--pairs", "0", "--disks", "0", "--workers", "1", "--shm", "0"]
     command = [sys.executable, str(ROOT / "scripts" / "soak.py"), *words, "--json", str(tmp_path / "soak.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
@@ -73,6 +151,8 @@ def test_the_soak_script_finds_nothing(tmp_path: Path) -> None:
     assert (stops["in_order"], stops["lost"], stops["wrong_status"]) == (1, 0, 0)
     assert stops["equal"] == stops["sent"]
     assert figures["flips"]["noticed"] == 5
+    loaders = figures["workers"]
+    assert (loaders["ended_by_it"], loaders["one_line"], loaders["lost"], loaders["equal"]) == (1, 1, 0, 1)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from mldec.data.base import Classes
 from mldec.data.transforms import read_image
 from mldec.data.zero_shot.vectors import read_vectors
 from mldec.errors import CheckpointError
-from mldec.evaluate import check_classes, check_queries
+from mldec.evaluation import check_classes, check_queries
 
 Cli = Callable[..., tuple[int, str, str]]
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_digits.py"

@@ -120,3 +120,11 @@ def test_no_image_at_all():
 def test_confident_answers_are_in_the_last_bin():
     _, metrics = evaluated(torch.tensor([[100.0, 0]]), one_hot([0], 2), (1,))
     assert metrics["ECE"] == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_broken_network_has_no_accuracy(value):
+    logits = torch.eye(4)
+    logits[2, 1] = value
+    with pytest.raises(DataError, match="a score is not finite: top-1 has no meaning; look at the model's logits"):
+        evaluated(logits, one_hot([0, 1, 2, 3], 4), (4,))

@@ -48,7 +48,11 @@ def main(folder: Path) -> None:
         head = MLDecoder(48, 4, embed_dim=16, num_heads=2, mlp_dim=16, dropout=0.0)
         split = Split(Noise(), Classes(("a", "b", "c", "d")))
         data = DataModule(
-            lambda: split, lambda: split, lambda classes: MultiLabelEvaluator(len(classes), top_k=1), EvalTransform(image_size=16), "skip"
+            lambda: split,
+            lambda: split,
+            lambda classes: MultiLabelEvaluator(len(classes), top_k=1),
+            EvalTransform(image_size=16),
+            "skip",
         )
         model = Classifier(Patches(), head).double()
         job = Trainer(config, model, AsymmetricLoss(), data, folder=folder / "checkpoints", device=device)

@@ -24,7 +24,8 @@ from mldec.data.base import Classes
 
 VARIABLE = "MLDEC_HOSTILE"
 NAMES = ("zero", "one", "two")
-WORDS = ["+experiment=digits", "backbone.name=test_resnet", "head.embed_dim=32", "head.mlp_dim=32", "train.workers=0"]
+WORDS = ["+experiment=digits", "backbone.name=test_resnet", "backbone.model_args.channels=[16,16,16,16]"]
+WORDS += ["head.embed_dim=32", "head.mlp_dim=32", "train.workers=0"]
 
 
 class Calls:
@@ -195,6 +196,13 @@ def _put(state: dict[str, Any], place: str, value: Any) -> None:
     state[last] = value
 
 
+def _copied(value: Any) -> Any:
+    """Return other containers with the same content."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
 def _holds_itself() -> list[Any]:
     value: list[Any] = []
     value.append(value)
@@ -268,7 +276,24 @@ CHANGES: dict[str, tuple[str, Any]] = {
     "huge number": ("config/seed", 10**10_000),
     "huge network": ("config/head/embed_dim", 2**50),
     "negative network": ("config/head/embed_dim", -4),
+    "layers without end": ("config/head/num_layers", 10**7),
+    "60,000 layers": ("config/head/num_layers", 60_000),
+    "many layers": ("config/head/num_layers", 10**5),
+    "layers of 30 digits": ("config/head/num_layers", 10**19),
+    "wide network": ("config/head/mlp_dim", 2**30),
+    "wide words": ("config/head/word_dim", 10**9),
+    "deep backbone": ("config/backbone/model_args", {"layers": [1, 1, 1, 10**6]}),
+    "wide backbone": ("config/backbone/model_args", {"channels": [2**17, 32, 32, 32]}),
+    "endless backbone": ("config/backbone/model_args", {"layers": [1, 1, 1, 10**12]}),
+    "dropout that is no number": ("config/head/dropout", float("nan")),
+    "dropout without end": ("config/head/dropout", float("inf")),
+    "rate that is no number": ("config/backbone/model_args", {"drop_rate": float("nan")}),
     "format of text": ("format", "1\x1b[2J"),
+    "format of a tensor": ("format", torch.zeros(3)),
+    "format of an empty tensor": ("format", torch.zeros(0)),
+    "format of one number": ("format", torch.tensor(1)),
+    "format of truth": ("format", True),
+    "format with a point": ("format", 1.0),
     "huge format": ("format", 10**9_000),
     "no format": ("format", None),
     "names of text": ("classes/names", "abc"),
@@ -280,12 +305,35 @@ CHANGES: dict[str, tuple[str, Any]] = {
     "queries of text": ("classes/queries", "x"),
     "queries that do not fit": ("classes/queries", torch.zeros(2, 5)),
     "huge image": ("transform", {"image_size": 10**9}),
+    "large image": ("transform", {"image_size": 8192}),
+    "no image": ("transform", {"image_size": 0}),
+    "image of truth": ("transform", {"image_size": True}),
+    "image of a tensor": ("transform", {"image_size": torch.tensor(64)}),
+    "crop 1e-6": ("transform", {"image_size": 32, "crop": 1e-6}),
+    "crop 1e-300": ("transform", {"image_size": 32, "crop": 1e-300}),
+    "crop below 0": ("transform", {"image_size": 32, "crop": -1.0}),
+    "crop above 1": ("transform", {"image_size": 32, "crop": 1.5}),
+    "crop that is none": ("transform", {"image_size": 32, "crop": float("nan")}),
+    "crop of truth": ("transform", {"image_size": 32, "crop": True}),
+    "crop of text": ("transform", {"image_size": 32, "crop": "0.9"}),
+    "interpolation of a list": ("transform", {"image_size": 32, "interpolation": ["bilinear"]}),
+    "interpolation of a tensor": ("transform", {"image_size": 32, "interpolation": torch.zeros(2)}),
     "image of text": ("transform", {"image_size": "64"}),
     "unknown transform": ("transform", {"image_size": 64, "__class__": 1}),
     "metrics of text": ("metrics", {"val/mAP": "\x1b[31m"}),
     "best of text": ("best/value", "high"),
     "best of other weights": ("best/weights", "optimizer"),
     "best of a list": ("best/weights", ["raw"]),
+    "best that is no number": ("best/value", float("nan")),
+    "best without end": ("best/value", float("inf")),
+    "best without a metric": ("best/metric", None),
+    "loss that is no number": ("log/loss", float("nan")),
+    "loss without end": ("log/loss", float("inf")),
+    "step before its epoch": ("step", 3),
+    "step after its epoch": ("step", 9),
+    "no steps": ("step", 0),
+    "a million steps": ("step", 10**6),
+    "epoch without steps": ("epoch", 10**6),
     "epoch below 0": ("epoch", -1),
     "epoch of truth": ("epoch", True),
     "huge step": ("step", 2**63),
@@ -317,8 +365,9 @@ CHANGES: dict[str, tuple[str, Any]] = {
 def changed(folder: Path) -> None:
     """Make checkpoints of ours with one thing in them that is not what it should be."""
     torch.save(good(), folder / "good.pt")
+    whole = good()
     for number, (name, (place, value)) in enumerate(CHANGES.items()):
-        state = torch.load(folder / "good.pt", weights_only=True)
+        state = _copied(whole)
         _put(state, place, value)
         path = folder / f"ours-{number:02}-{''.join(c if c.isalnum() else '_' for c in name)}.pt"
         torch.save(state, path)
@@ -348,6 +397,128 @@ def broken(folder: Path) -> None:
         file.writestr("archive/data.pkl", pickled({}))
         file.writestr("archive/data/0", bytes(2**26))
     _overlap(folder / "bomb.pt", folder / "liar.pt")
+    for name, content in archives().items():
+        (folder / f"archive-{name}.pt").write_bytes(content)
+
+
+class Archive:
+    """A zip archive whose parts can be put together otherwise than they should be.
+
+    Args:
+        members: name -> content, or -> (what is packed, how large it is unpacked) of a deflated one.
+    """
+
+    def __init__(self, members: dict[str, bytes | tuple[bytes, int]]) -> None:
+        self.body = b""
+        self.entries: list[tuple[str, int, int, int, int]] = []  # name, method, packed, unpacked, offset
+        for name, content in members.items():
+            data, unpacked, method = (content, len(content), 0) if isinstance(content, bytes) else (*content, 8)
+            self.entries.append((name, method, len(data), unpacked, len(self.body)))
+            head = struct.pack("<4s5H3L2H", b"PK\x03\x04", 20, 0, method, 0, 0, 0, len(data), unpacked, len(name), 0)
+            self.body += head + name.encode() + data
+
+    def directory(self, **lies: int) -> bytes:
+        """Return the directory, with other values for `method`, `packed`, `unpacked` or `offset` of every member."""
+        written = b""
+        for name, *values in self.entries:
+            told = dict(zip(("method", "packed", "unpacked", "offset"), values, strict=True)) | lies
+            fields = (20, 20, 0, told["method"], 0, 0, 0, told["packed"], told["unpacked"], len(name))
+            written += struct.pack("<4s6H3L5H2L", b"PK\x01\x02", *fields, 0, 0, 0, 0, 0, told["offset"])
+            written += name.encode()
+        return written
+
+    def end(self, *, offset: int, size: int, count: int | None = None, comment: bytes = b"") -> bytes:
+        """Return an end record."""
+        number = len(self.entries) if count is None else count
+        return struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, number, number, size, offset, len(comment)) + comment
+
+    def end_64(self, *, offset: int, size: int, place: int) -> bytes:
+        """Return an end record of 64 bits that lies at a place, and its locator."""
+        number = len(self.entries)
+        record = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 20, 20, 0, 0, number, number, size, offset)
+        return record + struct.pack("<4sLQL", b"PK\x06\x07", 0, place, 1)
+
+
+def archives() -> dict[str, bytes]:
+    """Return archives that are bombs, or that two readers read differently."""
+    zeros = zlib.compressobj(9, zlib.DEFLATED, -15)
+    packed = zeros.compress(bytes(2**26)) + zeros.flush()
+    bomb = Archive({"archive/data.pkl": pickled({}), "archive/data/0": (packed, 2**26)})
+    honest, modest = bomb.directory(), bomb.directory(method=0, packed=1, unpacked=1)
+    start, size = len(bomb.body), len(honest)
+    both = bomb.body + honest + modest
+    wide = bomb.end_64(offset=start, size=size, place=len(both))
+
+    stored = Archive({"archive/data.pkl": pickled({}), "archive/data/0": bytes(2**16)})
+    directory = stored.directory()
+    place = len(stored.body)
+    one = Archive({"archive/data/0": bytes(2**16)})
+    shared = one.directory() * 1000
+    plain_end = stored.end(offset=place, size=len(directory))
+    whole = stored.body + directory + plain_end
+    return {
+        # Python's zipfile reads the modest directory, which lies before the end record; torch the honest one.
+        "two-directories": both + bomb.end(offset=start, size=size),
+        "two-directories-64": both + wide + bomb.end(offset=start + size, size=size),
+        "two-ends": both + wide + bomb.end(offset=start, size=size),
+        "locator-elsewhere": bomb.body
+        + modest
+        + bomb.end_64(offset=start, size=size, place=0)
+        + bomb.end(offset=start, size=size),
+        "deflated-in-secret": bomb.body + modest + bomb.end(offset=start, size=size),
+        "comment": whole[:-2] + struct.pack("<H", len(plain_end)) + plain_end,
+        "after": whole + b"x",
+        "before": whole[:4] + b"x" + whole[4:],
+        "shared": one.body + shared + one.end(offset=len(one.body), size=len(shared), count=1000),
+        "fewer": stored.body + directory + stored.end(offset=place, size=len(directory), count=1),
+        "more": stored.body + directory + stored.end(offset=place, size=len(directory), count=9),
+        "outside": stored.body + stored.directory(offset=2**31) + plain_end,
+        "full": stored.body + stored.directory(unpacked=2**32 - 1) + plain_end,
+        "reaches": stored.body + stored.directory(packed=2**20, unpacked=2**20) + plain_end,
+    }
+
+
+def data_files(folder: Path) -> None:
+    """Make files where one tensor, or a dict of texts, is wanted."""
+    ones = torch.ones(3, 4)
+    with warnings.catch_warnings(action="ignore"):
+        csr = torch.eye(3).to_sparse_csr()
+    for name, value in {
+        "sparse": ones.to_sparse(),
+        "csr": csr,
+        "meta": torch.zeros(3, 4, device="meta"),
+        "quantised": QUANTISED,
+        "expanded": torch.ones(1, 1).expand(3, 10**9),
+        "complex": torch.ones(3, 4, dtype=torch.complex64),
+        "conjugate": torch.ones(3, 4, dtype=torch.complex64).conj(),
+        "negative": torch.ones(3, 4, dtype=torch.complex64).conj().imag,
+        "overlapping": torch.arange(6.0).as_strided((3, 4), (1, 1)),
+        "empty": torch.zeros(3, 0),
+        "no-dimension": torch.tensor(1.0),
+        "truth": torch.ones(3, 4, dtype=torch.bool),
+        "float8": torch.ones(3, 4).to(torch.float8_e4m3fn),
+        "shadowed-metadata": _shadowed(_metadata="x"),
+        "counter": Counter(a=1),
+        "set": {"a"},
+        "numbers": {"/m/0a": 7},
+        "itself": _holds_itself(),
+        "depth": _doubled(1, 40),
+    }.items():
+        torch.save(value, folder / f"data-{name}.pth")
+    for attribute in ("items", "get", "values", "keys", "__class__"):
+        start = b"\x80\x02ccollections\nOrderedDict\n)R" + pickled("/m/0a")[2:-1] + pickled("Ball")[2:-1] + b"s"
+        archive(folder / f"data-shadowed-{attribute}.pth", start + pickled({attribute: 5})[2:-1] + b"b.")
+    (folder / "data-unhashable.pth").write_bytes(b"\x80\x02}]K\x01s.")
+    archive(folder / "data-unhashable-zip.pth", b"\x80\x02}]K\x01s.")
+    archive(folder / "data-persistent.pth", b"\x80\x02K\x01Q.")
+    for protocol in (3, 4, 5):
+        torch.save({"a": ones}, folder / f"data-protocol-{protocol}.pth", pickle_protocol=protocol)
+        torch.save(
+            {"a": "b"},
+            folder / f"data-old-{protocol}.pth",
+            pickle_protocol=protocol,
+            _use_new_zipfile_serialization=False,
+        )
 
 
 def _overlap(source: Path, target: Path) -> None:

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,15 @@ def one_line(err: str, *parts: str) -> None:
     assert lines[0].startswith("mldec: "), err
     for part in parts:
         assert part in lines[0], err
+
+
+def cpu_seconds(command: list[str], **environment: str) -> float:
+    """Run a command that must succeed, and return the processor time it took, in user and system mode."""
+    before = os.times()
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    after = os.times()
+    assert done.returncode == 0, done.stderr
+    return after.children_user + after.children_system - before.children_user - before.children_system
 
 
 def assert_equal(one: Any, other: Any, path: str = "") -> None:

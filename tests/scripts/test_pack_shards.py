@@ -64,7 +64,10 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_every_image_and_target_is_that_of_the_files(pack: Pack, root: Path) -> None:
     out = pack()
     plain = {"image_size": 16, "augment": "none", "cutout": 0.0}
-    files, packed = made(coco, root=str(root), cache_dir=str(root.parent), **plain), made(shards, root=str(out), **plain)
+    files, packed = (
+        made(coco, root=str(root), cache_dir=str(root.parent), **plain),
+        made(shards, root=str(out), **plain),
+    )
     for one, other in ((files.train, packed.train), (files.val, packed.val)):
         assert one.classes == other.classes
         assert len(one.dataset) == len(other.dataset) == IMAGES

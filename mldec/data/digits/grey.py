@@ -65,8 +65,10 @@ def digits(
     task = MultiLabel(threshold)
     train, val = split_writings(seed)
     draw = partial(draw_scene, size=image_size, max_digits=max_digits)
+    draw_labels = partial(draw_target, writings=train, size=image_size, max_digits=max_digits)
+    learnt = Scenes(partial(draw, writings=train), train_images, draw_target=draw_labels)
     return DataModule(
-        load_train=lambda: Split(Scenes(partial(draw, writings=train), train_images), Classes(NAMES)),
+        load_train=lambda: Split(learnt, Classes(NAMES)),
         load_val=lambda: Split(Scenes(partial(draw, writings=val), val_images, seed), Classes(NAMES)),
         make_evaluator=task.evaluator,
         transform=EvalTransform(image_size=image_size),
@@ -120,6 +122,14 @@ def draw_scene(
     target = torch.zeros(len(NAMES), dtype=torch.int8)
     target[[int(writings.labels[row]) for row, _ in placed]] = 1
     return scene, target
+
+
+def draw_target(rng: np.random.Generator, *, writings: Writings, size: int, max_digits: int) -> Tensor:
+    """Return the target int8 [10] of a scene that is not painted; see `draw_scene`."""
+    rows = rng.integers(len(writings.labels), size=len(boxes(rng, size, how_many(rng, max_digits, EMPTY), SIZES)))
+    target = torch.zeros(len(NAMES), dtype=torch.int8)
+    target[writings.labels[rows]] = 1
+    return target
 
 
 def compose(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from mldec.data.transforms import to_tensor
@@ -40,6 +39,8 @@ class Writings:
 
 def split_writings(seed: int) -> tuple[Writings, Writings]:
     """Return the writings for training and for validation: disjoint, the same share of every digit in each."""
+    from sklearn.datasets import load_digits  # slow to import
+
     data = load_digits()
     masks = np.pad(np.round(data.images * (255 / 16)).astype(np.uint8), ((0, 0), (1, 1), (1, 1)))  # stored as 0 to 16
     shuffled = np.random.default_rng(seed).permutation(len(masks))
@@ -64,11 +65,14 @@ class Scenes:
         draw: generator -> RGB scene, and its target int8 [K] of 1 and 0.
         num_images: number of scenes.
         seed: of scenes that never change.
+        draw_target: generator -> the target of a scene that is not painted, for counting labels in scenes that are
+            drawn anew; None paints them.
     """
 
     draw: Callable[[np.random.Generator], tuple[Image.Image, Tensor]]
     num_images: int
     seed: int | None = None
+    draw_target: Callable[[np.random.Generator], Tensor] | None = None
 
     def __len__(self) -> int:
         return self.num_images
@@ -80,6 +84,12 @@ class Scenes:
         rng = np.random.default_rng(random.getrandbits(64) if self.seed is None else (self.seed, index))
         scene, target = self.draw(rng)
         return to_tensor(scene), target
+
+    def target(self, index: int) -> Tensor:
+        """Return a target alone: that of the scene, or where scenes are drawn anew, one of the same distribution."""
+        if self.seed is not None or self.draw_target is None:
+            return self[index][1]
+        return self.draw_target(np.random.default_rng(random.getrandbits(64)))
 
     def name(self, index: int) -> str:
         """Describe the scene in messages: it has no path."""

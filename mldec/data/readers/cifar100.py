@@ -63,6 +63,11 @@ class Pictures:
         """Describe the picture in messages: its number in the file."""
         return f"picture {self.numbers[index]} of {self.file}"
 
+    @property
+    def keys(self) -> np.ndarray:
+        """The pixels, uint8 [N, 32, 32, 3]."""
+        return self.pixels
+
     def content(self, index: int) -> bytes:
         """Return the picture as a PNG file, which loses nothing."""
         buffer = io.BytesIO()

@@ -122,8 +122,8 @@ def load_split(
     if sizes and (table.labels.values >= NO_AREA).any():
         raise DataError(f"{annotations}: an object has no valid area, which data.sizes=true needs; {_SEE}")
     labels = table.labels if sizes else table.labels.recode(PRESENT)
-    which = "annotated only" if annotated_only else "all"
-    log.info("coco %s: %s images (%s), %d classes", split, f"{len(table):,}", which, len(table.classes))
+    which = "images with an object" if annotated_only else "images"
+    log.info("coco %s: %s %s, %d classes", split, f"{len(table):,}", which, len(table.classes))
 
     if thin is not None:
         labels = thin(labels)

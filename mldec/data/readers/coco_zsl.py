@@ -18,23 +18,18 @@ from mldec.errors import DataError
 
 _SEE = "see DATASETS.md, section MS-COCO zero-shot"
 
-_UNSEEN = frozenset(
-    (
-        "airplane,bus,cat,dog,cow,elephant,umbrella,tie,snowboard,skateboard,cup,knife,cake,"
-        "couch,keyboard,sink,scissors"
-    ).split(",")
+_UNSEEN = (
+    "airplane,bus,cat,dog,cow,elephant,umbrella,tie,snowboard,skateboard,cup,knife,cake,couch,"
+    "keyboard,sink,scissors"
 )
-_UNUSED = frozenset(
-    (
-        "traffic light,fire hydrant,stop sign,parking meter,sports ball,baseball bat,"
-        "baseball glove,tennis racket,wine glass,hot dog,potted plant,dining table,cell phone,"
-        "teddy bear,hair drier"
-    ).split(",")
+_UNUSED = (
+    "traffic light,fire hydrant,stop sign,parking meter,sports ball,baseball bat,"
+    "baseball glove,tennis racket,wine glass,hot dog,potted plant,dining table,cell phone,"
+    "teddy bear,hair drier"
 )
 
-# In the order of the category ids.
-SEEN = tuple(name for name in COCO if name not in _UNSEEN | _UNUSED)
-UNSEEN = tuple(name for name in COCO if name in _UNSEEN)
+UNSEEN = tuple(_UNSEEN.split(","))
+SEEN = tuple(name for name in COCO if name not in {*UNSEEN, *_UNUSED.split(",")})
 
 
 def coco_zsl(

@@ -70,7 +70,7 @@ def csv_table(
     form = Form(separator, given_names(classes, folder, _SEE), exclusive, val, val_fraction, seed)
     task = _task(source, exclusive, threshold, top_k)
     load = partial(_load_split, source, pictures, form)
-    return Source(load=load, train=train, val=val, task=task, where=source, see=_SEE)
+    return Source(load=load, train=train, val=val, task=task, where=source, see=_SEE, folder_setting="data.images")
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,7 @@ def _parse(statements: Path, trainable: Path, descriptions: Path, names: str, pr
     ids, image_of_run = np.unique(run_ids, return_inverse=True)
     if not np.char.isalnum(ids).all():  # an id becomes a path
         raise DataError(f"{statements}: {ids[~np.char.isalnum(ids)][0].decode()!r} is not an image id; {_SEE}")
-    labels, clashes = from_statements(
-        image_of_run[runs], classes, values, num_images=len(ids), num_classes=len(mids)
-    )
+    labels, clashes = from_statements(image_of_run[runs], classes, values, num_images=len(ids), num_classes=len(mids))
     log_clashes(statements, clashes)
 
     files = np.char.add(ids, b".jpg")

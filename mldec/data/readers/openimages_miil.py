@@ -1,7 +1,6 @@
 """Open Images V6 as MIIL prepared it: one `data.csv` of verified positives and negatives."""
 
 import logging
-import pickle
 import re
 from array import array
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 
 from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
@@ -20,8 +18,9 @@ from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.task import PartialLabels
-from mldec.errors import DataError
+from mldec.errors import CheckpointError, DataError
 from mldec.inputs import csv_columns
+from mldec.storage import read_torch
 
 log = logging.getLogger("mldec")
 
@@ -57,9 +56,7 @@ def openimages_miil(
     return Source(load=load, train=train, val=val, task=PartialLabels(), where=folder, see=_SEE)
 
 
-def _load_split(
-    root: Path, split: str, cache: TableCache, *, names: str, class_list: str | None
-) -> LabelledImages:
+def _load_split(root: Path, split: str, cache: TableCache, *, names: str, class_list: str | None) -> LabelledImages:
     data, display = root / "data.csv", root / "mid_to_classes.pth"
     class_file = root / class_list if class_list else None
     display_file = display if names == "display" and display.exists() else None
@@ -100,7 +97,9 @@ def _read(data: Path, codes: "_Codes") -> tuple[np.ndarray, ...]:
     for first, columns in csv_columns(data, ["image_id", "class_list", "class_list_neg", "split"], _SEE):
         image_ids, positives, negatives, split = columns
         where = f"{data}, row"
-        files.append(encode_paths([path_inside(path, f"{where} {row}", _SEE) for row, path in enumerate(image_ids, first)]))
+        files.append(
+            encode_paths([path_inside(path, f"{where} {row}", _SEE) for row, path in enumerate(image_ids, first)])
+        )
         splits.append(np.array(split))
 
         for lists, value in ((positives, 1), (negatives, 0)):
@@ -170,10 +169,9 @@ def _refuse_repeated(data: Path, files: np.ndarray) -> None:
 def _read_display(path: Path) -> dict[str, str]:
     """Read mid_to_classes.pth; nothing in it can run."""
     try:
-        display = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError) as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise DataError(f"{path} is refused ({reason}): it must be a plain dict of MID to name; {_SEE}") from error
+        display = read_torch(path)
+    except CheckpointError as error:
+        raise DataError(f"{error}; it must be a plain dict of MID to name, {_SEE}") from error
     if not isinstance(display, dict) or not all(isinstance(part, str) for item in display.items() for part in item):
         raise DataError(f"{path} is not a dict of MID to name; {_SEE}")
     return display

@@ -33,6 +33,11 @@ class ImageFiles:
         """Return the path of the image file."""
         return str(self.folder / os.fsdecode(self.files[index]))
 
+    @property
+    def keys(self) -> np.ndarray:
+        """The paths inside the folder, bytes [N]."""
+        return self.files
+
     def content(self, index: int) -> bytes:
         """Return the bytes of the image file.
 
@@ -62,6 +67,12 @@ class ImageFiles:
                     listings[inner_folder] = list_folder(self.folder / inner_folder, self.see)
                 absent[index] = name not in listings[inner_folder]
         return absent
+
+    def find_inside(self, index: int) -> str | None:
+        """Return the name of a folder inside this one that holds an image which is absent here, if there is one."""
+        inner_folders = sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
+        path = os.fsdecode(self.files[index])
+        return next((name for name in inner_folders if (self.folder / name / path).is_file()), None)
 
     def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
         """See `mldec.data.base.Storage`: there are no checksums to compare the files with."""

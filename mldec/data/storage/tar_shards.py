@@ -83,6 +83,11 @@ class TarShards:
         """Describe the image in messages: its shard and its number."""
         return f"{self._shard(index)}, image {self.numbers[index]:09}"
 
+    @property
+    def keys(self) -> np.ndarray:
+        """The sizes of the image files in bytes, int64 [n]: the images have no names."""
+        return self.index.sizes[self.numbers]
+
     def content(self, index: int) -> bytes:
         """Return the bytes of an image file.
 

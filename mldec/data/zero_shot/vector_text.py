@@ -82,7 +82,7 @@ def _scan(path: Path, wanted: set[bytes], see: str) -> dict[bytes, np.ndarray]:
     firsts = {word.split()[0] for word in wanted if word.split()}
     found: dict[bytes, np.ndarray] = {}
     repeated = []
-    with open_binary(path, buffering=1 << 20) as file:
+    with open_binary(path) as file:
         width, blank = _layout(path, file.readline(), file.readline(), see)
         file.seek(0)
         for number, line in enumerate(file, 1):

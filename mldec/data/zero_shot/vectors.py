@@ -15,8 +15,9 @@ from torch import Tensor
 from mldec.data.arrays import read_npy
 from mldec.data.names import names_fault
 from mldec.data.zero_shot.vector_text import lacking, read_text
-from mldec.errors import ConfigError, DataError
+from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.inputs import read_text as read_text_file
+from mldec.storage import read_torch
 
 _SEE = "see DATASETS.md, section Word vectors"
 _TORCH_FILES = (".pth", ".pt", ".pickle", ".pkl")
@@ -96,7 +97,7 @@ def encode_text(
     try:
         import open_clip
     except ImportError as error:
-        raise ConfigError(f"vectors clip:{model} need open-clip: pip install mldec[clip]") from error
+        raise ConfigError(f"vectors clip:{model} need open-clip: pip install open-clip-torch") from error
     try:
         encoder = open_clip.create_model(model, pretrained=weights).eval()
         tokens = open_clip.get_tokenizer(model)([prompt.format(name) for name in names])
@@ -144,27 +145,29 @@ def _plurals(name: str) -> set[str]:
 
 
 def _read_torch(path: Path) -> np.ndarray:
-    with path.open("rb") as file:
-        start = file.read(2)
-    if start != b"PK" and not start.startswith(b"\x80"):
-        raise DataError(
-            f"{path} is not a torch file but begins like text: the official README swaps the links of data.csv and "
-            f"wordvec_array.pth; swap the two files back, {_SEE}"
-        )
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # weights_only refuses with several kinds, and damaged files raise many more
-        if isinstance(error, MemoryError):
-            raise
-        raise DataError(
-            f"{path} is not a whole file of plain tensors, and anything else could run code: restore it, or save the "
-            f"array with numpy.save as .npy; {_SEE}"
-        ) from error
+        loaded = read_torch(path)
+    except CheckpointError as error:
+        if _is_text(path):
+            raise DataError(
+                f"{path} is not a torch file but begins like text: the official README swaps the links of data.csv "
+                f"and wordvec_array.pth; swap the two files back, {_SEE}"
+            ) from error
+        raise DataError(f"{error}; {_SEE}") from error
     if isinstance(loaded, dict) and len(loaded) == 1:  # the form of SDL, the same group's earlier work
         loaded = next(iter(loaded.values()))
     if not isinstance(loaded, Tensor):
         raise DataError(f"{path} holds a {type(loaded).__name__} where one tensor is wanted; {_SEE}")
-    return loaded.detach().float().numpy()
+    return loaded.float().numpy()
+
+
+def _is_text(path: Path) -> bool:
+    """Tell whether a file begins with printable ASCII, and not like an archive."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        start = file.read(4)
+    return start[:2] != b"PK" and start.isascii() and start.decode().isprintable() and start != b""
 
 
 def _read_npy(path: Path) -> np.ndarray:

@@ -6,6 +6,8 @@ import signal
 import torch
 from torch import Tensor, nn
 
+from mldec.backbones import TimmBackbone
+
 forwards = 0  # of all models of this process
 
 
@@ -36,6 +38,14 @@ class Patches(nn.Module):
         return self.project(images.to(self.project.weight.dtype)).flatten(2).transpose(1, 2).relu()
 
 
+class Interruptible(TimmBackbone):
+    """A real network that can be stopped at a chosen forward pass."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        interrupt()
+        return super().forward(images)
+
+
 class MeanHead(nn.Module):
     """A head of a user's own."""
 
@@ -46,6 +56,18 @@ class MeanHead(nn.Module):
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
         return self.scale * self.fc(tokens.mean(1))
+
+
+class Particular(nn.Module):
+    """A head that refuses its arguments as ordinary Python code does: with plain `ValueError`s."""
+
+    def __init__(self, in_features: int, num_classes: int, *, scale: float = 1.0, bias: bool = True) -> None:
+        super().__init__()
+        if scale <= 0:
+            raise ValueError(f"scale is {scale}: it must be above 0")
+        if not bias:
+            raise ValueError("a head without a bias\nis of no use")
+        raise ValueError(f"num_classes is {num_classes}: too many")
 
 
 class MeanSquare(nn.Module):

@@ -1,0 +1,65 @@
+"""The folder of a run: where its checkpoints are, and what it says of itself in run.json."""
+
+import json
+import shlex
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mldec.errors import CheckpointError
+
+RUN_FILE = "run.json"
+CHECKPOINTS = ("best.pt", "last.pt")  # last.pt alone before the first evaluation
+
+
+def find_checkpoint(folder: Path) -> Path:
+    """Return the checkpoint that stands for a run: the best one, else the last one.
+
+    Raises:
+        CheckpointError: if there is neither.
+    """
+    paths = [folder / "checkpoints" / name for name in CHECKPOINTS]
+    for path in paths:
+        if path.exists():
+            return path
+    looked_for = " nor ".join(str(path) for path in paths)
+    raise CheckpointError(f"{folder} is no folder of a run: there is neither {looked_for}")
+
+
+def command_line() -> str:
+    """Return the command that started this process, as a shell takes it."""
+    return shlex.join(sys.orig_argv)
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run knows at its start, and `mldec.summary` shows: the content of run.json."""
+
+    name: str
+    command: str
+    versions: dict[str, str]  # of mldec, torch and timm
+    commit: str | None
+    epochs: int  # planned
+    image_size: int  # pixels per side
+    parameters: int  # trainable
+    multiply_accumulates: int | None  # of one image; None if the model cannot be counted
+    start_epoch: int = 0  # finished before this start
+    best: dict[str, Any] = field(default_factory=dict)  # before this start: metric, value, weights, epoch
+
+    def to_json(self) -> str:
+        """Return the content of run.json."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def read_facts(folder: Path) -> RunFacts | None:
+    """Return what run.json says, or None for a run of an older version, which has none.
+
+    Raises:
+        CheckpointError: if it is not what a run writes.
+    """
+    path = folder / RUN_FILE
+    try:
+        return RunFacts(**json.loads(path.read_text())) if path.exists() else None
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not what a run writes: {error}") from error

@@ -1,0 +1,233 @@
+"""One process per folder of a run: a lock that lasts as long as the run does.
+
+The kernel frees a `flock` when its process ends, however it ends. Where a file system has no such locks, the process
+that holds the folder touches the file every 30 seconds, and a file that nobody touched for 3 minutes is free.
+"""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+from mldec.errors import RunInUseError, writing
+
+log = logging.getLogger("mldec")
+
+HEARTBEAT = 30.0  # seconds
+TIMEOUT = 180.0  # seconds without a heartbeat, after which a folder is free
+SETTLE = 2.0  # seconds, longer than it takes to find a folder free and to write the own name into it
+PAUSE = 1.0  # seconds between two tries of a process that torchrun started again
+MAX_RECORD = 1000  # bytes that are read of a lock file
+
+HELD = (errno.EWOULDBLOCK, errno.EACCES)  # NFS may say the latter
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+_descriptors: set[int] = set()  # of the locks of this process
+
+
+def _close_in_child() -> None:
+    """Close the locks in a forked process: a loader's open copy would outlive a run that was killed."""
+    while _descriptors:
+        os.close(_descriptors.pop())
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class RunLock:
+    """The lock on the folder of a run, `run.lock`; a context, which releases it at its end.
+
+    The file names the host, the process and its start, and is removed when the lock is released.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "run.lock"
+        self._owner: int | None = None  # the process that holds it
+        self._descriptor: int | None = None
+        self._record = ""
+        self._heart: threading.Thread | None = None
+        self._released = threading.Event()
+
+    def take(self) -> None:
+        """Lock the folder until `release`, or until this process ends.
+
+        A process that torchrun started again waits for the end of the one before.
+
+        Raises:
+            RunInUseError: if another process holds it.
+            DataError: if the file cannot be written.
+        """
+        holder = self._try()
+        deadline = time.monotonic() + TIMEOUT + HEARTBEAT
+        while holder is not None and _is_earlier_start(holder) and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+            holder = self._try()
+
+        if holder is not None:
+            raise RunInUseError(
+                f"{self.path.parent}: another run is using this folder{_describe(holder)}; "
+                f"wait for its end or stop it, or pass name=... for a new run"
+            )
+        self._owner = os.getpid()
+
+    def release(self) -> None:
+        """Free the folder, if this process holds it."""
+        if self._owner != os.getpid():
+            return
+
+        self._owner = None
+        if self._heart is not None:
+            self._released.set()
+            self._heart.join()
+        if self._read() == self._record:
+            self.path.unlink(missing_ok=True)
+        if self._descriptor is not None:
+            _descriptors.discard(self._descriptor)
+            os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def _try(self) -> str | None:
+        """Lock the folder, or return the record of who holds it."""
+        while True:
+            with writing(self.path, of_run=True):
+                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(descriptor)
+                if error.errno in HELD:
+                    return self._read()
+                if error.errno in NO_LOCKS:
+                    return self._try_heartbeat()
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+            # Its last holder may have removed the file since it was opened.
+            if self._is_at_path(descriptor):
+                break
+            os.close(descriptor)
+
+        self._record = _record()
+        try:
+            with writing(self.path, of_run=True):
+                os.pwrite(descriptor, self._record.encode(), 0)
+                os.ftruncate(descriptor, len(self._record))
+        except BaseException:
+            self.path.unlink(missing_ok=True)
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        _descriptors.add(descriptor)
+        return None
+
+    def _try_heartbeat(self) -> str | None:
+        """Lock the folder where `flock` does not work, or return the record of who holds it."""
+        self._record = _record()
+        beside = self.path.with_name(f"{self.path.name}.{uuid4().hex}")
+        try:
+            with writing(beside, of_run=True):
+                beside.write_text(self._record)
+                now = beside.stat().st_mtime  # by the clock that heartbeats go by, which may be a server's
+            holder = self._read()
+            if holder and now - self._last_heartbeat() < TIMEOUT:
+                return holder
+            with writing(self.path, of_run=True):
+                beside.replace(self.path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+        # Of several that found the folder free in the same moment, the last one to write its name has it.
+        time.sleep(SETTLE)
+        holder = self._read()
+        if holder != self._record:
+            return holder
+        self._released.clear()
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._heart.start()
+        return None
+
+    def _beat(self) -> None:
+        while not self._released.wait(HEARTBEAT):
+            holder = self._read()
+            if holder and holder != self._record:
+                log.error(
+                    f"{self.path.parent}: another run has taken this folder{_describe(holder)}, because this one "
+                    f"stood still for {TIMEOUT / 60:.0f} minutes; stop one of them"
+                )
+                return
+            try:
+                os.utime(self.path)
+            except OSError:  # a server that is away for a moment: the next heartbeat may reach it
+                continue
+
+    def _is_at_path(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _last_heartbeat(self) -> float:
+        try:
+            return self.path.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def _read(self) -> str:
+        """Return the record in the file; empty if it has none."""
+        try:
+            with self.path.open("rb") as file:
+                return file.read(MAX_RECORD).decode(errors="replace")
+        except OSError:
+            return ""
+
+
+def _record() -> str:
+    record = {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "started": datetime.now().astimezone().isoformat(" ", "seconds"),
+        "job": os.environ.get("TORCHELASTIC_RUN_ID"),
+        "id": uuid4().hex,
+    }
+    return json.dumps(record) + "\n"
+
+
+def _parse(record: str) -> dict[str, object]:
+    """Return what a record says; nothing, if it is none of ours or still being written."""
+    try:
+        values = json.loads(record)
+    except (ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _describe(record: str) -> str:
+    values = _parse(record)
+    if not values:
+        return ""
+    host, process, started = (values.get(key) for key in ("host", "process", "started"))
+    return f" (process {process} on {host}, started {started})"
+
+
+def _is_earlier_start(record: str) -> bool:
+    """Tell whether a lock is of the processes that torchrun ended before it started this one."""
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return restarted and _parse(record).get("job") == os.environ.get("TORCHELASTIC_RUN_ID")

@@ -1,0 +1,98 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mldec.data.files import ImageFiles, Table, paths
+
+from mldec.data.base import Classes, Split
+from mldec.data.fingerprint import Fingerprint, check_same, fingerprint
+from mldec.data.labels import Labels, from_lists
+from mldec.errors import CheckpointError
+
+NAMES = ("cat", "dog", "cow")
+FILES = ["a.png", "b/a.png", "b/c.png"]
+POSITIVES = [[0, 2], [], [1]]
+
+
+def table(
+    files: list[str] = FILES,
+    positives: list[list[int]] = POSITIVES,
+    names: tuple[str, ...] = NAMES,
+    *,
+    folder: str = "/data",
+    rest: int = 0,
+) -> Fingerprint:
+    labels = from_lists(positives, num_classes=len(names), rest=rest)
+    images = ImageFiles(Path(folder), Table(paths(files), labels, names), transform=lambda image: image)  # type: ignore[arg-type, return-value]
+    return fingerprint(Split(images, Classes(names)))
+
+
+def test_it_depends_on_the_table_only() -> None:
+    wide = ImageFiles(
+        Path("/elsewhere"),
+        Table(paths([*FILES, "a/longer/path.png"]), from_lists([*POSITIVES, [0]], num_classes=3), NAMES).select(
+            np.arange(3)
+        ),
+        transform=lambda image: image,  # type: ignore[arg-type, return-value]
+    )
+    assert table() == table(folder="/other/root") == fingerprint(Split(wide, Classes(NAMES)))
+    assert table(positives=[[2, 0], [], [1]]) == table()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (table(FILES[:2], POSITIVES[:2]), "3 training images, now 2"),
+        (table(["a.png", "b/a.png", "b/d.png"]), "other training images, or the same in another order"),
+        (table(FILES[::-1]), "other training images, or the same in another order"),
+        (table(positives=[[0, 1], [], [1]]), "other labels of the same training images"),
+        (table(positives=[[0], [], [1]]), "other labels"),
+        (table(positives=[[0, 2], [1], []]), "other labels"),
+        (table(rest=-1), "other labels"),
+        (table(names=("cat", "cow", "dog")), "training classes have other names"),
+    ],
+)
+def test_every_change_is_refused_or_accepted_with_a_warning(changed: Fingerprint, said: str) -> None:
+    path, saved = Path("last.pt"), dataclasses.asdict(table())
+    with pytest.raises(CheckpointError, match=rf"last.pt was trained on other data \(.*{said}.*data.changed=allow"):
+        check_same(saved, changed, path, allow=False)
+    assert said in (check_same(saved, changed, path, allow=True) or "")
+    assert check_same(dataclasses.asdict(changed), changed, path, allow=False) is None
+    assert "no fingerprint" in (check_same(None, changed, path, allow=False) or "")
+
+
+def test_a_large_table_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 1000
+    rng = np.random.default_rng(0)
+    files = [f"{number}.png" for number in range(count)]
+    positives = [rng.permutation(3)[: rng.integers(4)].tolist() for _ in range(count)]
+    whole = table(files, positives)
+    monkeypatch.setattr("mldec.data.fingerprint.ROWS", 64)
+    pieces = table(files, positives)
+    assert (whole.images, whole.files) == (pieces.images, pieces.files)
+    positives[900] = [] if positives[900] else [1]
+    assert table(files, positives).labels != pieces.labels
+
+
+def test_what_equals_the_rest_may_be_stated() -> None:
+    class Rows:
+        def __init__(self, labels: Labels) -> None:
+            self.labels, self.image_keys = labels, np.arange(len(labels))
+
+        def __len__(self) -> int:
+            return len(self.labels)
+
+    stated = from_lists([[0], [1]], [[1], []], num_classes=2)
+    silent = from_lists([[0], [1]], num_classes=2)
+    one, other = (fingerprint(Split(Rows(labels), Classes(("a", "b")))) for labels in (stated, silent))  # type: ignore[arg-type]
+    assert one == other
+
+
+def test_a_dataset_of_a_users_own_counts_its_images() -> None:
+    class Own:
+        def __len__(self) -> int:
+            return 7
+
+    own = fingerprint(Split(Own(), Classes(NAMES)))  # type: ignore[arg-type]
+    assert (own.images, own.files, own.labels, len(own.classes)) == (7, "", "", 64)

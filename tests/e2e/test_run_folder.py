@@ -1,0 +1,221 @@
+"""A run's folder: one run at a time, on a disk that may be full, with data that may change."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from support import QUICK, numbers, one_line
+
+from mldec import checkpoint
+from mldec.checkpoint import load
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def run(digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run that a test may spoil, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(digits_run, tmp_path / "outputs" / "digits")
+    return tmp_path / "outputs" / "digits"
+
+
+def content(run: Path) -> dict[str, bytes]:
+    """Return every file of a run but its lock."""
+    files = [path for path in run.rglob("*") if path.is_file() and path.name != "run.lock"]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+
+
+def test_a_second_run_is_stopped_and_a_killed_one_gives_its_folder_free(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "outputs" / "digits"
+    words = [*QUICK, "train.epochs=1000", "train.log_every=1", "train.workers=1", "train.save_every_steps=1"]
+    first = subprocess.Popen([sys.executable, "-m", "mldec.train", *words], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    try:
+        while not (folder / "metrics.jsonl").exists() or not numbers(folder):
+            assert first.poll() is None
+            time.sleep(0.05)
+        for word in ("seed=1", "resume=auto", f"resume={folder}/checkpoints/last.pt"):
+            status, _, err = cli("train", *QUICK, word)
+            assert status == 1
+            one_line(err, f"{folder}: another run is using this folder (process {first.pid} on ", "name=...")
+    finally:
+        first.kill()
+        first.wait()
+
+    # Its loader process may still live; the folder is free nevertheless.
+    status, _, err = cli("train", *words, "resume=auto", "seed=1")
+    assert status == 1
+    one_line(err, "is of a run with other settings (seed: 0 -> 1)")
+    steps = [line["step"] for line in numbers(folder)]
+    assert steps == sorted(steps)
+    assert not (folder / "run.lock").exists()
+
+
+def test_the_checkpoint_of_another_run_does_not_replace_this_one(run: Path, cli: Cli, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere" / "last.pt"
+    other.parent.mkdir()
+    shutil.copy(run / "checkpoints" / "last.pt", other)
+    before = content(run)
+    status, _, err = cli("train", *QUICK, f"resume={other}")
+    assert status == 1
+    one_line(err, f"resume={other}: {run} holds another run, which it would replace; pass name=...")
+    assert content(run) == before
+
+    # In a new folder, and in the same one with a file of its own, it goes on.
+    status, out, _ = cli("train", *QUICK, "train.epochs=3", f"resume={other}", "name=other")
+    assert (status, "epoch 3 of 3" in out, "missing" in out) == (0, True, False)
+    assert [line["step"] for line in numbers(tmp_path / "outputs" / "other")] == [10, 12, 12]
+    assert load(tmp_path / "outputs" / "other" / "checkpoints" / "last.pt")["log"]["lines"] == 3
+    assert cli("train", *QUICK, "resume=outputs/digits/checkpoints/last.1.pt").status == 0
+
+
+def test_a_restart_goes_on_from_its_own_checkpoint(
+    run: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(run / "checkpoints" / "last.1.pt", tmp_path / "start.pt")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    status, out, _ = cli("train", *QUICK, "resume=start.pt")
+    assert (status, "epoch 3 of 2" in out) == (0, True)
+
+
+def test_the_runs_of_a_sweep_each_have_their_folder(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*QUICK, "-m", "seed=0,1", "hydra.sweep.dir=sweep", "train.epochs=1"]
+    assert cli("train", *words).status == 0
+    runs = sorted(path.parent for path in tmp_path.rglob("train.log"))
+    assert len(runs) == 2
+    assert all((folder / "train.log").read_text().count("best mAP") == 1 for folder in runs)
+    assert not list(tmp_path.rglob("run.lock"))
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "train.log"])
+@pytest.mark.parametrize("start", ["new", "resume"])
+def test_a_full_disk_at_the_start_is_one_line(
+    name: str, start: str, cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "outputs" / "digits"
+    words = list(QUICK)
+    if start == "resume":
+        shutil.copytree(digits_run, folder)
+        words.append("resume=auto")
+    folder.mkdir(parents=True, exist_ok=True)
+    full = folder / (name if name == "train.log" else f"{name}.tmp")
+    full.unlink(missing_ok=True)
+    full.symlink_to("/dev/full")
+    before = content(folder / "checkpoints")
+    status, _, err = cli("train", *words)
+    assert status == 1
+    one_line(err, f"cannot write {folder / name}: No space left on device; free space", "resume=auto")
+    assert content(folder / "checkpoints") == before
+    assert not (folder / "run.lock").exists()
+    full.unlink(missing_ok=True)
+    assert cli("train", *QUICK, "resume=auto").status == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kibibytes", [4, 8, 16, 40, 200])
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_small_disk_is_one_line(kibibytes: int, tmp_path: Path) -> None:
+    command = (
+        f"mount -t tmpfs -o size={kibibytes}k none {tmp_path} && cd {tmp_path} && {sys.executable} -m mldec.train "
+        + " ".join(f"'{word}'" for word in QUICK)
+    )
+    done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("nothing can be mounted here")
+    assert done.returncode == 1
+    one_line(done.stderr, "free space")
+    assert "No space left on device" in done.stderr or "the disk is full" in done.stderr
+
+
+def test_a_damaged_log_is_mended_at_a_resume(run: Path, cli: Cli) -> None:
+    log = run / "metrics.jsonl"
+    whole = log.read_text()
+    log.write_bytes(b"\xff\xfe" + whole[:-3].encode())
+    status, out, _ = cli("train", *QUICK, "train.epochs=3", "resume=auto")
+    assert status == 0
+    assert "metrics.jsonl: 2 of the 6 lines that the run had written are missing or damaged" in out
+    assert [line["step"] for line in numbers(run)] == [4, 4, 6, 8, 10, 12, 12]
+    assert load(run / "checkpoints" / "last.pt")["log"]["lines"] == 7
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A CSV data set of small images, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "photos"
+    root.mkdir()
+    rows = ["path,labels,split"]
+    for number in range(24):
+        Image.new("RGB", (16, 16), (10 * number, 0, 0)).save(root / f"{number}.png")
+        rows.append(f"{number}.png,{'red' if number % 2 else 'green'},{'val' if number >= 16 else 'train'}")
+    (root / "data.csv").write_text("\n".join(rows) + "\n")
+    return root
+
+
+def test_a_change_of_the_data_is_refused_at_a_resume(photos: Path, cli: Cli, tmp_path: Path) -> None:
+    base = [word for word in QUICK if not word.startswith("data.")]
+    base += ["data=csv", "data.image_size=32", "train.batch_size=8"]
+    words = [*base, f"data.root={photos}", "train.epochs=1"]
+    status, _, err = cli("train", *words)
+    assert status == 0, err
+    last = tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt"
+    before = last.read_bytes()
+    table = (photos / "data.csv").read_text()
+    more = [*words, "train.epochs=2", "resume=auto"]
+
+    for change, said in [
+        (table.replace("3.png,red", "3.png,green", 1), "other labels of the same training images"),
+        (table.replace("15.png,red,train\n", "", 1), "16 training images, now 15"),
+        (table.replace("1.png,red,train\n2.png,green,train\n", "2.png,green,train\n1.png,red,train\n", 1), "order"),
+    ]:
+        assert change != table
+        (photos / "data.csv").write_text(change)
+        status, _, err = cli("train", *more)
+        assert status == 1
+        one_line(err, f"{last} was trained on other data (", said, "data.changed=allow")
+        assert last.read_bytes() == before
+
+    status, _, err = cli("train", *more, "data.changed=maybe")
+    assert status == 1
+    one_line(err, "data.changed: 'maybe' is not one of refuse, allow")
+    status, out, _ = cli("train", *more, "data.changed=allow")
+    assert (status, "going on with this one, as data.changed=allow says" in out) == (0, True)
+    assert "changed" not in load(last)["config"]["data"]
+
+    # The changed table counts from now on, wherever the images lie; it is accepted once, not for ever.
+    shutil.move(photos, tmp_path / "moved")
+    words[words.index(f"data.root={photos}")] = f"data.root={tmp_path / 'moved'}"
+    assert cli("train", *words, "train.epochs=3", "resume=auto").status == 0
+    assert (
+        cli("evaluate", last, "--plugin", "patches", "data.changed=refuse", f"data.root={tmp_path / 'moved'}").status
+        == 0
+    )
+
+
+def test_an_older_checkpoint_without_a_fingerprint_goes_on_with_a_warning(
+    run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_newest = checkpoint.load_newest
+
+    def older(path: Path) -> tuple[Path, dict[str, Any]]:
+        path, state = load_newest(path)
+        del state["fingerprint"]
+        return path, state
+
+    monkeypatch.setattr(checkpoint, "load_newest", older)
+    status, out, _ = cli("train", *QUICK, "train.epochs=3", "resume=auto")
+    assert status == 0
+    assert "last.pt has no fingerprint of its training data" in out
+    assert "fingerprint" in load(run / "checkpoints" / "last.pt")

@@ -1,0 +1,81 @@
+"""Resume equality of a real network with train.deterministic=true: on CUDA (`pytest -m gpu`), and the same on the CPU.
+
+Convolutions, batch norm, dropout, the attention of the head, the moving average and a loader with workers: what may
+differ between two runs on a GPU. Every run is a process of its own, as users start them.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support import assert_equal, numbers
+
+from mldec.checkpoint import load
+
+CUDA_MARKS = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+CASES = [
+    pytest.param("cpu", "fp32", marks=pytest.mark.slow),
+    *[pytest.param("cuda", precision, marks=CUDA_MARKS) for precision in ("fp32", "fp16", "bf16")],
+]
+
+# Two epochs of 8 steps; each evaluation is one forward pass of the raw weights and one of the average.
+WORDS = [
+    "+experiment=digits",
+    "plugins=[patches]",
+    "backbone._target_=patches.Interruptible",
+    "data.train_images=128",
+    "data.val_images=64",
+    "train.batch_size=16",
+    "train.eval_batch_size=64",
+    "train.epochs=2",
+    "train.workers=2",
+    "train.log_every=1",
+    "train.deterministic=true",
+]
+
+
+def train(folder: Path, *words: str, stop_at_forward: int = 0) -> int:
+    """Run `mldec.train` in a process of its own, stopped by SIGTERM in that forward pass; return its status."""
+    folder.mkdir(exist_ok=True)
+    environment = {**os.environ, "PATCHES_SIGNAL": f"SIGTERM:{stop_at_forward}"}
+    command = [sys.executable, "-m", "mldec.train", *WORDS, *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode in (0, 143), done.stdout + done.stderr
+    return done.returncode
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Compare checkpoints and metrics.jsonl of two runs to the last bit, but for times."""
+    for name in ("last.pt", "best.pt"):
+        assert_equal(load(one / "checkpoints" / name), load(other / "checkpoints" / name))
+    assert numbers(one) == numbers(other)
+
+
+@pytest.mark.parametrize(("device", "precision"), CASES)
+def test_a_stopped_and_resumed_run_ends_with_the_same_bits(tmp_path: Path, device: str, precision: str) -> None:
+    words = [f"device={device}", f"train.precision={precision}"]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+
+    assert train(whole, *words) == 0
+    assert train(stopped, *words, stop_at_forward=5) == 143  # in the first epoch
+    assert train(stopped, *words, "resume=auto", stop_at_forward=7) == 143  # in the second
+    assert train(stopped, *words, "resume=auto") == 0
+
+    assert_same_run(whole / "outputs" / "digits", stopped / "outputs" / "digits")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_two_runs_of_one_seed_are_the_same_on_the_device(tmp_path: Path, precision: str) -> None:
+    words = ["device=cuda", f"train.precision={precision}"]
+    for name in ("one", "other"):
+        assert train(tmp_path / name, *words) == 0
+
+    assert_same_run(tmp_path / "one" / "outputs" / "digits", tmp_path / "other" / "outputs" / "digits")

@@ -1,0 +1,126 @@
+"""What needs no second process; the rest is in e2e/test_distributed.py."""
+
+import signal
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support import QUICK, one_line
+
+from mldec import distributed
+from mldec.config import compose
+from mldec.distributed import pick_device
+from mldec.errors import ConfigError
+
+Cli = Callable[..., Any]
+LINE = "train.batch_size 15 is not divisible"
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_a_rank_without_a_group_is_one_line(
+    command: str, cli: Cli, digits_run: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "0")
+    words = QUICK
+    if command == "evaluate":
+        words = [digits_run / "checkpoints" / "best.pt", "--plugin", "patches"]
+    status, _, err = cli(command, *words)
+    assert status == 1
+    one_line(err, "RANK is set, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not", "torchrun", "unset RANK")
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [("two", "4"), ("-1", "4"), ("4", "4"), ("0", "four"), ("0", "0")])
+def test_ranks_that_are_none_are_refused(rank: str, world_size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "host", "MASTER_PORT": "1"}
+    for name, value in described.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="they must be numbers, RANK from 0 to WORLD_SIZE - 1"):
+        distributed.check_environment()
+
+
+@pytest.fixture
+def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Become a process of a group of three, whose store is torchrun's."""
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def become(rank: int) -> None:
+        monkeypatch.setenv("RANK", str(rank))
+
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(distributed, "MAIN_SPEAKS_FIRST", timedelta(seconds=0.2))
+    yield become
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_processes_with_the_same_fault_say_it_once(join: Callable[[int], None]) -> None:
+    said = []
+    for rank in (0, 1, 2):
+        join(rank)
+        said.append(distributed.said_once(LINE))
+    assert said == [LINE, "", ""]
+
+
+def test_a_fault_of_one_process_is_said_with_its_rank(join: Callable[[int], None]) -> None:
+    join(2)
+    assert distributed.said_once("no disk here") == "rank 2: no disk here"
+    join(0)
+    assert distributed.said_once(LINE) == LINE
+    join(1)
+    assert distributed.said_once("no disk here") == "rank 1: no disk here"
+
+
+def test_a_restarted_process_does_not_hear_the_fault_before(
+    join: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join(0)
+    assert distributed.said_once(LINE) == LINE
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    join(1)
+    assert distributed.said_once(LINE) == f"rank 1: {LINE}"
+
+
+def test_without_torchrun_each_process_speaks(join: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
+    join(1)
+    assert distributed.said_once(LINE) == f"rank 1: {LINE}"
+
+
+# Devices: what a user types is checked in one place.
+ODD = ["banana", "", "cpu:x", "cpu:0", "cuda:-1", "cuda:x", "cuda:\u0663", "cuda:0 ", " cuda", "cuda:", "cuda:1:2"]
+ODD += ["mps", "meta", "xla", "CPU", "cpu:99999999999", "cpu\n", "cuda:" + "9" * 5000]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_unknown_device_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="is unknown: choose auto, cpu, cuda or cuda:<number>") as caught:
+        pick_device(name)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("name", ["banana", "cpu:x", "cuda:-1", "cuda:x", "mps"])
+def test_settings_agree(name: str) -> None:
+    with pytest.raises(ConfigError, match="is unknown: choose auto"):
+        compose(["+experiment=digits", f"device='{name}'"])
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    assert pick_device("cuda") == torch.device("cuda")
+    for name in ("cuda:2", "cuda:0099", "cuda:9999"):
+        with pytest.raises(ConfigError, match=f"device {name} is not there: 2 CUDA devices; use device=cpu"):
+            pick_device(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert pick_device("auto") == torch.device("cuda:1")
+    monkeypatch.setenv("LOCAL_RANK", "x")
+    with pytest.raises(ConfigError, match="device 'cuda:x' is unknown"):
+        pick_device("cuda")

@@ -1,0 +1,90 @@
+"""What every command answers at once: the list of commands, help, version, and the shell's completion."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from support import cpu_seconds
+
+import mldec
+from mldec.__main__ import COMMANDS, overview
+from mldec.options import VERSION
+
+ROOT = Path(mldec.__file__).parents[1]
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def test_the_list_has_every_command() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts.pop("mldec") == "mldec.__main__:main"
+    assert {target.removeprefix("mldec.").removesuffix(":main") for target in scripts.values()} == set(COMMANDS)
+    assert all(f"python -m mldec.{name} " in overview() for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "answer"),
+    [
+        ([], 0, "python -m mldec.train"),
+        (["-h"], 0, "python -m mldec.evaluate"),
+        (["--version"], 0, VERSION),
+        (["train", "+experiment=digits"], 2, "'train' is a command of its own: write python -m mldec.train"),
+        (["predcit"], 2, "there is no command 'predcit'; did you mean 'predict'?"),
+    ],
+)
+def test_without_a_command(words: list[str], status: int, answer: str) -> None:
+    done = run("mldec", *words)
+    assert done.returncode == status
+    assert answer in (done.stderr if status else done.stdout)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_instant_and_needs_no_torch(command: str) -> None:
+    assert cpu_seconds([sys.executable, "-m", f"mldec.{command}", "--help"]) < 2  # 0.2 to 0.8; with torch 5 to 7
+    script = (
+        f"import sys, mldec.{command} as module; sys.exit(bool({{'torch', 'timm', 'torchvision'}} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_our_version(command: str) -> None:
+    done = run(f"mldec.{command}", "--version")
+    assert (done.returncode, done.stdout) == (0, VERSION + "\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "answers"),
+    [
+        ("mldec-train +experiment=digits_z", "+experiment=digits_zsl"),
+        ("mldec-train +experiment=digits head=gap_", "head=gap_words"),
+        ("mldec-train +experiment=digits train.eval_e", "train.eval_every="),
+    ],
+)
+def test_the_shell_completes(line: str, answers: str) -> None:
+    done = run("mldec.train", "-sc", "query=bash", COMP_LINE=line)
+    assert (done.returncode, done.stdout) == (0, answers + "\n")
+
+
+def test_a_bash_completes_after_the_installation(tmp_path: Path) -> None:
+    script = tmp_path / "mldec-train"
+    script.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m mldec.train \"$@\"\n")
+    script.chmod(0o755)
+    lines = [
+        'eval "$(mldec-train -sc install=bash)"',
+        "complete -p mldec-train",
+        'COMP_LINE="mldec-train +experiment=digits_z" COMP_CWORD=1 COMP_POINT=32',
+        "hydra_bash_completion",
+        'echo "${COMPREPLY[0]}"',
+    ]
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(lines)], capture_output=True, text=True, env={**os.environ, "PATH": path}
+    )
+    assert done.stdout.splitlines()[-1] == "+experiment=digits_zsl", done.stderr

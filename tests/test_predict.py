@@ -1,0 +1,223 @@
+"""Naming images: what is written, when, and what ends a command."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import patches
+import pytest
+import torch
+from PIL import Image
+from support import one_line
+
+from mldec import predict
+from mldec.checkpoint import load, load_model
+from mldec.storage import save
+from mldec.untrusted import MAX_IMAGE_SIZE
+
+Cli = Callable[..., Any]
+SHARED = ["--plugin", "patches", "--device", "cpu", "--top", "1"]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of six images, the fourth of which cannot be read."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name in "abcdef":
+        Image.new("RGB", (64, 64), (40 * ord(name) % 255, 9, 9)).save(folder / f"{name}.png")
+    (folder / "d.png").write_bytes(b"no image")
+    return folder
+
+
+@pytest.fixture
+def best(digits_run: Path) -> Path:
+    return digits_run / "checkpoints" / "best.pt"
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_lines_and_list_hold_the_same_rows(cli: Cli, best: Path, photos: Path, tmp_path: Path) -> None:
+    words = ["--jsonl", tmp_path / "p.jsonl", "--json", tmp_path / "p.json"]
+    status, out, err = cli("predict", best, photos, *SHARED, *words)
+    assert status == 1
+    one_line(err, str(photos / "d.png"), "not an image")
+    rows = rows_of(tmp_path / "p.jsonl")
+    assert rows == json.loads((tmp_path / "p.json").read_text())
+    assert [row["image"] for row in rows] == [str(photos / f"{name}.png") for name in "abcdef"]
+    assert [list(row) for row in rows] == [["image", "error" if i == 3 else "predictions"] for i in range(6)]
+    assert err == f"mldec: {rows[3]['error']}\n"
+    assert len(out.splitlines()) == 5
+    shown = rows[0]["predictions"][0]
+    assert out.startswith(f"{photos / 'a.png'}: {shown['name']} {shown['score']:.3f}\n")
+
+
+def test_lines_on_standard_output_are_alone_there(cli: Cli, best: Path, photos: Path, tmp_path: Path) -> None:
+    (photos / "d.png").unlink()
+    status, out, err = cli("predict", best, photos, *SHARED, "--jsonl", "-", "--json", tmp_path / "p.json")
+    assert (status, err) == (0, "")
+    assert [json.loads(line) for line in out.splitlines()] == json.loads((tmp_path / "p.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_keeps_what_is_answered(
+    name: str, cli: Cli, best: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patches, "forwards", 0)
+    monkeypatch.setenv("PATCHES_SIGNAL", f"{name}:2")
+    before = signal.getsignal(signal.SIGTERM)
+    words = ["--jsonl", tmp_path / "p.jsonl", "--json", tmp_path / "p.json", "--batch-size", "2"]
+    status, _, err = cli("predict", best, photos, *SHARED, *words)
+    assert status == (130 if name == "SIGINT" else 143)
+    assert err.splitlines()[-1] == f"mldec: stopped by {name} after 4 of 6 images"
+    assert len(rows_of(tmp_path / "p.jsonl")) == 4
+    assert json.loads((tmp_path / "p.json").read_text()) == rows_of(tmp_path / "p.jsonl")
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_second_ctrl_c_keeps_the_list_too(
+    cli: Cli, best: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = []
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        if len(answered) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        answered.append(None)
+        return []
+
+    monkeypatch.setattr(predict, "best", slow)
+    status, _, err = cli("predict", best, photos, *SHARED, "--json", tmp_path / "p.json")
+    assert status == 130
+    one_line(err, "interrupted")
+    assert len(json.loads((tmp_path / "p.json").read_text())) == 2
+
+
+def test_scores_of_a_broken_network_are_no_answer(cli: Cli, best: Path, photos: Path, tmp_path: Path) -> None:
+    state = load(best)
+    for weights in ("model", "ema"):
+        state[weights]["head.pool_bias"].fill_(float("nan"))
+    save(tmp_path / "nan.pt", state)
+    status, out, err = cli("predict", tmp_path / "nan.pt", photos / "a.png", *SHARED, "--jsonl", tmp_path / "p.jsonl")
+    assert (status, out) == (1, "")
+    one_line(err, f"{photos / 'a.png'}: its scores are not finite; look at the weights of the checkpoint")
+    assert rows_of(tmp_path / "p.jsonl") == [{"image": str(photos / "a.png"), "error": err.strip()[len("mldec: ") :]}]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--json", "{folder}"], "it is a folder; add the name of a file"),
+        (["--jsonl", "{folder}/missing/p.jsonl"], "there is no folder"),
+        (["--json", "-", "--jsonl", "-"], "cannot write two results to -"),
+        (["--device", "banana"], "device 'banana' is unknown: choose auto, cpu, cuda or cuda:<number>"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_model_is_loaded(
+    cli: Cli, photos: Path, words: list[str], part: str
+) -> None:
+    status, out, err = cli("predict", "no.pt", photos, *[word.format(folder=photos) for word in words])
+    assert (status, out) == (1, "")
+    one_line(err, part)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *[("--threshold", value) for value in ("nan", "5", "-0.1", "inf", "x", "")],
+        *[("--image-size", value) for value in (str(10**12), str(MAX_IMAGE_SIZE + 1), "0", "9" * 5000)],
+    ],
+)
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_numbers_out_of_range_are_refused(cli: Cli, command: str, option: str, value: str) -> None:
+    if command == "evaluate" and option == "--threshold":
+        return
+    words = ["a.png"] if command == "predict" else []
+    status, out, err = cli(command, "no.pt", *words, option, value)
+    assert (status, out) == (2, "")
+    assert f"error: argument {option}: " in err.splitlines()[-1]
+
+
+def test_a_large_top_is_all_classes(cli: Cli, best: Path, photos: Path) -> None:
+    status, out, err = cli("predict", best, photos / "a.png", *SHARED, "--top", str(10**30))
+    assert (status, err) == (0, "")
+    assert out.count(", ") == 9
+
+
+def test_too_large_a_batch_is_one_line(cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(predict, "scores", full)
+    status, _, err = cli("predict", best, photos / "a.png", *SHARED, "--batch-size", "7")
+    assert status == 1
+    one_line(err, "out of memory on cpu: 7 images of 64 pixels at a time; pass a smaller --batch-size")
+
+
+def test_odd_names_in_a_real_process_on_an_ascii_terminal(best: Path, tmp_path: Path) -> None:
+    names = [b"\xff\xfe.png", "\u65e5\u672c.png".encode(), b"two\nlines.png", b"x\x1b]0;pwn\x07.png"]
+    folder = os.fsencode(tmp_path / "names")
+    os.mkdir(folder)  # noqa: PTH102
+    for name in names:
+        with open(os.path.join(folder, name), "wb") as file:  # noqa: PTH118, PTH123
+            Image.new("RGB", (64, 64)).save(file, "PNG")
+    with open(os.path.join(folder, b"bad\x1b[31m.png"), "wb") as file:  # noqa: PTH118, PTH123
+        file.write(b"no image")
+
+    # Pillow's limit of pixels lies below these images: twice of it is not reached, and its warning is not heard.
+    code = "from PIL import Image; Image.MAX_IMAGE_PIXELS = 3000; from mldec import predict; predict.main()"
+    words = [best, tmp_path / "names", *SHARED, "--jsonl", tmp_path / "p.jsonl", "--json", tmp_path / "p.json"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 1, done.stderr
+    out, err = done.stdout.decode("ascii"), done.stderr.decode("ascii")
+    one_line(err, "bad?[31m.png: not an image")
+    assert {line.partition(": ")[0].rpartition("/")[2] for line in out.splitlines()} == {
+        "??.png",
+        "\\u65e5\\u672c.png",
+        "two?lines.png",
+        "x?]0;pwn?.png",
+    }
+
+    rows = rows_of(tmp_path / "p.jsonl")
+    assert rows == json.loads((tmp_path / "p.json").read_text())
+    paths = {bytes.fromhex(row["image_bytes"]) if "image_bytes" in row else row["image"].encode() for row in rows}
+    assert paths == {os.path.join(folder, name) for name in [*names, b"bad\x1b[31m.png"]}  # noqa: PTH118
+    (odd,) = (row for row in rows if "image_bytes" in row)
+    assert odd["image"].endswith("names/\\xff\\xfe.png")
+    assert ["names/bad?[31m.png: not" in row["error"] for row in rows if "error" in row] == [True]
+
+
+def test_no_example_names_a_threshold() -> None:
+    text = (predict.__doc__ or "") + predict.parser().format_help()
+    assert "0.5" not in text
+    assert "scores after ASL are not probabilities" in " ".join(text.split())
+
+
+def test_a_device_is_checked_by_load_model_too(best: Path) -> None:
+    for device in ("banana", "cuda:99", "mps", ""):
+        with pytest.raises(ValueError, match="device"):
+            load_model(best, plugins=["patches"], device=device)
+    for device in ("cpu", "auto", torch.device("cpu")):
+        load_model(best, plugins=["patches"], device=device)
+    with pytest.raises(ValueError, match=f"image_size: {10**9} is above {MAX_IMAGE_SIZE}"):
+        load_model(best, plugins=["patches"], image_size=10**9)
+
+
+def test_a_full_disk_under_a_list_keeps_the_lines(cli: Cli, best: Path, photos: Path, tmp_path: Path) -> None:
+    words = ["--jsonl", tmp_path / "p.jsonl", "--json", "/dev/full"]
+    status, _, err = cli("predict", best, photos / "a.png", *SHARED, *words)
+    assert status == 1
+    one_line(err, "cannot write /dev/full: No space left on device")
+    assert len(rows_of(tmp_path / "p.jsonl")) == 1
