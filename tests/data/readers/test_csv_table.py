@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-
 from support import made
 
 from mldec.data.readers import csv_table as module

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
 from support import made
 
 from mldec.data.cache import TableCache

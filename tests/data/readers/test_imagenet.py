@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
 from support import made
 
-from mldec.data.readers.imagenet import _with_real_labels, imagenet, readable
 from mldec.data.labels import from_single
+from mldec.data.readers.imagenet import _with_real_labels, imagenet, readable
 from mldec.data.table import Table, encode_paths
 from mldec.data.transforms import EvalTransform, read_image
 from mldec.errors import DataError

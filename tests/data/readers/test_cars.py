@@ -3,7 +3,6 @@ import pytest
 import torch
 from PIL import Image
 from scipy.io import loadmat, savemat
-
 from support import made
 
 from mldec.data.readers.cars import _parse, cars

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
 from support import made
 
 from mldec.data.readers.cifar100 import cifar100

@@ -2,12 +2,11 @@ import json
 
 import pytest
 from PIL import Image
-
 from support import made
 
 from mldec.data.readers.vg500 import vg500
-from mldec.inputs import read_lines
 from mldec.errors import ConfigError, DataError
+from mldec.inputs import read_lines
 
 LABELS = {"1.jpg": [3, 0], "20.jpg": [], "300.jpg": [499], "4.jpg": [7, 3]}
 
@@ -96,7 +95,7 @@ def test_wrong_lists(build, root):
         (root / "test_list_500.txt").write_text(text)
         with pytest.raises(DataError, match=expected):
             build()
-    with pytest.raises(ConfigError, match="num_classes 0"):
+    with pytest.raises(ConfigError, match=r"data\.num_classes is 0: it must be at least 1"):
         build(num_classes=0)
 
 

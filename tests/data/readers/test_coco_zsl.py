@@ -3,7 +3,6 @@ import json
 import numpy as np
 import pytest
 import torch
-
 from support import made
 
 from mldec.data.readers.coco import coco

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
 from support import made
 
 from mldec.data.readers import nuswide as module
