@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from mldec.data.class_names import VOC
 from mldec.data.digits.scenes import NAMES
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_digits.py"
@@ -92,18 +93,18 @@ def test_voc(make: Make) -> None:
         corners = [
             [int(thing.findtext(f"bndbox/{tag}", "")) for tag in ("xmin", "ymin", "xmax", "ymax")] for thing in things
         ]
-        labels = [make_digits.VOC_NAMES.index(thing.findtext("name")) for thing in things]
+        labels = [VOC.index(thing.findtext("name")) for thing in things]
         boxes = [(left - 1, top - 1, right, bottom) for left, top, right, bottom in corners]
         assert list(zip(labels, boxes, strict=True)) == scene.objects
         hard = [thing.findtext("difficult") == "1" for thing in things]
         difficult += sum(hard)
         part = "trainval" if scene.split == "train" else "test"
-        for number, class_name in enumerate(make_digits.VOC_NAMES):
+        for number, class_name in enumerate(VOC):
             said = dict(line.split() for line in (main / f"{class_name}_{part}.txt").read_text().splitlines())
             own = [flag for label, flag in zip(labels, hard, strict=True) if label == number]
             assert int(said[name]) == (-1 if not own else 0 if all(own) else 1)
     assert difficult > 0
-    assert "000001  1\n" in "".join((main / f"{name}_train.txt").read_text() for name in make_digits.VOC_NAMES)
+    assert "000001  1\n" in "".join((main / f"{name}_train.txt").read_text() for name in VOC)
     assert set((main / "tvmonitor_test.txt").read_text().split()[1::2]) == {"-1"}
 
 

@@ -72,7 +72,7 @@ def test_every_image_and_target_is_that_of_the_files(pack: Pack, root: Path) -> 
         assert one.classes == other.classes
         assert len(one.dataset) == len(other.dataset) == IMAGES
         for index in range(IMAGES):
-            assert one.dataset.content(index) == other.dataset.content(index)  # type: ignore[attr-defined]
+            assert one.dataset.storage.content(index) == other.dataset.storage.content(index)  # type: ignore[attr-defined]
             for expected, found in zip(one.dataset[index], other.dataset[index], strict=True):
                 assert torch.equal(expected, found)
     assert files.transform == packed.transform
@@ -136,7 +136,7 @@ def test_short_side_makes_large_images_smaller_and_leaves_the_others(pack: Pack,
     out = pack("--short-side", "23")
     dataset = made(shards, root=str(out)).train.dataset
     for index, path in enumerate(sorted((root / "train2014").iterdir())):
-        packed = dataset.content(index)  # type: ignore[attr-defined]
+        packed = dataset.storage.content(index)  # type: ignore[attr-defined]
         with Image.open(path) as before, Image.open(io.BytesIO(packed)) as after:
             if before.height <= 23:
                 assert packed == path.read_bytes()
@@ -153,7 +153,7 @@ def test_a_bad_image_stops_a_resize_or_is_packed_as_it_is(
         pack("--short-side", "10")
     one_line(capsys.readouterr().err, f"{bad}: not an image")
     out = pack("--short-side", "10", "data.bad_images=skip", out="kept")
-    assert made(shards, root=str(out)).train.dataset.content(3) == b"no image"  # type: ignore[attr-defined]
+    assert made(shards, root=str(out)).train.dataset.storage.content(3) == b"no image"  # type: ignore[attr-defined]
 
 
 def test_what_is_not_of_files_is_refused(

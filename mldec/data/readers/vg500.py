@@ -9,7 +9,7 @@ from mldec.data.cache import TableCache
 from mldec.data.names import given_names
 from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder, in_folder
-from mldec.data.table import Table, TableBuilder, log_split
+from mldec.data.table import Table, TableBuilder, log_split, path_inside
 from mldec.data.task import MultiLabel
 from mldec.errors import DataError
 from mldec.inputs import read_json, read_lines
@@ -69,10 +69,12 @@ def vg500(
 def _parse(sources: list[Path], num_classes: int) -> Table:
     """Return the images of a list; the names of the classes are their numbers."""
     image_list, label_file, *other_lists = sources
-    images = read_lines(image_list, _SEE)
+    images = _read_list(image_list)
     for other in other_lists:
-        if shared := set(images).intersection(read_lines(other, _SEE)):
-            raise DataError(f"{image_list} and {other} share {len(shared):,} images, such as {min(shared)}; {_SEE}")
+        if shared := set(images).intersection(_read_list(other)):
+            raise DataError(
+                f"{image_list} and {other} share {len(shared):,} images, such as {min(shared)}; {_SEE}"
+            )
 
     labels = _read_labels(label_file)
     absent = [name for name in images if name not in labels]
@@ -88,6 +90,12 @@ def _parse(sources: list[Path], num_classes: int) -> Table:
             raise DataError(f"{label_file}: {name} has the labels {str(row)[:60]}, {what}; {_SEE}")
         builder.add(name, dict.fromkeys(row, 1), f"{image_list}, line {number}")
     return builder.build(image_list)
+
+
+def _read_list(file: Path) -> list[str]:
+    """Return the image names of a list, checked before anything is looked up by them."""
+    lines = enumerate(read_lines(file, _SEE), 1)
+    return [path_inside(line, f"{file}, line {number}", _SEE) for number, line in lines]
 
 
 def _read_labels(file: Path) -> dict[str, Any]:

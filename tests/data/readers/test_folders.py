@@ -162,8 +162,12 @@ def test_missing_things(build, root):
 
 
 def test_an_unreadable_folder(build, root, monkeypatch):
-    def refuse(path):
-        raise PermissionError(13, "Permission denied", str(path))
+    scandir = os.scandir
+
+    def refuse(path="."):
+        if Path(path) == root:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
     assert f"{root} cannot be listed (Permission denied)" in fault(build)

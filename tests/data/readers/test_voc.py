@@ -161,8 +161,10 @@ def test_the_log_says_what_was_read(build, caplog):
     with caplog.at_level(logging.INFO, "mldec"):
         build()
     assert caplog.messages == [
-        "voc2007 trainval: 4 images, 20 classes; 1 labels of difficult objects only: negative",
-        "voc2007 test: 3 images, 20 classes; 2 labels of difficult objects only: ignore",
+        "VOC2007 trainval: 4 images, 20 classes",
+        "VOC2007 trainval: 1 labels of difficult objects only: negative",
+        "VOC2007 test: 3 images, 20 classes",
+        "VOC2007 test: 2 labels of difficult objects only: ignore",
     ]
 
 
@@ -310,9 +312,9 @@ OUTSIDE = '<!DOCTYPE annotation [<!ENTITY x SYSTEM "file:///etc/passwd">]><annot
         (b"<annotation><object/></annotation>", "an <object> has no <name>"),
         (b"<annotation><object><name> </name></object></annotation>", "an <object> has no <name>"),
         (xml([("dog", "maybe")]).encode(), "<difficult> is 'maybe', not 0 or 1"),
-        (xml([("Dog", 0)]).encode(), "the class 'Dog' is unknown; did you mean 'dog'?"),
-        (xml([("head", 0)]).encode(), "the class 'head' is unknown"),
-        (xml([("x" * 10**5, 0)]).encode(), "is unknown"),
+        (xml([("Dog", 0)]).encode(), "the class 'Dog' is not in the list of 20 classes; did you mean 'dog'?"),
+        (xml([("head", 0)]).encode(), "the class 'head' is not in the list of 20 classes"),
+        (xml([("x" * 10**5, 0)]).encode(), "is not in the list of 20 classes"),
     ],
 )
 def test_xml_that_is_refused(build, folder, content, expected):
@@ -352,7 +354,8 @@ def test_absent_images_are_counted_and_the_case_of_a_name_matters(build, folder)
     (images / "000012.jpg").rename(images / "000012.JPG")
     (images / "000005.jpg").unlink()
     message = fault(build)
-    assert message.startswith(f"{images}: 2 of 4 listed images are absent, the first is 000012.jpg")
+    first = images / "000012.jpg"
+    assert message.startswith(f"{folder}: 2 of 4 listed images are absent, the first is {first}")
 
 
 def test_an_image_that_is_none_is_named(build, folder):
@@ -366,7 +369,7 @@ def test_an_image_that_is_none_is_named(build, folder):
     [
         (b"", "names no image"),
         (b" \n\n", "names no image"),
-        (b"000005\n000007\n\n000005\n", "line 4: 000005 is in line 1 already"),
+        (b"000005\n000007\n\n000005\n", "line 4: the image 000005.jpg is listed twice, first in line 1"),
         (b"../../000005\n", "line 1: '../../000005' is not an image id"),
         (b"000007\n/etc/passwd\n", "line 2: '/etc/passwd' is not an image id"),
         (b"..\\000005\n", "is not an image id"),
@@ -403,13 +406,13 @@ def test_files_without_permission(build, folder):
 
 @pytest.mark.parametrize("name", ["difficult_train", "difficult_val"])
 def test_another_meaning_is_refused(build, name):
-    with pytest.raises(ConfigError, match=f"data.{name} 'maybe' is not known: choose negative, positive or ignore"):
+    with pytest.raises(ConfigError, match=f"data.{name}: 'maybe' is not one of negative, positive, ignore"):
         build(**{name: "maybe"})
 
 
 def test_the_table_is_sparse_and_small(build):
     dataset = build().train.dataset
-    assert dataset.files.dtype == np.dtype("S15")
+    assert dataset.storage.files.dtype == np.dtype("S15")
     assert len(dataset.labels.values) == 4  # statements, one of them about a difficult object
 
 

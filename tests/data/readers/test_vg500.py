@@ -95,7 +95,7 @@ def test_wrong_lists(build, root):
         (root / "test_list_500.txt").write_text(text)
         with pytest.raises(DataError, match=expected):
             build()
-    with pytest.raises(ConfigError, match="num_classes 0"):
+    with pytest.raises(ConfigError, match=r"data\.num_classes is 0: it must be at least 1"):
         build(num_classes=0)
 
 

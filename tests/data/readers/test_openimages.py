@@ -122,7 +122,7 @@ def test_statements_in_any_order_are_what_lists_say() -> None:
 
 def test_the_second_start_reads_no_csv(root: Path, monkeypatch) -> None:
     first = targets(read(root).val)
-    monkeypatch.setattr("mldec.data.openimages._read_statements", None)
+    monkeypatch.setattr("mldec.data.readers.openimages._read_statements", None)
     assert targets(read(root).val) == first
 
 
@@ -146,14 +146,15 @@ def test_images_in_sub_folders(root: Path) -> None:
 
 
 def test_absent_images(root: Path, caplog) -> None:
-    (root / "test" / "0a00000000000003.jpg").unlink()
-    assert "1 of 3 listed images are absent, the first is 0a00000000000003.jpg" in fault(root)
+    gone = root / "test" / "0a00000000000003.jpg"
+    gone.unlink()
+    assert f"{root}: 1 of 3 listed images are absent, the first is {gone}" in fault(root)
     assert targets(read(root, absent="skip").val) == [TARGETS[0], TARGETS[2]]
     assert "1 of 3 listed images are absent and left out" in caplog.text
     assert len(read(root, absent="unchecked").val.dataset) == 3
     for path in (root / "test").iterdir():
         path.unlink()
-    assert "none of 3 listed images is there" in fault(root, absent="skip")
+    assert "3 of 3 listed images are absent, the first is" in fault(root, absent="skip")
 
 
 # Faults

@@ -130,12 +130,12 @@ def test_a_pth_file_cannot_run_anything(root: Path, tmp_path: Path, kind: str) -
         ("a.jpg,\"['/m/0a', ]\",[],val\n", "row 2 has"),
         ("a.jpg,[],[__import__('os').abort()],val\n", "row 2 has \"[__import__('os').abort()]\""),
         ('a.jpg,"[],[],val\n', "wrong quoting after row 1"),
-        ("a.jpg,[],[],val\nb.jpg,[],[],train\na.jpg,[],[],train\n", "row 4 names the image a.jpg of row 2 again"),
-        ("../a.jpg,[],[],val\n", "row 2 names the image '../a.jpg', not a path inside the folder"),
-        ("x\\..\\..\\a.jpg,[],[],val\n", "row 2 names the image"),
-        ("/etc/a.jpg,[],[],val\n", "row 2 names the image '/etc/a.jpg'"),
-        ("C:\\a.jpg,[],[],val\n", "row 2 names the image"),
-        (",[],[],val\n", "row 2 names the image ''"),
+        ("a.jpg,[],[],val\nb.jpg,[],[],train\na.jpg,[],[],train\n", "row 4: the image a.jpg is listed twice, first in row 2"),
+        ("../a.jpg,[],[],val\n", "row 2: '../a.jpg' is not a path inside the image folder"),
+        ("x\\..\\..\\a.jpg,[],[],val\n", "is not a path inside the image folder"),
+        ("/etc/a.jpg,[],[],val\n", "row 2: '/etc/a.jpg' is not a path"),
+        ("C:\\a.jpg,[],[],val\n", "is not a path inside the image folder"),
+        (",[],[],val\n", "row 2: '' is not a path"),
         ("", "val has no image"),
     ],
 )
@@ -158,7 +158,8 @@ def test_settings_are_checked_before_the_files(root: Path) -> None:
 
 def test_a_missing_image_and_an_unknown_split(root: Path) -> None:
     (root / "test" / "c.jpg").unlink()
-    assert "1 of 1 listed images are absent, the first is test/c.jpg" in fault(root)
+    first = root / "test" / "c.jpg"
+    assert f"1 of 1 listed images are absent, the first is {first}" in fault(root)
     assert "validation has no image" in fault(root, val="validation")
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 from support import made
 
 from mldec.data.digits.grey import compose, digit, digits
@@ -54,54 +53,6 @@ def test_beyond_the_end_there_is_nothing(data):
     for index in (600, -1):
         with pytest.raises(IndexError):
             data.val.dataset[index]
-
-
-def test_targets_without_their_scenes(data):
-    for index in range(5):
-        assert data.val.dataset.target(index).equal(data.val.dataset[index][1])
-    random.seed(0)
-    dataset = data.train.dataset
-    painted = torch.stack([dataset[index][1] for index in range(2000)]).float()
-    bare = torch.stack([dataset.target(index) for index in range(2000)]).float()
-    assert bare.mean(0) == pytest.approx(painted.mean(0), abs=0.06)
-    assert torch.bincount(bare.sum(1).int()) / 2000 == pytest.approx(
-        torch.bincount(painted.sum(1).int()) / 2000, abs=0.06
-    )
-
-
-# Writings
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_training_and_validation_share_no_writing(seed):
-    train, val = split_writings(seed)
-    assert not set(train.rows) & set(val.rows)
-    assert set(train.rows) | set(val.rows) == set(range(1797))
-    assert not {mask.tobytes() for mask in train.masks} & {mask.tobytes() for mask in val.masks}
-
-
-def test_every_digit_is_cut_alike():
-    train, val = split_writings(0)
-    assert len(val.rows) / 1797 == pytest.approx(0.25, abs=0.01)
-    for number in range(10):
-        held_out = (val.labels == number).sum()
-        assert held_out / ((train.labels == number).sum() + held_out) == pytest.approx(0.25, abs=0.01)
-
-
-def test_the_seed_decides_which_writings_are_held_out():
-    first, again, other = split_writings(0)[1], split_writings(0)[1], split_writings(1)[1]
-    assert np.array_equal(first.rows, again.rows)
-    assert not np.array_equal(np.sort(first.rows), np.sort(other.rows))
-
-
-def test_writings_are_those_of_scikit_learn():
-    source = load_digits()
-    for part in split_writings(0):
-        assert np.array_equal(part.labels, source.target[part.rows])
-        ink = part.masks[:, 1:-1, 1:-1].astype(float) * 16 / 255
-        assert np.abs(ink - source.images[part.rows]).max() < 0.05
-        assert part.masks.sum() == part.masks[:, 1:-1, 1:-1].sum()  # an empty border
-        assert part.masks.max() == 255
 
 
 def test_each_split_uses_its_own_writings(data):
@@ -269,14 +220,6 @@ def test_other_sizes(size):
     for index in range(5):
         assert data.val.dataset[index][0].shape == (3, size, size)
         assert data.train.dataset[index][0].shape == (3, size, size)
-
-
-def test_a_nearest_writing_classifier_works_on_clean_squares():
-    """The writings can be told apart: a check of labels against pictures that does not go through the composer."""
-    train, val = split_writings(0)
-    flat, queries = (part.masks.reshape(len(part.masks), -1).astype(np.float32) for part in (train, val))
-    distance = (queries**2).sum(1)[:, None] - 2 * queries @ flat.T + (flat**2).sum(1)
-    assert (train.labels[distance.argmin(1)] == val.labels).mean() > 0.97
 
 
 @pytest.mark.parametrize(

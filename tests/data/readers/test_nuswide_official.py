@@ -86,7 +86,7 @@ def test_absent_images_are_dropped_and_counted(build, root, caplog):
     assert len(data.val.dataset) == 2
     assert "Train: 1 of 3 listed images are absent and left out, the first is actor/0001_11.jpg" in caplog.text
     (root / "Flickr" / "b" / "0003_13.jpg").rename(root / "Flickr" / "b" / "gone")
-    assert "Train has 1 images, none with a seen class" in fault(build)
+    assert "0 of 1 training images have a seen class" in fault(build)
     assert "is not a folder; set data.images" in fault(build, images="nowhere")
     (root / "bare").mkdir()
     assert "none of the 3 images of Train is there" in fault(build, images="bare")
@@ -114,10 +114,10 @@ def test_a_second_start_parses_nothing(build, monkeypatch):
         ("ImageList/TestImagelist.txt", b"\xff.jpg\n", "is not UTF-8 text"),
         ("ImageList/TestImagelist.txt", b"a\\1_1.jpg\n", "has 2 lines for 1 listed images"),
         ("NUS_WID_Tags/Test_Tags1k.dat", b"1 0 1\n", "has 1 lines for 2 listed images"),
-        ("NUS_WID_Tags/Test_Tags1k.dat", b"1 0\n1 0 1\n", "line 1: 2 signs, not 3 of 0 and 1"),
-        ("NUS_WID_Tags/Test_Tags1k.dat", b"1 0 2\n1 0 1\n", "line 1: 3 signs, not 3 of 0 and 1"),
+        ("NUS_WID_Tags/Test_Tags1k.dat", b"1 0\n1 0 1\n", "line 1: 2 characters, not 3 of 0 and 1"),
+        ("NUS_WID_Tags/Test_Tags1k.dat", b"1 0 2\n1 0 1\n", "line 1: 3 characters, not 3 of 0 and 1"),
         ("NUS_WID_Tags/TagList1k.txt", b"sky\nsky\ndog\n", "a tag or concept is named twice"),
-        ("Groundtruth/TrainTestLabels/Labels_sea_Test.txt", b"1\n", "Labels_sea_Test.txt: 1 signs, not 2"),
+        ("Groundtruth/TrainTestLabels/Labels_sea_Test.txt", b"1\n", "Labels_sea_Test.txt: 1 characters, not 2"),
         ("Groundtruth/TrainTestLabels/Labels_sea_Test.txt", None, "Labels_sea_Test.txt cannot be read"),
         ("ConceptsList/Concepts81.txt", b"cat\n../sea\n", "'../sea' is not a path inside"),
         ("ConceptsList/Concepts81.txt", None, "Concepts81.txt cannot be read"),
