@@ -12,13 +12,13 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 from torch import nn
 
-from mldec import moved
+from mldec.config import moved
+from mldec.config.schema import PARTS, Config
 from mldec.data.base import Classes, DataModule
 from mldec.data.source import FileSettings, Source, assemble
 from mldec.data.view import View
 from mldec.errors import ConfigError, UserError, suggest
 from mldec.model import Classifier
-from mldec.settings import PARTS, Config
 
 # Where each part must be defined, whatever a file says; the user's own packages are added by plugins=[...].
 HOMES = {

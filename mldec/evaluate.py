@@ -2,8 +2,8 @@
 
 import argparse
 
+from mldec.cli import add_model_options, command, said_once
 from mldec.errors import one_line
-from mldec.options import add_model_options, command, said_once
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,7 +25,7 @@ def main() -> None:
         args = parser().parse_intermixed_args()
 
         from mldec.evaluation import run  # it imports torch, which --help does without
-        from mldec.runlog import to_console
+        from mldec.training.runlog import to_console
 
         to_console()
         run(args)

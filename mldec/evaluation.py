@@ -14,16 +14,17 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from mldec import build, distributed, memory
-from mldec.config import override
+from mldec import build
+from mldec.cli import fast_precision, open_model
+from mldec.config.compose import override
+from mldec.config.schema import Config, Precision
 from mldec.data.base import Classes, DataModule
 from mldec.data.loader import Batch, eval_loader, unwrap
 from mldec.errors import CheckpointError, say
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.options import fast_precision, open_model
-from mldec.results import check_targets, to_json, write_result
-from mldec.runlog import on_terminal
-from mldec.settings import Config, Precision
+from mldec.files.results import check_targets, to_json, write_result
+from mldec.runtime import distributed, out_of_memory
+from mldec.training.runlog import on_terminal
 
 log = logging.getLogger("mldec")
 
@@ -191,17 +192,17 @@ def run(words: argparse.Namespace) -> None:
     check_targets(words.json, words.csv)
     loaded = open_model(words, torch.device("cpu"))
     config = override(loaded.config, words.settings)
-    build.check(config)
+    parts = build.check(config, ["data"])
     device = distributed.pick_device(config.device)
     if words.fast:
         config.train.precision = fast_precision(device)
     else:
         choose_precision(config, words.settings, device)
     with distributed.processes(device):
-        data = build.data(config)
+        data = build.data(parts)
         check_queries(loaded.classes, data.val.classes, words.checkpoint)
         bar = partial(tqdm, desc="evaluate", leave=False, disable=not (on_terminal() and distributed.is_main()))
-        with memory.explained(config, device):
+        with out_of_memory.explained(config, device):
             results = evaluate(loaded.model.to(device), data, config, device=device, progress=bar)
         if distributed.is_main():
             tell(results, loaded.weights, words, data.val.classes.names)

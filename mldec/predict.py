@@ -11,8 +11,8 @@ A zero-shot checkpoint answers for other classes too: `--classes "zebra,umbrella
 import argparse
 import sys
 
+from mldec.cli import add_model_options, command, fraction, positive
 from mldec.errors import one_line
-from mldec.options import add_model_options, command, fraction, positive
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,7 +46,7 @@ def main() -> None:
         args = parser().parse_args()
 
         from mldec.prediction import run  # it imports torch, which --help does without
-        from mldec.runlog import to_console
+        from mldec.training.runlog import to_console
 
         to_console()
         sys.exit(run(args))

@@ -12,17 +12,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mldec import distributed, memory
 from mldec.checkpoint import Loaded
+from mldec.cli import fast_precision, open_model
+from mldec.config.schema import Precision
 from mldec.data.base import Classes
 from mldec.data.transforms import FORMATS, load_image
 from mldec.data.vectors import read_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError, Stopped, complain, printable, say, visible
 from mldec.evaluation import autocast, check_queries
-from mldec.options import fast_precision, open_model
-from mldec.results import STANDARD_OUTPUT, JsonLines, JsonList, check_targets
-from mldec.settings import Precision
-from mldec.stops import StopRequest, listening
+from mldec.files.results import STANDARD_OUTPUT, JsonLines, JsonList, check_targets
+from mldec.runtime import distributed, out_of_memory
+from mldec.runtime.signals import StopRequest, listening
 
 
 @torch.no_grad()
@@ -91,7 +91,7 @@ def predict(
             return
 
         part = paths[start : start + batch_size]
-        with memory.explained_by(lambda: advice):
+        with out_of_memory.explained_by(lambda: advice):
             read = [_read(loaded, path) for path in part]
             images = [image for image in read if isinstance(image, Tensor)]
             with autocast(device, precision):

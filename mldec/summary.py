@@ -14,10 +14,10 @@ from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from mldec.cli import command
 from mldec.errors import CheckpointError, DataError, one_line, printable, say
-from mldec.options import command
-from mldec.results import check_targets, write_result
-from mldec.run_folder import find_checkpoint, read_facts
+from mldec.files.results import check_targets, write_result
+from mldec.files.run_folder import find_checkpoint, read_facts
 
 
 @dataclass(frozen=True)
@@ -86,31 +86,32 @@ def _from_checkpoint(path: Path, name: str, done: Progress, plugins: Sequence[st
     import torch  # slow, as is what follows: only for runs without run.json
 
     from mldec import build, checkpoint
-    from mldec.cost import count_parameters, multiply_accumulates
+    from mldec.checkpoint.loading import MODEL_PARTS
+    from mldec.runtime.cost import count_parameters, multiply_accumulates
 
-    state = checkpoint.load(path)
-    config, classes = checkpoint.saved_config(state, path, plugins), checkpoint.saved_classes(state)
-    size = checkpoint.saved_transform(state, path).image_size
+    saved = checkpoint.load(path)
+    config = checkpoint.saved_config(saved, path, plugins, kinds=MODEL_PARTS)
+    classes, size = saved.classes, saved.transform.image_size
     try:
         with torch.device("meta"):
-            model = build.model(config, classes, pretrained=False)
+            model = build.model(build.check(config, MODEL_PARTS), classes, pretrained=False)
         queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
         gmacs = multiply_accumulates(model, size, queries) / 1e9
     except Exception as error:  # a constructor may raise anything on numbers that its signature allows
         raise CheckpointError(f"the model in {path} cannot be built: {error}") from error
 
-    best = state["best"]
+    best = saved.best
     return Run(
         run=name,
         name=config.name,
-        metric=best["metric"],
-        value=None if best["metric"] is None else float(best["value"]),
-        weights=best["weights"],
+        metric=best.metric,
+        value=None if best.metric is None else float(best.value),
+        weights=best.weights,
         params_m=count_parameters(model)[0] / 1e6,
         gmacs=gmacs,
         image_size=size,
-        commit=_short(state["git"]),
-        **_state(max(done.epoch, state["epoch"]), config.train.epochs, done.seconds),
+        commit=_short(saved.git),
+        **_state(max(done.epoch, saved.epoch), config.train.epochs, done.seconds),
     )
 
 

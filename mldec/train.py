@@ -3,9 +3,10 @@
 import os
 import sys
 from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -16,17 +17,19 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import mldec
-from mldec.config import COMPLETION, config_dir, explain, parse, prepare, to_yaml
+from mldec.cli import VERSION, said_once
+from mldec.config.compose import COMPLETION, config_dir, explain, parse, prepare, to_yaml
+from mldec.config.schema import Config
 from mldec.errors import CheckpointError, ConfigError, one_line, printable, writing
-from mldec.options import VERSION, said_once
-from mldec.run_folder import RUN_FILE, RunFacts, command_line
-from mldec.settings import Config
+from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
 
 if TYPE_CHECKING:
     import torch
 
-    from mldec.stops import StopRequest
-    from mldec.trainer import Trainer
+    from mldec.build import Parts
+    from mldec.checkpoint import Checkpoint
+    from mldec.runtime.signals import StopRequest
+    from mldec.training.trainer import Trainer
 
 
 def run(config: Config, directory: Path) -> None:
@@ -35,11 +38,13 @@ def run(config: Config, directory: Path) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
-    from mldec import build, distributed, runlog
-    from mldec.run_lock import RunLock
-    from mldec.stops import listening
+    from mldec import build
+    from mldec.runtime import distributed
+    from mldec.runtime.signals import listening
+    from mldec.training import runlog
+    from mldec.training.run_lock import RunLock
 
-    build.check(config)
+    parts = build.check(config)
     if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with this
         torch.use_deterministic_algorithms(True)
@@ -50,22 +55,35 @@ def run(config: Config, directory: Path) -> None:
         runlog.to_console()
         # The main process alone reads and writes the folder of the run: nodes need not share a disk.
         distributed.on_main(lock.take)
-        _train(config, directory, device, stop)
+        _train(config, parts, directory, device, stop)
 
 
-def _train(config: Config, directory: Path, device: "torch.device", stop: "StopRequest") -> None:
-    """Train in a folder that is ours."""
+def _train(given: Config, parts: "Parts", directory: Path, device: "torch.device", stop: "StopRequest") -> None:
+    """Train in a folder that is ours.
+
+    Args:
+        given: the config as the user gave it.
+        parts: those that it names, with all their arguments.
+        directory: of the run.
+        device: to train on.
+        stop: turns true when the run should end.
+    """
     import torch
 
-    from mldec import build, checkpoint, distributed, runlog
+    from mldec import build, checkpoint
     from mldec.losses.prior import save_estimate
-    from mldec.trainer import Trainer
+    from mldec.runtime import distributed
+    from mldec.training import runlog
+    from mldec.training.trainer import Trainer
 
+    # What is recorded of the run: every argument of every part, whatever the defaults become.
+    config = build.recorded(given, parts)
     saved = distributed.on_main(partial(find_start, config, directory))
+
     torch.manual_seed(config.seed)
-    data, loss = build.data(config), build.loss(config)
-    build.check_together(config, data, loss)
-    model = build.model(config, data.train.classes, pretrained=not (saved or config.init))
+    data, loss = build.data(parts), build.loss(parts)
+    build.check_together(given, data, loss)
+    model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
     if config.init and not saved:
         runlog.log.info(checkpoint.initialise(model, config.init))
 
@@ -73,8 +91,8 @@ def _train(config: Config, directory: Path, device: "torch.device", stop: "StopR
     trainer = Trainer(config, model.to(device), loss, data, folder=folder, device=device, stop=stop)
     lines = 0
     if saved:
-        path, state = saved
-        trainer.resume(state, path)
+        path, saved_checkpoint = saved
+        trainer.resume(saved_checkpoint, path)
         lines = trainer.lines if _is_inside(path, directory) else 0  # the lines of another run stay in its folder
     distributed.on_main(partial(_open_folder, directory, trainer))
 
@@ -86,16 +104,14 @@ def _train(config: Config, directory: Path, device: "torch.device", stop: "StopR
             runlog.log.warning(slow)
         trainer.fit(log)
         best = trainer.best
-        runlog.log.info(
-            f"best {best['metric']} {best['value']:.2f} ({best['weights']}, epoch {best['epoch']}): {folder}/best.pt"
-        )
+        runlog.log.info(f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): {folder}/best.pt")
         priors = directory / "class_prior.csv"
         if distributed.is_main():
             with writing(priors, of_run=True):
                 save_estimate(loss, priors, data.train.classes.names)
 
 
-def find_start(config: Config, directory: Path) -> tuple[Path, dict[str, Any]] | None:
+def find_start(config: Config, directory: Path) -> "tuple[Path, Checkpoint] | None":
     """Read the checkpoint to go on from, if any.
 
     Raises:
@@ -110,7 +126,7 @@ def find_start(config: Config, directory: Path) -> tuple[Path, dict[str, Any]] |
 def describe(trainer: "Trainer") -> RunFacts:
     """Return what run.json says of a run that is about to start or to go on."""
     from mldec import checkpoint
-    from mldec.cost import count_parameters, multiply_accumulates
+    from mldec.runtime.cost import count_parameters, multiply_accumulates
 
     config, classes, model = trainer.config, trainer.data.val.classes, trainer.learner.model
     size = trainer.data.transform.image_size
@@ -131,7 +147,7 @@ def describe(trainer: "Trainer") -> RunFacts:
         parameters=count_parameters(model)[0],
         multiply_accumulates=products,
         start_epoch=trainer.epoch,
-        best={} if trainer.best["metric"] is None else trainer.best,
+        best={} if trainer.best.metric is None else asdict(trainer.best),
     )
 
 
@@ -172,15 +188,15 @@ def _is_inside(path: Path, directory: Path) -> bool:
 
 def _open_folder(directory: Path, trainer: "Trainer") -> None:
     """Make the folders of a run, and write what runs in it."""
-    from mldec import storage
+    from mldec.files import torch_files
 
     file = directory / "config.yaml"
     with writing(file, of_run=True):
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
-        storage.write_text(file, to_yaml(trainer.config))
+        torch_files.write_text(file, to_yaml(trainer.config))
     facts = directory / RUN_FILE
     with writing(facts, of_run=True):
-        storage.write_text(facts, describe(trainer).to_json())
+        torch_files.write_text(facts, describe(trainer).to_json())
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")

@@ -25,13 +25,13 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from mldec.cli import open_data, positive
 from mldec.data.base import Classes, StoredImages
 from mldec.data.labels import Labels
 from mldec.data.loader import leave_the_group, unwrap
 from mldec.data.storage.tar_shards import FORMAT
 from mldec.data.transforms import read_image
 from mldec.errors import ConfigError, DataError, one_line
-from mldec.options import open_data, positive
 
 QUALITY = 95  # of images that are made smaller
 

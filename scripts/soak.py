@@ -42,12 +42,13 @@ import torch
 from tqdm import tqdm
 
 import mldec.train
-from mldec import build, checkpoint, storage
+from mldec import build
 from mldec.benchmark import environment
-from mldec.config import compose
+from mldec.config.compose import compose
 from mldec.data.base import Classes
 from mldec.errors import CheckpointError
-from mldec.learner import Learner
+from mldec.files import torch_files
+from mldec.training.step import Learner
 
 RUN = [
     "+experiment=digits",
@@ -107,7 +108,7 @@ def result(folder: Path) -> dict[str, Any]:
     """Return everything a finished run left, but for what the clock says."""
     run = folder / "outputs" / "digits"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    files = {name: checkpoint.load(run / "checkpoints" / name) for name in ("last.pt", "best.pt")}
+    files = {name: read_torch(run / "checkpoints" / name) for name in ("last.pt", "best.pt")}
     for state in files.values():
         del state["git"]  # of the checkout, which may be worked on meanwhile
     return {"lines": [{k: v for k, v in line.items() if k not in CLOCK} for line in lines], **files}
@@ -315,7 +316,7 @@ def shm(count: int, work: Path, whole: dict[str, Any], seconds: float) -> dict[s
 def flips(count: int, work: Path, source: Path) -> dict[str, int]:
     """Change one byte of a checkpoint at a time."""
     path = work / "flipped.pt"
-    storage.duplicate(source, path)
+    torch_files.duplicate(source, path)
     content = path.read_bytes()
     path.unlink()
     noticed = 0
@@ -323,7 +324,7 @@ def flips(count: int, work: Path, source: Path) -> dict[str, int]:
         place = random.randrange(len(content))
         path.write_bytes(content[:place] + bytes([content[place] ^ random.randrange(1, 256)]) + content[place + 1 :])
         try:
-            storage.read_torch(path)
+            torch_files.read_torch(path)
         except CheckpointError:
             noticed += 1
     return {"flips": count, "noticed": noticed, "bytes": len(content)}
@@ -345,18 +346,19 @@ def worlds(sizes: list[int], work: Path, source: Path) -> dict[str, Any]:
 def saving(work: Path) -> dict[str, float]:
     """Time a save of TResNet-L with its moving average and Adam's state: what training waits for, and the rest."""
     config = compose(["+experiment=coco_tresnet_l", "device=cpu"])
-    model = build.model(config, Classes(tuple(map(str, range(80)))), pretrained=False)
-    learner = Learner(config, model, build.loss(config), device=torch.device("cpu"), steps=10)
+    parts = build.check(config, ["backbone", "head", "loss"])
+    model = build.model(parts, Classes(tuple(map(str, range(80)))), pretrained=False)
+    learner = Learner(config, model, build.loss(parts), device=torch.device("cpu"), steps=10)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     learner.optimizer.step()
     waits = []
     for _ in range(5):
         begin = time.perf_counter()
-        state = storage.snapshot(learner.state_dict())
+        state = torch_files.snapshot(learner.state_dict())
         waits.append(time.perf_counter() - begin)
     begin = time.perf_counter()
-    storage.save(work / "large.pt", state)
+    torch_files.save(work / "large.pt", state)
     wait = sorted(waits)[len(waits) // 2]
     return {
         "gib": round((work / "large.pt").stat().st_size / 2**30, 2),

@@ -13,51 +13,57 @@ MODULES = {
 
 # A module may import from rows below its own, and from its own row without a circle.
 ROWS = [
-    ("mldec", "mldec.errors", "mldec.settings", "mldec.results", "mldec.run_folder"),
+    ("mldec", "mldec.errors", "mldec.config.schema", "mldec.files.results", "mldec.files.run_folder"),
     (
         "mldec.heads",
         "mldec.losses",
         "mldec.evaluators",
         "mldec.backbones",
         "mldec.optim",
-        "mldec.queries",
-        "mldec.distributed",
-        "mldec.zoo",
-        "mldec.archive",
+        "mldec.training.word_queries",
+        "mldec.runtime.distributed",
+        "mldec.checkpoint.zoo",
+        "mldec.files.archive",
         "mldec.fast",
-        "mldec.storage",
-        "mldec.run_lock",
-        "mldec.stops",
-        "mldec.untrusted",
-        "mldec.inputs",
+        "mldec.files.torch_files",
+        "mldec.training.run_lock",
+        "mldec.runtime.signals",
+        "mldec.files.plain",
+        "mldec.files.text",
         "mldec.data.names",
     ),
     (
         "mldec.data.base",
         "mldec.data.transforms",
-        "mldec.data.pair_augment",
+        "mldec.data.official_augment",
         "mldec.data.labels",
         "mldec.data.mixing",
         "mldec.data.fingerprint",
     ),
-    ("mldec.data.loader", "mldec.data.files", "mldec.data.tables", "mldec.data.arrays"),
-    ("mldec.config", "mldec.memory", "mldec.model", "mldec.runlog", "mldec.data"),  # its readers
-    ("mldec.build", "mldec.released"),
+    ("mldec.data.loader", "mldec.data.files", "mldec.data.tables", "mldec.files.arrays"),
+    (
+        "mldec.config",
+        "mldec.runtime.out_of_memory",
+        "mldec.model",
+        "mldec.training.runlog",
+        "mldec.data",
+    ),  # its readers
+    ("mldec.build", "mldec.checkpoint.released"),
     ("mldec.checkpoint",),
-    ("mldec.options", "mldec.evaluation", "mldec.cost"),
-    ("mldec.learner",),
-    ("mldec.trainer",),
+    ("mldec.cli", "mldec.evaluation", "mldec.runtime.cost"),
+    ("mldec.training.step",),
+    ("mldec.training.trainer",),
     (
         "mldec.train",
         "mldec.evaluate",
         "mldec.predict",
         "mldec.prediction",
         "mldec.check_data",
-        "mldec.draw",
+        "mldec.check_data.pictures",
         "mldec.summary",
-        "mldec.examination",
+        "mldec.check_data.examine",
     ),
-    ("mldec.benchmark", "mldec.measure_data", "mldec.measure_model", "mldec.measure_queries", "mldec.__main__"),
+    ("mldec.benchmark", "mldec.benchmark.data", "mldec.benchmark.model", "mldec.benchmark.queries", "mldec.__main__"),
 ]
 
 
@@ -117,12 +123,12 @@ def test_every_module_has_a_row() -> None:
 
 
 def test_only_the_edge_knows_hydra() -> None:
-    assert importers("hydra", "omegaconf") == {"mldec.config", "mldec.settings", "mldec.train"}
+    assert importers("hydra", "omegaconf") == {"mldec.config", "mldec.config.schema", "mldec.train"}
 
 
 def test_one_module_knows_torch_distributed() -> None:
     # train names elastic's `record`, which is about processes, not about tensors.
-    assert importers("torch.distributed") - {"mldec.train"} == {"mldec.distributed"}
+    assert importers("torch.distributed") - {"mldec.train"} == {"mldec.runtime.distributed"}
 
 
 def test_parts_know_no_rank_and_do_not_print() -> None:
@@ -131,7 +137,7 @@ def test_parts_know_no_rank_and_do_not_print() -> None:
             calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
             # Evaluators add up over processes; what they find must not depend on which one they are in.
             asked = {call.attr for call in calls if isinstance(call, ast.Attribute)} & {"rank", "world_size", "is_main"}
-            assert not asked or module == "mldec.distributed", f"{module} asks for its {asked}"
+            assert not asked or module == "mldec.runtime.distributed", f"{module} asks for its {asked}"
             printed = [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
             assert not printed or module == "mldec.errors", f"{module} prints"
 

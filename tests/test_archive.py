@@ -8,8 +8,8 @@ import hostile
 import pytest
 import torch
 
-from mldec.archive import refuse_bomb
 from mldec.errors import CheckpointError
+from mldec.files.archive import refuse_bomb
 
 
 def test_what_torch_and_zipfile_store_is_no_bomb(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import torch
 from support import CONFIGS
 
 from mldec import build
-from mldec.config import compose, override
+from mldec.config.compose import compose, override
+from mldec.config.schema import Config
 from mldec.data.base import Classes
 from mldec.errors import ConfigError
-from mldec.settings import Config
 
 HOSTILE = [
     "os.system",

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from support import cpu_seconds, one_line, write_coco
 
-from mldec import draw, examination
-from mldec.config import config_dir
+from mldec.check_data import examine, pictures
+from mldec.config.compose import config_dir
 from mldec.data.base import Classes, Split
 from mldec.data.labels import Labels, from_dense, from_single
 
@@ -187,7 +187,7 @@ def test_zero_shot_data_have_other_classes_in_validation(
 
 
 def test_official_counts_are_of_options_that_exist() -> None:
-    assert set(examination.OFFICIAL) <= {path.stem for path in Path(config_dir(), "data").glob("*.yaml")}
+    assert set(examine.OFFICIAL) <= {path.stem for path in Path(config_dir(), "data").glob("*.yaml")}
 
 
 def test_what_the_reader_refuses_is_one_line(check, root: Path) -> None:
@@ -248,7 +248,7 @@ class Named:
 )
 def test_impossible_labels(labels: Labels, exclusive: bool, fault: str | None) -> None:
     split = Split(Named(labels), Classes(CLASSES, exclusive))  # type: ignore[arg-type]
-    assert examination.label_faults(split, labels) == ([fault] if fault else [])
+    assert examine.label_faults(split, labels) == ([fault] if fault else [])
 
 
 def test_co_occurrence_is_that_of_a_loop() -> None:
@@ -256,7 +256,7 @@ def test_co_occurrence_is_that_of_a_loop() -> None:
     dense = rng.choice(np.array([1, 0, -1], np.int8), (50, 6))
     dense[:, 4] = 0
     classes = np.array([0, 2, 4, 5])
-    found = examination.co_occurrence(from_dense(dense, default=-1), classes)
+    found = examine.co_occurrence(from_dense(dense, default=-1), classes)
     for row, one in enumerate(classes):
         for column, other in enumerate(classes):
             shown = dense[dense[:, one] == 1]
@@ -266,13 +266,13 @@ def test_co_occurrence_is_that_of_a_loop() -> None:
 
 def test_charts_of_any_number_of_classes() -> None:
     for count in (1, 120, 121, 9_605):
-        page = draw.bars(np.arange(count), [f"class {index}" for index in range(count)], "title")
+        page = pictures.bars(np.arange(count), [f"class {index}" for index in range(count)], "title")
         page.save(io.BytesIO(), "PNG")
         assert page.height == 8 + 24 + count * (12 if count <= 120 else 1) + 8
-    page = draw.bars(np.array([0, 9]), ["none", "\u00e9\u4e2d"], "the larger one is on top")
-    assert page.getpixel((190 + 479, 36)) == draw.BAR
-    assert page.getpixel((190 + 479, 48)) == draw.PAPER
-    page = draw.heat_map(np.eye(2), ["a", "b"], "t")
+    page = pictures.bars(np.array([0, 9]), ["none", "\u00e9\u4e2d"], "the larger one is on top")
+    assert page.getpixel((190 + 479, 36)) == pictures.BAR
+    assert page.getpixel((190 + 479, 48)) == pictures.PAPER
+    page = pictures.heat_map(np.eye(2), ["a", "b"], "t")
     assert page.getpixel((191, 33)) == (8, 48, 107)
     assert page.getpixel((203, 33)) == (255, 255, 255)
 

@@ -12,7 +12,7 @@ import torch
 from mldec import checkpoint
 from mldec.checkpoint import load, load_model
 from mldec.errors import CheckpointError
-from mldec.storage import save
+from mldec.files.torch_files import save
 
 STATE = {"format": 1, "model": {"weight": torch.arange(1000.0)}, "epoch": 3}
 

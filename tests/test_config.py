@@ -5,7 +5,7 @@ import yaml
 from hydra.errors import HydraException
 
 from mldec import build
-from mldec.config import (
+from mldec.config.compose import (
     check_key,
     compose,
     config_dir,
@@ -18,8 +18,8 @@ from mldec.config import (
     to_dict,
     to_yaml,
 )
+from mldec.config.schema import Config, Precision, ScheduleName
 from mldec.errors import ConfigError
-from mldec.settings import Config, Precision, ScheduleName
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mldec import measure_queries
-from mldec.cost import TOLERANCE, Row, build_row, cost, count_parameters, multiply_accumulates, rows, table
+from mldec.benchmark import queries as measure_queries
+from mldec.benchmark.paper import TOLERANCE, Row, build_row, cost, rows, table
 from mldec.heads.gap import GAP
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import Query2Label
 from mldec.model import Classifier
+from mldec.runtime.cost import count_parameters, multiply_accumulates
 
 NAMES = [f"{row.where}, {row.network}, {row.method}, {row.num_queries}" for row in rows()]
 

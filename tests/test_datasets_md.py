@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support import read_option
 
-from mldec.config import config_dir
+from mldec.config.compose import config_dir
 
 TEXT = (Path(__file__).parents[1] / "DATASETS.md").read_text(encoding="utf-8")
 HEADINGS = re.findall(r"^## (.*)$", TEXT, re.MULTILINE)

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from support import QUICK, one_line
 
-from mldec import distributed
-from mldec.config import compose
-from mldec.distributed import pick_device
+from mldec.config.compose import compose
 from mldec.errors import ConfigError
+from mldec.runtime import distributed
+from mldec.runtime.distributed import pick_device
 
 Cli = Callable[..., Any]
 LINE = "train.batch_size 15 is not divisible"

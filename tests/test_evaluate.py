@@ -15,7 +15,7 @@ from mldec.evaluate import Results, report, to_csv
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.results import to_json
+from mldec.files.results import to_json
 
 Cli = Callable[..., Any]
 NAMES = ("\u65e5\u672c", "b")

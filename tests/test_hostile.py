@@ -17,16 +17,17 @@ from support import made
 from torch import nn
 
 import mldec
-from mldec import checkpoint, zoo
-from mldec.archive import refuse_bomb
+from mldec import checkpoint
+from mldec.checkpoint import zoo
 from mldec.data.readers.coco import coco
 from mldec.data.readers.openimages_miil import openimages_miil
 from mldec.data.transforms import read_image
 from mldec.data.zero_shot.vectors import read_vectors
 from mldec.errors import CheckpointError, DataError, UserError, printable
+from mldec.files.archive import refuse_bomb
+from mldec.files.plain import MAX_VALUES, plain
+from mldec.files.torch_files import read_torch
 from mldec.prediction import find_images
-from mldec.storage import read_torch
-from mldec.untrusted import MAX_VALUES, plain
 
 ROOT = Path(mldec.__file__).parents[1]
 

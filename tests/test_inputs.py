@@ -12,7 +12,7 @@ import pytest
 import mldec
 from mldec.data.transforms import read_image
 from mldec.errors import DataError
-from mldec.inputs import open_binary, open_text, read_json, read_text
+from mldec.files.text import open_binary, open_text, read_json, read_text
 
 PACKAGE = Path(mldec.__file__).parent
 

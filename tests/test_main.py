@@ -11,7 +11,7 @@ from support import cpu_seconds
 
 import mldec
 from mldec.__main__ import COMMANDS, overview
-from mldec.options import VERSION
+from mldec.cli import VERSION
 
 ROOT = Path(mldec.__file__).parents[1]
 

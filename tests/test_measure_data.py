@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mldec import measure_data
+from mldec.benchmark import data as measure_data
 from mldec.data.transforms import TrainTransform, read_image
 
 

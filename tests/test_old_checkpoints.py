@@ -15,7 +15,7 @@ import pytest
 
 from mldec import train
 from mldec.checkpoint import load
-from mldec.config import parse
+from mldec.config.compose import parse
 
 FOLDER = Path(__file__).parent / "released_versions" / "0_1"
 NUMBERS = json.loads((FOLDER / "numbers.json").read_text())

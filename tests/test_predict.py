@@ -17,8 +17,8 @@ from support import one_line
 
 from mldec import predict
 from mldec.checkpoint import load, load_model
-from mldec.storage import save
-from mldec.untrusted import MAX_IMAGE_SIZE
+from mldec.files.plain import MAX_IMAGE_SIZE
+from mldec.files.torch_files import save
 
 Cli = Callable[..., Any]
 SHARED = ["--plugin", "patches", "--device", "cpu", "--top", "1"]

@@ -26,12 +26,13 @@ from hypothesis.strategies import SearchStrategy
 from PIL import Image
 from support import QUICK, write_coco
 
-from mldec import build, checkpoint, stops, train
-from mldec.config import compose, parse, to_dict
+from mldec import build, checkpoint, train
+from mldec.config.compose import compose, parse, to_dict
+from mldec.config.schema import PARTS, Config
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.loader import TrainBatches, train_loader, unwrap
 from mldec.evaluate import evaluate
-from mldec.settings import PARTS, Config
+from mldec.runtime import signals
 
 # Cases of each kind in the default run: 500 together. The slow run has 20 times as many: 10,000.
 CASES = {
@@ -89,15 +90,15 @@ def quiet_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     """No user's cache, no TensorBoard threads, and a training that is asked to stop after its first step."""
 
     @contextlib.contextmanager
-    def stopping() -> Iterator[stops.StopRequest]:
-        request = stops.StopRequest()
-        request.signal = stops.signal.SIGTERM
+    def stopping() -> Iterator[signals.StopRequest]:
+        request = signals.StopRequest()
+        request.signal = signals.signal.SIGTERM
         yield request
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr("torch.utils.tensorboard.SummaryWriter", MagicMock())
-        patch.setattr(stops, "listening", stopping)
+        patch.setattr(signals, "listening", stopping)
         patch.setattr(checkpoint, "git_commit", lambda: None)  # starts two processes
         yield
 

@@ -12,18 +12,18 @@ from support import assert_equal
 from torch import Tensor, nn
 
 from mldec.checkpoint import load, load_model
-from mldec.config import compose
+from mldec.config.compose import compose
+from mldec.config.schema import Config
 from mldec.data.loader import Batch, sample_seed
 from mldec.errors import ConfigError
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.word_gap import WordGAP
 from mldec.heads.word_groups import WordGroupDecoder
-from mldec.learner import Learner
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
-from mldec.queries import augment
-from mldec.settings import Config
 from mldec.train import run
+from mldec.training.step import Learner
+from mldec.training.word_queries import augment
 
 NARROW: dict[str, Any] = {"embed_dim": 16, "num_heads": 2, "mlp_dim": 16, "word_dim": 6}
 HEADS: dict[str, Callable[[], nn.Module]] = {

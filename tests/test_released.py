@@ -15,9 +15,8 @@ from PIL import Image
 from support import one_line
 from torch import Tensor, nn
 
-from mldec import released
 from mldec.backbones import TimmBackbone
-from mldec.checkpoint import initialise, load_model
+from mldec.checkpoint import initialise, load_model, released
 from mldec.errors import CheckpointError
 from mldec.heads.gap import GAP
 from mldec.heads.ml_decoder import MLDecoder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mldec.errors import ConfigError, DataError
-from mldec.results import JsonLines, JsonList, ResultFile, check_targets, to_json, write_result
+from mldec.files.results import JsonLines, JsonList, ResultFile, check_targets, to_json, write_result
 
 
 def test_targets_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

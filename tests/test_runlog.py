@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mldec import runlog
 from mldec.errors import DataError
-from mldec.runlog import RunLog, to_console
+from mldec.training import runlog
+from mldec.training.runlog import RunLog, to_console
 
 
 def line(step: int, **values: float) -> str:

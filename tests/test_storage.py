@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mldec.errors import CheckpointError
-from mldec.storage import known_hashes, read_torch, save
+from mldec.files.torch_files import known_hashes, read_torch, save
 
 STATE = {"format": 1, "model": {"weight": torch.arange(1000.0)}, "epoch": 3}
 
@@ -59,7 +59,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     save(path, STATE)
     code = (
-        "import resource, signal, sys, torch; from pathlib import Path; from mldec.storage import save\n"
+        "import resource, signal, sys, torch; from pathlib import Path; from mldec.files.torch_files import save\n"
         "from mldec.errors import one_line\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
         f"with one_line(): save(Path({str(path)!r}), {{'format': 1, 'model': torch.zeros(100_000)}})"

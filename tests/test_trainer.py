@@ -11,7 +11,8 @@ from support import assert_equal, numbers
 from torch import nn
 
 from mldec.checkpoint import load
-from mldec.config import compose, override
+from mldec.config.compose import compose, override
+from mldec.config.schema import Config
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, ConfigError, DataError, NonFiniteError
@@ -21,9 +22,8 @@ from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.bce import BinaryCrossEntropy
 from mldec.model import Classifier
 from mldec.optim import fast_forward
-from mldec.runlog import RunLog
-from mldec.settings import Config
-from mldec.trainer import Trainer
+from mldec.training.runlog import RunLog
+from mldec.training.trainer import Trainer
 
 
 class Squares:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mldec import zoo
+from mldec.checkpoint import zoo
 from mldec.errors import CheckpointError
 
 BODY = bytes(i * i % 251 for i in range(300_000))

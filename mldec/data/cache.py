@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mldec.data.arrays import read_npz
 from mldec.data.labels import Labels
 from mldec.data.names import names_fault
 from mldec.data.table import Table
 from mldec.errors import DataError
+from mldec.files.arrays import read_npz
 
 log = logging.getLogger("mldec")
 

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,11 +39,11 @@ def fingerprint(split: Split) -> Fingerprint:
     return Fingerprint(len(dataset), files, labels, _digest(iter([names])))
 
 
-def check_same(saved: dict[str, Any] | None, now: Fingerprint, path: Path, *, allow: bool) -> str | None:
+def check_same(saved: Fingerprint | None, now: Fingerprint, path: Path, *, allow: bool) -> str | None:
     """Compare the fingerprint in a checkpoint with that of the data.
 
     Args:
-        saved: the fields of the fingerprint; None in a checkpoint of a version that had none.
+        saved: that of the checkpoint; None in one of a version that had none.
         now: of the data.
         path: of the checkpoint.
         allow: other data is no fault.
@@ -58,7 +57,7 @@ def check_same(saved: dict[str, Any] | None, now: Fingerprint, path: Path, *, al
     if saved is None:
         return f"{path} has no fingerprint of its training data, as in older versions: a change of it goes unnoticed"
 
-    difference = _difference(Fingerprint(**saved), now)
+    difference = _difference(saved, now)
     if difference is None:
         return None
     if not allow:

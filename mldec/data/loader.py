@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from mldec.config.schema import Mix
 from mldec.data.base import DataModule, ImageDataset
 from mldec.data.mixing import Mixing
 from mldec.errors import ConfigError, DataError
-from mldec.settings import Mix
 
 Key = tuple[int, int, int]  # (epoch, index, number of its version)
 Sample = tuple[Tensor, Tensor, Key]  # image, target

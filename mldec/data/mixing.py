@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from mldec.settings import Mix
+from mldec.config.schema import Mix
 
 
 class Mixing:

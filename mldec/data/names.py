@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mldec.errors import DataError, suggest
-from mldec.inputs import read_lines
+from mldec.files.text import read_lines
 
 MAX_NAME = 1_000  # characters
 MAX_NAMES = 300_000  # a checkpoint holds a million values, and may hold each name twice

@@ -19,10 +19,10 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
-from mldec.data.pair_augment import PairAugment, cutout
+from mldec.config.schema import MAX_IMAGE_SIZE
+from mldec.data.official_augment import PairAugment, cutout
 from mldec.errors import ConfigError, DataError, suggest, visible
-from mldec.inputs import open_binary
-from mldec.settings import MAX_IMAGE_SIZE
+from mldec.files.text import open_binary
 
 # Pillow reads some forty formats; one of them, EPS, starts another program. These are the ones data sets come in.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")

@@ -10,7 +10,7 @@ class Evaluator(Protocol):
 
     The constructor takes the number of classes K and keywords of its own, and refuses what does not fit them. Under
     several processes each process gets its share of the images, down to none. `compute` then exchanges what it needs,
-    with `mldec.distributed`, and returns the same on every process.
+    with `mldec.runtime.distributed`, and returns the same on every process.
     """
 
     def update(self, logits: Tensor, targets: Tensor) -> None:

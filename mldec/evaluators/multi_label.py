@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from mldec import distributed
 from mldec.errors import ConfigError
 from mldec.evaluators.average_precision import INTERPOLATIONS
 from mldec.evaluators.predictions import Predictions, average_precision_of_all
+from mldec.runtime import distributed
 
 
 class Counts:

@@ -5,9 +5,9 @@ import logging
 import torch
 from torch import Tensor
 
-from mldec import distributed
 from mldec.errors import DataError
 from mldec.evaluators.predictions import Predictions, average_precision_of_all
+from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")
 

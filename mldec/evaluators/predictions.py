@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mldec import distributed
 from mldec.evaluators.average_precision import average_precision
+from mldec.runtime import distributed
 
 
 class Predictions:

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from mldec import distributed
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.average_precision import check_finite
 from mldec.evaluators.multi_label import top_k as mark_top_k
+from mldec.runtime import distributed
 
 FIXED_POINT = 2**30  # steps of a stored probability: sums of whole numbers do not depend on their order
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mldec import distributed
 from mldec.errors import ConfigError
 from mldec.evaluators.multi_label import Counts, top_k
 from mldec.evaluators.predictions import Predictions, average_precision_of_all
+from mldec.runtime import distributed
 
 IMAGES = ("unseen", "all")
 TOP_K = (3, 5)  # of table 6 of the paper

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mldec import distributed
 from mldec.errors import DataError
-from mldec.inputs import open_text
+from mldec.files.text import open_text
+from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")
 

@@ -19,9 +19,9 @@ import torch
 
 from mldec import build
 from mldec.benchmark import environment
-from mldec.config import compose
+from mldec.config.compose import compose
+from mldec.config.schema import Config
 from mldec.errors import ConfigError, one_line
-from mldec.settings import Config
 from mldec.train import run
 
 NOISE = ["train.query_noise=0.3"]
@@ -56,7 +56,7 @@ def references(config: Config) -> dict[str, float]:
 
     The first is chance: the mean share of the evaluated images that show an unseen class.
     """
-    data = build.data(config)
+    data = build.data(build.check(config, ["data"]))
     targets = torch.stack([data.val.dataset[index][1] for index in range(len(data.val.dataset))])
     shown = targets.unflatten(1, (-1, 10))  # [N, colours, digits]
     answers = {

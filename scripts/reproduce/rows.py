@@ -6,7 +6,7 @@ table of the paper says where it is from: read off a plot (about 0.05), a model 
 
 from dataclasses import dataclass, field
 
-from mldec.cost import Point, points
+from mldec.benchmark.paper import Point, points
 
 # Start weights of the official train.py: the authors' file, trained on Open Images. TResNet-M starts from ImageNet-21K.
 START_L = "init=zoo:tresnet_l_pretrain"

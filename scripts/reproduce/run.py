@@ -47,7 +47,7 @@ def command(row: Row, seed: int, gpus: int, settings: list[str]) -> list[str]:
 def missing(row: Row, settings: list[str]) -> str | None:
     """Return what is wrong with the place of a row's data, in one line."""
     from mldec import build
-    from mldec.config import compose
+    from mldec.config.compose import compose
 
     config = compose([*row.words, *settings])
     build.check(config)
@@ -84,11 +84,11 @@ def result(row: Row, seed: int) -> dict[str, Any] | None:
     path = folder / "checkpoints" / "best.pt"
     if not path.exists():
         return None
-    state, found = checkpoint.load(path), summary.read(folder, name(row, seed))
+    metrics, found = checkpoint.load(path).metrics, summary.read(folder, name(row, seed))
     # With a moving average the raw weights' metrics have a name of their own.
-    raw = found.weights == "raw" and any(key.startswith("val_raw/") for key in state["metrics"])
+    raw = found.weights == "raw" and any(key.startswith("val_raw/") for key in metrics)
     prefix = "val_raw/" if raw else "val/"
-    metrics = {key.removeprefix(prefix): value for key, value in state["metrics"].items() if key.startswith(prefix)}
+    metrics = {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
     return {"finished": found.state == "finished", "epochs": found.epochs, "commit": found.commit, "metrics": metrics}
 
 

@@ -22,15 +22,15 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
+from mldec.check_data.pictures import scatter, stacked
 
 from mldec import build, checkpoint
 from mldec.benchmark import environment
-from mldec.config import compose
-from mldec.cost import count_parameters, multiply_accumulates
-from mldec.draw import scatter, stacked
+from mldec.config.compose import compose
 from mldec.errors import ConfigError, one_line
-from mldec.runlog import RunLog
-from mldec.trainer import Trainer
+from mldec.runtime.cost import count_parameters, multiply_accumulates
+from mldec.training.runlog import RunLog
+from mldec.training.trainer import Trainer
 
 TOP = Path(__file__).resolve().parents[2]
 WORK, OUT = TOP / "outputs" / "small", TOP / "benchmarks" / "small_study.json"
@@ -137,18 +137,16 @@ def pretrained() -> Path:
 def train(words: list[str], folder: Path, start: Path | None) -> tuple[str, float]:
     """Do a run in this process, and return its metric and the value of it after the last step."""
     config = compose(words)
-    build.check(config)
+    parts = build.check(config)
     torch.manual_seed(config.seed)
-    data = build.data(config)
-    model = build.model(config, data.train.classes)
+    data = build.data(parts)
+    model = build.model(parts, data.train.classes)
     if start:
         # The backbone alone: the head of the file would favour the rows that have the same one.
         model.backbone.load_state_dict(checkpoint.load_model(start).model.backbone.state_dict())
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     log = RunLog(folder)
-    trainer = Trainer(
-        config, model, build.loss(config), data, folder=folder / "checkpoints", device=torch.device("cpu")
-    )
+    trainer = Trainer(config, model, build.loss(parts), data, folder=folder / "checkpoints", device=torch.device("cpu"))
     values = trainer.fit(log)
     log.close()
     return next(iter(values)).removeprefix("val/"), next(iter(values.values()))
@@ -194,7 +192,7 @@ def summarise(row: Row, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what the report says of a row."""
     own = sorted((found for found in runs if found["row"] == row.name), key=lambda found: found["seed"])
     config = compose(row.settings(0))
-    model = build.model(config, build.data(config).train.classes)
+    model = build.model(parts, build.data(parts).train.classes)
     values = [found["value"] for found in own]
     return {
         "row": row.name,

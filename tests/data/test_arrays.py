@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mldec.data.arrays import read_npy, read_npz
+from mldec.files.arrays import read_npy, read_npz
 
 
 def npy(header: str, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:

@@ -8,13 +8,13 @@ import torch
 from timm.data.mixup import FastCollateMixup, Mixup
 from torch import Tensor
 
+from mldec.config.schema import Mix, MixMode
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.loader import TrainBatches, sample_seed, seeded, train_loader, unwrap
 from mldec.data.mixing import Mixing
 from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.settings import Mix, MixMode
 
 K = 6
 KINDS = {

@@ -7,7 +7,7 @@ import pytest
 from mldec.data.base import Classes
 from mldec.data.names import MAX_NAME, as_name, check_names, given_names, name_fault, names_fault, read_lines
 from mldec.errors import DataError
-from mldec.untrusted import PARTS
+from mldec.files.plain import PARTS
 
 GOOD = [
     "dog",

@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from mldec.data.pair_augment import GREY, OPERATIONS, PATCH, PairAugment, cutout
+from mldec.data.official_augment import GREY, OPERATIONS, PATCH, PairAugment, cutout
 from mldec.data.transforms import MAX_RESIZED, EvalTransform, TrainTransform, load_image, read_image, to_tensor
 from mldec.errors import ConfigError, DataError
-from mldec.untrusted import MAX_IMAGE_SIZE
+from mldec.files.plain import MAX_IMAGE_SIZE
 
 
 def pixels(*shape, seed=0):
@@ -606,7 +606,7 @@ def test_draws_are_uniform_over_operations_and_levels_one_to_nine():
 def test_each_of_two_operations_is_applied_half_the_time(monkeypatch):
     applied = []
     monkeypatch.setattr(
-        "mldec.data.pair_augment.OPERATIONS",
+        "mldec.data.official_augment.OPERATIONS",
         {
             name: (lambda image, level: applied.append(level) or image, levels)
             for name, (_, levels) in OPERATIONS.items()

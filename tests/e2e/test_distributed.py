@@ -15,7 +15,7 @@ import torch
 from support import QUICK, numbers
 
 from mldec.checkpoint import load
-from mldec.run_lock import RunLock
+from mldec.training.run_lock import RunLock
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 TRAIN = ["-m", "mldec.train", *QUICK, "head.dropout=0.0", "optim.name=sgd", "train.epochs=1"]

@@ -17,8 +17,8 @@ import patches
 import pytest
 from support import QUICK, assert_equal, numbers, one_line
 
-from mldec import stops
 from mldec.checkpoint import load
+from mldec.runtime import signals
 
 Cli = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -98,7 +98,7 @@ def test_a_stop_ends_a_wait_for_data_that_does_not_come(
     forward: int, cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stops, "PATIENCE", 0.5)
+    monkeypatch.setattr(signals, "PATIENCE", 0.5)
     forwards = iter(range(1, 100))
 
     def halt_workers() -> None:

@@ -3,9 +3,9 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
 
-from mldec import distributed
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.runtime import distributed
 
 IMAGES, CLASSES = 400, 12
 

@@ -6,8 +6,9 @@ import official
 import pytest
 import torch
 
-from mldec import build, released
-from mldec.config import compose, override
+from mldec import build
+from mldec.checkpoint import released
+from mldec.config.compose import compose, override
 from mldec.data.base import Classes
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import Query2Label

@@ -8,12 +8,12 @@ import official
 import torch
 
 from mldec import build
-from mldec.config import compose
+from mldec.config.compose import compose
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.loader import Batch
 from mldec.data.transforms import EvalTransform
 from mldec.evaluators.multi_label import MultiLabelEvaluator
-from mldec.trainer import Trainer
+from mldec.training.trainer import Trainer
 
 
 def test_twenty_steps(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from patches import Patches
 
-from mldec import distributed
-from mldec.config import compose
+from mldec.config.compose import compose
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.transforms import EvalTransform
 from mldec.errors import DataError
@@ -16,8 +15,9 @@ from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
-from mldec.runlog import RunLog, to_console
-from mldec.trainer import Trainer
+from mldec.runtime import distributed
+from mldec.training.runlog import RunLog, to_console
+from mldec.training.trainer import Trainer
 
 
 class Noise:

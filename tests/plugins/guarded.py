@@ -23,8 +23,8 @@ from typing import NamedTuple
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from mldec import runlog
 from mldec.errors import one_line
+from mldec.training import runlog
 
 SECONDS = 20
 MEMORY = 2**30  # bytes that a case may use beyond what the process had before

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import nn
 
 from mldec import build, checkpoint
-from mldec.config import compose, to_dict
+from mldec.config.compose import compose, to_dict
 from mldec.data.base import Classes
 
 VARIABLE = "MLDEC_HOSTILE"
@@ -246,7 +246,7 @@ TARGETS = [
     "mldec.heads.gap\x00.GAP",
     ".mldec.heads.gap.GAP",
     "mldec.train.main",
-    "mldec.zoo.download",
+    "mldec.checkpoint.zoo.download",
     "antigravity.webbrowser",
     "patches.MeanHead",
     "",
@@ -259,7 +259,10 @@ CHANGES: dict[str, tuple[str, Any]] = {
         "config/data",
         {"_target_": "mldec.data.files.check_folder", "root": "/", "what": "", "see": ""},
     ),
-    "data that downloads": ("config/data", {"_target_": "mldec.zoo.download", "url": "https://example.invalid"}),
+    "data that downloads": (
+        "config/data",
+        {"_target_": "mldec.checkpoint.zoo.download", "url": "https://example.invalid"},
+    ),
     "hub name": ("config/backbone/name", "hf-hub:someone/something"),
     "local name": ("config/backbone/name", "local-dir:/tmp"),
     "nested target": ("config/head/num_groups", {"_target_": "os.system", "command": "true"}),

@@ -7,7 +7,7 @@ import fill
 import torch
 from torch import Tensor
 
-from mldec import released
+from mldec.checkpoint import released
 
 NUMBERS = Path(__file__).parents[1] / "parity" / "numbers"
 

@@ -14,7 +14,7 @@ import yaml
 from PIL import Image
 
 from mldec import build
-from mldec.config import config_dir
+from mldec.config.compose import config_dir
 from mldec.data.base import DataModule
 
 CONFIGS = Path(__file__).parent / "configs"

@@ -13,7 +13,7 @@ import torch
 from support import one_line
 
 from mldec import build
-from mldec.config import compose
+from mldec.config.compose import compose
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator

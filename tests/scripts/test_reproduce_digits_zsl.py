@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import made
 
-from mldec.config import compose
+from mldec.config.compose import compose
 from mldec.data.digits.coloured import choose_unseen, digits_zsl
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce" / "digits_zsl.py"

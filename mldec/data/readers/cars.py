@@ -15,7 +15,7 @@ from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, TableBuilder, log_split
 from mldec.data.task import SingleLabel
 from mldec.errors import DataError
-from mldec.inputs import open_binary
+from mldec.files.text import open_binary
 
 _SEE = "see DATASETS.md, section Stanford-Cars"
 _LABELLED = "cars_test_annos_withlabels.mat"

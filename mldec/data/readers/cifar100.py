@@ -19,7 +19,7 @@ from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder
 from mldec.data.task import SingleLabel
 from mldec.errors import DataError
-from mldec.inputs import open_binary
+from mldec.files.text import open_binary
 
 _SEE = "see DATASETS.md, section CIFAR-100"
 _SIDE = 32

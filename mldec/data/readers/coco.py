@@ -28,7 +28,7 @@ from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.task import MultiLabel
 from mldec.errors import DataError
 from mldec.evaluators.sizes import SIZES
-from mldec.inputs import read_json
+from mldec.files.text import read_json
 
 log = logging.getLogger("mldec")
 

@@ -19,8 +19,7 @@ from mldec.errors import DataError
 _SEE = "see DATASETS.md, section MS-COCO zero-shot"
 
 _UNSEEN = (
-    "airplane,bus,cat,dog,cow,elephant,umbrella,tie,snowboard,skateboard,cup,knife,cake,couch,"
-    "keyboard,sink,scissors"
+    "airplane,bus,cat,dog,cow,elephant,umbrella,tie,snowboard,skateboard,cup,knife,cake,couch,keyboard,sink,scissors"
 )
 _UNUSED = (
     "traffic light,fire hydrant,stop sign,parking meter,sports ball,baseball bat,"

@@ -15,7 +15,7 @@ from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, TableBuilder, check_fraction, held_out, log_split, path_inside
 from mldec.data.task import MultiLabel, PartialLabels, SingleLabel, Task
 from mldec.errors import DataError
-from mldec.inputs import csv_rows, open_binary
+from mldec.files.text import csv_rows, open_binary
 
 _SEE = "see DATASETS.md, section Your own data"
 _COLUMNS = ("path", "labels", "negatives", "split")

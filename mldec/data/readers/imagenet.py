@@ -23,7 +23,7 @@ from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, TableBuilder, log_split
 from mldec.data.task import SingleLabel
 from mldec.errors import DataError
-from mldec.inputs import csv_rows, read_json, read_lines
+from mldec.files.text import csv_rows, read_json, read_lines
 
 _SEE = "see DATASETS.md, section ImageNet"
 _KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")

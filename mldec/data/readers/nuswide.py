@@ -23,7 +23,7 @@ from mldec.data.task import MultiLabel
 from mldec.data.zero_shot.task import Roles, ZeroShot, split_classes
 from mldec.data.zero_shot.vectors import class_vectors
 from mldec.errors import DataError
-from mldec.inputs import csv_rows, open_binary, read_json
+from mldec.files.text import csv_rows, open_binary, read_json
 
 log = logging.getLogger("mldec")
 

@@ -21,7 +21,7 @@ from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.zero_shot.task import ZeroShot, split_classes
 from mldec.data.zero_shot.vectors import class_vectors
 from mldec.errors import DataError
-from mldec.inputs import open_binary, read_lines
+from mldec.files.text import open_binary, read_lines
 
 log = logging.getLogger("mldec")
 

@@ -23,7 +23,7 @@ from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table
 from mldec.data.task import PartialLabels
 from mldec.errors import DataError
-from mldec.inputs import csv_columns, read_text
+from mldec.files.text import csv_columns, read_text
 
 log = logging.getLogger("mldec")
 

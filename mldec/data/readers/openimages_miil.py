@@ -19,8 +19,8 @@ from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.task import PartialLabels
 from mldec.errors import CheckpointError, DataError
-from mldec.inputs import csv_columns
-from mldec.storage import read_torch
+from mldec.files.text import csv_columns
+from mldec.files.torch_files import read_torch
 
 log = logging.getLogger("mldec")
 

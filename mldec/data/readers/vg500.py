@@ -12,7 +12,7 @@ from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, TableBuilder, log_split, path_inside
 from mldec.data.task import MultiLabel
 from mldec.errors import DataError
-from mldec.inputs import read_json, read_lines
+from mldec.files.text import read_json, read_lines
 
 _SEE = "see DATASETS.md, section Visual Genome 500"
 
@@ -72,9 +72,7 @@ def _parse(sources: list[Path], num_classes: int) -> Table:
     images = _read_list(image_list)
     for other in other_lists:
         if shared := set(images).intersection(_read_list(other)):
-            raise DataError(
-                f"{image_list} and {other} share {len(shared):,} images, such as {min(shared)}; {_SEE}"
-            )
+            raise DataError(f"{image_list} and {other} share {len(shared):,} images, such as {min(shared)}; {_SEE}")
 
     labels = _read_labels(label_file)
     absent = [name for name in images if name not in labels]

@@ -20,7 +20,7 @@ from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, TableBuilder
 from mldec.data.task import MultiLabel
 from mldec.errors import DataError
-from mldec.inputs import open_binary, read_text
+from mldec.files.text import open_binary, read_text
 
 log = logging.getLogger("mldec")
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from mldec.data.arrays import read_npz
 from mldec.data.base import LabelledImages
 from mldec.data.labels import Labels
 from mldec.data.names import names_fault
 from mldec.errors import DataError
-from mldec.inputs import open_binary
+from mldec.files.arrays import read_npz
+from mldec.files.text import open_binary
 
 log = logging.getLogger("mldec")
 

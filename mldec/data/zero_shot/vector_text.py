@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mldec.errors import DataError
-from mldec.inputs import open_binary
+from mldec.files.text import open_binary
 
 log = logging.getLogger("mldec")
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mldec.data.arrays import read_npy
 from mldec.data.names import names_fault
 from mldec.data.zero_shot.vector_text import lacking, read_text
 from mldec.errors import CheckpointError, ConfigError, DataError
-from mldec.inputs import read_text as read_text_file
-from mldec.storage import read_torch
+from mldec.files.arrays import read_npy
+from mldec.files.text import read_text as read_text_file
+from mldec.files.torch_files import read_torch
 
 _SEE = "see DATASETS.md, section Word vectors"
 _TORCH_FILES = (".pth", ".pt", ".pickle", ".pkl")

@@ -8,14 +8,15 @@ import torch
 from PIL import Image
 from support import made
 
-from mldec import build, inputs
-from mldec.config import compose
+from mldec import build
+from mldec.config.compose import compose
 from mldec.data.labels import from_entries, from_statements
 from mldec.data.readers.openimages import class_names, openimages, read_descriptions
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.partial import PartialLabelEvaluator
+from mldec.files import text as inputs
+from mldec.files.text import csv_columns
 from mldec.heads.ml_decoder import MLDecoder
-from mldec.inputs import csv_columns
 
 HEADER = "ImageID,Source,LabelName,Confidence"
 TRAINABLE = ["/m/0c", "/m/0a", "/m/0b", "/m/0d"]

@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 from support import made
 
-from mldec import inputs
 from mldec.data.readers.openimages_miil import openimages_miil
 from mldec.errors import ConfigError, DataError
+from mldec.files import text as inputs
 
 HEADER = "image_id,class_list,class_list_neg,split"
 ROWS = """\
@@ -130,7 +130,10 @@ def test_a_pth_file_cannot_run_anything(root: Path, tmp_path: Path, kind: str) -
         ("a.jpg,\"['/m/0a', ]\",[],val\n", "row 2 has"),
         ("a.jpg,[],[__import__('os').abort()],val\n", "row 2 has \"[__import__('os').abort()]\""),
         ('a.jpg,"[],[],val\n', "wrong quoting after row 1"),
-        ("a.jpg,[],[],val\nb.jpg,[],[],train\na.jpg,[],[],train\n", "row 4: the image a.jpg is listed twice, first in row 2"),
+        (
+            "a.jpg,[],[],val\nb.jpg,[],[],train\na.jpg,[],[],train\n",
+            "row 4: the image a.jpg is listed twice, first in row 2",
+        ),
         ("../a.jpg,[],[],val\n", "row 2: '../a.jpg' is not a path inside the image folder"),
         ("x\\..\\..\\a.jpg,[],[],val\n", "is not a path inside the image folder"),
         ("/etc/a.jpg,[],[],val\n", "row 2: '/etc/a.jpg' is not a path"),

@@ -6,7 +6,7 @@ from support import made
 
 from mldec.data.readers.vg500 import vg500
 from mldec.errors import ConfigError, DataError
-from mldec.inputs import read_lines
+from mldec.files.text import read_lines
 
 LABELS = {"1.jpg": [3, 0], "20.jpg": [], "300.jpg": [499], "4.jpg": [7, 3]}
 

@@ -30,9 +30,7 @@ def test_images_and_labels(root: Path) -> None:
     assert not images.storage.absent().any()
 
 
-@pytest.mark.parametrize(
-    ("wanted", "numbers"), [([3, 0], [3, 0]), ([True, False, False, True], [0, 3])]
-)
+@pytest.mark.parametrize(("wanted", "numbers"), [([3, 0], [3, 0]), ([True, False, False, True], [0, 3])])
 def test_some_of_the_images_keep_their_content_name_and_label(
     root: Path, wanted: list[Any], numbers: list[int]
 ) -> None:
@@ -74,9 +72,7 @@ def test_the_shards_are_held_to_their_checksums(root: Path) -> None:
         ("000000002.png", tarfile.LNKTYPE),
     ],
 )
-def test_a_hostile_tar_is_refused_whatever_its_checksum(
-    root: Path, member: str, kind: bytes
-) -> None:
+def test_a_hostile_tar_is_refused_whatever_its_checksum(root: Path, member: str, kind: bytes) -> None:
     shard = root / "val" / "shard-000001.tar"
     index = index_arrays(root / "val")
     write_tar(shard, {member: picture(1), "000000003.png": picture(2)}, kind)

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mldec import zoo
-from mldec.config import option
+from mldec.checkpoint import zoo
+from mldec.config.compose import option
 from mldec.data.base import Classes
 from mldec.data.class_names import COCO, VOC
 from mldec.data.names import names_fault, told_apart, without_quotes

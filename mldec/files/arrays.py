@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mldec.inputs import open_binary
+from mldec.files.text import open_binary
 
 
 def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:

@@ -116,7 +116,7 @@ class Train:
     channels_last: bool = False
     compile: bool = False
     deterministic: bool = False  # same bits again on CUDA, at some cost in speed
-    query_noise: float = 0.0  # noise on word queries in training, as a fraction of their spread; see mldec.queries
+    query_noise: float = 0.0  # noise on word queries in training, as a fraction of their spread; see word_queries.py
     random_queries: int = 0  # added to the word queries in training, each with a positive target
     sync_batchnorm: bool = False  # batch-norm statistics over all processes, not of each one's images; CUDA only
     nonfinite: NonFinite = NonFinite.stop

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
-from mldec import distributed, storage
 from mldec.errors import printable, writing
+from mldec.files import torch_files
+from mldec.runtime import distributed
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
@@ -248,7 +249,7 @@ def cut_back(path: Path, *, lines: int, step: int) -> int:
     left = b"".join(line + b"\n" for line in good_lines)
     if left != content or not path.exists():
         with writing(path, of_run=True):
-            storage.write_text(path, left.decode())
+            torch_files.write_text(path, left.decode())
     return len(good_lines)
 
 

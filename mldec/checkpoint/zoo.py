@@ -18,7 +18,7 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Re
 from tqdm import tqdm
 
 from mldec.errors import CheckpointError, suggest
-from mldec.storage import hash_record, known_hashes, sha256_of, write_hashes
+from mldec.files.torch_files import hash_record, known_hashes, sha256_of, write_hashes
 
 _BASE = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
 _GIB = 2**30

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from mldec.config.schema import Train
 from mldec.errors import ConfigError
-from mldec.settings import Train
 
 
 def check(train: Train, queries: Tensor | None) -> None:

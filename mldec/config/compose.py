@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 from yaml import YAMLError
 
+from mldec.config.schema import HARMLESS, PARTS, Config, Precision
 from mldec.errors import ConfigError, suggest
-from mldec.settings import HARMLESS, PARTS, Config, Precision
 
 PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)})\.")
 # What Hydra does not read as text.

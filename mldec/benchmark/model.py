@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mldec import build, distributed
-from mldec.config import compose
+from mldec import build
+from mldec.config.compose import compose
+from mldec.config.schema import Config
 from mldec.data.base import Classes
 from mldec.data.loader import Batch
 from mldec.evaluation import autocast
 from mldec.evaluators.average_precision import average_precision
 from mldec.heads.ml_decoder import MLDecoder
-from mldec.learner import Learner
-from mldec.settings import Config
+from mldec.runtime import distributed
+from mldec.training.step import Learner
 
 
 def seconds(job: Callable[[], Any], *, device: torch.device, repeats: int, warmup: int = 2) -> float:
@@ -105,12 +106,13 @@ def throughput(words: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = True
     classes = Classes(tuple(f"class {i}" for i in range(words.classes)))
-    model = build.model(config, classes, pretrained=False).to(device)
+    parts = build.check(config, ["backbone", "head", "loss"])
+    model = build.model(parts, classes, pretrained=False).to(device)
     images = torch.randint(256, (batch_size, 3, size, size), dtype=torch.uint8, device=device)
     targets = (torch.rand(batch_size, words.classes, device=device) < 0.04).to(torch.int8)
     pieces = [item.chunk(config.train.accumulate) for item in (images, targets, torch.arange(batch_size))]
     batches = [Batch(*piece) for piece in zip(*pieces, strict=True)]
-    learner = Learner(config, model, build.loss(config), device=device, steps=10_000)
+    learner = Learner(config, model, build.loss(parts), device=device, steps=10_000)
     learner.net.train()
     steps = words.repeats
     train = seconds(lambda: learner.learn(batches, batch_size), device=device, repeats=steps, warmup=3)

@@ -4,7 +4,6 @@ import argparse
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,17 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from mldec import draw
+from mldec.check_data.charts import bars, grid, heat_map
+from mldec.check_data.published import OFFICIAL
 from mldec.data.base import DataModule, ImageDataset, Split, StoredImages
 from mldec.data.digits.scenes import Scenes
 from mldec.data.labels import Labels, from_dense
 from mldec.data.loader import seeded, start_worker, unwrap
-from mldec.data.published import OFFICIAL
 from mldec.data.readers.coco import PRESENT
 from mldec.data.transforms import read_image
 from mldec.data.zero_shot.task import neighbours
 from mldec.errors import DataError, say
-from mldec.runlog import on_terminal
+from mldec.training.runlog import on_terminal
 
 BATCH = 16  # images that a process reads at a time
 NAMED = 10  # examples of a fault that are printed
@@ -200,18 +199,14 @@ def pictures(folder: Path, data: DataModule, labels: dict[str, Labels]) -> None:
                 continue  # it is among the faults
             images.append(image.permute(1, 2, 0).numpy())
             captions.append(", ".join(names[place] for place in (target == 1).nonzero().flatten().tolist()) or "(none)")
-    draw.grid(images, captions).save(folder / "samples.png")
+    grid(images, captions).save(folder / "samples.png")
     for part, split in (("train", data.train), ("val", data.val)):
         counts = labels[part].counts()
-        draw.bars(counts, split.classes.names, f"{part}: images a class (log scale)").save(
-            folder / f"{part}_classes.png"
-        )
+        bars(counts, split.classes.names, f"{part}: images a class (log scale)").save(folder / f"{part}_classes.png")
         most = np.sort(np.argsort(-counts, kind="stable")[:PLOTTED])
         together = co_occurrence(labels[part], most)
         title = f"{part}: share of the row's images that show the column's class too"
-        draw.heat_map(together, [split.classes.names[place] for place in most], title).save(
-            folder / f"{part}_pairs.png"
-        )
+        heat_map(together, [split.classes.names[place] for place in most], title).save(folder / f"{part}_pairs.png")
 
 
 def co_occurrence(labels: Labels, classes: np.ndarray) -> np.ndarray:

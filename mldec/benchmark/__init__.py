@@ -7,9 +7,9 @@ import platform
 from datetime import UTC, datetime
 from typing import Any
 
+from mldec.cli import command
 from mldec.errors import ConfigError, one_line, say
-from mldec.options import command
-from mldec.results import check_targets, to_json, write_result
+from mldec.files.results import check_targets, to_json, write_result
 
 # Each job: the module with the function of its name, imported when it runs, and what it measures.
 JOBS = {
@@ -92,7 +92,7 @@ def main() -> None:
             raise ConfigError(f"'{settings[0]}' is not understood: {args.job} takes no settings")
         args.settings = settings
 
-        from mldec.runlog import to_console
+        from mldec.training.runlog import to_console
 
         to_console()
         run(args)

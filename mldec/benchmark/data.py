@@ -18,7 +18,7 @@ from PIL import Image
 from torchvision import transforms
 
 from mldec import build
-from mldec.data.pair_augment import PairAugment, cutout
+from mldec.data.official_augment import PairAugment, cutout
 from mldec.data.transforms import TrainTransform, read_image
 
 COCO_TRAIN = (82_783, 600_000)  # images, objects

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch.utils.benchmark import Timer
 
-from mldec import build, distributed
-from mldec.config import compose
-from mldec.cost import multiply_accumulates
+from mldec import build
+from mldec.config.compose import compose
 from mldec.data.base import Classes
+from mldec.runtime import distributed
+from mldec.runtime.cost import multiply_accumulates
 
 MODEL = ["+experiment=nuswide_zsl_tresnet_m"]
 IMAGE_SIZE = 224
@@ -25,7 +26,7 @@ def queries(words: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"device": str(device), "batch_size": words.batch_size}
     for name, settings in DECODING.items():
         config = compose([*MODEL, *settings])
-        model = build.model(config, Classes(("any",)), pretrained=False).to(device).eval()
+        model = build.model(build.check(config, MODEL_PARTS), Classes(("any",)), pretrained=False).to(device).eval()
         for number in COUNTED:
             found[f"gmac_{name}_{number}"] = multiply_accumulates(model, IMAGE_SIZE, (number, WIDTH)) / 1e9
         images = torch.randint(256, (words.batch_size, 3, IMAGE_SIZE, IMAGE_SIZE), dtype=torch.uint8, device=device)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -13,18 +12,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from mldec import checkpoint, distributed, memory, storage
-from mldec.config import diff, to_dict
+from mldec import checkpoint
+from mldec.checkpoint import Best, Checkpoint, LogPosition
+from mldec.config.compose import diff, to_dict
+from mldec.config.schema import Config, NonFinite, Precision
 from mldec.data.base import DataModule
 from mldec.data.fingerprint import check_same, fingerprint
 from mldec.data.loader import Batch, TrainBatches, end_workers, train_loader, unwrap
 from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from mldec.evaluation import Results, check_classes, evaluate, left_out
-from mldec.learner import Learner, Outcome
+from mldec.files import torch_files
 from mldec.model import Classifier
-from mldec.runlog import Meter, RunLog
-from mldec.settings import Config, NonFinite, Precision
-from mldec.stops import NothingCame, StopRequest
+from mldec.runtime import distributed, out_of_memory
+from mldec.runtime.signals import NothingCame, StopRequest
+from mldec.training.runlog import Meter, RunLog
+from mldec.training.step import Learner, Outcome
 
 log = logging.getLogger("mldec")
 
@@ -75,10 +77,10 @@ class Trainer:
         self.epoch = 0  # finished
         self.bad_images = 0  # left out of training, over all processes
         self.metrics: dict[str, float] = {}  # of the last evaluation
-        self.best: dict[str, Any] = {"metric": None, "value": -math.inf, "weights": "raw", "epoch": 0}
+        self.best = Best()
         self.meter = Meter()
         self.lines = 0  # in metrics.jsonl
-        self.writer = storage.Writer()
+        self.writer = torch_files.Writer()
         self.saved_at = time.monotonic()
         self.git = checkpoint.git_commit()
         # The main process's table counts: it alone writes checkpoints.
@@ -99,14 +101,14 @@ class Trainer:
         train = self.config.train
         self.lines = runlog.lines  # fewer than the checkpoint said, if the file was damaged since
         try:
-            with memory.explained(self.config, self.device):
+            with out_of_memory.explained(self.config, self.device):
                 while self.epoch < train.epochs:
                     self.train_epoch(runlog)
                     if (self.epoch + 1) % train.eval_every == 0 or self.epoch + 1 == train.epochs:
                         self.save()  # a stop during a long evaluation loses nothing
                         self.metrics = self.evaluate(runlog)
                     self.epoch += 1
-                    self.save(best=self.best["epoch"] == self.epoch)
+                    self.save(best=self.best.epoch == self.epoch)
         except (Stopped, KeyboardInterrupt):
             end_workers()
             raise
@@ -235,32 +237,48 @@ class Trainer:
         raise Stopped(message, self.stop.status)
 
     def evaluate(self, runlog: RunLog) -> dict[str, float]:
-        """Evaluate the moving average and the raw weights, log both, and note whether one is the best so far."""
-        found: dict[str, Results] = {}
-        ema = self.learner.ema
-        for weights, model in (("ema", None if ema is None else ema.module), ("raw", self.learner.model)):
-            if model is not None:
-                distributed.copy_buffers(model)
-                bar = partial(self._watched, runlog.evaluation(f"evaluate {weights}"))
-                found[weights] = evaluate(model, self.data, self.config, device=self.device, progress=bar)
-        self._warn(*left_out(next(iter(found.values()))))
-        main = next(iter(found))
-        values = {f"val/{name}": value for name, value in found[main].metrics.items()}
-        if len(found) > 1:
-            values |= {f"val_raw/{name}": value for name, value in found["raw"].metrics.items()}
-        metric = next(iter(found[main].metrics))
-        for weights, results in found.items():
-            value = results.metrics[metric]
-            if value > self.best["value"]:
-                self.best = {"metric": metric, "value": value, "weights": weights, "epoch": self.epoch + 1}
+        """Evaluate the moving average and the raw weights, log both, and note whether one is the best so far.
+
+        Returns:
+            The metrics "val/..." of the moving average, or without one of the raw weights; with a moving average also
+            "val_raw/...".
+        """
+        results = self._evaluate_weights(runlog)
+        main, *others = results.values()
+        self._warn(*left_out(main))
+        metric = next(iter(main.metrics))
+        self._update_best(metric, results)
+
+        values = {f"val/{name}": value for name, value in main.metrics.items()}
+        for other in others:
+            values |= {f"val_raw/{name}": value for name, value in other.metrics.items()}
         self._scalars(runlog, self.epoch + 1, values)
-        scores = ", ".join(f"{weights} {results.metrics[metric]:.2f}" for weights, results in found.items())
-        log.info(
-            f"epoch {self.epoch + 1}/{self.config.train.epochs}: val {metric} {scores} "
-            f"on {found[main].images:,} images; "
-            f"best {self.best['value']:.2f} ({self.best['weights']}, epoch {self.best['epoch']})"
-        )
+
+        scores = ", ".join(f"{weights} {one.metrics[metric]:.2f}" for weights, one in results.items())
+        best = f"best {self.best.value:.2f} ({self.best.weights}, epoch {self.best.epoch})"
+        epoch = f"epoch {self.epoch + 1}/{self.config.train.epochs}"
+        log.info(f"{epoch}: val {metric} {scores} on {main.images:,} images; {best}")
         return values
+
+    def _evaluate_weights(self, runlog: RunLog) -> dict[str, Results]:
+        """Return the results by the name of the weights; the moving average, if there is one, comes first."""
+        models: dict[str, nn.Module] = {}
+        if self.learner.ema is not None:
+            models["ema"] = self.learner.ema.module
+        models["raw"] = self.learner.model
+
+        results = {}
+        for weights, model in models.items():
+            distributed.copy_buffers(model)
+            bar = partial(self._watched, runlog.evaluation(f"evaluate {weights}"))
+            results[weights] = evaluate(model, self.data, self.config, device=self.device, progress=bar)
+        return results
+
+    def _update_best(self, metric: str, results: dict[str, Results]) -> None:
+        for weights, one in results.items():
+            value = one.metrics[metric]
+            if value > self.best.value:
+                self.best = Best(metric, value, weights, self.epoch + 1)
 
     def _watched(self, bar: Any, batches: Any, *, total: int) -> Iterator[Batch]:
         """Iterate over the batches of an evaluation, which no process leaves for another one's sake."""
@@ -278,68 +296,79 @@ class Trainer:
     def save(self, *, best: bool = False) -> None:
         """Write last.pt in the background, from a copy of the state as it is now; give it the name best.pt too."""
         self.saved_at = time.monotonic()
-        if distributed.is_main():
-            state, last = storage.snapshot(self.state_dict()), self.folder / "last.pt"
+        if not distributed.is_main():
+            return
+        state, last = torch_files.snapshot(self.checkpoint().to_state()), self.folder / "last.pt"
 
-            def write() -> None:
-                storage.save(last, state, keep=self.config.train.keep_last)
-                if best:
-                    storage.duplicate(last, self.folder / "best.pt")
+        def write() -> None:
+            torch_files.save(last, state, keep=self.config.train.keep_last)
+            if best:
+                torch_files.duplicate(last, self.folder / "best.pt")
 
-            self.writer.submit(write)
+        self.writer.submit(write)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return a checkpoint: plain containers and tensors only."""
-        classes = self.data.val.classes
+    def checkpoint(self) -> Checkpoint:
+        """Return the state of the run; its tensors are those that training goes on to change."""
         data = {key: value for key, value in self.config.data.items() if key != "changed"}
-        return {
-            "format": checkpoint.FORMAT,
-            "config": to_dict(dataclasses.replace(self.config, resume=None, data=data)),  # however it came to here
-            "classes": {"names": list(classes.names), "exclusive": classes.exclusive, "queries": classes.queries},
-            "fingerprint": dataclasses.asdict(self.fingerprint),
-            "transform": dataclasses.asdict(self.data.transform),
-            "metrics": self.metrics,
-            "best": self.best,
-            "epoch": self.epoch,
-            "steps_per_epoch": self.batches.steps,
-            **self.learner.state_dict(),
-            "log": {
-                "lines": self.lines,
-                "loss": self.meter.loss,
-                "steps": self.meter.steps,
-                "skipped": self.learner.skipped,
-                "bad_images": self.bad_images,
-            },
-            "versions": checkpoint.installed(),
-            "git": self.git,
-        }
+        config = dataclasses.replace(self.config, resume=None, data=data)  # however it came to here
+        return Checkpoint(
+            config=to_dict(config),
+            classes=self.data.val.classes,
+            fingerprint=self.fingerprint,
+            transform=self.data.transform,
+            metrics=self.metrics,
+            best=self.best,
+            epoch=self.epoch,
+            steps_per_epoch=self.batches.steps,
+            log=LogPosition(
+                lines=self.lines,
+                loss=self.meter.loss,
+                steps=self.meter.steps,
+                skipped=self.learner.skipped,
+                bad_images=self.bad_images,
+            ),
+            versions=checkpoint.installed(),
+            git=self.git,
+            **self.learner.state(),
+        )
 
-    def resume(self, state: dict[str, Any], path: Path) -> None:
+    def resume(self, saved: Checkpoint, path: Path) -> None:
         """Go on from a checkpoint of the same run, read from a path.
 
         Raises:
             CheckpointError: if it is of another run or other data, or its epochs have another number of steps.
         """
-        changed = diff(checkpoint.saved_config(state, path, self.config.plugins), self.config)
+        saved_config = checkpoint.saved_config(saved, path, self.config.plugins)
+        changed = diff(saved_config, self.config)
         if changed:
             raise CheckpointError(
                 f"{path} is of a run with other settings ({'; '.join(changed)}): "
                 f"put them back, or start a new run with name=... init={path}"
             )
-        check_classes(checkpoint.saved_classes(state), self.data.val.classes, path)
-        if state["steps_per_epoch"] != self.batches.steps:
+        check_classes(saved.classes, self.data.val.classes, path)
+        if saved.steps_per_epoch != self.batches.steps:
             raise CheckpointError(
-                f"{path} has {state['steps_per_epoch']} steps an epoch, this run {self.batches.steps}: use the same "
+                f"{path} has {saved.steps_per_epoch} steps per epoch, this run {self.batches.steps}: use the same "
                 f"training images, and a number of processes that divides their last batch as before"
             )
-        allow = self.config.accepts_changed_data
-        warning = check_same(state.get("fingerprint"), self.fingerprint, path, allow=allow)
+        warning = check_same(saved.fingerprint, self.fingerprint, path, allow=self.config.accepts_changed_data)
         self._warn(*[warning] if warning else [])
-        self.learner.load_state_dict(state, path)
-        self.epoch, self.metrics, self.best = state["epoch"], state["metrics"], state["best"]
-        log = state["log"]
-        self.lines, self.learner.skipped, self.bad_images = log["lines"], log["skipped"], log["bad_images"]
-        self.meter = Meter(loss=log["loss"], steps=log["steps"])
+
+        self.learner.load_state(saved, path)
+        self.epoch, self.metrics, self.best = saved.epoch, saved.metrics, saved.best
+        self.lines, self.learner.skipped, self.bad_images = saved.log.lines, saved.log.skipped, saved.log.bad_images
+        self.meter = Meter(loss=saved.log.loss, steps=saved.log.steps)
+        # Which weights the run once started from stays in its record.
+        self.config = dataclasses.replace(self.config, init=saved.config.get("init"))
+        self._restore_best(path)
+
+    def _restore_best(self, path: Path) -> None:
+        """Give a checkpoint the name best.pt again, if the run was killed between its save and that name."""
+        is_best = self.best.metric is not None and self.best.epoch == self.epoch and self.position == 0
+        if distributed.is_main() and is_best and path.parent == self.folder:
+            best = self.folder / "best.pt"
+            if torch_files.known_hashes(best) != torch_files.known_hashes(path):
+                torch_files.duplicate(path, best)
 
 
 def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:

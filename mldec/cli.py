@@ -7,9 +7,9 @@ import platform
 from typing import TYPE_CHECKING
 
 import mldec
-from mldec.config import compose, override
+from mldec.config.compose import compose, override
+from mldec.config.schema import MAX_IMAGE_SIZE, PARTS, Config, Precision
 from mldec.errors import ConfigError
-from mldec.settings import MAX_IMAGE_SIZE, PARTS, Config, Precision
 
 # Everything heavy is imported when it is used, so that --help and a wrong argument answer at once.
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def said_once(message: str) -> str:
     """Return what this process should print of a fault: under torchrun the same is printed once."""
     if "RANK" not in os.environ:
         return message
-    from mldec import distributed
+    from mldec.runtime import distributed
 
     return distributed.said_once(message)
 
@@ -87,8 +87,8 @@ def open_data(settings: list[str]) -> "tuple[Config, DataModule]":
     config = override(compose(["+experiment=digits"]), settings)  # the other parts of it are not used
     # Of the parts that are not used only those count that a word names: a misspelt one must not pass in silence.
     named = {word.partition("=")[0].partition(".")[0] for word in settings}
-    build.check_parts(config, [part for part in PARTS if part in named])
-    return config, build.data(config)
+    parts = build.check(config, [kind for kind in PARTS if kind in named])
+    return build.recorded(config, parts), build.data(parts)
 
 
 def fast_precision(device: "torch.device") -> Precision:

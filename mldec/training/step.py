@@ -3,22 +3,23 @@
 import copy
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from mldec import distributed
-from mldec.checkpoint import load_strict
+from mldec.checkpoint import Checkpoint, load_strict
+from mldec.config.schema import Config, NonFinite, Precision
 from mldec.data.loader import Batch, sample_seed
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation import autocast
 from mldec.losses.targets import at_least_float32
 from mldec.model import Classifier
 from mldec.optim import build_optimizer, build_schedule, check_state, fast_forward
-from mldec.queries import augment, check
-from mldec.settings import Config, NonFinite, Precision
+from mldec.runtime import distributed
+from mldec.training.word_queries import augment, check
 
 
 class Outcome(NamedTuple):
@@ -160,7 +161,7 @@ class Learner:
         self.skipped += not math.isfinite(value + gradients)
         return Outcome(value, fault, stopping > 0, int(bad))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of the training; the schedule is a function of the step."""
         return {
             "step": self.step,
@@ -171,32 +172,38 @@ class Learner:
             "scaler": self.scaler.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], path: Any) -> None:
+    def load_state(self, saved: Checkpoint, path: Path) -> None:
         """Take over the training of a checkpoint, read from a path.
 
         Raises:
             CheckpointError: if a tensor does not fit.
         """
-        load_strict(self.model, state["model"], path)
+        load_strict(self.model, saved.model, path)
         if self.ema is not None:
-            load_strict(self.ema.module, state["ema"] or {}, path)
-        trial = build_optimizer(copy.deepcopy(self.model), **vars(self.config.optim))
-        check_state(trial, state["optimizer"], self.optimizer.param_groups, path)
-        del trial  # and its copies
-        for name, own in self.scaler.state_dict().items():
-            saved = state["scaler"].get(name)
-            if type(saved) is not type(own) or not math.isfinite(saved):
-                raise CheckpointError(f"{path} does not fit the precision: the '{name}' of its scaler is no number")
+            load_strict(self.ema.module, saved.ema or {}, path)
+        self._check_training_state(saved, path)
+
         try:
-            self.loss.load_state_dict(state["loss"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            if state["scaler"]:  # empty after steps on a CPU, where auto is fp32: start with a new scale
-                self.scaler.load_state_dict(state["scaler"])
+            self.loss.load_state_dict(saved.loss)
+            self.optimizer.load_state_dict(saved.optimizer)
+            if saved.scaler:  # empty after steps on a CPU, where auto is fp32: start with a new scale
+                self.scaler.load_state_dict(saved.scaler)
         except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
             raise CheckpointError(f"{path} does not fit the optimiser, the loss or the precision: {error}") from error
-        self.step = state["step"]
+
+        self.step = saved.step
         if self.step < self.steps:
             fast_forward(self.schedule, self.step)
+
+    def _check_training_state(self, saved: Checkpoint, path: Path) -> None:
+        """Raise a `CheckpointError` for a state of the optimiser or the scaler from which no step can be done."""
+        trial = build_optimizer(copy.deepcopy(self.model), **vars(self.config.optim))
+        check_state(trial, saved.optimizer, self.optimizer.param_groups, path)
+
+        for name, own in self.scaler.state_dict().items() if saved.scaler else ():
+            value = saved.scaler.get(name)
+            if type(value) is not type(own) or not math.isfinite(value):
+                raise CheckpointError(f"{path} does not fit the precision: the '{name}' of its scaler is no number")
 
 
 def _clip(parameters: Iterable[nn.Parameter], largest: float | None) -> Tensor:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mldec.archive import refuse_bomb
 from mldec.errors import CheckpointError
-from mldec.untrusted import plain
+from mldec.files.archive import refuse_bomb
+from mldec.files.plain import plain
 
 RECORD_BYTES = 2**16  # read of a file of hashes; one of ours has two lines
 

@@ -7,14 +7,13 @@ import argparse
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode  # documented, though the name has an underscore
-from torch.func import functional_call
-from torch.utils.flop_counter import FlopCounterMode
+from torch import nn
 
 from mldec import build
-from mldec.config import compose
+from mldec.checkpoint.loading import MODEL_PARTS
+from mldec.config.compose import compose
 from mldec.data.base import Classes
+from mldec.runtime.cost import count_parameters, multiply_accumulates
 
 TOLERANCE = 0.1  # G: the tables round to 0.1, figure 5 is read off a plot
 UNEXPLAINED = (
@@ -102,40 +101,6 @@ def rows() -> list[Row]:
     ]
 
 
-def multiply_accumulates(model: nn.Module, image_size: int, queries: tuple[int, int] | None = None) -> float:
-    """Count the multiply-accumulates of one image in evaluation, without computing anything.
-
-    What does not depend on the image, such as the projection of the queries, counts in full, as in the paper. Only
-    products count (convolutions, linear layers, attention): no norms, activations, pooling.
-
-    Args:
-        model: images [1, 3, H, W] -> anything; on any device, the meta device too. It is left as it was.
-        image_size: pixels a side.
-        queries: shape [K, D_w] of the word vectors that a zero-shot model takes beside the image.
-    """
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        # Tensors without values that say they are on the CPU: autocast, which the heads switch off, knows no "meta".
-        with FakeTensorMode(), torch.no_grad(), FlopCounterMode(display=False) as counter:
-            named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
-            state = {name: torch.empty(value.shape, dtype=value.dtype, device="cpu") for name, value in named}
-            shapes = [(1, 3, image_size, image_size), *([queries] if queries else [])]
-            functional_call(model, state, tuple(torch.empty(shape, device="cpu") for shape in shapes))
-    finally:
-        for module in training:
-            module.training = True
-    return counter.get_total_flops() / 2
-
-
-def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Count the trainable parameters, and all of them with the frozen queries, which the head keeps as a buffer."""
-    trainable = sum(value.numel() for value in model.parameters() if value.requires_grad)
-    frozen = sum(value.numel() for value in model.parameters() if not value.requires_grad)
-    queries = sum(value.numel() for name, value in model.named_buffers() if name.rpartition(".")[2] == "queries")
-    return trainable, trainable + frozen + queries
-
-
 def build_row(row: Row) -> nn.Module:
     """Build the model of a row from the option files, on the meta device: no values, no memory."""
     return _build(row.settings, row.num_classes)
@@ -144,7 +109,9 @@ def build_row(row: Row) -> nn.Module:
 def _build(settings: list[str], num_classes: int) -> nn.Module:
     config = compose(settings)
     with torch.device("meta"):
-        return build.model(config, Classes(tuple(f"class {i}" for i in range(num_classes))), pretrained=False)
+        return build.model(
+            build.check(config, MODEL_PARTS), Classes(tuple(f"class {i}" for i in range(num_classes))), pretrained=False
+        )
 
 
 def cost(words: argparse.Namespace | None = None) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import torch
 
-from mldec import distributed
+from mldec.config.schema import Config, Precision
 from mldec.errors import OutOfMemoryError
-from mldec.settings import Config, Precision
+from mldec.runtime import distributed
 
 
 @contextmanager

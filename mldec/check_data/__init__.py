@@ -6,9 +6,9 @@ come twice or are in both splits, byte by byte. The status is 1 if something is 
 
 import argparse
 
+from mldec.cli import command, open_data
 from mldec.errors import DataError, one_line, say
-from mldec.options import command, open_data
-from mldec.results import check_targets, to_json, write_result
+from mldec.files.results import check_targets, to_json, write_result
 
 
 def decode_count(word: str) -> int | None:
@@ -43,8 +43,8 @@ def run(args: argparse.Namespace) -> None:
         DataError: if something is wrong with the data.
     """
     check_targets(args.json)
-    from mldec.examination import check  # it imports torch, which --help does without
-    from mldec.runlog import to_console
+    from mldec.check_data.examine import check  # it imports torch, which --help does without
+    from mldec.training.runlog import to_console
 
     to_console()
     config, data = open_data(args.settings)

@@ -1,0 +1,1 @@
+"""Processes, devices, numbers formats, signals, memory and the console: where a run happens."""

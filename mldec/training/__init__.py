@@ -1,0 +1,1 @@
+"""The training loop: epochs, steps, what they report, and the folder they write to."""
