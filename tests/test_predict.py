@@ -17,8 +17,8 @@ from support import one_line
 
 from mldec import predict
 from mldec.checkpoint import load, load_model
+from mldec.settings import MAX_IMAGE_SIZE
 from mldec.storage import save
-from mldec.untrusted import MAX_IMAGE_SIZE
 
 Cli = Callable[..., Any]
 SHARED = ["--plugin", "patches", "--device", "cpu", "--top", "1"]

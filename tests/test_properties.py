@@ -30,7 +30,7 @@ from mldec import build, checkpoint, stops, train
 from mldec.config import compose, parse, to_dict
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.loader import TrainBatches, train_loader, unwrap
-from mldec.evaluate import evaluate
+from mldec.evaluation import evaluate
 from mldec.settings import PARTS, Config
 
 # Cases of each kind in the default run: 500 together. The slow run has 20 times as many: 10,000.

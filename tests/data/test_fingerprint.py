@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from mldec.data.base import Classes, Split
-from mldec.data.files import ImageFiles, Table, paths
+from mldec.data.files import ImageFiles
 from mldec.data.fingerprint import Fingerprint, check_same, fingerprint
 from mldec.data.labels import Labels, from_lists
+from mldec.data.tables import Table, paths
 from mldec.errors import CheckpointError
 
 NAMES = ("cat", "dog", "cow")

@@ -16,7 +16,7 @@ from PIL import Image
 from mldec.data.pair_augment import GREY, OPERATIONS, PATCH, PairAugment, cutout
 from mldec.data.transforms import MAX_RESIZED, EvalTransform, TrainTransform, load_image, read_image, to_tensor
 from mldec.errors import ConfigError, DataError
-from mldec.untrusted import MAX_IMAGE_SIZE
+from mldec.settings import MAX_IMAGE_SIZE
 
 
 def pixels(*shape, seed=0):
@@ -499,6 +499,7 @@ def test_transforms_travel_to_spawned_workers():
     ("arguments", "expected"),
     [
         ({"image_size": 0}, "image_size: 0"),
+        ({"image_size": 4097}, "image_size: 4097 is above 4,096 pixels a side"),
         ({"image_size": 44.8}, "image_size: 44.8"),
         ({"image_size": True}, "image_size: True"),
         ({"augment": "oficial"}, "augment: 'oficial'.*did you mean 'official'"),
