@@ -292,13 +292,23 @@ def test_a_shape_that_lies_is_refused_before_anything_is_built(
     message = str(caught.value)
     assert part in message
     assert len(message.splitlines()) == 1
-    assert len(message) < 8000
+    assert len(message) < 1500
     assert time.process_time() - started < 20
 
 
 @pytest.mark.parametrize(
     "names",
-    [{None: "a"}, {1.5: "a"}, {"x": "a"}, {"9" * 6000: "a"}, {True: "a"}, {0: None}, {0: 3}, {0: torch.zeros(2)}, {(): "a"}],
+    [
+        {None: "a"},
+        {1.5: "a"},
+        {"x": "a"},
+        {"9" * 6000: "a"},
+        {True: "a"},
+        {0: None},
+        {0: 3},
+        {0: torch.zeros(2)},
+        {(): "a"},
+    ],
 )
 def test_class_names_that_are_none_are_refused(
     save: Callable[..., Path], medium: dict[str, Tensor], names: dict[Any, Any]

@@ -515,7 +515,9 @@ def data_files(folder: Path) -> None:
     for protocol in (3, 4, 5):
         torch.save({"a": ones}, folder / f"data-protocol-{protocol}.pth", pickle_protocol=protocol)
         torch.save(
-            {"a": "b"}, folder / f"data-old-{protocol}.pth", pickle_protocol=protocol,
+            {"a": "b"},
+            folder / f"data-old-{protocol}.pth",
+            pickle_protocol=protocol,
             _use_new_zipfile_serialization=False,
         )
 
