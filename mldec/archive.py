@@ -7,7 +7,7 @@ takes only the layout that torch.save writes (and every plain archive has), in w
 
 import struct
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from mldec.errors import CheckpointError
 
@@ -178,7 +178,7 @@ def _check_places(file: BinaryIO, members: list[_Member], directory: _Directory)
             raise _Fault("a member reaches into its directory")
 
 
-def _unpack(file: BinaryIO, offset: int, record: struct.Struct) -> tuple[bytes, *tuple[int, ...]]:
+def _unpack(file: BinaryIO, offset: int, record: struct.Struct) -> tuple[Any, ...]:
     return record.unpack(_bytes(file, offset, record.size))
 
 

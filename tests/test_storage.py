@@ -97,7 +97,7 @@ def test_a_checksum_file_of_another_program_is_read(tmp_path: Path, form: str, e
     assert read_torch(path)["epoch"] == 3
 
     record.write_text(form.format(hash="0" * 64, capitals="A" * 64), encoding=encoding)
-    with pytest.raises(CheckpointError, match="its sha256 is not the one in last.pt.sha256"):
+    with pytest.raises(CheckpointError, match=r"its sha256 is not the one in last\.pt\.sha256"):
         read_torch(path)
 
 
