@@ -2,6 +2,7 @@
 
 import logging
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ log = logging.getLogger("mldec")
 
 FORMAT = 1
 VERSIONS = 100  # more than a run keeps
+_LOADING = threading.RLock()
 COMPUTED = ("num_batches_tracked", "backbone.mean", "backbone.std")  # may be absent from a released file
 
 
@@ -148,16 +150,17 @@ def load_model(
 
 @contextmanager
 def _standard_torch() -> Iterator[None]:
-    """Build on the CPU and in float32, whatever the caller's defaults are, and leave the global random state alone."""
-    dtype = torch.get_default_dtype()
-    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
-        if dtype is not torch.float32:
-            torch.set_default_dtype(torch.float32)
+    """Build on the CPU and in float32, whatever the caller's defaults are, and leave the global random state alone.
+
+    Both are the whole process's, so that one thread at a time changes them.
+    """
+    with _LOADING, torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        dtype = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
         try:
             yield
         finally:
-            if dtype is not torch.float32:
-                torch.set_default_dtype(dtype)
+            torch.set_default_dtype(dtype)
 
 
 def _ours(state: dict[str, Any], path: Path, weights: str | None, plugins: Sequence[str]) -> Loaded:
@@ -257,7 +260,7 @@ def load_strict(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> Non
     other = {name for name in wanted.keys() & tensors.keys() if wanted[name].shape != tensors[name].shape}
     for what, names in (("misses", missing), ("has too many", unexpected), ("has other shapes for", other)):
         if names:
-            some = ", ".join(sorted(names)[:10])
+            some = ", ".join(name[:100] for name in sorted(names)[:10])
             raise CheckpointError(f"{path} does not fit the model: it {what} {len(names)} tensors ({some})")
     model.load_state_dict(tensors)
 
