@@ -17,7 +17,7 @@ from mldec.cli import fast_precision, open_model
 from mldec.config.schema import Precision
 from mldec.data.base import Classes
 from mldec.data.transforms import FORMATS, load_image
-from mldec.data.vectors import read_vectors
+from mldec.data.zero_shot.vectors import read_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError, Stopped, complain, printable, say, visible
 from mldec.evaluation import autocast, check_queries
 from mldec.files.results import STANDARD_OUTPUT, JsonLines, JsonList, check_targets

@@ -108,7 +108,7 @@ def result(folder: Path) -> dict[str, Any]:
     """Return everything a finished run left, but for what the clock says."""
     run = folder / "outputs" / "digits"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    files = {name: read_torch(run / "checkpoints" / name) for name in ("last.pt", "best.pt")}
+    files = {name: torch_files.read_torch(run / "checkpoints" / name) for name in ("last.pt", "best.pt")}
     for state in files.values():
         del state["git"]  # of the checkout, which may be worked on meanwhile
     return {"lines": [{k: v for k, v in line.items() if k not in CLOCK} for line in lines], **files}

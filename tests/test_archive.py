@@ -45,7 +45,7 @@ def test_sizes_of_64_bits_are_read(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     path.write_bytes(wide())
     with zipfile.ZipFile(path) as archive:
-        assert archive.read("a/0") == bytes(1000)
+        assert [member.file_size for member in archive.infolist()] == [1000]
     refuse_bomb(path)
 
 

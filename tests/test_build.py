@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -79,6 +80,10 @@ def test_all_faults_of_all_parts_come_in_one_message(digits: Config) -> None:
     assert "data.seed: None is not a whole number" in message
 
 
+def test_a_number_must_be_finite(digits: Config) -> None:
+    assert build.faults("head", {**digits.head, "dropout": math.nan}) == ["head.dropout: nan is not a number"]
+
+
 def test_a_missing_argument_is_named(digits: Config) -> None:
     node = {key: value for key, value in digits.backbone.items() if key != "name"}
     assert build.faults("backbone", node) == ["backbone.name is missing: TimmBackbone needs it"]
@@ -98,6 +103,13 @@ def test_runtime_arguments_cannot_be_set_from_yaml(digits: Config) -> None:
         (3.5, int, False),
         (True, int, False),
         (True, float, False),
+        (math.nan, float, False),
+        (-math.inf, float, False),
+        ([0.5, math.nan], list[float], False),
+        ({"a": [math.inf]}, dict[str, Any], False),
+        ({"a": [1.0, None]}, dict[str, Any], True),
+        (math.nan, Any, False),
+        (10**400, float, True),
         (True, bool, True),
         (1, bool, False),
         ("a", str, True),

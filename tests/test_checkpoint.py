@@ -1,11 +1,15 @@
+import math
 import os
 import pickle
 import random
+import resource
 import shutil
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import hostile
 import pytest
 import torch
 
@@ -206,3 +210,97 @@ def test_init_copies_what_fits_and_reports_the_rest(digits_run: Path) -> None:
     assert "2 not in the file (extra.bias, extra.weight)" in report
     with pytest.raises(CheckpointError, match="of another backbone"):
         checkpoint.initialise(torch.nn.Linear(3, 3), path)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of parts of the package only."""
+    path = tmp_path_factory.mktemp("small") / "small.pt"
+    torch.save(hostile.good(), path)
+    return path
+
+
+@pytest.mark.parametrize("weights", ["zz", "RAW", "", "raw ", 1, True, ["raw"]])
+def test_weights_of_another_name_are_refused(small: Path, weights: Any) -> None:
+    with pytest.raises(ValueError, match=r"^weights is .*: choose 'ema', 'raw', or None") as caught:
+        load_model(small, weights)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, -1, 10**9, 4097, True, 64.0, "64"])
+def test_an_image_size_out_of_range_is_refused(small: Path, size: Any) -> None:
+    with pytest.raises(ValueError, match=r"^image_size: .* (is not a positive whole number|is above 4,096) ?"):
+        load_model(small, image_size=size)
+    assert load_model(small, image_size=96).transform.image_size == 96
+
+
+def test_plugins_are_no_text(small: Path) -> None:
+    with pytest.raises(ValueError, match=r"plugins is 'os': pass a list of packages, such as plugins=\['os'\]"):
+        load_model(small, plugins="os")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("default", ["cpu", "meta"])
+def test_a_model_is_the_same_under_any_default(small: Path, default: str, dtype: torch.dtype) -> None:
+    wanted = load_model(small).model.state_dict()
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(default):
+            found = load_model(small).model.state_dict()
+        assert torch.get_default_dtype() is dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.get_rng_state(), state), "the caller's random numbers have moved"
+    for name, tensor in wanted.items():
+        assert found[name].dtype is tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+def test_models_are_loaded_by_several_threads_at_once(small: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = [loaded.model.state_dict() for loaded in pool.map(load_model, [small] * 8)]
+    for name, tensor in found[0].items():
+        assert all(torch.equal(state[name], tensor) for state in found[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_word_vectors_of_any_precision_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
+    words = [*hostile.WORDS, "head.num_groups=null", "head.word_dim=5"]
+    torch.manual_seed(0)
+    state = hostile.good(words, queries=torch.randn(3, 5).to(dtype))
+    torch.save(state, tmp_path / "x.pt")
+    loaded = load_model(tmp_path / "x.pt")
+    assert loaded.classes.queries is not None
+    assert loaded.classes.queries.dtype is torch.float32
+    assert scores(loaded, torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(("place", "value"), [("config/head/num_layers", 60_000), ("config/head/embed_dim", 40_000)])
+def test_a_model_larger_than_its_file_is_not_built(tmp_path: Path, place: str, value: int) -> None:
+    state = hostile.good()
+    hostile.put(state, place, value)
+    torch.save(state, tmp_path / "x.pt")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError, match="cannot be built: it is larger than all that the file holds"):
+        load_model(tmp_path / "x.pt")
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 200_000, f"{grown / 1000:.0f} MB"
+
+
+def test_the_place_in_an_epoch_must_be_in_it(tmp_path: Path) -> None:
+    for step, fits in ((3, False), (4, True), (6, True), (8, True), (9, False)):
+        torch.save({**hostile.good(), "step": step}, tmp_path / "x.pt")
+        if fits:
+            assert load(tmp_path / "x.pt")["step"] == step
+        else:
+            with pytest.raises(CheckpointError, match=f"its 'step' is {step}, and after 1 epochs of 4 steps"):
+                load(tmp_path / "x.pt")
+
+
+def test_a_loss_that_is_no_number_is_that_of_a_skipped_step(tmp_path: Path) -> None:
+    state = hostile.good()
+    state["log"] = {**state["log"], "loss": math.nan, "skipped": 1}
+    torch.save(state, tmp_path / "x.pt")
+    assert math.isnan(load(tmp_path / "x.pt")["log"]["loss"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import one_line
 
-from mldec.evaluate import Results, report, to_csv
+from mldec.evaluation import Results, report, to_csv
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator

@@ -135,7 +135,7 @@ def test_no_file_passes_the_doors_of_word_vectors_and_names(corpus: Corpus, tmp_
                 assert path.name.startswith(("data-", "archive-")), path
                 continue
             assert file.name in fault
-            assert len(fault.splitlines()) == 1
+            assert len(fault.splitlines()) == 1, fault
             refused += 1
         assert corpus.untouched(), path
     assert refused > 2 * len(corpus.files) - 12

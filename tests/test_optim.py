@@ -1,16 +1,19 @@
+import copy
 import math
 import subprocess
 import sys
 
 import pytest
 import torch
+from support import assert_equal
 from timm.optim import Lamb, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from mldec.errors import ConfigError
-from mldec.optim import build_optimizer, build_schedule, fast_forward, parameter_groups
+from mldec import storage
+from mldec.errors import CheckpointError, ConfigError
+from mldec.optim import build_optimizer, build_schedule, check_state, fast_forward, parameter_groups
 
 DECAYED = ["conv.weight", "fc.weight", "table"]
 FREE = ["conv.bias", "norm.weight", "norm.bias", "fc.bias", "scale", "number", "wide.bias"]
@@ -372,3 +375,81 @@ for name in ("onecycle", "cosine"):
 """
     run = subprocess.run([sys.executable, "-W", "default", "-c", program], capture_output=True, text=True, check=True)
     assert "UserWarning" not in run.stderr
+
+
+def after_steps(name, steps=3, **options):
+    """Return a net and its optimiser after some steps."""
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = build_optimizer(net, name=name, lr=0.01, weight_decay=0.1, options=options)
+    build_schedule(optimizer, name="onecycle", lr=0.01, steps=10)
+    for _ in range(steps):
+        for parameter in net.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    return net, optimizer
+
+
+def try_state(name, state, **options):
+    net, optimizer = after_steps(name, steps=0, **options)
+    trial = build_optimizer(net, name=name, lr=0.01, weight_decay=0.1, options=options)
+    check_state(trial, state, optimizer.param_groups, "x.pt")
+
+
+KINDS = [("adam", {}), ("adamw", {}), ("sgd", {}), ("lamb", {}), ("adafactor", {}), ("nadam", {})]
+KINDS += [("adam", {"amsgrad": True}), ("rmsprop", {}), ("adan", {}), ("lion", {})]
+
+
+@pytest.mark.parametrize(("name", "options"), KINDS)
+@pytest.mark.parametrize("steps", [0, 3])
+def test_an_optimisers_own_state_passes_and_is_not_changed(name, options, steps):
+    _, optimizer = after_steps(name, steps, **options)
+    state = storage.snapshot(optimizer.state_dict())
+    before = copy.deepcopy(state)
+    try_state(name, state, **options)
+    assert_equal(state, before)
+
+
+def _first(state):
+    return next(iter(state["state"].values()))
+
+
+SPOILT = {
+    "another shape": lambda s: _first(s).update(exp_avg=torch.zeros(3, 3)),
+    "one number": lambda s: _first(s).update(exp_avg=torch.zeros(1)),
+    "no average": lambda s: _first(s).pop("exp_avg"),
+    "no second average": lambda s: _first(s).pop("exp_avg_sq"),
+    "no step": lambda s: _first(s).pop("step"),
+    "whole numbers": lambda s: _first(s).update(exp_avg=_first(s)["exp_avg"].to(torch.int8)),
+    "another precision": lambda s: _first(s).update(exp_avg=_first(s)["exp_avg"].double()),
+    "text for a tensor": lambda s: _first(s).update(exp_avg="x"),
+    "none for a tensor": lambda s: _first(s).update(exp_avg_sq=None),
+    "step of text": lambda s: _first(s).update(step="3"),
+    "step of many": lambda s: _first(s).update(step=torch.zeros(4)),
+    "no rate": lambda s: s["param_groups"][0].pop("lr"),
+    "rate of a tensor": lambda s: s["param_groups"][0].update(lr=torch.tensor(0.1)),
+    "rate of text": lambda s: s["param_groups"][0].update(lr="0.1"),
+    "rate that is no number": lambda s: s["param_groups"][0].update(lr=math.nan),
+    "no betas": lambda s: s["param_groups"][1].pop("betas"),
+    "betas of text": lambda s: s["param_groups"][1].update(betas="xy"),
+    "betas of none": lambda s: s["param_groups"][1].update(betas=None),
+    "three betas": lambda s: s["param_groups"][1].update(betas=[0.9, 0.9, 0.9]),
+    "betas of texts": lambda s: s["param_groups"][1].update(betas=["x", "y"]),
+    "eps of text": lambda s: s["param_groups"][1].update(eps="x"),
+    "decay of none": lambda s: s["param_groups"][1].update(weight_decay=None),
+    "truth of text": lambda s: s["param_groups"][1].update(amsgrad="x"),
+    "no schedule": lambda s: s["param_groups"][1].pop("max_lr"),
+    "one group": lambda s: s["param_groups"].pop(),
+    "fewer parameters": lambda s: s["param_groups"][0]["params"].pop(),
+}
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("change", SPOILT)
+def test_a_state_that_fits_no_parameter_is_one_line(name, change):
+    _, optimizer = after_steps(name)
+    state = storage.snapshot(optimizer.state_dict())
+    SPOILT[change](state)
+    with pytest.raises(CheckpointError, match=r"x.pt does not fit the optimiser: ") as caught:
+        try_state(name, state)
+    assert "\n" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,73 @@ def test_a_file_that_does_not_fit_is_refused_with_the_reason(
     assert str(path) in message
     for part in parts:
         assert part in message
+
+
+def set_to(*changes: tuple[str, Any]) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda state: {**state, **dict(changes)}
+
+
+def without_decoder(state: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
+    """Return the weights with a head of one linear layer."""
+    state = {key: value for key, value in state.items() if not key.startswith("head.")}
+    return {**state, "head.fc.weight": weight, "head.fc.bias": torch.zeros(3)}
+
+
+HUGE = 10**12
+LAYER = "head.decoder.layers.{}.norm1.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda s: without_decoder(s, torch.tensor(1.0)), "its head.fc.weight has the shape [], not 2 sizes above 0"),
+        (lambda s: without_decoder(s, torch.zeros(HUGE, 0)), f"has the shape [{HUGE}, 0], not 2 sizes above 0"),
+        (lambda s: without_decoder(s, torch.zeros(3)), "has the shape [3], not 2"),
+        (set_to(("head.decoder.duplicate_pooling", torch.zeros(80))), "head.pool_weight has the shape [80], not 3"),
+        (set_to(("head.decoder.duplicate_pooling_bias", torch.zeros(HUGE, 0))), "head.pool_bias has the shape"),
+        (set_to(("head.decoder.duplicate_pooling_bias", torch.tensor(1.0))), "head.pool_bias has the shape []"),
+        (set_to(("body.conv1.0.weight", torch.tensor(1.0))), "conv1.conv.weight has the shape []"),
+        (set_to(("body.conv1.1.weight", torch.ones(64, dtype=torch.bool))), "are torch.bool, weights are floating"),
+        (set_to((LAYER.format(9_999_999), torch.zeros(768))), "it is larger than all that the file holds"),
+        (set_to((LAYER.format("9" * 30), torch.zeros(768))), "it has too many 1 tensors"),
+        (set_to((LAYER.format("9" * 6000), torch.zeros(768))), "it has too many 1 tensors"),
+        (set_to((f"body.layer1.{'9' * 9}.conv1.0.weight", torch.zeros(1))), "holds a TResNet of blocks"),
+    ],
+)
+def test_a_shape_that_lies_is_refused_before_anything_is_built(
+    save: Callable[..., Path], medium: dict[str, Tensor], change: Callable[..., Any], part: str
+) -> None:
+    path = save({"model": change(medium)})
+    started = time.process_time()
+    with pytest.raises(CheckpointError) as caught:
+        load_model(path)
+    message = str(caught.value)
+    assert part in message
+    assert len(message.splitlines()) == 1
+    assert len(message) < 1500
+    assert time.process_time() - started < 20
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {None: "a"},
+        {1.5: "a"},
+        {"x": "a"},
+        {"9" * 6000: "a"},
+        {True: "a"},
+        {0: None},
+        {0: 3},
+        {0: torch.zeros(2)},
+        {(): "a"},
+    ],
+)
+def test_class_names_that_are_none_are_refused(
+    save: Callable[..., Path], medium: dict[str, Tensor], names: dict[Any, Any]
+) -> None:
+    path = save({"model": medium, "idx_to_class": names})
+    with pytest.raises(CheckpointError, match=r"its idx_to_class does not give each number a name"):
+        load_model(path)
 
 
 def test_init_refuses_another_network_of_the_family(save: Callable[..., Path], medium: dict[str, Tensor]) -> None:

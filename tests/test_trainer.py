@@ -10,6 +10,7 @@ from patches import Exploding, MeanSquare, Patches
 from support import assert_equal, numbers
 from torch import nn
 
+from mldec import storage
 from mldec.checkpoint import load
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
@@ -410,3 +411,31 @@ def test_compiled_training_gives_the_same_weights(config: Config, tmp_path: Path
         fit(job, tmp_path / word)
         results.append(job.learner.model.state_dict())
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "fault"),
+    [
+        ("optimizer/param_groups/0/betas", "xy", "does not fit the optimiser: the 'betas' of group 0"),
+        ("optimizer/state/0/exp_avg", torch.zeros(3, 3), "the 'exp_avg' of parameter 0 is of another shape or kind"),
+        ("scaler", {"scale": "x"}, "does not fit the precision: the 'scale' of its scaler is no number"),
+        ("scaler", {}, "does not fit the precision"),
+        ("step", 0, "its 'step' is 0, and after 4 epochs"),
+    ],
+)
+def test_a_training_state_that_does_not_fit_is_refused_when_it_is_read(
+    config: Config, tmp_path: Path, place: str, value: Any, fault: str
+) -> None:
+    config = override(config, ["train.precision=fp16"] if place == "scaler" else [])
+    fit(trainer(config, tmp_path), tmp_path)
+    path = tmp_path / "checkpoints" / "last.pt"
+    state = load(path)
+    *parents, last = place.split("/")
+    part: Any = state
+    for name in parents:
+        part = part[int(name) if name.isdecimal() else name]
+    part[last] = value
+    storage.save(path, state)
+    with pytest.raises(CheckpointError, match=fault) as caught:
+        resume(trainer(config, tmp_path), tmp_path)
+    assert "\n" not in str(caught.value)

@@ -13,17 +13,17 @@ from mldec.files.results import check_targets, to_json, write_result
 
 # Each job: the module with the function of its name, imported when it runs, and what it measures.
 JOBS = {
-    "head": ("measure_model", "group projection, forward and backward, against the official loop over groups"),
-    "metric": ("measure_model", "mAP at COCO's size, and time and memory at 9,605 classes"),
-    "labels": ("measure_data", "first and second start of a COCO split of full size"),
-    "data": ("measure_data", "images/s of the training transform on one core, beside the official pipeline"),
+    "head": ("model", "group projection, forward and backward, against the official loop over groups"),
+    "metric": ("model", "mAP at COCO's size, and time and memory at 9,605 classes"),
+    "labels": ("data", "first and second start of a COCO split of full size"),
+    "data": ("data", "images/s of the training transform on one core, beside the official pipeline"),
     "throughput": (
-        "measure_model",
+        "model",
         "images/s of training and inference for a multi-label experiment, with random images",
     ),
-    "queries": ("measure_queries", "time and work of a zero-shot model by the number of its word queries"),
+    "queries": ("queries", "time and work of a zero-shot model by the number of its word queries"),
     "cost": (
-        "cost",
+        "paper",
         "multiply-accumulates and parameters of tables 1 and 2 and figures 5 and 6, beside the paper",
     ),
 }
@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> None:
     """Measure, print, write."""
     check_targets(args.json)
-    module = importlib.import_module(f"mldec.{JOBS[args.job][0]}")
+    module = importlib.import_module(f"mldec.benchmark.{JOBS[args.job][0]}")
     figures = getattr(module, args.job)(args)
     if args.job == "cost":
         say(*module.table(figures).splitlines())

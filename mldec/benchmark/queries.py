@@ -7,6 +7,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 from mldec import build
+from mldec.checkpoint.loading import MODEL_PARTS
 from mldec.config.compose import compose
 from mldec.data.base import Classes
 from mldec.runtime import distributed

@@ -1,8 +1,8 @@
 """Models that a file describes, held against the tensors that are to fill them: before they take time and memory."""
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -29,51 +29,65 @@ def check_sizes(nodes: Iterable[Any], tensors: Mapping[str, Tensor], path: Path)
         for number in _whole_numbers(node):
             if abs(number) > largest:
                 raise CheckpointError(
-                    f"the model in {path} cannot be built: a setting of it is {number}, "
-                    f"and the whole file has fewer numbers"
+                    f"the model in {path} cannot be built: one of its settings is {number}, more than all the "
+                    f"numbers in the file"
                 )
+
+
+class _Limit:
+    """What a model that is being built may still register."""
+
+    def __init__(self, tensors: int, numbers: int) -> None:
+        self.tensors, self.numbers = tensors, numbers
+
+    @property
+    def exceeded(self) -> bool:
+        return self.tensors < 0 or self.numbers < 0
+
+    def take(self, tensor: Tensor) -> None:
+        """Count a parameter or a buffer."""
+        self.tensors -= 1
+        self.numbers -= tensor.numel()
+        if self.exceeded:
+            raise CheckpointError("the model is too large")
+
+
+_limit: ContextVar[_Limit | None] = ContextVar("limit", default=None)
+
+
+def _registered(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+    limit = _limit.get()
+    if limit is not None and tensor is not None:
+        limit.take(tensor)
+
+
+# Once and for all: torch walks over its hooks without a lock, so that none may come or go while another thread builds.
+register_module_parameter_registration_hook(_registered)
+register_module_buffer_registration_hook(_registered)
 
 
 @contextmanager
 def limited(tensors: Mapping[str, Tensor], path: Path) -> Iterator[None]:
-    """Stop the building of a model, in this thread, that outgrows the tensors that are to fill it.
+    """Stop the building of a model that outgrows the tensors that are to fill it.
 
     What a constructor makes and then replaces counts too, so that the limit is a multiple, and more for a small file.
 
     Raises:
         CheckpointError: as soon as it has too many parameters and buffers, or too large ones.
     """
-    most_tensors = 2 * len(tensors) + FREE_TENSORS
-    most_numbers = 2 * sum(tensor.numel() for tensor in tensors.values()) + FREE_NUMBERS
-    count = numbers = 0
-    exceeded = False
-    thread = threading.get_ident()  # the hooks are those of the whole process
-
-    def registered(module: nn.Module, name: str, tensor: Tensor | None) -> None:
-        nonlocal count, numbers, exceeded
-        if tensor is None or threading.get_ident() != thread:
-            return
-        count += 1
-        numbers += tensor.numel()
-        exceeded = exceeded or count > most_tensors or numbers > most_numbers
-        if exceeded:
-            raise CheckpointError("too large")
-
-    hooks = [
-        register_module_parameter_registration_hook(registered),
-        register_module_buffer_registration_hook(registered),
-    ]
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    limit = _Limit(2 * len(tensors) + FREE_TENSORS, 2 * numbers + FREE_NUMBERS)
+    token = _limit.set(limit)
     try:
         yield
     except Exception as error:  # a constructor may have made another error of ours
-        if exceeded:
+        if limit.exceeded:
             raise CheckpointError(
                 f"the model in {path} cannot be built: it is larger than all that the file holds"
             ) from error
         raise
     finally:
-        for hook in hooks:
-            hook.remove()
+        _limit.reset(token)
 
 
 def _whole_numbers(value: Any) -> Iterator[int]:

@@ -1,6 +1,7 @@
 """From a file of weights, ours or the authors', to a model: the one door for evaluate, predict and notebooks."""
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,8 +29,9 @@ log = logging.getLogger("mldec")
 
 MOST_VERSIONS = 100  # of a checkpoint: more than a run keeps
 MODEL_PARTS = ("backbone", "head")
+_LOADING = threading.RLock()
 COMPUTED = ("num_batches_tracked", "backbone.mean", "backbone.std")  # may be absent from a released file
-NAMED = 10  # tensors in a message
+NAMED, LONGEST = 10, 100  # tensors in a message, and the characters of each
 
 
 @dataclass(frozen=True)
@@ -158,10 +160,9 @@ def load_strict(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> 
         ("of another shape", match.other_shape),
     ):
         if names:
+            some = ", ".join(name[:LONGEST] for name in names[:NAMED])
             plural = "tensor is" if len(names) == 1 else "tensors are"
-            raise CheckpointError(
-                f"{path} does not fit the model: {len(names)} {plural} {what} ({', '.join(names[:NAMED])})"
-            )
+            raise CheckpointError(f"{path} does not fit the model: {len(names)} {plural} {what} ({some})")
     model.load_state_dict(dict(tensors))
 
 
@@ -290,13 +291,15 @@ def _build(config: Config, classes: Classes, tensors: Mapping[str, Tensor], path
 
 @contextmanager
 def _standard_torch() -> Iterator[None]:
-    """Build on the CPU and in float32, whatever the caller's defaults are, and leave the global random state alone."""
-    dtype = torch.get_default_dtype()
-    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
-        if dtype is not torch.float32:
-            torch.set_default_dtype(torch.float32)
+    """Build on the CPU and in float32, whatever the caller's defaults are, and leave the global random state alone.
+
+    Both are the whole process's, so that one thread at a time changes them.
+    """
+    with _LOADING, torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        dtype = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+
         try:
             yield
         finally:
-            if dtype is not torch.float32:
-                torch.set_default_dtype(dtype)
+            torch.set_default_dtype(dtype)

@@ -24,7 +24,7 @@ def find_checkpoint(folder: Path) -> Path:
         if path.exists():
             return path
     looked_for = " nor ".join(str(path) for path in paths)
-    raise CheckpointError(f"{folder} is no folder of a run: there is neither {looked_for}")
+    raise CheckpointError(f"{folder} is no folder of a run: there is neither {looked_for}; check the path")
 
 
 def command_line() -> str:

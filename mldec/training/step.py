@@ -202,7 +202,7 @@ class Learner:
 
         for name, own in self.scaler.state_dict().items() if saved.scaler else ():
             value = saved.scaler.get(name)
-            if type(value) is not type(own) or not math.isfinite(value):
+            if not isinstance(value, int | float) or type(value) is not type(own) or not math.isfinite(value):
                 raise CheckpointError(f"{path} does not fit the precision: the '{name}' of its scaler is no number")
 
 

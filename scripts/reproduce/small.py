@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
-from mldec.check_data.pictures import scatter, stacked
+from mldec.check_data.charts import scatter, stacked
 
 from mldec import build, checkpoint
 from mldec.benchmark import environment
@@ -192,6 +192,7 @@ def summarise(row: Row, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what the report says of a row."""
     own = sorted((found for found in runs if found["row"] == row.name), key=lambda found: found["seed"])
     config = compose(row.settings(0))
+    parts = build.check(config)
     model = build.model(parts, build.data(parts).train.classes)
     values = [found["value"] for found in own]
     return {

@@ -8,7 +8,9 @@ from mldec.data.files import ImageFiles, Table, paths
 from mldec.data.base import Classes, Split
 from mldec.data.fingerprint import Fingerprint, check_same, fingerprint
 from mldec.data.labels import Labels, from_lists
+from mldec.data.tables import Table, paths
 from mldec.errors import CheckpointError
+from mldec.untrusted import OPTIONAL_PARTS
 
 NAMES = ("cat", "dog", "cow")
 FILES = ["a.png", "b/a.png", "b/c.png"]
@@ -96,3 +98,24 @@ def test_a_dataset_of_a_users_own_counts_its_images() -> None:
 
     own = fingerprint(Split(Own(), Classes(NAMES)))  # type: ignore[arg-type]
     assert (own.images, own.files, own.labels, len(own.classes)) == (7, "", "", 64)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"images": -1},
+        {"images": True},
+        {"images": 2.0},
+        {"files": None},
+        {"labels": b""},
+        {"classes": []},
+        {"more": ""},
+    ],
+)
+def test_a_checkpoint_holds_a_whole_one(change: dict[str, object]) -> None:
+    fits, _ = OPTIONAL_PARTS["fingerprint"]
+    whole = dataclasses.asdict(table())
+    assert fits(whole)
+    assert not fits({**whole, **change})
+    assert not fits({name: value for name, value in whole.items() if name not in change}) or "more" in change
+    assert not fits(None)

@@ -499,6 +499,7 @@ def test_transforms_travel_to_spawned_workers():
     ("arguments", "expected"),
     [
         ({"image_size": 0}, "image_size: 0"),
+        ({"image_size": 4097}, "image_size: 4097 is above 4,096 pixels a side"),
         ({"image_size": 44.8}, "image_size: 44.8"),
         ({"image_size": True}, "image_size: True"),
         ({"augment": "oficial"}, "augment: 'oficial'.*did you mean 'official'"),

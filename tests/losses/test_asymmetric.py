@@ -308,3 +308,11 @@ def test_a_wrong_setting_is_one_line_with_its_name_and_value(target, options, na
         target(**options)
     assert "\n" not in str(caught.value)
     assert [name for name in names if name not in str(caught.value)] == []
+
+
+def test_logits_further_apart_than_float32_reaches_cost_nothing_where_they_are_right():
+    logits = torch.tensor([[3e38, -3e38, 0]]).requires_grad_()
+    value = AsymmetricLossSingleLabel(smoothing=0.0)(logits, torch.tensor([[1, 0, 0]]))
+    value.backward()
+    assert value == 0
+    assert logits.grad.isfinite().all()

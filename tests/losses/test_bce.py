@@ -138,6 +138,14 @@ def test_extreme_logits_give_finite_losses_and_gradients(dtype, options):
     assert gradient[0, 0] > 0 > gradient[1, 1]  # a hopeless error still has a gradient
 
 
+@pytest.mark.parametrize("options", [{}, {"smoothing": 0.1}, {"target_threshold": 0.2}, {"reduction": "sum"}])
+def test_the_largest_logits_without_a_label_cost_nothing(options):
+    logits = torch.tensor([[3e38, -3e38, math.inf, 0.0]]).requires_grad_()
+    value, gradient = everything(BinaryCrossEntropy(**options), logits, torch.tensor([[-1, -1, -1, -1]]))
+    assert value == 0
+    assert torch.equal(gradient, torch.zeros(1, 4))
+
+
 def test_the_gradient_mode_is_left_as_it_was():
     logits, targets = batch()
     assert BinaryCrossEntropy()(logits, targets).requires_grad

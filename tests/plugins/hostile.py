@@ -162,16 +162,16 @@ def pickles(folder: Path, trace: Path) -> None:
         torch.jit.script(nn.Linear(2, 2)).save(str(folder / "torchscript.pth"))
 
 
-def good() -> dict[str, Any]:
+def good(words: list[str] = WORDS, queries: torch.Tensor | None = None) -> dict[str, Any]:
     """Return a whole checkpoint of ours, of an untrained network."""
-    config = compose(WORDS)
+    config = compose(words)
     classes = Classes(NAMES)
     model = build.model(config, classes, pretrained=False)
     weights = model.state_dict()
     return {
         "format": checkpoint.FORMAT,
         "config": to_dict(config),
-        "classes": {"names": list(NAMES), "exclusive": False, "queries": None},
+        "classes": {"names": list(NAMES), "exclusive": False, "queries": queries},
         "transform": {"image_size": 64},
         "metrics": {"val/mAP": 1.0},
         "best": {"metric": "mAP", "value": 1.0, "weights": "raw", "epoch": 1},
@@ -189,7 +189,8 @@ def good() -> dict[str, Any]:
     }
 
 
-def _put(state: dict[str, Any], place: str, value: Any) -> None:
+def put(state: dict[str, Any], place: str, value: Any) -> None:
+    """Replace what is at a place, such as config/head/num_layers."""
     *parents, last = place.split("/")
     for name in parents:
         state = state[name]
@@ -371,7 +372,7 @@ def changed(folder: Path) -> None:
     whole = good()
     for number, (name, (place, value)) in enumerate(CHANGES.items()):
         state = _copied(whole)
-        _put(state, place, value)
+        put(state, place, value)
         path = folder / f"ours-{number:02}-{''.join(c if c.isalnum() else '_' for c in name)}.pt"
         torch.save(state, path)
 
