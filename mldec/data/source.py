@@ -126,6 +126,7 @@ def _present(source: Source, images: LabelledImages, *, skip: bool) -> LabelledI
 
     some = f"{count:,} of {len(images):,} listed images are absent"
     if not skip or count == len(images):
-        raise DataError(f"{source.where}: {some}, the first is {images.storage.name(int(absent.argmax()))}; {source.see}")
+        first = images.storage.name(int(absent.argmax()))
+        raise DataError(f"{source.where}: {some}, the first is {first}; {source.see}")
     log.warning("%s: %s and left out", source.where, some)
     return images.select(~absent)

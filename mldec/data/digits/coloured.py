@@ -188,7 +188,9 @@ def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
 
     seen = set(range(10 * colours)) - set(chosen)
     if len({number // 10 for number in seen}) < colours or len({number % 10 for number in seen}) < 10:
-        raise ValueError(f"unseen is {count}: of {10 * colours} classes it leaves a colour or a digit unseen; set fewer")
+        raise ValueError(
+            f"unseen is {count}: of {10 * colours} classes it leaves a colour or a digit unseen; set fewer"
+        )
     return chosen
 
 

@@ -21,7 +21,7 @@ from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.task import PartialLabels
 from mldec.errors import DataError
-from mldec.inputs import csv_columns
+from mldec.inputs import csv_columns, open_binary
 
 log = logging.getLogger("mldec")
 
@@ -100,7 +100,8 @@ def _read(data: Path, codes: "_Codes") -> tuple[np.ndarray, ...]:
     for first, columns in csv_columns(data, ["image_id", "class_list", "class_list_neg", "split"], _SEE):
         image_ids, positives, negatives, split = columns
         where = f"{data}, row"
-        files.append(encode_paths([path_inside(path, f"{where} {row}", _SEE) for row, path in enumerate(image_ids, first)]))
+        paths = [path_inside(path, f"{where} {row}", _SEE) for row, path in enumerate(image_ids, first)]
+        files.append(encode_paths(paths))
         splits.append(np.array(split))
 
         for lists, value in ((positives, 1), (negatives, 0)):
@@ -170,7 +171,8 @@ def _refuse_repeated(data: Path, files: np.ndarray) -> None:
 def _read_display(path: Path) -> dict[str, str]:
     """Read mid_to_classes.pth; nothing in it can run."""
     try:
-        display = torch.load(path, map_location="cpu", weights_only=True)
+        with open_binary(path) as file:
+            display = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise DataError(f"{path} is refused ({reason}): it must be a plain dict of MID to name; {_SEE}") from error

@@ -16,6 +16,7 @@ from mldec.data.arrays import read_npy
 from mldec.data.names import names_fault
 from mldec.data.zero_shot.vector_text import lacking, read_text
 from mldec.errors import ConfigError, DataError
+from mldec.inputs import open_binary
 from mldec.inputs import read_text as read_text_file
 
 _SEE = "see DATASETS.md, section Word vectors"
@@ -144,22 +145,23 @@ def _plurals(name: str) -> set[str]:
 
 
 def _read_torch(path: Path) -> np.ndarray:
-    with path.open("rb") as file:
+    with open_binary(path) as file:
         start = file.read(2)
-    if start != b"PK" and not start.startswith(b"\x80"):
-        raise DataError(
-            f"{path} is not a torch file but begins like text: the official README swaps the links of data.csv and "
-            f"wordvec_array.pth; swap the two files back, {_SEE}"
-        )
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # weights_only refuses with several kinds, and damaged files raise many more
-        if isinstance(error, MemoryError):
+        if start != b"PK" and not start.startswith(b"\x80"):
+            raise DataError(
+                f"{path} is not a torch file but begins like text: the official README swaps the links of data.csv and "
+                f"wordvec_array.pth; swap the two files back, {_SEE}"
+            )
+        file.seek(0)
+        try:
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
+        except MemoryError:
             raise
-        raise DataError(
-            f"{path} is not a whole file of plain tensors, and anything else could run code: restore it, or save the "
-            f"array with numpy.save as .npy; {_SEE}"
-        ) from error
+        except Exception as error:  # weights_only refuses with several kinds, and damaged files raise many more
+            raise DataError(
+                f"{path} is not a whole file of plain tensors, and anything else could run code: restore it, or save "
+                f"the array with numpy.save as .npy; {_SEE}"
+            ) from error
     if isinstance(loaded, dict) and len(loaded) == 1:  # the form of SDL, the same group's earlier work
         loaded = next(iter(loaded.values()))
     if not isinstance(loaded, Tensor):

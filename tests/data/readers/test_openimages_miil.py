@@ -1,4 +1,5 @@
 import logging
+import os
 import pickle
 from pathlib import Path
 
@@ -116,6 +117,11 @@ def test_a_pth_file_cannot_run_anything(root: Path, tmp_path: Path, kind: str) -
     assert not never.exists()
 
 
+def test_names_in_a_fifo_are_not_waited_for(root: Path) -> None:
+    os.mkfifo(root / "mid_to_classes.pth")
+    assert "a FIFO, not a regular file" in fault(root)
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -130,7 +136,10 @@ def test_a_pth_file_cannot_run_anything(root: Path, tmp_path: Path, kind: str) -
         ("a.jpg,\"['/m/0a', ]\",[],val\n", "row 2 has"),
         ("a.jpg,[],[__import__('os').abort()],val\n", "row 2 has \"[__import__('os').abort()]\""),
         ('a.jpg,"[],[],val\n', "wrong quoting after row 1"),
-        ("a.jpg,[],[],val\nb.jpg,[],[],train\na.jpg,[],[],train\n", "row 4: the image a.jpg is listed twice, first in row 2"),
+        (
+            "a.jpg,[],[],val\nb.jpg,[],[],train\na.jpg,[],[],train\n",
+            "row 4: the image a.jpg is listed twice, first in row 2",
+        ),
         ("../a.jpg,[],[],val\n", "row 2: '../a.jpg' is not a path inside the image folder"),
         ("x\\..\\..\\a.jpg,[],[],val\n", "is not a path inside the image folder"),
         ("/etc/a.jpg,[],[],val\n", "row 2: '/etc/a.jpg' is not a path"),
