@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from support import made
 
 from mldec.config import compose
