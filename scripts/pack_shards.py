@@ -28,7 +28,7 @@ from tqdm import tqdm
 from mldec.cli import open_data, positive
 from mldec.data.base import Classes, StoredImages
 from mldec.data.labels import Labels
-from mldec.data.loader import leave_the_group, unwrap
+from mldec.data.loader import start_worker, unwrap
 from mldec.data.storage.tar_shards import FORMAT
 from mldec.data.transforms import read_image
 from mldec.errors import ConfigError, DataError, one_line
@@ -168,7 +168,7 @@ def write_shard(
 ) -> None:
     """Write one shard beside its name, rename it, and only then write the record that says that it is whole."""
     contents = Contents(images, first, last, packing)
-    loader: Any = DataLoader(contents, 16, num_workers=packing.workers, collate_fn=list, worker_init_fn=leave_the_group)
+    loader: Any = DataLoader(contents, 16, num_workers=packing.workers, collate_fn=list, worker_init_fn=start_worker)
 
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:

@@ -11,8 +11,8 @@ from timm.scheduler import create_scheduler_v2
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from mldec import storage
 from mldec.errors import CheckpointError, ConfigError
+from mldec.files import torch_files
 from mldec.optim import build_optimizer, build_schedule, check_state, fast_forward, parameter_groups
 
 DECAYED = ["conv.weight", "fc.weight", "table"]
@@ -404,7 +404,7 @@ KINDS += [("adam", {"amsgrad": True}), ("rmsprop", {}), ("adan", {}), ("lion", {
 @pytest.mark.parametrize("steps", [0, 3])
 def test_an_optimisers_own_state_passes_and_is_not_changed(name, options, steps):
     _, optimizer = after_steps(name, steps, **options)
-    state = storage.snapshot(optimizer.state_dict())
+    state = torch_files.snapshot(optimizer.state_dict())
     before = copy.deepcopy(state)
     try_state(name, state, **options)
     assert_equal(state, before)
@@ -448,7 +448,7 @@ SPOILT = {
 @pytest.mark.parametrize("change", SPOILT)
 def test_a_state_that_fits_no_parameter_is_one_line(name, change):
     _, optimizer = after_steps(name)
-    state = storage.snapshot(optimizer.state_dict())
+    state = torch_files.snapshot(optimizer.state_dict())
     SPOILT[change](state)
     with pytest.raises(CheckpointError, match=r"x.pt does not fit the optimiser: ") as caught:
         try_state(name, state)

@@ -16,9 +16,9 @@ from PIL import Image
 from support import one_line
 
 from mldec import predict
-from mldec.checkpoint import load, load_model
-from mldec.files.plain import MAX_IMAGE_SIZE
-from mldec.files.torch_files import save
+from mldec.checkpoint import load_model
+from mldec.config.schema import MAX_IMAGE_SIZE
+from mldec.files.torch_files import read_torch, save
 
 Cli = Callable[..., Any]
 SHARED = ["--plugin", "patches", "--device", "cpu", "--top", "1"]
@@ -102,7 +102,7 @@ def test_a_second_ctrl_c_keeps_the_list_too(
 
 
 def test_scores_of_a_broken_network_are_no_answer(cli: Cli, best: Path, photos: Path, tmp_path: Path) -> None:
-    state = load(best)
+    state = read_torch(best)
     for weights in ("model", "ema"):
         state[weights]["head.pool_bias"].fill_(float("nan"))
     save(tmp_path / "nan.pt", state)

@@ -31,7 +31,7 @@ from mldec.config.compose import compose, parse, to_dict
 from mldec.config.schema import PARTS, Config
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.loader import TrainBatches, train_loader, unwrap
-from mldec.evaluate import evaluate
+from mldec.evaluation import evaluate
 from mldec.runtime import signals
 
 # Cases of each kind in the default run: 500 together. The slow run has 20 times as many: 10,000.

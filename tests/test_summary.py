@@ -13,6 +13,7 @@ from support import cpu_seconds, one_line
 
 from mldec import checkpoint, summary
 from mldec.errors import CheckpointError, DataError
+from mldec.files.torch_files import read_torch
 
 PLUGINS = ["patches"]
 Cli = Callable[..., tuple[int, str, str]]
@@ -38,7 +39,7 @@ def rewrite(path: Path, **changed: object) -> None:
 
 def test_a_finished_run(outputs: Path) -> None:
     (run,) = summary.gather(outputs, PLUGINS)
-    state = checkpoint.load(outputs / "a" / "checkpoints" / "best.pt")
+    state = read_torch(outputs / "a" / "checkpoints" / "best.pt")
     assert (run.run, run.name, run.state, run.epochs, run.image_size) == ("a", "digits", "finished", "2/2", 64)
     assert (run.metric, run.value, run.weights) == ("mAP", state["best"]["value"], state["best"]["weights"])
     lines = [json.loads(line) for line in (outputs / "a" / "metrics.jsonl").read_text().splitlines()]

@@ -53,7 +53,7 @@ ConfigStore.instance().store(name="schema", node=Config)
 
 def config_dir() -> str:
     """Return the folder of the YAML files: inside an installed wheel, or beside the package in a checkout."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     installed = package / "configs"
     return str(installed if installed.is_dir() else package.parent / "configs")
 

@@ -22,10 +22,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
-from mldec.check_data.charts import scatter, stacked
 
 from mldec import build, checkpoint
 from mldec.benchmark import environment
+from mldec.check_data.charts import scatter, stacked
 from mldec.config.compose import compose
 from mldec.errors import ConfigError, one_line
 from mldec.runtime.cost import count_parameters, multiply_accumulates

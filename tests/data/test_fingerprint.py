@@ -3,14 +3,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mldec.data.files import ImageFiles, Table, paths
 
-from mldec.data.base import Classes, Split
+from mldec.checkpoint.state import _OPTIONAL_PARTS
+from mldec.data.base import Classes, LabelledImages, Split, StoredImages
 from mldec.data.fingerprint import Fingerprint, check_same, fingerprint
-from mldec.data.labels import Labels, from_lists
-from mldec.data.tables import Table, paths
+from mldec.data.labels import Labels, from_entries
+from mldec.data.storage.image_files import ImageFiles
+from mldec.data.table import encode_paths
 from mldec.errors import CheckpointError
-from mldec.untrusted import OPTIONAL_PARTS
 
 NAMES = ("cat", "dog", "cow")
 FILES = ["a.png", "b/a.png", "b/c.png"]
@@ -23,22 +23,23 @@ def table(
     names: tuple[str, ...] = NAMES,
     *,
     folder: str = "/data",
-    rest: int = 0,
+    default: int = 0,
 ) -> Fingerprint:
-    labels = from_lists(positives, num_classes=len(names), rest=rest)
-    images = ImageFiles(Path(folder), Table(paths(files), labels, names), transform=lambda image: image)  # type: ignore[arg-type, return-value]
-    return fingerprint(Split(images, Classes(names)))
+    labels = from_entries([dict.fromkeys(classes, 1) for classes in positives], num_classes=len(names), default=default)
+    images = LabelledImages(ImageFiles(Path(folder), encode_paths(files), see="README.md"), labels, names)
+    return fingerprint(split(images))
+
+
+def split(images: LabelledImages) -> Split:
+    return Split(StoredImages(images, transform=lambda image: image), Classes(images.classes))  # type: ignore[arg-type, return-value]
 
 
 def test_it_depends_on_the_table_only() -> None:
-    wide = ImageFiles(
-        Path("/elsewhere"),
-        Table(paths([*FILES, "a/longer/path.png"]), from_lists([*POSITIVES, [0]], num_classes=3), NAMES).select(
-            np.arange(3)
-        ),
-        transform=lambda image: image,  # type: ignore[arg-type, return-value]
-    )
-    assert table() == table(folder="/other/root") == fingerprint(Split(wide, Classes(NAMES)))
+    files = ImageFiles(Path("/elsewhere"), encode_paths([*FILES, "a/longer/path.png"]), see="README.md")
+    wide = LabelledImages(
+        files, from_entries([dict.fromkeys(classes, 1) for classes in [*POSITIVES, [0]]], num_classes=3), NAMES
+    ).select(np.arange(3))
+    assert table() == table(folder="/other/root") == fingerprint(split(wide))
     assert table(positives=[[2, 0], [], [1]]) == table()
 
 
@@ -51,16 +52,16 @@ def test_it_depends_on_the_table_only() -> None:
         (table(positives=[[0, 1], [], [1]]), "other labels of the same training images"),
         (table(positives=[[0], [], [1]]), "other labels"),
         (table(positives=[[0, 2], [1], []]), "other labels"),
-        (table(rest=-1), "other labels"),
+        (table(default=-1), "other labels"),
         (table(names=("cat", "cow", "dog")), "training classes have other names"),
     ],
 )
 def test_every_change_is_refused_or_accepted_with_a_warning(changed: Fingerprint, said: str) -> None:
-    path, saved = Path("last.pt"), dataclasses.asdict(table())
+    path, saved = Path("last.pt"), table()
     with pytest.raises(CheckpointError, match=rf"last.pt was trained on other data \(.*{said}.*data.changed=allow"):
         check_same(saved, changed, path, allow=False)
     assert said in (check_same(saved, changed, path, allow=True) or "")
-    assert check_same(dataclasses.asdict(changed), changed, path, allow=False) is None
+    assert check_same(changed, changed, path, allow=False) is None
     assert "no fingerprint" in (check_same(None, changed, path, allow=False) or "")
 
 
@@ -78,17 +79,13 @@ def test_a_large_table_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_equals_the_rest_may_be_stated() -> None:
-    class Rows:
-        def __init__(self, labels: Labels) -> None:
-            self.labels, self.image_keys = labels, np.arange(len(labels))
+    def of(labels: Labels) -> Fingerprint:
+        files = ImageFiles(Path("/data"), encode_paths(FILES[:2]), see="README.md")
+        return fingerprint(split(LabelledImages(files, labels, NAMES[:2])))
 
-        def __len__(self) -> int:
-            return len(self.labels)
-
-    stated = from_lists([[0], [1]], [[1], []], num_classes=2)
-    silent = from_lists([[0], [1]], num_classes=2)
-    one, other = (fingerprint(Split(Rows(labels), Classes(("a", "b")))) for labels in (stated, silent))  # type: ignore[arg-type]
-    assert one == other
+    stated = from_entries([{0: 1, 1: 0}, {1: 1}], num_classes=2)
+    silent = from_entries([{0: 1}, {1: 1}], num_classes=2)
+    assert of(stated) == of(silent)
 
 
 def test_a_dataset_of_a_users_own_counts_its_images() -> None:
@@ -113,7 +110,7 @@ def test_a_dataset_of_a_users_own_counts_its_images() -> None:
     ],
 )
 def test_a_checkpoint_holds_a_whole_one(change: dict[str, object]) -> None:
-    fits, _ = OPTIONAL_PARTS["fingerprint"]
+    fits, _ = _OPTIONAL_PARTS["fingerprint"]
     whole = dataclasses.asdict(table())
     assert fits(whole)
     assert not fits({**whole, **change})

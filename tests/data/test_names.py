@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from mldec.checkpoint.state import _PARTS
 from mldec.data.base import Classes
 from mldec.data.names import MAX_NAME, as_name, check_names, given_names, name_fault, names_fault, read_lines
 from mldec.errors import DataError
-from mldec.files.plain import PARTS
 
 GOOD = [
     "dog",
@@ -26,7 +26,7 @@ ODD = [None, True, [], {}, b"dog", ("dog",), "", "  ", "x" * (MAX_NAME + 1)]
 
 
 def in_a_checkpoint(names: object) -> bool:
-    return PARTS["classes"][0]({"names": names, "exclusive": False, "queries": None})
+    return _PARTS["classes"][0]({"names": names, "exclusive": False, "queries": None})
 
 
 def test_names_that_are_taken() -> None:

@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+from mldec.config.schema import MAX_IMAGE_SIZE
 from mldec.data.official_augment import GREY, OPERATIONS, PATCH, PairAugment, cutout
 from mldec.data.transforms import MAX_RESIZED, EvalTransform, TrainTransform, load_image, read_image, to_tensor
 from mldec.errors import ConfigError, DataError
-from mldec.files.plain import MAX_IMAGE_SIZE
 
 
 def pixels(*shape, seed=0):

@@ -17,9 +17,10 @@ from PIL import Image
 from support import QUICK, made, one_line, write_coco
 
 import mldec
-from mldec.checkpoint import load, load_model
+from mldec.checkpoint import load_model
 from mldec.data.digits.grey import digits
 from mldec.data.digits.scenes import NAMES
+from mldec.files.torch_files import read_torch
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -55,7 +56,7 @@ def test_the_log_begins_with_the_command_the_version_and_the_commit(digits_run: 
     first, second = (digits_run / "train.log").read_text().splitlines()[:2]
     assert "-m mldec.train +experiment=digits" in first
     assert "data.train_images=64" in first
-    state = load(digits_run / "checkpoints" / "best.pt")
+    state = read_torch(digits_run / "checkpoints" / "best.pt")
     assert first.endswith(f"(mldec {mldec.__version__}, commit {state['git'] or 'none'})")
     assert "fp32 on cpu x 1" in second
     facts = json.loads((digits_run / "run.json").read_text())
@@ -74,7 +75,7 @@ def test_a_resumed_run_says_its_command_too(cli: Cli, digits_run: Path, tmp_path
 
 def test_half_precision_of_a_run_is_left_out_on_a_cpu(cli: Cli, digits_run: Path, tmp_path: Path) -> None:
     path = digits_run / "checkpoints" / "best.pt"
-    state = load(path)
+    state = read_torch(path)
     state["config"]["train"]["precision"] = "bf16"
     torch.save(state, tmp_path / "half.pt")
     status, out, err = cli("evaluate", tmp_path / "half.pt", "--plugin", "patches")
@@ -89,7 +90,7 @@ def test_half_precision_of_a_run_is_left_out_on_a_cpu(cli: Cli, digits_run: Path
 def test_the_folder_of_a_run_stands_for_its_best_checkpoint(cli: Cli, digits_run: Path, tmp_path: Path) -> None:
     status, out, err = cli("evaluate", digits_run, "--plugin", "patches")
     assert status == 0, err
-    best = load(digits_run / "checkpoints" / "best.pt")["best"]["value"]
+    best = read_torch(digits_run / "checkpoints" / "best.pt")["best"]["value"]
     assert f"  {best:7.3f}\n" in out
     (tmp_path / "empty").mkdir()
     status, _, err = cli("evaluate", tmp_path / "empty")
@@ -132,7 +133,7 @@ def test_evaluate_gives_the_number_of_the_run_and_writes_it(cli: Cli, digits_run
     status, out, err = cli("evaluate", best, *words)
     assert status == 0, err
     found = json.loads((tmp_path / "r.json").read_text())
-    state = load(best)
+    state = read_torch(best)
     assert found["metrics"]["mAP"] == pytest.approx(state["best"]["value"], abs=1e-9)
     assert found["weights"] == state["best"]["weights"]
     assert found["images"] == 40
@@ -156,7 +157,9 @@ def test_evaluate_takes_settings_and_other_weights(cli: Cli, digits_run: Path, t
             "evaluate", last, "--weights", weights, "train.workers=1", "--json", path, "--plugin", "patches"
         )
         assert status == 0, err
-        assert json.loads(path.read_text())["metrics"]["mAP"] == pytest.approx(load(last)["metrics"][key], abs=1e-9)
+        assert json.loads(path.read_text())["metrics"]["mAP"] == pytest.approx(
+            read_torch(last)["metrics"][key], abs=1e-9
+        )
     status, _, err = cli("evaluate", last, "data.val_images=7", "--json", path, "--plugin", "patches")
     assert json.loads(path.read_text())["images"] == 7
 
@@ -354,11 +357,11 @@ def test_init_starts_a_new_run_from_weights(
     status, out, err = cli("train", *QUICK, f"init={best}", "train.epochs=1", "optim.lr=1e-9", "train.ema_decay=null")
     assert status == 0, err
     assert "tensors loaded" in out
-    began = load(best)
+    began = read_torch(best)
     start = began["ema" if began["best"]["weights"] == "ema" else "model"]
-    end = load(Path("outputs/digits/checkpoints/last.pt"))["model"]
+    end = read_torch(Path("outputs/digits/checkpoints/last.pt"))["model"]
     torch.testing.assert_close(end, start, atol=1e-5, rtol=0)
-    assert not math.isnan(load(Path("outputs/digits/checkpoints/last.pt"))["best"]["value"])
+    assert not math.isnan(read_torch(Path("outputs/digits/checkpoints/last.pt"))["best"]["value"])
 
 
 def test_a_run_without_standard_streams_trains_to_its_end(tmp_path: Path) -> None:
@@ -366,7 +369,7 @@ def test_a_run_without_standard_streams_trains_to_its_end(tmp_path: Path) -> Non
     command = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-m", "mldec.train", *QUICK]
     done = subprocess.run([*command, "train.epochs=1", "train.workers=1"], cwd=tmp_path)
     assert done.returncode == 0
-    assert load(tmp_path / "outputs/digits/checkpoints/last.pt")["epoch"] == 1
+    assert read_torch(tmp_path / "outputs/digits/checkpoints/last.pt")["epoch"] == 1
     assert "best mAP" in (tmp_path / "outputs/digits/train.log").read_text()
 
 

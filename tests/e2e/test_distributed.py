@@ -14,7 +14,7 @@ import pytest
 import torch
 from support import QUICK, numbers
 
-from mldec.checkpoint import load
+from mldec.files.torch_files import read_torch
 from mldec.training.run_lock import RunLock
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -46,7 +46,7 @@ def test_two_processes_train_as_one(tmp_path: Path, two: Path) -> None:
     done = finish(tmp_path, [sys.executable, *TRAIN])
     assert done.returncode == 0, done.stderr
     one = tmp_path / "outputs" / "digits"
-    states = [load(run / "checkpoints" / "last.pt")["model"] for run in (one, two)]
+    states = [read_torch(run / "checkpoints" / "last.pt")["model"] for run in (one, two)]
     torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
     for a, b in zip(numbers(one), numbers(two), strict=True):
         assert a == pytest.approx(b, rel=1e-3)
@@ -57,7 +57,7 @@ def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(tmp
     done = finish(tmp_path, launch, PATCHES_SIGNAL="SIGKILL:3:1")
     assert done.returncode == 0, done.stderr
     again = tmp_path / "outputs" / "digits"
-    one, other = (load(run / "checkpoints" / "last.pt") for run in (two, again))
+    one, other = (read_torch(run / "checkpoints" / "last.pt") for run in (two, again))
     for part in ("model", "ema"):
         torch.testing.assert_close(one[part], other[part], rtol=0, atol=0)
     assert numbers(two) == numbers(again)
@@ -76,7 +76,7 @@ def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert time.monotonic() - asked < 30
     assert err.count("mldec: stopped by ") == 1, err
-    state = load(log.parent / "checkpoints" / "last.pt")
+    state = read_torch(log.parent / "checkpoints" / "last.pt")
     assert state["step"] == numbers(log.parent)[-1]["step"] > 0
 
 

@@ -14,7 +14,7 @@ import patches
 import pytest
 from support import CONFIGS, assert_equal, one_line
 
-from mldec.checkpoint import load
+from mldec.files.torch_files import read_torch
 from mldec.losses.prior import read_prior
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -115,7 +115,7 @@ def test_estimated_priors_are_kept_over_a_stop_and_written_at_the_end(
     assert "outputs/stopped/class_prior.csv" in out
     whole, stopped = (Path("outputs", name) for name in ("whole", "stopped"))
     assert (whole / "class_prior.csv").read_bytes() == (stopped / "class_prior.csv").read_bytes()
-    assert_equal(*(load(run / "checkpoints" / "last.pt")["model"] for run in (whole, stopped)))
+    assert_equal(*(read_torch(run / "checkpoints" / "last.pt")["model"] for run in (whole, stopped)))
     assert all(0 < prior < 1 for prior in read_prior(whole / "class_prior.csv"))
     status, _, err = cli("train", *words, "name=second", f"loss.class_prior={whole}/class_prior.csv")
     assert status == 0, err

@@ -14,7 +14,7 @@ from PIL import Image
 from support import QUICK, numbers, one_line
 
 from mldec import checkpoint
-from mldec.checkpoint import load
+from mldec.files.torch_files import read_torch
 
 Cli = Callable[..., Any]
 
@@ -75,7 +75,7 @@ def test_the_checkpoint_of_another_run_does_not_replace_this_one(run: Path, cli:
     status, out, _ = cli("train", *QUICK, "train.epochs=3", f"resume={other}", "name=other")
     assert (status, "epoch 3 of 3" in out, "missing" in out) == (0, True, False)
     assert [line["step"] for line in numbers(tmp_path / "outputs" / "other")] == [10, 12, 12]
-    assert load(tmp_path / "outputs" / "other" / "checkpoints" / "last.pt")["log"]["lines"] == 3
+    assert read_torch(tmp_path / "outputs" / "other" / "checkpoints" / "last.pt")["log"]["lines"] == 3
     assert cli("train", *QUICK, "resume=outputs/digits/checkpoints/last.1.pt").status == 0
 
 
@@ -147,7 +147,7 @@ def test_a_damaged_log_is_mended_at_a_resume(run: Path, cli: Cli) -> None:
     assert status == 0
     assert "metrics.jsonl: 2 of the 6 lines that the run had written are missing or damaged" in out
     assert [line["step"] for line in numbers(run)] == [4, 4, 6, 8, 10, 12, 12]
-    assert load(run / "checkpoints" / "last.pt")["log"]["lines"] == 7
+    assert read_torch(run / "checkpoints" / "last.pt")["log"]["lines"] == 7
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_a_change_of_the_data_is_refused_at_a_resume(photos: Path, cli: Cli, tmp
     one_line(err, "data.changed: 'maybe' is not one of refuse, allow")
     status, out, _ = cli("train", *more, "data.changed=allow")
     assert (status, "going on with this one, as data.changed=allow says" in out) == (0, True)
-    assert "changed" not in load(last)["config"]["data"]
+    assert "changed" not in read_torch(last)["config"]["data"]
 
     # The changed table counts from now on, wherever the images lie; it is accepted once, not for ever.
     shutil.move(photos, tmp_path / "moved")
@@ -218,4 +218,4 @@ def test_an_older_checkpoint_without_a_fingerprint_goes_on_with_a_warning(
     status, out, _ = cli("train", *QUICK, "train.epochs=3", "resume=auto")
     assert status == 0
     assert "last.pt has no fingerprint of its training data" in out
-    assert "fingerprint" in load(run / "checkpoints" / "last.pt")
+    assert "fingerprint" in read_torch(run / "checkpoints" / "last.pt")

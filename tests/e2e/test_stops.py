@@ -17,7 +17,7 @@ import patches
 import pytest
 from support import QUICK, assert_equal, numbers, one_line
 
-from mldec.checkpoint import load
+from mldec.files.torch_files import read_torch
 from mldec.runtime import signals
 
 Cli = Callable[..., Any]
@@ -29,7 +29,7 @@ MOMENTS = [("SIGTERM", 3), ("SIGTERM", 5), ("SIGUSR1", 8), ("SIGINT", 4), ("SIGI
 def same_end(one: Path, other: Path) -> None:
     """Compare what two runs left, to the last bit, but for settings that change no number."""
     for name in ("last.pt", "best.pt"):
-        states = [load(run / "checkpoints" / name) for run in (one, other)]
+        states = [read_torch(run / "checkpoints" / name) for run in (one, other)]
         for state in states:
             del state["config"]
         assert_equal(*states)
@@ -88,7 +88,7 @@ def test_a_killed_loader_process_is_one_line_and_nothing_is_lost(
         status, _, err = cli("train", *QUICK, "train.workers=1", "train.eval_batch_size=8")
     assert status == 1
     one_line(err, "a loader process died", "lower train.workers", "saved in ", "resume=auto goes on")
-    assert load(tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt")["step"] == min(forward, 4)
+    assert read_torch(tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt")["step"] == min(forward, 4)
     assert cli("train", *QUICK, "resume=auto").status == 0
     same_end(digits_run, tmp_path / "outputs" / "digits")
 
@@ -207,7 +207,7 @@ def test_a_folder_deleted_in_mid_run_is_made_again(cli: Cli, tmp_path: Path, mon
         patches, "interrupt", lambda: shutil.rmtree(tmp_path / "outputs") if next(forwards) == 8 else None
     )
     assert cli("train", *QUICK).status == 0
-    assert load(tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt")["epoch"] == 2
+    assert read_torch(tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt")["epoch"] == 2
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,14 @@ import pytest
 import torch
 from support import CONFIGS, one_line
 
-from mldec.checkpoint import load, load_model, saved_classes
+from mldec import checkpoint
+from mldec.checkpoint import load_model
 from mldec.data.base import Classes
 from mldec.data.transforms import read_image
 from mldec.data.zero_shot.vectors import read_vectors
 from mldec.errors import CheckpointError
 from mldec.evaluation import check_classes, check_queries
+from mldec.files.torch_files import read_torch
 
 Cli = Callable[..., tuple[int, str, str]]
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_digits.py"
@@ -65,7 +67,7 @@ def some_image(folder: Path) -> Path:
 
 
 def test_evaluate_gives_the_number_of_the_run(command: Cli, folder: Path, tmp_path: Path) -> None:
-    state = load(folder / "outputs/zsl/checkpoints/best.pt")
+    state = read_torch(folder / "outputs/zsl/checkpoints/best.pt")
     assert state["best"]["metric"] == "zsl_mAP"
     assert state["classes"]["queries"].shape == (40, 14)
     status, out, err = command("evaluate", "--json", tmp_path / "r.json")
@@ -100,7 +102,7 @@ def test_evaluate_refuses_vectors_of_another_width(command: Cli, folder: Path, t
     status, _, err = command("evaluate", f"data.vectors={tmp_path / 'v.txt'}")
     assert status == 1
     one_line(err, "best.pt asks by word vectors of 14 numbers, the data has vectors of 2 numbers")
-    saved = saved_classes(load(folder / "outputs/zsl/checkpoints/best.pt"))
+    saved = checkpoint.load(folder / "outputs/zsl/checkpoints/best.pt").classes
     with pytest.raises(CheckpointError, match="by word vectors of 14 numbers, the data has none"):
         check_queries(saved, Classes(saved.names), "best.pt")
 
@@ -156,7 +158,7 @@ def test_a_checkpoint_of_its_own_classes_takes_no_others(cli: Cli, digits_run: P
 
 
 def test_a_run_goes_on_with_the_same_vectors_only(folder: Path) -> None:
-    saved = saved_classes(load(folder / "outputs/zsl/checkpoints/last.pt"))
+    saved = checkpoint.load(folder / "outputs/zsl/checkpoints/last.pt").classes
     check_classes(saved, saved, "last.pt")
     with pytest.raises(
         CheckpointError, match=r"^last\.pt is of other word vectors than the data: put the same .* back$"

@@ -9,7 +9,8 @@ import pytest
 import torch
 from support import QUICK
 
-from mldec.checkpoint import load, load_model
+from mldec.checkpoint import load_model
+from mldec.files.torch_files import read_torch
 from mldec.heads.ml_decoder import MLDecoder
 
 pytestmark = [
@@ -41,7 +42,7 @@ def test_every_precision_trains(tmp_path: Path, precision: str, compiled: str) -
     run = train(tmp_path, *SHORT, f"train.precision={precision}", f"train.compile={compiled}", "train.log_every=2")
     found = losses(run)
     assert found[-1] < found[0]
-    state = load(run / "checkpoints" / "last.pt")
+    state = read_torch(run / "checkpoints" / "last.pt")
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
 
 

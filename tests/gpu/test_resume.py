@@ -13,7 +13,7 @@ import pytest
 import torch
 from support import assert_equal, numbers
 
-from mldec.checkpoint import load
+from mldec.files.torch_files import read_torch
 
 CUDA_MARKS = [
     pytest.mark.gpu,
@@ -53,7 +53,7 @@ def train(folder: Path, *words: str, stop_at_forward: int = 0) -> int:
 def assert_same_run(one: Path, other: Path) -> None:
     """Compare checkpoints and metrics.jsonl of two runs to the last bit, but for times."""
     for name in ("last.pt", "best.pt"):
-        assert_equal(load(one / "checkpoints" / name), load(other / "checkpoints" / name))
+        assert_equal(read_torch(one / "checkpoints" / name), read_torch(other / "checkpoints" / name))
     assert numbers(one) == numbers(other)
 
 

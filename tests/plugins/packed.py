@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 DENSE = np.array([[1, -1, 0], [0, 1, -1], [-1, -1, -1], [1, 1, 1]], np.int8)  # of each split
-FIRST_GREY = {"train": 0, "val": 100}  # the red value of the first image; the others count on from it
+FIRST_GREY = {"train": 0, "val": 100}  # red value of image 0; the others count on
 
 
 def write_packed(root: Path) -> None:

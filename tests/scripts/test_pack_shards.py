@@ -64,15 +64,14 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_every_image_and_target_is_that_of_the_files(pack: Pack, root: Path) -> None:
     out = pack()
     plain = {"image_size": 16, "augment": "none", "cutout": 0.0}
-    files, packed = (
-        made(coco, root=str(root), cache_dir=str(root.parent), **plain),
-        made(shards, root=str(out), **plain),
-    )
+    files = made(coco, root=str(root), cache_dir=str(root.parent), **plain)
+    packed = made(shards, root=str(out), **plain)
     for one, other in ((files.train, packed.train), (files.val, packed.val)):
         assert one.classes == other.classes
         assert len(one.dataset) == len(other.dataset) == IMAGES
         for index in range(IMAGES):
-            assert one.dataset.storage.content(index) == other.dataset.storage.content(index)  # type: ignore[attr-defined]
+            contents = [part.dataset.storage.content(index) for part in (one, other)]
+            assert contents[0] == contents[1]
             for expected, found in zip(one.dataset[index], other.dataset[index], strict=True):
                 assert torch.equal(expected, found)
     assert files.transform == packed.transform

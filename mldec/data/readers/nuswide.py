@@ -112,11 +112,12 @@ def _parse(source: Path, split: str) -> Table:
     if not names:
         raise DataError(f"{source}: no row of train or val has a label; {_SEE}")
 
+    # Rows of other splits go in without labels: an image of theirs may not be in train or val too.
     builder = TableBuilder(_SEE, classes=names)
-    used_rows = [row for row in rows if row.split in _SPLITS]
-    for row in used_rows:
-        builder.add(row.file, dict.fromkeys(row.labels, 1), f"{source}, row {row.number:,}")
-    return builder.build(source).select(np.array([row.split == split for row in used_rows], bool))
+    for row in rows:
+        labels = row.labels if row.split in _SPLITS else []
+        builder.add(row.file, dict.fromkeys(labels, 1), f"{source}, row {row.number:,}")
+    return builder.build(source).select(np.array([row.split == split for row in rows], bool))
 
 
 def _rows(source: Path) -> Iterator[_Row]:

@@ -60,7 +60,7 @@ def nuswide_official(
         roles=lambda names: split_classes(names, unseen=read_lines(concepts, _SEE), seen=None, where=where),
         vectors=lambda names: class_vectors(folder, vectors, names, order=names),
         val_images=val_images,
-        where=where,
+        where=f"{folder} ({_SEE})",
     )
     return Source(
         load=partial(_load_split, folder, images), train="Train", val="Test", task=task, where=folder, see=_SEE

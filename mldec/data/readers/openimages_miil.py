@@ -97,9 +97,8 @@ def _read(data: Path, codes: "_Codes") -> tuple[np.ndarray, ...]:
     for first, columns in csv_columns(data, ["image_id", "class_list", "class_list_neg", "split"], _SEE):
         image_ids, positives, negatives, split = columns
         where = f"{data}, row"
-        files.append(
-            encode_paths([path_inside(path, f"{where} {row}", _SEE) for row, path in enumerate(image_ids, first)])
-        )
+        paths = [path_inside(path, f"{where} {row}", _SEE) for row, path in enumerate(image_ids, first)]
+        files.append(encode_paths(paths))
         splits.append(np.array(split))
 
         for lists, value in ((positives, 1), (negatives, 0)):

@@ -1,4 +1,4 @@
-"""What grey and coloured scenes share: the writings, the squares they are put in, how scenes are drawn."""
+"""What grey and coloured scenes share: the writings, their squares, how scenes are drawn."""
 
 import pickle
 import random
@@ -57,7 +57,7 @@ def test_writings_are_those_of_scikit_learn():
 
 
 def test_a_nearest_writing_classifier_works_on_clean_squares():
-    """The writings can be told apart: a check of labels against pictures that does not go through the composer."""
+    """The labels fit the pictures: checked without the composer."""
     train, val = split_writings(0)
     flat, queries = (part.masks.reshape(len(part.masks), -1).astype(np.float32) for part in (train, val))
     distance = (queries**2).sum(1)[:, None] - 2 * queries @ flat.T + (flat**2).sum(1)
@@ -117,7 +117,8 @@ def test_noise_has_a_limit() -> None:
 
 def draw_number(rng: np.random.Generator, *, size: int) -> tuple[Image.Image, Tensor]:
     value = int(rng.integers(256))
-    return Image.new("RGB", (size, size), (value, value, value)), torch.tensor([1, 0]).to(torch.int8)
+    scene = Image.new("RGB", (size, size), (value, value, value))
+    return scene, torch.tensor([1, 0], dtype=torch.int8)
 
 
 def values(scenes: Scenes) -> list[int]:

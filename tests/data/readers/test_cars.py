@@ -105,10 +105,7 @@ def test_the_form_of_one_file(build, tmp_path):
         ([("00001.jpg", 4)], "annotation 1: class 4 is not a number from 1 to 3"),
         ([("00001.jpg", -1), ("00002.jpg", 1)], "class -1"),
         ([("00001.jpg", 1.5), ("00002.jpg", 1)], "class 1.5"),
-        (
-            [("00001.jpg", 1), ("00001.jpg", 2)],
-            "annotation 2: the image 00001.jpg is listed twice, first in annotation 1",
-        ),
+        ([("00001.jpg", 1), ("00001.jpg", 2)], "annotation 2: the image 00001.jpg is listed twice, first in .* 1"),
         ([("../00001.jpg", 1), ("00002.jpg", 1)], "not a path inside"),
         ([("00001.jpg", None), ("00002.jpg", None)], "have no field 'class'"),
         ([("00007.jpg", 1), ("00002.jpg", 1)], "1 of 2 listed images are absent"),

@@ -187,7 +187,7 @@ def test_other_splits_and_names_in_inner_folders(root, build):
     assert dataset.name(0) == str(root / "mine" / "b" / "x \u00e4.png")
     assert dataset[1][0].shape == (3, 16, 16)
     (root / "mine" / "a" / "x \u00e4.png").unlink()
-    with pytest.raises(DataError, match="1 of 2 listed images are absent, the first is .*a/x"):
+    with pytest.raises(DataError, match=r"1 of 2 listed images are absent, the first is .*a/x"):
         build(val="mine")
 
 

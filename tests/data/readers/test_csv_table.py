@@ -82,7 +82,7 @@ def test_one_label(build):
     assert isinstance(data.evaluator(), SingleLabelEvaluator)
     with pytest.raises(ConfigError, match=r"data\.top_k 5 needs as many classes; there are 2"):
         build(text, exclusive=True, top_k=5)
-    with pytest.raises(ConfigError, match="data.top_k is 2, for one label"):
+    with pytest.raises(ConfigError, match=r"data.top_k is 2, for one label"):
         build(text, top_k=2)
 
 

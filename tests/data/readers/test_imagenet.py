@@ -185,9 +185,8 @@ def test_the_sample(sample_data, tmp_path):
 
 
 def test_a_number_of_5000_digits_in_the_name_of_an_image(tmp_path) -> None:
-    table = Table(
-        encode_paths([f"n1/ILSVRC2012_val_{'9' * 5000}.JPEG"]), from_single(np.zeros(1, np.int32), 1), ("n1",)
-    )
+    files = encode_paths([f"n1/ILSVRC2012_val_{'9' * 5000}.JPEG"])
+    table = Table(files, from_single(np.zeros(1, np.int32), 1), ("n1",))
     (tmp_path / "real.json").write_text("[[0]]")
     with pytest.raises(DataError, match="has 1 images"):
         _with_real_labels(table, tmp_path / "real.json")

@@ -257,6 +257,11 @@ def test_trap_12_the_two_files_are_swapped(build, root):
             "path,label,split\na.jpg,[sky],train\n./a.jpg,[sky],val\n",
             "row 3: the image a.jpg is listed twice, first in row 2",
         ),
+        (
+            "path,label,split\na.jpg,[sky],train\na.jpg,[sky],test\n",
+            "row 3: the image a.jpg is listed twice, first in row 2",
+        ),
+        ("path,label,split\na.jpg,[sky],train\n../b.jpg,[],test\n", "row 3: '../b.jpg' is not a path"),
         ("path,label,split\na.jpg,[],train\n", "no row of train or val has a label"),
         ("", "no row of train or val has a label"),
         ("path,label,split\nimages/a.jpg,[\xe9],train\n".encode("latin-1"), "is not UTF-8 text"),

@@ -86,7 +86,9 @@ def test_absent_images_are_dropped_and_counted(build, root, caplog):
     assert len(data.val.dataset) == 2
     assert "Train: 1 of 3 listed images are absent and left out, the first is actor/0001_11.jpg" in caplog.text
     (root / "Flickr" / "b" / "0003_13.jpg").rename(root / "Flickr" / "b" / "gone")
-    assert "0 of 1 training images have a seen class" in fault(build)
+    message = fault(build)
+    assert message.startswith(str(root))
+    assert message.endswith("): 0 of 1 training images have a seen class")
     assert "is not a folder; set data.images" in fault(build, images="nowhere")
     (root / "bare").mkdir()
     assert "none of the 3 images of Train is there" in fault(build, images="bare")

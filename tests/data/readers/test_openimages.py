@@ -15,7 +15,6 @@ from mldec.data.readers.openimages import class_names, openimages, read_descript
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.files import text as inputs
-from mldec.files.text import csv_columns
 from mldec.heads.ml_decoder import MLDecoder
 
 HEADER = "ImageID,Source,LabelName,Confidence"
@@ -235,8 +234,3 @@ def test_the_real_box_file_as_labels(sample_data: Path, root: Path) -> None:
     assert len(split.dataset) == 100
     assert len(split.dataset.labels.values) == len(set(rows)) == 442
     assert split.dataset[99][0].shape == (3, 16, 16)
-
-
-def test_read_csv_yields_columns(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("x,y\n1,2\n3,4\n")
-    assert list(csv_columns(tmp_path / "a.csv", ["x", "y"], "")) == [(2, [("1", "3"), ("2", "4")])]

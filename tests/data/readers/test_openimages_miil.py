@@ -1,4 +1,5 @@
 import logging
+import os
 import pickle
 from pathlib import Path
 
@@ -114,6 +115,11 @@ def test_a_pth_file_cannot_run_anything(root: Path, tmp_path: Path, kind: str) -
         torch.save(["a"] if kind == "list" else {"/m/0a": 7}, path)
     assert str(path) in fault(root)
     assert not never.exists()
+
+
+def test_names_in_a_fifo_are_not_waited_for(root: Path) -> None:
+    os.mkfifo(root / "mid_to_classes.pth")
+    assert "a FIFO, not a regular file" in fault(root)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Reading a packed data set. That its images equal the files: test_pack_shards.py; what is refused: test_tar_shards.py."""
+"""Reading a packed data set.
+
+That its images equal the files: test_pack_shards.py; what is refused: test_tar_shards.py.
+"""
 
 import hashlib
 import pickle
@@ -41,7 +44,7 @@ def test_images_targets_and_classes(root: Path) -> None:
         with pytest.raises(IndexError):
             split.dataset[-1]
     assert data.val.dataset.name(2) == f"{root / 'val' / 'shard-000001.tar'}, image 000000002"
-    again = pickle.loads(pickle.dumps(data.val.dataset))  # as a worker gets it where there is no fork
+    again = pickle.loads(pickle.dumps(data.val.dataset))  # as for a spawned worker
     assert torch.equal(again[3][0], data.val.dataset[3][0])
 
 
@@ -83,7 +86,7 @@ def test_a_bad_image_is_named(root: Path) -> None:
     write_tar(root / "val" / "shard-000001.tar", members)
     change_index(root)
     dataset = made(shards, root=str(root)).val.dataset
-    with pytest.raises(DataError, match=r"shard-000001.tar, image 000000002: not an image"):
+    with pytest.raises(DataError, match=r"shard-000001\.tar, image 000000002: not an image"):
         dataset[2]
     assert dataset[3][1].tolist() == [1, 1, 1]
 

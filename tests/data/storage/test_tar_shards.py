@@ -80,7 +80,7 @@ def test_a_hostile_tar_is_refused_whatever_its_checksum(root: Path, member: str,
     index["offsets"][2:], index["sizes"][2:] = 512, 1
     index["sha256"][1] = hashlib.sha256(shard.read_bytes()).hexdigest()
     np.savez(root / "val" / "index.npz", **index)
-    with pytest.raises(DataError, match="is refused: its member .* is no plain file of an image"):
+    with pytest.raises(DataError, match=r"is refused: its member .* is no plain file of an image"):
         load_shards(root / "val").storage.verify()
 
 
@@ -91,7 +91,7 @@ def test_a_shard_that_is_cut_absent_or_a_link(root: Path) -> None:
     shard.write_bytes(whole[:600])
     with pytest.raises(DataError, match="is cut short; pack it again"):  # while a run goes on
         storage.content(3)
-    with pytest.raises(DataError, match=r"has 600 bytes instead of"):  # at the start of another
+    with pytest.raises(DataError, match="has 600 bytes instead of"):  # at the start of another
         load_shards(root / "val")
     shard.unlink()
     with pytest.raises(DataError, match=r"shard-000001.tar is absent"):
@@ -159,7 +159,10 @@ def test_an_index_that_is_absent_or_none(root: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"classes": np.array(["a", "b\x1b", "c"])}, r"the name 'b.x1b' of class 1 has the control character U\+001B"),
+        (
+            {"classes": np.array(["a", "b\x1b", "c"])},
+            r"the name 'b.x1b' of class 1 has the control character U\+001B",
+        ),
         ({"classes": np.array(["a", "b", "a"])}, "the classes 0 and 2 are both called 'a'"),
         ({"classes": np.array([1, 2, 3])}, "its classes are of another type"),
         ({"shards": np.array("shard-000000.tar")}, "its shards are of another type"),
@@ -171,7 +174,10 @@ def test_an_index_that_is_absent_or_none(root: Path) -> None:
         ({"rest": 0.5}, "its rest are of another type"),
         ({"values": np.full(7, 9, np.int8)}, "a label has an unknown value|do not fit"),
         ({"queries": np.zeros((2, 4), np.float32)}, "its word vectors are not one for each class"),
-        ({"queries": np.full((3, 2), np.nan, np.float32)}, "its word vectors are not one for each class"),
+        (
+            {"queries": np.full((3, 2), np.nan, np.float32)},
+            "its word vectors are not one for each class",
+        ),
         ({"queries": np.zeros(3, "U1")}, "its queries are of another type"),
     ],
 )

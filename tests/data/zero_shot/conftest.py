@@ -9,7 +9,7 @@ import torch
 
 @pytest.fixture
 def save(tmp_path: Path) -> Callable[[str, Any], Path]:
-    """Write a file of word vectors: bytes, text, an array as .npy, or anything else as torch does."""
+    """Write word vectors: bytes, text, an array as .npy, or anything else as torch does."""
 
     def save(name: str, content: Any) -> Path:
         path = tmp_path / name

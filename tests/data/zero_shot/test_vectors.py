@@ -1,3 +1,4 @@
+import os
 import pickle
 import sys
 import types
@@ -109,6 +110,12 @@ def test_a_torch_file_of_something_else(save):
     assert "holds a list where one tensor is wanted" in fault(save("v.pth", [1, 2]), NAMES, order=NAMES)
     whole = save("v.pth", torch.ones(4, 3)).read_bytes()
     assert "is damaged, or no archive" in fault(save("v.pth", whole[:-90]), NAMES, order=NAMES)
+
+
+@pytest.mark.parametrize("name", ["v.pth", "v.npy", "v.txt"])
+def test_a_fifo_is_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    assert "a FIFO, not a regular file" in fault(tmp_path / name, NAMES, order=NAMES)
 
 
 def test_trap_12_text_under_the_name_of_the_vectors(save):

@@ -180,7 +180,7 @@ def test_the_command_prints_a_table_and_writes_json(
 
 
 def test_the_committed_figures_are_those_of_the_command(figures: dict[str, Any]) -> None:
-    committed = Path(__file__).parents[1] / "benchmarks" / "cpu_cost.json"
+    committed = Path(__file__).parents[2] / "benchmarks" / "cpu_cost.json"
     assert json.loads(committed.read_text())["figures"] == figures
 
 

@@ -10,14 +10,14 @@ from patches import Exploding, MeanSquare, Patches
 from support import assert_equal, numbers
 from torch import nn
 
-from mldec import storage
-from mldec.checkpoint import load
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.files import torch_files
+from mldec.files.torch_files import read_torch
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.bce import BinaryCrossEntropy
@@ -100,7 +100,7 @@ def fit(job: Trainer, folder: Path) -> dict[str, float]:
 
 def resume(job: Trainer, folder: Path) -> None:
     path = folder / "checkpoints" / "last.pt"
-    job.resume(load(path), path)
+    job.resume(read_torch(path), path)
 
 
 def test_it_learns(config: Config, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     fit(second, parts)
 
     for name in ("last.pt", "best.pt"):
-        one, other = load(whole / "checkpoints" / name), load(parts / "checkpoints" / name)
+        one, other = read_torch(whole / "checkpoints" / name), read_torch(parts / "checkpoints" / name)
         other["config"]["train"]["workers"] = 0
         assert_equal(one, other)
     assert numbers(whole) == numbers(parts)
@@ -215,7 +215,7 @@ def test_fp16_goes_on_from_steps_without_a_scale(config: Config, tmp_path: Path)
     fit(trainer(override(config, ["train.precision=auto", "train.epochs=1"]), tmp_path), tmp_path)
     path = tmp_path / "checkpoints" / "last.pt"
     job = trainer(override(config, ["train.precision=fp16", "train.epochs=2"]), tmp_path)
-    state = load(path)
+    state = read_torch(path)
     assert state["scaler"] == {}
     job.learner.load_state_dict(state, path)
     assert job.learner.scaler.get_scale() == 65536
@@ -365,7 +365,7 @@ def test_synchronised_batch_norm_needs_cuda(config: Config, tmp_path: Path) -> N
 
 def test_best_holds_the_weights_that_scored(config: Config, tmp_path: Path) -> None:
     fit(trainer(config, tmp_path), tmp_path)
-    best = load(tmp_path / "checkpoints" / "best.pt")
+    best = read_torch(tmp_path / "checkpoints" / "best.pt")
     assert best["best"]["epoch"] == best["epoch"]
     key = "val/mAP" if best["best"]["weights"] == "ema" else "val_raw/mAP"
     assert best["metrics"][key] == best["best"]["value"]
@@ -391,7 +391,9 @@ def test_evaluation_leaves_training_as_it_was(config: Config, tmp_path: Path) ->
     always, once = tmp_path / "always", tmp_path / "once"
     fit(trainer(config, always), always)
     fit(trainer(override(config, ["train.eval_every=4"]), once), once)
-    assert_equal(load(always / "checkpoints" / "last.pt")["model"], load(once / "checkpoints" / "last.pt")["model"])
+    assert_equal(
+        read_torch(always / "checkpoints" / "last.pt")["model"], read_torch(once / "checkpoints" / "last.pt")["model"]
+    )
     assert sum("val/mAP" in line for line in numbers(once)) == 1
 
 
@@ -429,13 +431,13 @@ def test_a_training_state_that_does_not_fit_is_refused_when_it_is_read(
     config = override(config, ["train.precision=fp16"] if place == "scaler" else [])
     fit(trainer(config, tmp_path), tmp_path)
     path = tmp_path / "checkpoints" / "last.pt"
-    state = load(path)
+    state = read_torch(path)
     *parents, last = place.split("/")
     part: Any = state
     for name in parents:
         part = part[int(name) if name.isdecimal() else name]
     part[last] = value
-    storage.save(path, state)
+    torch_files.save(path, state)
     with pytest.raises(CheckpointError, match=fault) as caught:
         resume(trainer(config, tmp_path), tmp_path)
     assert "\n" not in str(caught.value)

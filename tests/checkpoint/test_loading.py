@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from mldec import checkpoint
-from mldec.checkpoint import load, load_model
+from mldec.checkpoint import load_model
 from mldec.errors import CheckpointError
-from mldec.files.torch_files import save
+from mldec.files.torch_files import read_torch, save
+from mldec.prediction import scores
 
 STATE = {"format": 1, "model": {"weight": torch.arange(1000.0)}, "epoch": 3}
 
@@ -73,7 +74,7 @@ def test_weights_without_a_config_are_not_a_checkpoint(tmp_path: Path) -> None:
     "name", ["config", "classes", "transform", "best", "model", "ema", "epoch", "step", "optimizer"]
 )
 def test_a_checkpoint_that_lacks_a_part_is_named_in_one_line(best: Path, name: str) -> None:
-    state = load(best)
+    state = read_torch(best)
     for changed in ({**state, name: [3]}, {key: value for key, value in state.items() if key != name}):
         save(best, changed)
         assert name in refused(best, fix="is no whole checkpoint")
@@ -81,7 +82,7 @@ def test_a_checkpoint_that_lacks_a_part_is_named_in_one_line(best: Path, name: s
 
 @pytest.mark.parametrize("name", ["names", "exclusive", "queries"])
 def test_classes_that_lack_one_thing_and_have_another_are_refused(best: Path, name: str) -> None:
-    state = load(best)
+    state = read_torch(best)
     state["classes"]["other"] = state["classes"].pop(name)
     save(best, state)
     assert "'classes' is missing" in refused(best, fix="is no whole checkpoint")
@@ -131,21 +132,21 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, containe
 
 @pytest.mark.parametrize("target", ["os.system", "torch.hub.load", "builtins.eval", "mldec.heads.gap.GAP.forward"])
 def test_a_config_that_names_code_is_refused(best: Path, target: str) -> None:
-    state = load(best)
+    state = read_torch(best)
     state["config"]["head"] = {"_target_": target, "command": "true"}
     save(best, state)
     refused(best, fix=f"head._target_ '{target}' ")
 
 
 def test_a_config_cannot_look_up_the_environment(best: Path) -> None:
-    state = load(best)
+    state = read_torch(best)
     state["config"]["data"]["root"] = "${oc.env:HOME}"
     save(best, state)
     refused(best, fix="holds an interpolation")
 
 
 def test_a_file_cannot_allow_plugins(best: Path) -> None:
-    assert load(best)["config"]["plugins"] == ["patches"]
+    assert read_torch(best)["config"]["plugins"] == ["patches"]
     refused(best, fix="needs plugins=[package]")
     assert load_model(best, plugins=["patches"]).classes.names[0] == "zero"
 
@@ -156,7 +157,7 @@ def test_tensors_that_do_not_fit_are_named(best: Path) -> None:
         (lambda t: t.update(extra=torch.zeros(1)), "has too many 1 tensors (extra)"),
         (lambda t: t.update({"head.pool_bias": torch.zeros(9)}), "has other shapes for 1 tensors (head.pool_bias)"),
     ]:
-        state = load(best)
+        state = read_torch(best)
         for weights in ("model", "ema"):
             change(state[weights])
         save(best.with_name("changed.pt"), state)
@@ -166,7 +167,7 @@ def test_tensors_that_do_not_fit_are_named(best: Path) -> None:
 
 
 def test_a_checkpoint_is_a_whole_fact(digits_run: Path) -> None:
-    state = load(digits_run / "checkpoints" / "last.pt")
+    state = read_torch(digits_run / "checkpoints" / "last.pt")
     assert state["versions"].keys() == {"mldec", "torch", "timm"}
     assert state["epoch"] == 2
     assert state["step"] == 8
@@ -182,7 +183,7 @@ def test_a_checkpoint_is_a_whole_fact(digits_run: Path) -> None:
 
 def test_weights_are_those_asked_for(digits_run: Path) -> None:
     path = digits_run / "checkpoints" / "best.pt"
-    state = load(path)
+    state = read_torch(path)
     for weights, key in (("raw", "model"), ("ema", "ema")):
         loaded = load_model(path, weights, plugins=["patches"])
         assert all(torch.equal(value, state[key][name]) for name, value in loaded.model.state_dict().items())
@@ -190,7 +191,7 @@ def test_weights_are_those_asked_for(digits_run: Path) -> None:
 
 
 def test_no_moving_average_is_said(best: Path) -> None:
-    state = load(best)
+    state = read_torch(best)
     state["ema"] = None
     save(best, state)
     with pytest.raises(CheckpointError, match="pass --weights raw"):
@@ -293,14 +294,14 @@ def test_the_place_in_an_epoch_must_be_in_it(tmp_path: Path) -> None:
     for step, fits in ((3, False), (4, True), (6, True), (8, True), (9, False)):
         torch.save({**hostile.good(), "step": step}, tmp_path / "x.pt")
         if fits:
-            assert load(tmp_path / "x.pt")["step"] == step
+            assert checkpoint.load(tmp_path / "x.pt").step == step
         else:
             with pytest.raises(CheckpointError, match=f"its 'step' is {step}, and after 1 epochs of 4 steps"):
-                load(tmp_path / "x.pt")
+                checkpoint.load(tmp_path / "x.pt")
 
 
 def test_a_loss_that_is_no_number_is_that_of_a_skipped_step(tmp_path: Path) -> None:
     state = hostile.good()
     state["log"] = {**state["log"], "loss": math.nan, "skipped": 1}
     torch.save(state, tmp_path / "x.pt")
-    assert math.isnan(load(tmp_path / "x.pt")["log"]["loss"])
+    assert math.isnan(checkpoint.load(tmp_path / "x.pt").log.loss)

@@ -11,11 +11,12 @@ from patches import Patches
 from support import assert_equal
 from torch import Tensor, nn
 
-from mldec.checkpoint import load, load_model
+from mldec.checkpoint import load_model
 from mldec.config.compose import compose
 from mldec.config.schema import Config
 from mldec.data.loader import Batch, sample_seed
 from mldec.errors import ConfigError
+from mldec.files.torch_files import read_torch
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.word_gap import WordGAP
 from mldec.heads.word_groups import WordGroupDecoder
@@ -172,10 +173,10 @@ def test_a_resumed_run_equals_one_that_was_not_stopped_and_carries_vectors(head:
     words = ["train.query_noise=0.3", "train.random_queries=1", "train.precision=bf16", f"head={head}"]
     run(settings(*words, "train.keep_last=4"), tmp_path / "whole")
     middle = tmp_path / "whole" / "checkpoints" / "last.2.pt"
-    assert (load(middle)["epoch"], load(middle)["step"]) == (1, 4)
+    assert (read_torch(middle)["epoch"], read_torch(middle)["step"]) == (1, 4)
     torch.manual_seed(99)
     run(settings(*words, "train.keep_last=4", f"resume={middle}"), tmp_path / "again")
-    one, other = (load(tmp_path / name / "checkpoints" / "last.pt") for name in ("whole", "again"))
+    one, other = (read_torch(tmp_path / name / "checkpoints" / "last.pt") for name in ("whole", "again"))
     assert_equal(one, other)
     assert one["classes"]["queries"].shape == (20, 300)
     assert next(iter(one["metrics"])) == "val/zsl_mAP"

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from support import cpu_seconds, one_line, write_coco
 
-from mldec.check_data import examine, pictures
+from mldec.check_data import charts, examine
 from mldec.config.compose import config_dir
 from mldec.data.base import Classes, Split
 from mldec.data.labels import Labels, from_dense, from_single
@@ -177,7 +177,7 @@ def test_zero_shot_data_have_other_classes_in_validation(
 ) -> None:
     words = ["--layout", "nuswide", "--train", "200", "--val", "60", "--size", "16", str(tmp_path / "data")]
     monkeypatch.setattr("sys.argv", ["make_digits", *words])
-    runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "make_digits.py"), run_name="__main__")
+    runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "make_digits.py"), run_name="__main__")
     words = ["data=nuswide_zsl", f"data.root={tmp_path / 'data'}", f"data.cache_dir={tmp_path}", "train.workers=0"]
     status, out, err = cli("check_data", *words, "--out", tmp_path / "pictures")
     assert status == 0, err
@@ -266,13 +266,13 @@ def test_co_occurrence_is_that_of_a_loop() -> None:
 
 def test_charts_of_any_number_of_classes() -> None:
     for count in (1, 120, 121, 9_605):
-        page = pictures.bars(np.arange(count), [f"class {index}" for index in range(count)], "title")
+        page = charts.bars(np.arange(count), [f"class {index}" for index in range(count)], "title")
         page.save(io.BytesIO(), "PNG")
         assert page.height == 8 + 24 + count * (12 if count <= 120 else 1) + 8
-    page = pictures.bars(np.array([0, 9]), ["none", "\u00e9\u4e2d"], "the larger one is on top")
-    assert page.getpixel((190 + 479, 36)) == pictures.BAR
-    assert page.getpixel((190 + 479, 48)) == pictures.PAPER
-    page = pictures.heat_map(np.eye(2), ["a", "b"], "t")
+    page = charts.bars(np.array([0, 9]), ["none", "\u00e9\u4e2d"], "the larger one is on top")
+    assert page.getpixel((190 + 479, 36)) == charts.BAR
+    assert page.getpixel((190 + 479, 48)) == charts.PAPER
+    page = charts.heat_map(np.eye(2), ["a", "b"], "t")
     assert page.getpixel((191, 33)) == (8, 48, 107)
     assert page.getpixel((203, 33)) == (255, 255, 255)
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from mldec import train
-from mldec.checkpoint import load
 from mldec.config.compose import parse
+from mldec.files.torch_files import read_torch
 
 FOLDER = Path(__file__).parent / "released_versions" / "0_1"
 NUMBERS = json.loads((FOLDER / "numbers.json").read_text())
@@ -37,7 +37,7 @@ def test_resumes_to_the_same_numbers(run: str, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoints" / "last.pt"
     checkpoint.parent.mkdir()
     shutil.copy(FOLDER / f"{run}.pt", checkpoint)
-    saved = load(checkpoint)["config"]
+    saved = read_torch(checkpoint)["config"]
     config = parse({**saved, "resume": "auto", "train": {**saved["train"], "epochs": 3}})
 
     train.run(config, tmp_path)

@@ -83,7 +83,7 @@ def one_line(call: Callable[[], object], error: type[UserError], path: Path) -> 
 
 
 def test_the_good_file_passes_every_door(corpus: Corpus, model: nn.Module) -> None:
-    assert checkpoint.load(corpus.good)["step"] == 4
+    assert checkpoint.load(corpus.good).step == 4
     assert "all" not in checkpoint.initialise(model, corpus.good)
 
 
