@@ -36,7 +36,8 @@ def build(root, tmp_path):
     def build(text=None, **arguments):
         if text is not None:
             (root / "data.csv").write_text(text)
-        data = made(csv_table, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        defaults = {"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache")}
+        data = made(csv_table, **{**defaults, **arguments})
         assert data.train.classes == data.val.classes
         return data
 
@@ -164,7 +165,10 @@ HEADER = "path,labels,split\n"
         (HEADER + "a/1.png,dog,train\nb/4.png,Dog,val\n", "'dog' and 'Dog' differ in case only"),
         (HEADER + "a/1.png,,train\nb/4.png,,val\n", "no image has a label"),
         (HEADER + "a/1.png,dog,train\n", "no row of the split 'val'; it has train"),
-        (HEADER + "a/1.png,dog,train\nb/9.png,cat,val\n", "1 of 1 listed images are absent, the first is .*/own/b/9.png"),
+        (
+            HEADER + "a/1.png,dog,train\nb/9.png,cat,val\n",
+            "1 of 1 listed images are absent, the first is .*/own/b/9.png",
+        ),
         (HEADER, "no image has a label"),
     ],
 )
