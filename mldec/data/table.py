@@ -52,8 +52,7 @@ class TableBuilder:
         self.default = default
         self._columns = {name: column for column, name in enumerate(classes or ())}
         self._first_seen: dict[str, str] = {}
-        self._entries: list[dict[str, int]] = []  # by name, where no class was given
-        self._numbered: list[dict[int, int]] = []  # by index, where they were
+        self._entries: list[dict[int, int]] = []
 
     def __len__(self) -> int:
         return len(self._first_seen)
@@ -78,10 +77,7 @@ class TableBuilder:
             )
         self._first_seen[path] = where
 
-        if self.classes is None:
-            self._entries.append({str(name): value for name, value in labels.items()})
-        else:
-            self._numbered.append({self._column(label, where): value for label, value in labels.items()})
+        self._entries.append({self._column(label, where): value for label, value in labels.items()})
 
     def build(self, where: str | Path) -> Table:
         """Return the table, images in the order in which they were added.
@@ -90,21 +86,22 @@ class TableBuilder:
             DataError: that begins with `where`, if no class was given and no image has a label, or for names that no
                 class may have.
         """
-        classes, entries = self.classes, self._numbered
-        if classes is None:
-            names = {name for of_image in self._entries for name in of_image}
-            if not names:
-                raise DataError(f"{where}: no image has a label; {self.see}")
-            classes = check_names(sorted(names), where, self.see)
-            columns = {name: column for column, name in enumerate(classes)}
-            entries = [{columns[name]: value for name, value in of_image.items()} for of_image in self._entries]
+        num_classes = len(self._columns if self.classes is None else self.classes)
+        labels = from_entries(self._entries, num_classes=num_classes, default=self.default)
+        files = encode_paths(list(self._first_seen))
+        if self.classes is not None:
+            return Table(files, labels, self.classes)
 
-        labels = from_entries(entries, num_classes=len(classes), default=self.default)
-        return Table(encode_paths(list(self._first_seen)), labels, classes)
+        # So far the classes are in the order in which they came up.
+        if not self._columns:
+            raise DataError(f"{where}: no image has a label; {self.see}")
+        classes = check_names(sorted(self._columns), where, self.see)
+        return Table(files, labels.select_classes([self._columns[name] for name in classes]), classes)
 
     def _column(self, label: str | int, where: str) -> int:
         """Return the index of a class that was given by name or by index."""
-        assert self.classes is not None
+        if self.classes is None:
+            return self._columns.setdefault(str(label), len(self._columns))
         if isinstance(label, str):
             if label not in self._columns:
                 raise unknown_class(label, self.classes, where, self.see)

@@ -15,9 +15,8 @@ def build(sample_data, tmp_path):
     def build(**arguments):
         vectors = str(sample_data / "label_embeddings" / "coco80_sdl_80x300.npy")
         root = str(sample_data / "coco2014_mini")
-        return made(
-            coco_zsl, **{"root": root, "vectors": vectors, "cache_dir": str(tmp_path), "image_size": 32, **arguments}
-        )
+        defaults = {"root": root, "vectors": vectors, "cache_dir": str(tmp_path), "image_size": 32}
+        return made(coco_zsl, **{**defaults, **arguments})
 
     return build
 

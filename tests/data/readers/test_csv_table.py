@@ -36,9 +36,8 @@ def build(root, tmp_path):
     def build(text=None, **arguments):
         if text is not None:
             (root / "data.csv").write_text(text)
-        data = made(
-            csv_table, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments}
-        )
+        defaults = {"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache")}
+        data = made(csv_table, **{**defaults, **arguments})
         assert data.train.classes == data.val.classes
         return data
 

@@ -33,9 +33,8 @@ def root(tmp_path):
 @pytest.fixture
 def build(root, tmp_path):
     def build(**arguments):
-        data = made(
-            imagenet, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments}
-        )
+        defaults = {"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache")}
+        data = made(imagenet, **{**defaults, **arguments})
         assert data.train.classes == data.val.classes
         return data
 
