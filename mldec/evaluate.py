@@ -25,7 +25,7 @@ def main() -> None:
         args = parser().parse_intermixed_args()
 
         from mldec.evaluation import run  # it imports torch, which --help does without
-        from mldec.training.runlog import to_console
+        from mldec.runtime.console import to_console
 
         to_console()
         run(args)

@@ -24,7 +24,7 @@ from mldec.errors import CheckpointError, say
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files.results import check_targets, to_json, write_result
 from mldec.runtime import distributed, out_of_memory
-from mldec.training.runlog import on_terminal
+from mldec.runtime.console import on_terminal
 
 log = logging.getLogger("mldec")
 

@@ -46,7 +46,7 @@ def main() -> None:
         args = parser().parse_args()
 
         from mldec.prediction import run  # it imports torch, which --help does without
-        from mldec.training.runlog import to_console
+        from mldec.runtime.console import to_console
 
         to_console()
         sys.exit(run(args))

@@ -40,8 +40,8 @@ def run(config: Config, directory: Path) -> None:
 
     from mldec import build
     from mldec.runtime import distributed
+    from mldec.runtime.console import to_console
     from mldec.runtime.signals import listening
-    from mldec.training import runlog
     from mldec.training.run_lock import RunLock
 
     parts = build.check(config)
@@ -52,7 +52,7 @@ def run(config: Config, directory: Path) -> None:
     torch.backends.cudnn.benchmark = not config.train.deterministic
 
     with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
-        runlog.to_console()
+        to_console()
         # The main process alone reads and writes the folder of the run: nodes need not share a disk.
         distributed.on_main(lock.take)
         _train(config, parts, directory, device, stop)

@@ -92,7 +92,7 @@ def main() -> None:
             raise ConfigError(f"'{settings[0]}' is not understood: {args.job} takes no settings")
         args.settings = settings
 
-        from mldec.training.runlog import to_console
+        from mldec.runtime.console import to_console
 
         to_console()
         run(args)

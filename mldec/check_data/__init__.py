@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
     """
     check_targets(args.json)
     from mldec.check_data.examine import check  # it imports torch, which --help does without
-    from mldec.training.runlog import to_console
+    from mldec.runtime.console import to_console
 
     to_console()
     config, data = open_data(args.settings)

@@ -22,7 +22,7 @@ from mldec.data.readers.coco import PRESENT
 from mldec.data.transforms import read_image
 from mldec.data.zero_shot.task import neighbours
 from mldec.errors import DataError, say
-from mldec.training.runlog import on_terminal
+from mldec.runtime.console import on_terminal
 
 BATCH = 16  # images that a process reads at a time
 NAMED = 10  # examples of a fault that are printed

@@ -5,7 +5,6 @@ import logging
 import math
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -15,9 +14,10 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
-from mldec.errors import printable, writing
+from mldec.errors import writing
 from mldec.files import torch_files
 from mldec.runtime import distributed
+from mldec.runtime.console import on_terminal
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
@@ -202,25 +202,6 @@ class Meter:
         if device.type == "cuda":
             values["train/memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
         return values
-
-
-def to_console() -> None:
-    """Send the package's messages to standard output, above a progress bar; warnings only on other ranks."""
-    log.setLevel(logging.INFO if distributed.is_main() else logging.WARNING)
-    if not any(isinstance(handler, _Console) for handler in log.handlers):
-        log.addHandler(_Console())
-
-
-class _Console(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        with writing("standard output"):
-            tqdm.write(printable(self.format(record)), file=sys.stdout)
-            sys.stdout.flush()
-
-
-def on_terminal() -> bool:
-    """Tell whether a person is watching."""
-    return sys.stderr.isatty()
 
 
 def cut_back(path: Path, *, lines: int, step: int) -> int:

@@ -75,8 +75,8 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_json_that_python_cannot_hold(tmp_path: Path) -> None:
-    for text in ("[" * 100_000, "9" * 5_000, "{", "\ufeff{}", ""):
-        (tmp_path / "a.json").write_text(text)
+    for content in ("[" * 100_000, "9" * 5_000, "{", "\ufeff{}", ""):
+        (tmp_path / "a.json").write_text(content)
         with pytest.raises(DataError, match=r"a\.json is not valid JSON"):
             read_json(tmp_path / "a.json", "")
 

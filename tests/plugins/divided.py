@@ -16,7 +16,8 @@ from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.runtime import distributed
-from mldec.training.runlog import RunLog, to_console
+from mldec.runtime.console import to_console
+from mldec.training.runlog import RunLog
 from mldec.training.trainer import Trainer
 
 

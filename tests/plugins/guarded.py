@@ -24,7 +24,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from mldec.errors import one_line
-from mldec.training import runlog
+from mldec.runtime.console import to_console
 
 SECONDS = 20
 MEMORY = 2**30  # bytes that a case may use beyond what the process had before
@@ -68,7 +68,7 @@ def guarded(call: Callable[[], object]) -> Ended:
         for category in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning):
             warnings.simplefilter("ignore", category)
         stack.enter_context(_restored())
-        runlog.to_console()
+        to_console()
 
         gc.collect(1)
         before = _reset_peak()

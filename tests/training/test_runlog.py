@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from mldec.errors import DataError
+from mldec.runtime.console import to_console
 from mldec.training import runlog
-from mldec.training.runlog import RunLog, to_console
+from mldec.training.runlog import RunLog
 
 
 def line(step: int, **values: float) -> str:

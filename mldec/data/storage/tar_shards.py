@@ -146,7 +146,7 @@ class TarShards:
 def sha256_of(path: Path) -> str:
     """Return the sha256 of a file."""
     with open_binary(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_shards(folder: Path) -> LabelledImages:
