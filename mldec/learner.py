@@ -190,7 +190,8 @@ class Learner:
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
         except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
-            raise CheckpointError(f"{path} does not fit the optimiser, the loss or the precision: {error}") from error
+            reason = " ".join(str(error).split())  # torch writes a line per tensor
+            raise CheckpointError(f"{path} does not fit the optimiser, the loss or the precision: {reason}") from error
         self.step = state["step"]
         if self.step < self.steps:
             fast_forward(self.schedule, self.step)
