@@ -289,26 +289,26 @@ class Reader:
     def __init__(self, folder: Path, state: dict[str, Any], config: Config) -> None:
         self.folder, self.state, self.config = folder, state, config
 
-    def open(self, **arguments: Any) -> tuple[Config, DataModule]:
-        """Return the config and the data of these arguments of `data`."""
+    def open(self, **arguments: Any) -> tuple[Config, build.Parts, DataModule]:
+        """Return the config, the parts and the data of these arguments of `data`."""
         small = {"image_size": 16, "augment": "none", "cutout": 0.0, "cache_dir": str(self.folder / "cache")}
         exclusive = bool(arguments.get("exclusive")) or "folders" in arguments["_target_"]
         loss = {"_target_": "mldec.losses.bce.BinaryCrossEntropy"}
         if not exclusive:
             loss = {"_target_": "mldec.losses.partial.PartialAsymmetricLoss", "mode": "ignore"}
         config = dataclasses.replace(self.config, data={**small, **arguments}, loss=loss)
-        build.check(config)
-        return config, build.data(config)
+        parts = build.check(config)
+        return config, parts, build.data(parts)
 
     def __call__(self, **arguments: Any) -> Ended:
         """Do it all, under guard."""
 
         def call() -> None:
-            config, data = self.open(**arguments)
-            build.check_together(config, data, build.loss(config))
+            config, parts, data = self.open(**arguments)
+            build.check_together(config, data, build.loss(parts))
             batches = TrainBatches(len(data.train.dataset), batch_size=min(2, len(data.train.dataset)))
             next(unwrap(train_loader(data, batches, workers=0, pin=False)))
-            evaluate(build.model(config, data.val.classes), data, config, device=DEVICE)
+            evaluate(build.model(parts, data.val.classes), data, config, device=DEVICE)
 
             found.append(data.val.classes)
 
@@ -502,7 +502,7 @@ def test_cache(times: int, work: Path, coco: Path, state: dict[str, Any], config
     reader = Reader(root, state, config)
     wanted, files = {}, {}
     for name, arguments in sources.items():
-        wanted[name] = contents(reader.open(**arguments)[1].val)
+        wanted[name] = contents(reader.open(**arguments)[2].val)
         (path,) = (root / "cache").glob(f"{name}*.npz")
         files[name] = path, path.read_bytes()
     with np.load(io.BytesIO(files["csv"][1]), allow_pickle=False) as stored:
@@ -516,7 +516,7 @@ def test_cache(times: int, work: Path, coco: Path, state: dict[str, Any], config
         change = mutations.changed_arrays if what == "arrays" else mutations.edited
         path.write_bytes(change(good, changes))
         found = []
-        ended = guarded(lambda: found.append(contents(reader.open(**sources[name])[1].val)))
+        ended = guarded(lambda: found.append(contents(reader.open(**sources[name])[2].val)))
         assert ended.status == 1 or found == [wanted[name]], "a changed cache was believed"
 
     explore("cache", times, st.tuples(st.sampled_from(list(sources)), arrays | edits), try_case)

@@ -189,7 +189,8 @@ class Learner:
             if saved.scaler:  # empty after steps on a CPU, where auto is fp32: start with a new scale
                 self.scaler.load_state_dict(saved.scaler)
         except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
-            raise CheckpointError(f"{path} does not fit the optimiser, the loss or the precision: {error}") from error
+            reason = " ".join(str(error).split())  # torch writes a line per tensor
+            raise CheckpointError(f"{path} does not fit the optimiser, the loss or the precision: {reason}") from error
 
         self.step = saved.step
         if self.step < self.steps:

@@ -66,7 +66,7 @@ def test_query2label(name: str) -> None:
 )
 def test_whole_model(name: str, backbone: str, size: int, classes: int, groups: int) -> None:
     config = override(compose([f"+experiment=coco_{backbone}"]), [f"head.num_groups={groups}"])
-    model = build.model(config, Classes(tuple(map(str, range(classes)))), pretrained=False).eval()
+    model = build.model(build.check(config), Classes(tuple(map(str, range(classes)))), pretrained=False).eval()
     weights = official.model_weights(official.read(f"{name}.keys"))
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected

@@ -24,11 +24,12 @@ def test_twenty_steps(tmp_path: Path) -> None:
     words += [f"optim.lr={facts['max_lr']}", f"optim.weight_decay={facts['weight_decay']}"]
     config = compose(["+experiment=coco_tresnet_m", *words])
     classes = Classes(tuple(map(str, range(facts["classes"]))))
-    model = build.model(config, classes).double()
+    parts = build.check(config)
+    model = build.model(parts, classes).double()
     model.load_state_dict(official.model_weights(official.read("tresnet_m_coco_224.keys")), strict=False)
     split = Split(torch.utils.data.TensorDataset(images, labels), classes)
     data = DataModule(lambda: split, lambda: split, MultiLabelEvaluator, EvalTransform(image_size=64))
-    job = Trainer(config, model, build.loss(config), data, folder=tmp_path, device=torch.device("cpu"))
+    job = Trainer(config, model, build.loss(parts), data, folder=tmp_path, device=torch.device("cpu"))
     job.learner.net.train()
 
     size = facts["batch_size"]

@@ -19,6 +19,7 @@ from PIL import Image
 from torch import nn
 
 from mldec import build, checkpoint
+from mldec.checkpoint.loading import MODEL_PARTS
 from mldec.config.compose import compose, to_dict
 from mldec.data.base import Classes
 
@@ -166,7 +167,7 @@ def good(words: list[str] = WORDS, queries: torch.Tensor | None = None) -> dict[
     """Return a whole checkpoint of ours, of an untrained network."""
     config = compose(words)
     classes = Classes(NAMES)
-    model = build.model(config, classes, pretrained=False)
+    model = build.model(build.check(config, MODEL_PARTS), classes, pretrained=False)
     weights = model.state_dict()
     return {
         "format": checkpoint.FORMAT,

@@ -422,6 +422,7 @@ def test_compiled_training_gives_the_same_weights(config: Config, tmp_path: Path
         ("optimizer/state/0/exp_avg", torch.zeros(3, 3), "the 'exp_avg' of parameter 0 is of another shape or kind"),
         ("scaler", {"scale": "x"}, "does not fit the precision: the 'scale' of its scaler is no number"),
         ("scaler", {}, "does not fit the precision"),
+        ("loss", {"a": torch.zeros(1), "b": torch.zeros(1)}, "does not fit the optimiser, the loss or the precision"),
         ("step", 0, "its 'step' is 0, and after 4 epochs"),
     ],
 )
