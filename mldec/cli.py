@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import mldec
 from mldec.config.compose import compose, override
-from mldec.config.schema import MAX_IMAGE_SIZE, PARTS, Config, Precision
+from mldec.config.schema import MAX_IMAGE_SIZE, PARTS, Config
 from mldec.errors import ConfigError
 
 # Everything heavy is imported when it is used, so that --help and a wrong argument answer at once.
@@ -57,21 +57,14 @@ def add_model_options(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument(
         "--image-size", type=image_side, metavar="S", help="pixels per side; default: as the checkpoint says"
     )
-    arguments.add_argument("--fast", action="store_true", help="fold batch norms; half precision on CUDA")
     arguments.add_argument("--plugin", action="append", default=[], help="a package of yours that may hold its parts")
 
 
 def open_model(words: argparse.Namespace, device: "torch.device") -> "Loaded":
-    """Load the chosen model, folded if asked for."""
+    """Load the chosen model."""
     from mldec.checkpoint import load_model
-    from mldec.fast import fast
 
-    loaded = load_model(
-        words.checkpoint, words.weights, image_size=words.image_size, device=device, plugins=words.plugin
-    )
-    if words.fast:
-        fast(loaded.model, device)
-    return loaded
+    return load_model(words.checkpoint, words.weights, image_size=words.image_size, device=device, plugins=words.plugin)
 
 
 def open_data(settings: list[str]) -> "tuple[Config, DataModule]":
@@ -89,11 +82,6 @@ def open_data(settings: list[str]) -> "tuple[Config, DataModule]":
     named = {word.partition("=")[0].partition(".")[0] for word in settings}
     parts = build.check(config, [kind for kind in PARTS if kind in named])
     return build.recorded(config, parts), build.data(parts)
-
-
-def fast_precision(device: "torch.device") -> Precision:
-    """Return the number format of `--fast`."""
-    return Precision.fp16 if device.type == "cuda" else Precision.fp32
 
 
 def positive(word: str) -> int:

@@ -15,7 +15,7 @@ from torch import nn
 from tqdm import tqdm
 
 from mldec import build
-from mldec.cli import fast_precision, open_model
+from mldec.cli import open_model
 from mldec.config.compose import override
 from mldec.config.schema import Config, Precision
 from mldec.data.base import Classes, DataModule
@@ -194,10 +194,7 @@ def run(words: argparse.Namespace) -> None:
     config = override(loaded.config, words.settings)
     parts = build.check(config, ["data"])
     device = distributed.pick_device(config.device)
-    if words.fast:
-        config.train.precision = fast_precision(device)
-    else:
-        choose_precision(config, words.settings, device)
+    choose_precision(config, words.settings, device)
     with distributed.processes(device):
         data = build.data(parts)
         check_queries(loaded.classes, data.val.classes, words.checkpoint)

@@ -13,13 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 from mldec.checkpoint import Loaded
-from mldec.cli import fast_precision, open_model
-from mldec.config.schema import Precision
+from mldec.cli import open_model
 from mldec.data.base import Classes
 from mldec.data.transforms import FORMATS, load_image
 from mldec.data.zero_shot.vectors import read_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError, Stopped, complain, printable, say, visible
-from mldec.evaluation import autocast, check_queries
+from mldec.evaluation import check_queries
 from mldec.files.results import STANDARD_OUTPUT, JsonLines, JsonList, check_targets
 from mldec.runtime import distributed, out_of_memory
 from mldec.runtime.signals import StopRequest, listening
@@ -67,7 +66,6 @@ def predict(
     *,
     batch_size: int,
     device: torch.device,
-    precision: Precision = Precision.fp32,
     stop: StopRequest | None = None,
 ) -> Iterator[tuple[Path, Tensor | DataError]]:
     """Yield each path with its scores [K], or with the `DataError` that says why it has none.
@@ -77,7 +75,6 @@ def predict(
         paths: of image files.
         batch_size: images at a time.
         device: of the model.
-        precision: of the forward pass.
         stop: ends the loop before the next batch.
 
     Raises:
@@ -94,8 +91,7 @@ def predict(
         with out_of_memory.explained_by(lambda: advice):
             read = [_read(loaded, path) for path in part]
             images = [image for image in read if isinstance(image, Tensor)]
-            with autocast(device, precision):
-                rows = iter(scores(loaded, torch.stack(images).to(device)).cpu() if images else torch.empty(0))
+            rows = iter(scores(loaded, torch.stack(images).to(device)).cpu() if images else torch.empty(0))
 
         for path, image in zip(part, read, strict=True):
             yield path, _finite(path, next(rows)) if isinstance(image, Tensor) else image
@@ -157,7 +153,6 @@ def run(args: argparse.Namespace) -> int:
     loaded = open_model(args, device)
     if args.classes is not None:
         loaded = with_classes(loaded, args.classes, args.vectors)
-    precision = fast_precision(device) if args.fast else Precision.fp32
 
     status = answered = 0
     with ExitStack() as stack:
@@ -168,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json is not None:
             files.append(stack.enter_context(JsonList(args.json)))
 
-        scored = predict(loaded, paths, batch_size=args.batch_size, device=device, precision=precision, stop=stop)
+        scored = predict(loaded, paths, batch_size=args.batch_size, device=device, stop=stop)
         for path, row in scored:
             answered += 1
             if isinstance(row, DataError):

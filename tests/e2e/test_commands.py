@@ -231,13 +231,12 @@ def test_predict_writes_json_above_a_threshold(cli: Cli, digits_run: Path, scene
         assert [i["score"] for i in answer["predictions"]] == pytest.approx([i["score"] for i in other["predictions"]])
 
 
-def test_image_size_and_fast_apply_to_a_run_of_ours(cli: Cli, digits_run: Path, scenes: Path, tmp_path: Path) -> None:
+def test_the_image_size_applies_to_a_run_of_ours(cli: Cli, digits_run: Path, scenes: Path, tmp_path: Path) -> None:
     best, shared = digits_run / "checkpoints" / "best.pt", ["--plugin", "patches"]
     plain = cli("predict", best, scenes / "a.png", *shared)[1]
-    assert cli("predict", best, scenes / "a.png", *shared, "--fast")[1] == plain
     assert cli("predict", best, scenes / "a.png", *shared, "--image-size", "64")[1] == plain
     assert cli("predict", best, scenes / "a.png", *shared, "--image-size", "32")[1] != plain
-    status, _, err = cli("evaluate", best, *shared, "--image-size", "32", "--fast", "--json", tmp_path / "r.json")
+    status, _, err = cli("evaluate", best, *shared, "--image-size", "32", "--json", tmp_path / "r.json")
     assert status == 0, err
     assert json.loads((tmp_path / "r.json").read_text())["images"] == 40
 

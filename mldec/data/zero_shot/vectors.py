@@ -16,6 +16,7 @@ from mldec.data.names import names_fault
 from mldec.data.zero_shot.vector_text import lacking, read_text
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.files.arrays import read_npy
+from mldec.files.text import open_binary
 from mldec.files.text import read_text as read_text_file
 from mldec.files.torch_files import read_torch
 
@@ -165,7 +166,7 @@ def _is_text(path: Path) -> bool:
     """Tell whether a file begins with printable ASCII, and not like an archive."""
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_binary(path) as file:
         start = file.read(4)
     return start[:2] != b"PK" and start.isascii() and start.decode().isprintable() and start != b""
 
