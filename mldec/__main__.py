@@ -31,10 +31,16 @@ def main() -> None:
         print(VERSION)
     elif words[0].replace("-", "_") in COMMANDS:
         name = words[0].replace("-", "_")
-        print(f"mldec: '{words[0]}' is a command of its own: write python -m mldec.{name}", file=sys.stderr)
+        print(
+            f"mldec: '{words[0]}' is a command of its own: write python -m mldec.{name}",
+            file=sys.stderr,
+        )
         sys.exit(2)
     else:
-        print(f"mldec: there is no command {words[0]!r}{suggest(words[0], list(COMMANDS))}", file=sys.stderr)
+        print(
+            f"mldec: there is no command {words[0]!r}{suggest(words[0], list(COMMANDS))}",
+            file=sys.stderr,
+        )
         sys.exit(2)
 
 

@@ -28,7 +28,10 @@ _FEATURE_NORMS = ["auto", "none", "pretrained", "new"]
 _RESERVED = {"num_classes", "in_chans", "img_size", "drop_path_rate", "features_only"} | {
     argument for argument in inspect.signature(timm.create_model).parameters if argument != "kwargs"
 }
-_SETTINGS = {"img_size": "image_size", "drop_path_rate": "drop_path"}  # where our word is not timm's
+_SETTINGS = {
+    "img_size": "image_size",
+    "drop_path_rate": "drop_path",
+}  # where our word is not timm's
 _REMEDY = "give a file with backbone.pretrained=FILE, or backbone.pretrained=false to start from random weights"
 
 
@@ -87,7 +90,9 @@ class TimmBackbone(nn.Module):
             try:
                 self.network.set_grad_checkpointing(True)
             except (AttributeError, AssertionError) as error:
-                raise ConfigError(f"backbone.checkpointing=true: {name} does not support it; leave it out") from error
+                raise ConfigError(
+                    f"backbone.checkpointing=true: {name} does not support it; leave it out"
+                ) from error
         if pretrained:  # at the end: no download before every other setting is known to be good
             _load_weights(self.network, name, pretrained, arguments)
 
@@ -103,7 +108,9 @@ class TimmBackbone(nn.Module):
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255
         elif not images.is_floating_point():
-            raise ValueError(f"images are {images.dtype}; give uint8 in 0..255 or floating point in [0, 1]")
+            raise ValueError(
+                f"images are {images.dtype}; give uint8 in 0..255 or floating point in [0, 1]"
+            )
         # In the type of the parameters, under autocast too: neither operation is on autocast's list.
         images = (images.to(self.mean.dtype) - self.mean) / self.std
         return self.norm(self._tokens(self.network.forward_features(images)))
@@ -114,7 +121,9 @@ class TimmBackbone(nn.Module):
         channels_last = len(shape) == 3 or getattr(self.network, "output_fmt", "NCHW") == "NHWC"
         if len(shape) not in (3, 4) or shape[-1 if channels_last else 1] != self.num_features:
             raise self._misfit(f"{list(shape)}" if shape else f"a {type(features).__name__}")
-        if self._norm_path:  # before the map is flattened: the module is made for the network's own layout
+        if (
+            self._norm_path
+        ):  # before the map is flattened: the module is made for the network's own layout
             features = self.network.get_submodule(self._norm_path)(features)
         if len(shape) == 3:
             return features[:, self._num_prefix :]
@@ -122,7 +131,9 @@ class TimmBackbone(nn.Module):
 
     def _misfit(self, found: str) -> ConfigError:
         wanted = f"one map or sequence of {self.num_features} channels"
-        return ConfigError(f"backbone.name={self._name}: its features are {found}, not {wanted}; take another network")
+        return ConfigError(
+            f"backbone.name={self._name}: its features are {found}, not {wanted}; take another network"
+        )
 
     def _freeze_unused(self, height: int, width: int) -> None:
         """Check the layout with one image, and freeze the parameters that the tokens do not depend on.
@@ -145,7 +156,9 @@ class TimmBackbone(nn.Module):
             raise
         except Exception as error:
             trial = f"a trial image of {height} x {width} pixels failed ({_brief(error)})"
-            raise ConfigError(f"backbone.name={self._name}: {trial}; take another network or size") from error
+            raise ConfigError(
+                f"backbone.name={self._name}: {trial}; take another network or size"
+            ) from error
         self.train()
         grid = getattr(getattr(self.network, "patch_embed", None), "grid_size", None)
         most = math.prod(grid) if grid else tokens.shape[1]
@@ -156,26 +169,36 @@ class TimmBackbone(nn.Module):
                 own[key].requires_grad_(False)
 
 
-def _arguments(name: str, image_size: int | None, drop_path: float, model_args: dict[str, Any]) -> dict[str, Any]:
+def _arguments(
+    name: str, image_size: int | None, drop_path: float, model_args: dict[str, Any]
+) -> dict[str, Any]:
     """Check the name and collect timm's keyword arguments; a setting that is left alone is not passed on."""
     architecture, _, tag = name.partition(".")
     # Only the registry: timm would also take the address of a repository or a folder here, and read it while building.
     if not timm.is_model(architecture):
         near = get_close_matches(architecture, timm.list_models(), n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() names all"
-        raise ConfigError(f"backbone.name={name}: timm {timm.__version__} has no such network; {hint}")
+        raise ConfigError(
+            f"backbone.name={name}: timm {timm.__version__} has no such network; {hint}"
+        )
     tags = [known.partition(".")[2] for known in get_arch_pretrained_cfgs(architecture)]
     if tag and tag not in tags:
-        raise ConfigError(f"backbone.name={name}: {architecture} has no weights of this tag{suggest(tag, tags)}")
+        raise ConfigError(
+            f"backbone.name={name}: {architecture} has no weights of this tag{suggest(tag, tags)}"
+        )
     if not 0 <= drop_path < 1:
         raise ConfigError(f"backbone.drop_path={drop_path}: give a rate in [0, 1)")
     if clash := sorted(_RESERVED & model_args.keys()):
-        raise ConfigError(f"backbone.model_args.{clash[0]}: not to be set here; use the settings of the backbone")
+        raise ConfigError(
+            f"backbone.model_args.{clash[0]}: not to be set here; use the settings of the backbone"
+        )
     size = {} if image_size is None else {"img_size": image_size}
     return model_args | size | ({"drop_path_rate": drop_path} if drop_path else {})
 
 
-def _create(name: str, **arguments: Any) -> Any:  # Any: timm's networks share no interface that a checker could know
+def _create(
+    name: str, **arguments: Any
+) -> Any:  # Any: timm's networks share no interface that a checker could know
     try:
         return timm.create_model(name, **arguments)
     except Exception as error:
@@ -185,13 +208,17 @@ def _create(name: str, **arguments: Any) -> Any:  # Any: timm's networks share n
             message = f"backbone.{setting}={arguments.get(unknown[1])}: {name} takes no such setting; leave it out"
             raise ConfigError(message) from error
         settings = ", ".join(f"{key}={value}" for key, value in arguments.items())
-        raise ConfigError(f"backbone: timm cannot build {name} with {settings}: {_brief(error)}") from error
+        raise ConfigError(
+            f"backbone: timm cannot build {name} with {settings}: {_brief(error)}"
+        ) from error
 
 
 def _norm_path(network: Any, name: str, feature_norm: str) -> str | None:
     """Find the last norm of a network that pools before it norms, such as `head.norm` of ConvNeXt."""
     if feature_norm not in _FEATURE_NORMS:
-        raise ConfigError(f"backbone.feature_norm={feature_norm}: unknown{suggest(feature_norm, _FEATURE_NORMS)}")
+        raise ConfigError(
+            f"backbone.feature_norm={feature_norm}: unknown{suggest(feature_norm, _FEATURE_NORMS)}"
+        )
     if feature_norm in ("none", "new"):
         return None
     for path in ("head.norm", "fc_norm"):
@@ -200,7 +227,9 @@ def _norm_path(network: Any, name: str, feature_norm: str) -> str | None:
             if tuple(network.get_submodule(path).normalized_shape) == (network.num_features,):
                 return path
     if feature_norm == "pretrained":
-        raise ConfigError(f"backbone.feature_norm=pretrained: {name} has no norm behind its pooling; use auto or new")
+        raise ConfigError(
+            f"backbone.feature_norm=pretrained: {name} has no norm behind its pooling; use auto or new"
+        )
     return None
 
 
@@ -211,11 +240,15 @@ def _num_prefix_tokens(network: Any) -> int:
 
 def _channels(setting: str, values: Sequence[float]) -> Tensor:
     if len(values) != 3 or (setting == "std" and min(values) <= 0):
-        raise ConfigError(f"backbone.{setting}={list(values)}: give red, green and blue in [0, 1]; std is above 0")
+        raise ConfigError(
+            f"backbone.{setting}={list(values)}: give red, green and blue in [0, 1]; std is above 0"
+        )
     return torch.tensor([float(value) for value in values]).view(3, 1, 1)
 
 
-def _load_weights(network: Any, name: str, pretrained: bool | str, arguments: dict[str, Any]) -> None:
+def _load_weights(
+    network: Any, name: str, pretrained: bool | str, arguments: dict[str, Any]
+) -> None:
     """Fill the network with weights, all of it.
 
     timm is not strict where the number of classes differs: what the weights lack stays random without a word. So they
@@ -223,8 +256,14 @@ def _load_weights(network: Any, name: str, pretrained: bool | str, arguments: di
     """
     state = _published(name) if pretrained is True else _from_file(str(pretrained))
     cfg, own = network.pretrained_cfg, network.state_dict()
-    classifiers = [cfg["classifier"]] if isinstance(cfg["classifier"], str) else list(cfg["classifier"] or ())
-    rows = [len(state[key]) for key in (f"{layer}.weight" for layer in (*classifiers, "head", "fc")) if key in state]
+    classifiers = (
+        [cfg["classifier"]] if isinstance(cfg["classifier"], str) else list(cfg["classifier"] or ())
+    )
+    rows = [
+        len(state[key])
+        for key in (f"{layer}.weight" for layer in (*classifiers, "head", "fc"))
+        if key in state
+    ]
     num_classes = rows[0] if rows else 0 if state.keys() == own.keys() else cfg["num_classes"]
     overlay = {"state_dict": state, "num_classes": num_classes, "label_offset": 0}
     arguments = {**arguments, "num_classes": num_classes, "pretrained_cfg_overlay": overlay}
@@ -246,7 +285,9 @@ def _from_file(path: str) -> dict[str, Any]:
         state = load_state_dict(str(file), weights_only=True)
         if not state:  # timm takes an empty one for none, and would download
             raise ValueError("no tensors")
-    except Exception as error:  # what is said of a broken or hostile file is long and of no use to a user
+    except (
+        Exception
+    ) as error:  # what is said of a broken or hostile file is long and of no use to a user
         fault = "not a .safetensors or .pth file of plain tensors"
         raise ConfigError(f"backbone.pretrained={path}: {fault}; {_REMEDY}") from error
     return state
@@ -255,14 +296,20 @@ def _from_file(path: str) -> dict[str, Any]:
 def _published(name: str) -> dict[str, Any]:
     cfg = get_pretrained_cfg(name)
     if not cfg or not cfg.has_weights:
-        raise ConfigError(f"backbone.pretrained=true: timm publishes no weights of {name}; {_REMEDY}")
+        raise ConfigError(
+            f"backbone.pretrained=true: timm publishes no weights of {name}; {_REMEDY}"
+        )
     try:
         if cfg.hf_hub_id:
             return load_state_dict(_hub_file(cfg.hf_hub_id), weights_only=True)
         with redirect_stdout(sys.stderr):  # torch tells of its downloads there
-            return torch.hub.load_state_dict_from_url(str(cfg.url), map_location="cpu", weights_only=True)
+            return torch.hub.load_state_dict_from_url(
+                str(cfg.url), map_location="cpu", weights_only=True
+            )
     except Exception as error:
-        address = f"{huggingface_hub.constants.ENDPOINT}/{cfg.hf_hub_id}" if cfg.hf_hub_id else cfg.url
+        address = (
+            f"{huggingface_hub.constants.ENDPOINT}/{cfg.hf_hub_id}" if cfg.hf_hub_id else cfg.url
+        )
         fault = f"the weights of {name} cannot be had from {address} ({_brief(error)})"
         raise ConfigError(f"backbone.pretrained=true: {fault}; {_REMEDY}") from error
 
@@ -274,7 +321,9 @@ def _hub_file(repository: str) -> str:
             get_session().head(huggingface_hub.constants.ENDPOINT, timeout=10)
         for filename in ("model.safetensors", "pytorch_model.bin"):
             with suppress(EntryNotFoundError):
-                return huggingface_hub.hf_hub_download(repository, filename, local_files_only=offline)
+                return huggingface_hub.hf_hub_download(
+                    repository, filename, local_files_only=offline
+                )
     raise FileNotFoundError("no weights in this repository")
 
 

@@ -60,7 +60,10 @@ class Part:
     @property
     def node(self) -> dict[str, Any]:
         """The node that a config records: it says everything, whatever the defaults become."""
-        return {"_target_": f"{self.target.__module__}.{self.target.__qualname__}", **self.arguments}
+        return {
+            "_target_": f"{self.target.__module__}.{self.target.__qualname__}",
+            **self.arguments,
+        }
 
     def call(self, **runtime: Any) -> Any:
         """Call the target with some of the arguments replaced.
@@ -70,7 +73,9 @@ class Part:
                 `<part>: <message>` for another one.
         """
         own = {
-            name: value for name, value in self.arguments.items() if name in inspect.signature(self.target).parameters
+            name: value
+            for name, value in self.arguments.items()
+            if name in inspect.signature(self.target).parameters
         }
         return self._translated(self.target, {**own, **runtime})
 
@@ -115,7 +120,9 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
         raise ConfigError("; ".join(faults))
 
     if "loss" in kinds:  # a loss is for training
-        from mldec.optim import check_optimizer  # timm is slow to import, and check_data does without
+        from mldec.optim import (
+            check_optimizer,
+        )  # timm is slow to import, and check_data does without
 
         check_optimizer(config.optim.name)
     return parts
@@ -134,7 +141,9 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
     faults = []
     for key, value in node.items():
         if key not in accepted:
-            faults.append(f"{kind}.{key}: {target.__name__} takes no such argument{suggest(key, list(accepted))}")
+            faults.append(
+                f"{kind}.{key}: {target.__name__} takes no such argument{suggest(key, list(accepted))}"
+            )
         elif not matches(value, accepted[key].hint):
             faults.append(f"{kind}.{key}: {value!r} is not {describe(accepted[key].hint)}")
     for key, argument in accepted.items():
@@ -180,7 +189,11 @@ def loss(parts: Parts) -> nn.Module:
 
 def model(parts: Parts, classes: Classes, *, pretrained: bool = True) -> Classifier:
     """Build the backbone and a head for these classes; without `pretrained` nothing is downloaded or read."""
-    without_weights = {"pretrained": False} if not pretrained and "pretrained" in parts["backbone"].arguments else {}
+    without_weights = (
+        {"pretrained": False}
+        if not pretrained and "pretrained" in parts["backbone"].arguments
+        else {}
+    )
     backbone = parts["backbone"].call(**without_weights)
     head = parts["head"].call(in_features=backbone.num_features, num_classes=len(classes))
     return Classifier(backbone, head)
@@ -201,15 +214,25 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
     wanted: bool | None = getattr(loss, "exclusive", None)
     if wanted is not None and wanted is not train.exclusive:
         kinds = {True: "one label per image", False: "several labels per image"}
-        fix = "loss=cross_entropy, asl_single_label or bce" if train.exclusive else "loss=asl or bce"
-        raise ConfigError(f"{loss_name} is for {kinds[wanted]}, the data has {kinds[train.exclusive]}: choose {fix}")
+        fix = (
+            "loss=cross_entropy, asl_single_label or bce" if train.exclusive else "loss=asl or bce"
+        )
+        raise ConfigError(
+            f"{loss_name} is for {kinds[wanted]}, the data has {kinds[train.exclusive]}: choose {fix}"
+        )
 
     if config.mix.soft and not train.exclusive:
-        raise ConfigError("mix is for data with one label per image, the data has several: leave it out")
+        raise ConfigError(
+            "mix is for data with one label per image, the data has several: leave it out"
+        )
     if config.mix.soft and not getattr(loss, "soft", False):
-        raise ConfigError(f"mix makes soft labels, {loss_name} wants 0 and 1: choose loss=bce or cross_entropy")
+        raise ConfigError(
+            f"mix makes soft labels, {loss_name} wants 0 and 1: choose loss=bce or cross_entropy"
+        )
     if config.train.random_queries and train.exclusive:
-        raise ConfigError("train.random_queries adds a positive to each image, the data has one label: leave it out")
+        raise ConfigError(
+            "train.random_queries adds a positive to each image, the data has one label: leave it out"
+        )
 
     groups = config.head.get("num_groups")
     if groups is not None and groups > len(train):
@@ -245,8 +268,12 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
     # An imported name is not a definition: `mldec.heads.gap.nn` leads elsewhere.
     is_defined_there = any(_inside(getattr(located, "__module__", ""), home) for home in homes)
     if not is_defined_there or not _is_part(kind, located):
-        what = "function that returns a Source or a DataModule" if kind == "data" else "module class"
-        raise ConfigError(f"{kind}._target_ '{target}' is refused: it is not a {what} defined there")
+        what = (
+            "function that returns a Source or a DataModule" if kind == "data" else "module class"
+        )
+        raise ConfigError(
+            f"{kind}._target_ '{target}' is refused: it is not a {what} defined there"
+        )
     assert callable(located)
     return located
 
@@ -293,7 +320,9 @@ def describe(hint: Any) -> str:
     names[float] = "a number (if whole, below 2**63)"
     if hint in names:
         return names[hint]
-    return "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping, its numbers finite"
+    return (
+        "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping, its numbers finite"
+    )
 
 
 def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
@@ -309,7 +338,10 @@ def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
     if _is_reader(target):
         for shared in SHARED:
             hints = get_type_hints(shared)
-            accepted |= {field.name: Argument(hints[field.name], field.default) for field in dataclasses.fields(shared)}
+            accepted |= {
+                field.name: Argument(hints[field.name], field.default)
+                for field in dataclasses.fields(shared)
+            }
     return accepted
 
 

@@ -53,18 +53,31 @@ def add_model_options(arguments: argparse.ArgumentParser) -> None:
         help="a run's folder, such as outputs/digits, a checkpoint in it, a released .pth file, or zoo:NAME "
         "(see MODEL_ZOO.md)",
     )
-    arguments.add_argument("--weights", choices=("ema", "raw"), help="default: those that scored best in the run")
     arguments.add_argument(
-        "--image-size", type=image_side, metavar="S", help="pixels per side; default: as the checkpoint says"
+        "--weights", choices=("ema", "raw"), help="default: those that scored best in the run"
     )
-    arguments.add_argument("--plugin", action="append", default=[], help="a package of yours that may hold its parts")
+    arguments.add_argument(
+        "--image-size",
+        type=image_side,
+        metavar="S",
+        help="pixels per side; default: as the checkpoint says",
+    )
+    arguments.add_argument(
+        "--plugin", action="append", default=[], help="a package of yours that may hold its parts"
+    )
 
 
 def open_model(words: argparse.Namespace, device: "torch.device") -> "Loaded":
     """Load the chosen model."""
     from mldec.checkpoint import load_model
 
-    return load_model(words.checkpoint, words.weights, image_size=words.image_size, device=device, plugins=words.plugin)
+    return load_model(
+        words.checkpoint,
+        words.weights,
+        image_size=words.image_size,
+        device=device,
+        plugins=words.plugin,
+    )
 
 
 def open_data(settings: list[str]) -> "tuple[Config, DataModule]":
@@ -76,8 +89,12 @@ def open_data(settings: list[str]) -> "tuple[Config, DataModule]":
     from mldec import build
 
     if not any(word.startswith("data=") for word in settings):
-        raise ConfigError("no dataset is chosen: pass data=NAME, such as data=coco data.root=/data/coco")
-    config = override(compose(["+experiment=digits"]), settings)  # the other parts of it are not used
+        raise ConfigError(
+            "no dataset is chosen: pass data=NAME, such as data=coco data.root=/data/coco"
+        )
+    config = override(
+        compose(["+experiment=digits"]), settings
+    )  # the other parts of it are not used
     # Of the parts that are not used only those count that a word names: a misspelt one must not pass in silence.
     named = {word.partition("=")[0].partition(".")[0] for word in settings}
     parts = build.check(config, [kind for kind in PARTS if kind in named])

@@ -11,7 +11,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of the disk, the user's quota, the process's limit
+FULL = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+)  # of the disk, the user's quota, the process's limit
 
 
 class UserError(ValueError):
@@ -68,7 +72,10 @@ def visible(text: str) -> str:
 
     A name from outside must neither steer the terminal nor look like a line of ours.
     """
-    return "".join(letter if letter.isprintable() or unicodedata.category(letter) == "Zs" else "?" for letter in text)
+    return "".join(
+        letter if letter.isprintable() or unicodedata.category(letter) == "Zs" else "?"
+        for letter in text
+    )
 
 
 def printable(text: str) -> str:
@@ -94,7 +101,9 @@ def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
     except OSError as error:
         mend = "free space" if error.errno in FULL else "make it writable"
         then = ", then pass resume=auto" if of_run else ", or write to another place"
-        raise DataError(f"cannot write {target}: {error.strerror or error}; {mend}{then}") from error
+        raise DataError(
+            f"cannot write {target}: {error.strerror or error}; {mend}{then}"
+        ) from error
 
 
 def say(*lines: str) -> None:

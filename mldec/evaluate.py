@@ -13,7 +13,9 @@ def parser() -> argparse.ArgumentParser:
         "Evaluate a checkpoint on the validation data of its config; settings are changed with key=value.",
     )
     add_model_options(arguments)
-    arguments.add_argument("settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco")
+    arguments.add_argument(
+        "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
+    )
     arguments.add_argument("--json", metavar="FILE", help="write metrics and per-class values")
     arguments.add_argument("--csv", metavar="FILE", help="write one row per class")
     return arguments

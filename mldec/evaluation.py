@@ -40,7 +40,9 @@ class Results:
     per_class: dict[str, list[float]]
     images: int
     bad: list[str]  # what was wrong with each image that was left out
-    confusions: list[tuple[int, int, int]] | None  # most frequent first: label, prediction, images; None: no such thing
+    confusions: (
+        list[tuple[int, int, int]] | None
+    )  # most frequent first: label, prediction, images; None: no such thing
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
@@ -52,7 +54,12 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, data: DataModule, config: Config, *, device: torch.device, progress: Any = None
+    model: nn.Module,
+    data: DataModule,
+    config: Config,
+    *,
+    device: torch.device,
+    progress: Any = None,
 ) -> Results:
     """Run the validation images through a model, once each, and compute the dataset's metrics.
 
@@ -78,7 +85,9 @@ def evaluate(
     queries = None if split.classes.queries is None else split.classes.queries.to(device)
     batches: Iterable[Batch] = unwrap(loader)
     evaluator = data.evaluator()
-    evaluator.update(torch.zeros(0, len(split.classes)), torch.zeros(0, len(split.classes)))  # all a process may get
+    evaluator.update(
+        torch.zeros(0, len(split.classes)), torch.zeros(0, len(split.classes))
+    )  # all a process may get
     bad: list[str] = []
     was_training = model.training
     model.eval()
@@ -125,13 +134,17 @@ def check_classes(wanted: Classes, found: Classes, path: str | Path) -> None:
     if wanted.names == found.names:
         before, now = wanted.queries, found.queries
         if before is not None and now is not None and not torch.equal(before, now):
-            raise CheckpointError(f"{path} is of other word vectors than the data: put the same data.vectors back")
+            raise CheckpointError(
+                f"{path} is of other word vectors than the data: put the same data.vectors back"
+            )
         return
     if len(wanted) != len(found):
         raise CheckpointError(
             f"{path} knows {len(wanted)} classes, the data has {len(found)}: choose data with its classes"
         )
-    place = next(i for i, (a, b) in enumerate(zip(wanted.names, found.names, strict=True)) if a != b)
+    place = next(
+        i for i, (a, b) in enumerate(zip(wanted.names, found.names, strict=True)) if a != b
+    )
     raise CheckpointError(
         f"{path} has other classes than the data: number {place} is '{wanted.names[place]}' there "
         f"and '{found.names[place]}' here"
@@ -153,15 +166,25 @@ def report(results: Results, weights: str, path: str, names: tuple[str, ...]) ->
             for label, prediction, images in results.confusions
         ]
     columns = results.per_class.items()
-    content["per_class"] = {name: {key: column[i] for key, column in columns} for i, name in enumerate(names)}
+    content["per_class"] = {
+        name: {key: column[i] for key, column in columns} for i, name in enumerate(names)
+    }
     return content
 
 
 def table(metrics: dict[str, float]) -> str:
     """Return the metrics as lines of text: percentages, and after them, under their own heading, numbers of classes."""
     width = max(len(name) for name in metrics)
-    percent = [f"  {name:<{width}}  {value:7.3f}" for name, value in metrics.items() if not name.startswith(COUNT)]
-    counts = [f"  {name:<{width}}  {value:7.0f}" for name, value in metrics.items() if name.startswith(COUNT)]
+    percent = [
+        f"  {name:<{width}}  {value:7.3f}"
+        for name, value in metrics.items()
+        if not name.startswith(COUNT)
+    ]
+    counts = [
+        f"  {name:<{width}}  {value:7.0f}"
+        for name, value in metrics.items()
+        if name.startswith(COUNT)
+    ]
     return "\n".join(percent + (["number of classes:", *counts] if counts else []))
 
 
@@ -170,7 +193,9 @@ def to_csv(results: Results, names: tuple[str, ...]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["class", *results.per_class])
-    writer.writerows([name, *row] for name, *row in zip(names, *results.per_class.values(), strict=True))
+    writer.writerows(
+        [name, *row] for name, *row in zip(names, *results.per_class.values(), strict=True)
+    )
     return text.getvalue()
 
 
@@ -184,7 +209,9 @@ def choose_precision(config: Config, settings: list[str], device: torch.device) 
         log.warning(slow)
         return
     config.train.precision = Precision.fp32
-    log.info(f"evaluated in fp32 on a CPU; train.precision={recorded.value}, as in the run, is much slower here")
+    log.info(
+        f"evaluated in fp32 on a CPU; train.precision={recorded.value}, as in the run, is much slower here"
+    )
 
 
 def run(words: argparse.Namespace) -> None:
@@ -198,7 +225,12 @@ def run(words: argparse.Namespace) -> None:
     with distributed.processes(device):
         data = build.data(parts)
         check_queries(loaded.classes, data.val.classes, words.checkpoint)
-        bar = partial(tqdm, desc="evaluate", leave=False, disable=not (on_terminal() and distributed.is_main()))
+        bar = partial(
+            tqdm,
+            desc="evaluate",
+            leave=False,
+            disable=not (on_terminal() and distributed.is_main()),
+        )
         with out_of_memory.explained(config, device):
             results = evaluate(loaded.model.to(device), data, config, device=device, progress=bar)
         if distributed.is_main():

@@ -19,7 +19,9 @@ class Classifier(nn.Module):
         self.head = head
         self._gives_attention = "attention" in inspect.signature(head.forward).parameters
 
-    def forward(self, images: Tensor, queries: Tensor | None = None, *, attention: bool = False) -> Tensor:
+    def forward(
+        self, images: Tensor, queries: Tensor | None = None, *, attention: bool = False
+    ) -> Tensor:
         """Map images [B, 3, H, W], uint8 or floating point in [0, 1], to logits [B, K].
 
         Args:
@@ -33,8 +35,14 @@ class Classifier(nn.Module):
         if not isinstance(images, Tensor):
             raise ValueError(f"images are a {type(images).__name__}: give a tensor [B, 3, H, W]")
         if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images have the shape {list(images.shape)}: give a batch [B, 3, H, W]")
+            raise ValueError(
+                f"images have the shape {list(images.shape)}: give a batch [B, 3, H, W]"
+            )
         if attention and not self._gives_attention:
-            raise ValueError(f"attention=True: a {type(self.head).__name__} head has no attention; leave it out")
+            raise ValueError(
+                f"attention=True: a {type(self.head).__name__} head has no attention; leave it out"
+            )
         tokens = self.backbone(images)
-        return self.head(tokens, queries, attention=True) if attention else self.head(tokens, queries)
+        return (
+            self.head(tokens, queries, attention=True) if attention else self.head(tokens, queries)
+        )

@@ -29,7 +29,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             (no_decay if parameter.ndim <= 1 or name.endswith(".bias") else decay).append(parameter)
-    return [{"params": no_decay, "weight_decay": 0.0}, {"params": decay, "weight_decay": weight_decay}]
+    return [
+        {"params": no_decay, "weight_decay": 0.0},
+        {"params": decay, "weight_decay": weight_decay},
+    ]
 
 
 def check_optimizer(name: str) -> None:
@@ -49,12 +52,22 @@ def build_optimizer(
     """
     check_optimizer(name)
     try:
-        return create_optimizer_v2(parameter_groups(model, weight_decay), opt=name, lr=lr, **options)
-    except (TypeError, ValueError, AssertionError) as error:  # the last: an optimiser whose library is not installed
-        raise ConfigError(f"optim.name={name} with optim.options {dict(options)} cannot be built: {error}") from error
+        return create_optimizer_v2(
+            parameter_groups(model, weight_decay), opt=name, lr=lr, **options
+        )
+    except (
+        TypeError,
+        ValueError,
+        AssertionError,
+    ) as error:  # the last: an optimiser whose library is not installed
+        raise ConfigError(
+            f"optim.name={name} with optim.options {dict(options)} cannot be built: {error}"
+        ) from error
 
 
-def check_state(trial: Optimizer, state: dict[str, Any], groups: Sequence[Mapping[str, Any]], path: Any) -> None:
+def check_state(
+    trial: Optimizer, state: dict[str, Any], groups: Sequence[Mapping[str, Any]], path: Any
+) -> None:
     """Try a saved state of an optimiser: what it holds for each parameter, and one step.
 
     What an optimiser keeps is its own affair, so it is asked: what it holds after a step of its own is what the state
@@ -71,7 +84,9 @@ def check_state(trial: Optimizer, state: dict[str, Any], groups: Sequence[Mappin
     """
 
     def misfit(what: str) -> CheckpointError:
-        return CheckpointError(f"{path} does not fit the optimiser: {what}; use another copy, or init={path}")
+        return CheckpointError(
+            f"{path} does not fit the optimiser: {what}; use another copy, or init={path}"
+        )
 
     parameters = [parameter for group in trial.param_groups for parameter in group["params"]]
     for parameter in parameters:
@@ -148,7 +163,9 @@ def build_schedule(
         if pct_start * steps == 1:  # torch would divide by a rise of no length
             pct_start *= 1.5
         cycles = any(key in optimizer.defaults for key in ("betas", "momentum"))
-        return OneCycleLR(optimizer, max_lr=lr, total_steps=steps, pct_start=pct_start, cycle_momentum=cycles)
+        return OneCycleLR(
+            optimizer, max_lr=lr, total_steps=steps, pct_start=pct_start, cycle_momentum=cycles
+        )
 
     fall = partial(_cosine, lr=lr, min_lr=min_lr)
 

@@ -20,23 +20,35 @@ def parser() -> argparse.ArgumentParser:
     arguments = command("predict", "Name what images show.")
     add_model_options(arguments)
     arguments.add_argument("images", nargs="+", help="image files, or folders to search for them")
-    arguments.add_argument("--top", type=positive, default=10, help="classes per image at most (default 10)")
+    arguments.add_argument(
+        "--top", type=positive, default=10, help="classes per image at most (default 10)"
+    )
     arguments.add_argument(
         "--threshold",
         type=fraction,
         default=0.0,
         help="lowest score, 0 to 1 (default 0); scores after ASL are not probabilities: choose it on validation images",
     )
-    arguments.add_argument("--classes", metavar="NAMES", help="other classes, with commas between; needs --vectors")
-    arguments.add_argument("--vectors", metavar="FILE", help="word vectors of --classes; see DATASETS.md, Word vectors")
     arguments.add_argument(
-        "--jsonl", metavar="FILE", help="write a line of JSON per image at once; - is standard output"
+        "--classes", metavar="NAMES", help="other classes, with commas between; needs --vectors"
     )
     arguments.add_argument(
-        "--json", metavar="FILE", help="write a JSON list of the same rows at the end, also after Ctrl-C; or -"
+        "--vectors", metavar="FILE", help="word vectors of --classes; see DATASETS.md, Word vectors"
+    )
+    arguments.add_argument(
+        "--jsonl",
+        metavar="FILE",
+        help="write a line of JSON per image at once; - is standard output",
+    )
+    arguments.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write a JSON list of the same rows at the end, also after Ctrl-C; or -",
     )
     arguments.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
-    arguments.add_argument("--batch-size", type=positive, default=16, help="images at a time (default 16)")
+    arguments.add_argument(
+        "--batch-size", type=positive, default=16, help="images at a time (default 16)"
+    )
     return arguments
 
 

@@ -17,7 +17,16 @@ from mldec.cli import open_model
 from mldec.data.base import Classes
 from mldec.data.transforms import FORMATS, load_image
 from mldec.data.zero_shot.vectors import read_vectors
-from mldec.errors import CheckpointError, ConfigError, DataError, Stopped, complain, printable, say, visible
+from mldec.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Stopped,
+    complain,
+    printable,
+    say,
+    visible,
+)
 from mldec.evaluation import check_queries
 from mldec.files.results import STANDARD_OUTPUT, JsonLines, JsonList, check_targets
 from mldec.runtime import distributed, out_of_memory
@@ -53,7 +62,11 @@ def find_images(paths: list[str]) -> list[Path]:
     for path in map(Path, paths):
         if not path.exists():
             raise DataError(f"{path}: no such file or folder")
-        inside = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in known] if path.is_dir() else [path]
+        inside = (
+            [file for file in sorted(path.rglob("*")) if file.suffix.lower() in known]
+            if path.is_dir()
+            else [path]
+        )
         if not inside:
             raise DataError(f"{path}: the folder holds no image")
         found += inside
@@ -91,13 +104,17 @@ def predict(
         with out_of_memory.explained_by(lambda: advice):
             read = [_read(loaded, path) for path in part]
             images = [image for image in read if isinstance(image, Tensor)]
-            rows = iter(scores(loaded, torch.stack(images).to(device)).cpu() if images else torch.empty(0))
+            rows = iter(
+                scores(loaded, torch.stack(images).to(device)).cpu() if images else torch.empty(0)
+            )
 
         for path, image in zip(part, read, strict=True):
             yield path, _finite(path, next(rows)) if isinstance(image, Tensor) else image
 
 
-def best(names: tuple[str, ...], row: Tensor, *, top: int, threshold: float) -> list[dict[str, Any]]:
+def best(
+    names: tuple[str, ...], row: Tensor, *, top: int, threshold: float
+) -> list[dict[str, Any]]:
     """Return the `top` classes whose score is at least `threshold`, highest first."""
     values, order = row.sort(descending=True, stable=True)
     top = min(top, len(names))
@@ -133,7 +150,9 @@ def with_classes(loaded: Loaded, names: str, vectors: str) -> Loaded:
         )
     wanted = tuple(name.strip() for name in names.split(",") if name.strip())
     if not wanted:
-        raise ConfigError(f"--classes {names!r} names no class: pass names with commas between them")
+        raise ConfigError(
+            f"--classes {names!r} names no class: pass names with commas between them"
+        )
     classes = Classes(wanted, queries=read_vectors(vectors, wanted))
     check_queries(loaded.classes, classes, "the checkpoint")
     return replace(loaded, classes=classes)
@@ -146,7 +165,9 @@ def run(args: argparse.Namespace) -> int:
         Stopped: after a signal, with the rows so far written.
     """
     if (args.classes is None) != (args.vectors is None):
-        raise ConfigError("--classes and --vectors need each other: names, and a file with their word vectors")
+        raise ConfigError(
+            "--classes and --vectors need each other: names, and a file with their word vectors"
+        )
     check_targets(args.json, args.jsonl)
     paths = find_images(args.images)
     device = distributed.pick_device(args.device)
@@ -171,7 +192,9 @@ def run(args: argparse.Namespace) -> int:
                 complain(str(row))
                 answer: dict[str, Any] = {**named(path), "error": printable(str(row))}
             else:
-                predictions = best(loaded.classes.names, row, top=args.top, threshold=args.threshold)
+                predictions = best(
+                    loaded.classes.names, row, top=args.top, threshold=args.threshold
+                )
                 answer = {**named(path), "predictions": predictions}
                 if STANDARD_OUTPUT not in (args.json, args.jsonl):
                     say(_line(path, predictions))
@@ -179,7 +202,9 @@ def run(args: argparse.Namespace) -> int:
                 file.add(answer)
 
     if answered < len(paths):
-        raise Stopped(f"stopped by {stop.name} after {answered:,} of {len(paths):,} images", stop.status)
+        raise Stopped(
+            f"stopped by {stop.name} after {answered:,} of {len(paths):,} images", stop.status
+        )
     return status
 
 
@@ -193,7 +218,9 @@ def _finite(path: Path, row: Tensor) -> Tensor | DataError:
     """Return the scores [K], unless the network is broken."""
     if torch.isfinite(row).all():
         return row
-    return DataError(f"{visible(str(path))}: its scores are not finite; look at the weights of the checkpoint")
+    return DataError(
+        f"{visible(str(path))}: its scores are not finite; look at the weights of the checkpoint"
+    )
 
 
 def _read(loaded: Loaded, path: Path) -> Tensor | DataError:

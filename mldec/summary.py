@@ -44,7 +44,9 @@ class Progress:
 
     epoch: int = 0  # the last one with an evaluation
     seconds: float = 0.0  # that the run took, over all its processes
-    best: dict[str, Any] = field(default_factory=dict)  # metric, value and weights; empty before an evaluation
+    best: dict[str, Any] = field(
+        default_factory=dict
+    )  # metric, value and weights; empty before an evaluation
 
 
 def read(folder: Path, name: str, plugins: Sequence[str] = ()) -> Run:
@@ -97,7 +99,9 @@ def _from_checkpoint(path: Path, name: str, done: Progress, plugins: Sequence[st
             model = build.model(build.check(config, MODEL_PARTS), classes, pretrained=False)
         queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
         gmacs = multiply_accumulates(model, size, queries) / 1e9
-    except Exception as error:  # a constructor may raise anything on numbers that its signature allows
+    except (
+        Exception
+    ) as error:  # a constructor may raise anything on numbers that its signature allows
         raise CheckpointError(f"the model in {path} cannot be built: {error}") from error
 
     best = saved.best
@@ -143,8 +147,18 @@ def progress(path: Path) -> Progress:
             if any(key.startswith("val/") for key in line):
                 done.epoch = int(line["epoch"])
                 done.best = _better(done.best, line)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not what a run writes: {error or 'a line of it'}") from error
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        raise CheckpointError(
+            f"{path} is not what a run writes: {error or 'a line of it'}"
+        ) from error
     return done
 
 
@@ -174,10 +188,18 @@ def gather(root: Path, plugins: Sequence[str] = ()) -> list[Run]:
     found = []
     for folder in folders:
         try:
-            found.append(read(folder, folder.relative_to(root).as_posix() if folder != root else root.name, plugins))
+            found.append(
+                read(
+                    folder,
+                    folder.relative_to(root).as_posix() if folder != root else root.name,
+                    plugins,
+                )
+            )
         except CheckpointError as error:
             print(printable(f"left out: {error}"))
-    return sorted(found, key=lambda run: (run.metric is None, run.metric or "", -(run.value or 0.0), run.run))
+    return sorted(
+        found, key=lambda run: (run.metric is None, run.metric or "", -(run.value or 0.0), run.run)
+    )
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -186,7 +208,8 @@ def table(runs: Sequence[Run]) -> str:
     rows += [[printable(_cell(value)) for value in astuple(run)] for run in runs]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
     )
 
 
@@ -213,10 +236,14 @@ def _short(commit: Any) -> str:
 
 def main() -> None:
     """Run the command."""
-    arguments = command("summary", "Set out the runs of a folder in a table, the best one of each metric first.")
+    arguments = command(
+        "summary", "Set out the runs of a folder in a table, the best one of each metric first."
+    )
     arguments.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
     arguments.add_argument("--csv", metavar="FILE", help="write the table there too")
-    arguments.add_argument("--plugin", action="append", default=[], help="a package of yours that may hold parts")
+    arguments.add_argument(
+        "--plugin", action="append", default=[], help="a package of yours that may hold parts"
+    )
     words = arguments.parse_args()
     with one_line():
         check_targets(words.csv)

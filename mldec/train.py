@@ -46,7 +46,9 @@ def run(config: Config, directory: Path) -> None:
 
     parts = build.check(config)
     if config.train.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with this
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # cuBLAS repeats itself only with this
         torch.use_deterministic_algorithms(True)
     device = distributed.pick_device(config.device)
     torch.backends.cudnn.benchmark = not config.train.deterministic
@@ -58,7 +60,9 @@ def run(config: Config, directory: Path) -> None:
         _train(config, parts, directory, device, stop)
 
 
-def _train(given: Config, parts: "Parts", directory: Path, device: "torch.device", stop: "StopRequest") -> None:
+def _train(
+    given: Config, parts: "Parts", directory: Path, device: "torch.device", stop: "StopRequest"
+) -> None:
     """Train in a folder that is ours.
 
     Args:
@@ -93,7 +97,9 @@ def _train(given: Config, parts: "Parts", directory: Path, device: "torch.device
     if saved:
         path, saved_checkpoint = saved
         trainer.resume(saved_checkpoint, path)
-        lines = trainer.lines if _is_inside(path, directory) else 0  # the lines of another run stay in its folder
+        lines = (
+            trainer.lines if _is_inside(path, directory) else 0
+        )  # the lines of another run stay in its folder
     distributed.on_main(partial(_open_folder, directory, trainer))
 
     with closing(runlog.RunLog(directory, step=trainer.learner.step, lines=lines)) as log:
@@ -104,7 +110,9 @@ def _train(given: Config, parts: "Parts", directory: Path, device: "torch.device
             runlog.log.warning(slow)
         trainer.fit(log)
         best = trainer.best
-        runlog.log.info(f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): {folder}/best.pt")
+        runlog.log.info(
+            f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): {folder}/best.pt"
+        )
         priors = directory / "class_prior.csv"
         if distributed.is_main():
             with writing(priors, of_run=True):
@@ -160,19 +168,25 @@ def resume_point(config: Config, directory: Path) -> Path | None:
     """
     last = directory / "checkpoints" / "last.pt"
     holds_run = any(last.parent.glob("last*.pt"))
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a process failed
+    restarted = (
+        int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    )  # by torchrun, after a process failed
     if restarted and holds_run:
         return last
     if config.resume == "auto":
         return last if holds_run else None
     if config.resume is None:
         if holds_run:
-            raise CheckpointError(f"{directory} holds a run: pass resume=auto to go on, or name=... for a new run")
+            raise CheckpointError(
+                f"{directory} holds a run: pass resume=auto to go on, or name=... for a new run"
+            )
         return None
 
     path = Path(config.resume)
     if not path.is_file():
-        raise CheckpointError(f"resume={config.resume}: there is no such file; pass resume=auto or a checkpoint")
+        raise CheckpointError(
+            f"resume={config.resume}: there is no such file; pass resume=auto or a checkpoint"
+        )
     if holds_run and not _is_inside(path, directory):
         raise CheckpointError(
             f"resume={config.resume}: {directory} holds another run, which it would replace; "
@@ -206,7 +220,9 @@ def app(node: DictConfig) -> None:
         hydra_config = HydraConfig.get()
         under_torchrun = os.environ.get("WORLD_SIZE", "1") != "1"
         if under_torchrun and hydra_config.mode is RunMode.MULTIRUN:
-            raise ConfigError("a sweep (-m) cannot run under torchrun: start one torchrun for each value")
+            raise ConfigError(
+                "a sweep (-m) cannot run under torchrun: start one torchrun for each value"
+            )
         job = run
         if under_torchrun:
             from torch.distributed.elastic.multiprocessing.errors import record
@@ -224,7 +240,9 @@ def main() -> None:
     with one_line(said_once):
         sys.argv[1:] = prepare(sys.argv[1:])
         if any(word.startswith(COMPLETION) for word in sys.argv[1:]):
-            sys.argv[0] = "mldec-train"  # the command that a shell completes: it knows no `python -m`
+            sys.argv[0] = (
+                "mldec-train"  # the command that a shell completes: it knows no `python -m`
+            )
         try:
             app()
         except (HydraException, OmegaConfBaseException, YAMLError) as error:

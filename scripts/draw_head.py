@@ -21,18 +21,27 @@ LOGITS = "#54a24b"
 def box(axes: Axes, x: float, y: float, width: float, height: float, text: str) -> None:
     """Draw a rounded box with a text in its middle."""
     shape = FancyBboxPatch(
-        (x, y), width, height, boxstyle="round,pad=0,rounding_size=0.12", facecolor=LAYERS, edgecolor=INK
+        (x, y),
+        width,
+        height,
+        boxstyle="round,pad=0,rounding_size=0.12",
+        facecolor=LAYERS,
+        edgecolor=INK,
     )
     axes.add_patch(shape)
     axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=INK)
 
 
-def cells(axes: Axes, x: float, y: float, columns: int, rows: int, colour: str, size: float = 0.3) -> None:
+def cells(
+    axes: Axes, x: float, y: float, columns: int, rows: int, colour: str, size: float = 0.3
+) -> None:
     """Draw a grid of small squares from its lower left corner."""
     for column in range(columns):
         for row in range(rows):
             corner = (x + column * size, y + row * size)
-            axes.add_patch(Rectangle(corner, size, size, facecolor=colour, edgecolor="white", linewidth=1))
+            axes.add_patch(
+                Rectangle(corner, size, size, facecolor=colour, edgecolor="white", linewidth=1)
+            )
 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
@@ -56,7 +65,14 @@ def draw() -> pyplot.Figure:
     arrow(axes, (6.3, 4.2), (7.1, 4.2))
 
     cells(axes, 2.7, 1.0, 1, 5, QUERIES)
-    axes.text(3.3, 0.5, "G group queries [G, D]: fixed,\nor made of word vectors", ha="center", va="center", color=INK)
+    axes.text(
+        3.3,
+        0.5,
+        "G group queries [G, D]: fixed,\nor made of word vectors",
+        ha="center",
+        va="center",
+        color=INK,
+    )
     arrow(axes, (3.05, 1.75), (7.4, 1.75))
     arrow(axes, (7.9, 2.3), (7.9, 3.0))
     box(axes, 7.4, 1.2, 1.0, 1.1, "add,\nnorm")
@@ -72,18 +88,24 @@ def draw() -> pyplot.Figure:
     arrow(axes, (12.9, 4.0), (13.5, 4.0))
     cells(axes, 13.6, 2.5, 1, 10, LOGITS)
     axes.text(13.75, 5.75, "logits [B, K]", ha="center", color=INK)
-    axes.text(11.95, 2.45, "each query answers\nfor K / G classes", ha="center", va="center", color=INK)
+    axes.text(
+        11.95, 2.45, "each query answers\nfor K / G classes", ha="center", va="center", color=INK
+    )
     return figure
 
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path, help="such as docs/ml_decoder.svg or head.png")
     args = parser.parse_args()
 
     # Text stays text, and nothing in the file depends on when it was drawn.
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "mldec", "font.family": "sans-serif"})
+    matplotlib.rcParams.update(
+        {"svg.fonttype": "none", "svg.hashsalt": "mldec", "font.family": "sans-serif"}
+    )
     metadata = {"Date": None} if args.file.suffix == ".svg" else None
     draw().savefig(args.file, bbox_inches="tight", metadata=metadata)
 

@@ -39,7 +39,12 @@ from mldec.errors import ConfigError, one_line
 QUALITY = 95  # of the JPEG files
 DIFFICULT = 0.1  # share of the objects that VOC calls difficult
 VERIFIED = 0.6  # share of the (image, class) pairs that Open Images says something of
-COLOURS = {"red": (1.0, 0.5, 0.5), "green": (0.5, 1.0, 0.5), "blue": (0.5, 0.5, 1.0), "grey": (1.0, 1.0, 1.0)}
+COLOURS = {
+    "red": (1.0, 0.5, 0.5),
+    "green": (0.5, 1.0, 0.5),
+    "blue": (0.5, 0.5, 1.0),
+    "grey": (1.0, 1.0, 1.0),
+}
 UNSEEN = [f"{list(COLOURS)[digit % len(COLOURS)]}{name}" for digit, name in enumerate(NAMES[:8])]
 
 
@@ -63,13 +68,17 @@ def scenes(words: argparse.Namespace, *, least: int = 0, most: int = 4) -> Itera
     """Draw all scenes, those of training first: each a function of (seed, split, index) and the size."""
     counts = {"train": words.train, "val": words.val}
     bar = tqdm(total=sum(counts.values()), desc=words.layout, disable=not sys.stderr.isatty())
-    for number, (split, writings) in enumerate(zip(counts, split_writings(words.seed), strict=True)):
+    for number, (split, writings) in enumerate(
+        zip(counts, split_writings(words.seed), strict=True)
+    ):
         for index in range(counts[split]):
             rng = np.random.default_rng((words.seed, number, index))
             image, placed = compose(rng, writings, size=words.size, max_digits=most)
             while len(placed) < least:
                 image, placed = compose(rng, writings, size=words.size, max_digits=most)
-            yield Scene(split, index, image, [(int(writings.labels[row]), box) for row, box in placed], rng)
+            yield Scene(
+                split, index, image, [(int(writings.labels[row]), box) for row, box in placed], rng
+            )
             bar.update()
     bar.close()
 
@@ -93,9 +102,18 @@ def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[str]]) 
 
 def coco(out: Path, words: argparse.Namespace) -> None:
     """Category ids have gaps and image ids are those of both splits together, as in MS-COCO."""
-    categories = [{"id": 2 * digit + 1, "name": name, "supercategory": "digit"} for digit, name in enumerate(NAMES)]
+    categories = [
+        {"id": 2 * digit + 1, "name": name, "supercategory": "digit"}
+        for digit, name in enumerate(NAMES)
+    ]
     content = {
-        split: {"info": {}, "licenses": [], "images": [], "annotations": [], "categories": categories}
+        split: {
+            "info": {},
+            "licenses": [],
+            "images": [],
+            "annotations": [],
+            "categories": categories,
+        }
         for split in ("train", "val")
     }
     for scene in scenes(words):
@@ -106,7 +124,9 @@ def coco(out: Path, words: argparse.Namespace) -> None:
             {"id": number, "file_name": name, "width": words.size, "height": words.size}
         )
         for place, (digit, box) in enumerate(scene.objects):
-            content[scene.split]["annotations"].append(_coco_object(10 * number + place, number, digit, box))
+            content[scene.split]["annotations"].append(
+                _coco_object(10 * number + place, number, digit, box)
+            )
     for split, part in content.items():
         write_json(out / "annotations" / f"instances_{split}2014.json", part)
 
@@ -127,7 +147,12 @@ def _coco_object(number: int, image: int, digit: int, box: Box) -> dict[str, obj
 def voc(out: Path, words: argparse.Namespace) -> None:
     """The first half of trainval is train, the second val; validation scenes are test."""
     root = out / "VOCdevkit" / "VOC2007"
-    sets: dict[str, list[tuple[str, dict[int, int]]]] = {"train": [], "val": [], "trainval": [], "test": []}
+    sets: dict[str, list[tuple[str, dict[int, int]]]] = {
+        "train": [],
+        "val": [],
+        "trainval": [],
+        "test": [],
+    }
     for scene in scenes(words):
         name = f"{scene.index + 1 + (words.train if scene.split == 'val' else 0):06}"
         difficult = [bool(scene.rng.random() < DIFFICULT) for _ in scene.objects]
@@ -157,7 +182,13 @@ def _voc_xml(path: Path, scene: Scene, difficult: list[bool]) -> None:
         thing = ElementTree.SubElement(root, "object")
         _add(thing, name=VOC[digit], pose="Unspecified", truncated=0, difficult=int(hard))
         left, top, right, bottom = box  # VOC counts pixels from 1, both ends inclusive
-        _add(ElementTree.SubElement(thing, "bndbox"), xmin=left + 1, ymin=top + 1, xmax=right, ymax=bottom)
+        _add(
+            ElementTree.SubElement(thing, "bndbox"),
+            xmin=left + 1,
+            ymin=top + 1,
+            xmax=right,
+            ymax=bottom,
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     ElementTree.indent(root)
     path.write_text(ElementTree.tostring(root, encoding="unicode") + "\n")
@@ -204,7 +235,9 @@ def nuswide(out: Path, words: argparse.Namespace) -> None:
 def _vector(name: str) -> torch.Tensor:
     colour = next(colour for colour in COLOURS if name.startswith(colour))
     vector = torch.zeros(len(NAMES) + len(COLOURS))
-    vector[NAMES.index(name.removeprefix(colour))] = vector[len(NAMES) + list(COLOURS).index(colour)] = 0.5**0.5
+    vector[NAMES.index(name.removeprefix(colour))] = vector[
+        len(NAMES) + list(COLOURS).index(colour)
+    ] = 0.5**0.5
     return vector
 
 
@@ -216,7 +249,11 @@ def imagenet(out: Path, words: argparse.Namespace) -> None:
             (out / split / wnid).mkdir(parents=True)
     for scene in scenes(words, least=1, most=1):
         wnid = wnids[scene.digits[0]]
-        name = f"{wnid}_{scene.index}" if scene.split == "train" else f"ILSVRC2012_val_{scene.index + 1:08}"
+        name = (
+            f"{wnid}_{scene.index}"
+            if scene.split == "train"
+            else f"ILSVRC2012_val_{scene.index + 1:08}"
+        )
         save(scene.image, out / scene.split / wnid / f"{name}.JPEG")
     lines = [f"{wnid} {name}\n" for wnid, name in zip(wnids, NAMES, strict=True)]
     (out / "LOC_synset_mapping.txt").write_text("".join(lines))
@@ -243,14 +280,22 @@ LAYOUTS: dict[str, Callable[[Path, argparse.Namespace], None]] = {
 
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("out", metavar="OUT", help="folder to make; an existing one must be empty")
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument(
+        "out", metavar="OUT", help="folder to make; an existing one must be empty"
+    )
     arguments.add_argument("--layout", choices=LAYOUTS, required=True)
     number = partial(arguments.add_argument, type=int, metavar="N")
     number("--train", default=8192, help="training images (default: %(default)s)")
     number("--val", default=2048, help="validation images (default: %(default)s)")
     number("--size", default=64, help="pixels a side (default: %(default)s)")
-    number("--seed", default=0, help="decides the scenes and which writings are held out (default: %(default)s)")
+    number(
+        "--seed",
+        default=0,
+        help="decides the scenes and which writings are held out (default: %(default)s)",
+    )
     return arguments
 
 
@@ -259,7 +304,9 @@ def main() -> None:
         words = parser().parse_args()
         for name, least in (("train", 2), ("val", 1), ("size", 16), ("seed", 0)):
             if getattr(words, name) < least:
-                raise ConfigError(f"--{name} {getattr(words, name)}: give a whole number from {least} on")
+                raise ConfigError(
+                    f"--{name} {getattr(words, name)}: give a whole number from {least} on"
+                )
         out = Path(words.out)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} exists and is not an empty folder: choose another one")
@@ -267,8 +314,12 @@ def main() -> None:
             out.mkdir(parents=True, exist_ok=True)
             LAYOUTS[words.layout](out, words)
         except OSError as error:
-            raise ConfigError(f"{out} cannot be written ({error.strerror}): choose another folder") from error
-        print(f"{out}: {words.train:,} training and {words.val:,} validation images, layout {words.layout}")
+            raise ConfigError(
+                f"{out} cannot be written ({error.strerror}): choose another folder"
+            ) from error
+        print(
+            f"{out}: {words.train:,} training and {words.val:,} validation images, layout {words.layout}"
+        )
 
 
 if __name__ == "__main__":

@@ -82,7 +82,10 @@ def smaller(name: str, content: bytes, short_side: int) -> tuple[bytes, str] | N
     if factor >= 1:
         return None
     buffer = io.BytesIO()
-    size = (max(short_side, round(image.width * factor)), max(short_side, round(image.height * factor)))
+    size = (
+        max(short_side, round(image.width * factor)),
+        max(short_side, round(image.height * factor)),
+    )
     image.resize(size).save(buffer, "JPEG", quality=QUALITY)
     return buffer.getvalue(), ".jpg"
 
@@ -105,7 +108,9 @@ class ShardFile:
         """Append a file."""
         member = tarfile.TarInfo(name)
         member.size = len(content)
-        self._write(member.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE))
+        self._write(
+            member.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+        )
 
     def finish(self) -> None:
         """Write the end of the archive, and wait for the disk."""
@@ -120,7 +125,12 @@ class ShardFile:
 
 
 def pack(
-    images: StoredImages, classes: Classes, folder: Path, packing: Packing, plan: dict[str, Any], bar: Any
+    images: StoredImages,
+    classes: Classes,
+    folder: Path,
+    packing: Packing,
+    plan: dict[str, Any],
+    bar: Any,
 ) -> None:
     """Write the shards of one split that are not there yet, then the index.
 
@@ -153,7 +163,9 @@ def _same_packing(folder: Path, plan: dict[str, Any]) -> None:
     if not file.is_file():
         _replace(file, json.dumps(plan).encode())
     elif json.loads(file.read_text()) != plan:
-        raise ConfigError(f"{folder} holds shards of other data or settings: choose another folder, or empty it")
+        raise ConfigError(
+            f"{folder} holds shards of other data or settings: choose another folder, or empty it"
+        )
 
 
 def _fingerprint(labels: Labels) -> str:
@@ -164,11 +176,19 @@ def _fingerprint(labels: Labels) -> str:
 
 
 def write_shard(
-    images: StoredImages, classes: Classes, path: Path, first: int, last: int, packing: Packing, bar: Any
+    images: StoredImages,
+    classes: Classes,
+    path: Path,
+    first: int,
+    last: int,
+    packing: Packing,
+    bar: Any,
 ) -> None:
     """Write one shard beside its name, rename it, and only then write the record that says that it is whole."""
     contents = Contents(images, first, last, packing)
-    loader: Any = DataLoader(contents, 16, num_workers=packing.workers, collate_fn=list, worker_init_fn=start_worker)
+    loader: Any = DataLoader(
+        contents, 16, num_workers=packing.workers, collate_fn=list, worker_init_fn=start_worker
+    )
 
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
@@ -187,21 +207,33 @@ def write_shard(
         shard.finish()
     temporary.replace(path)
 
-    record = {"name": path.name, "sha256": shard.hash.hexdigest(), "bytes": shard.length, "first": first}
-    _replace(path.with_suffix(".json"), json.dumps({**record, "offsets": shard.offsets, "sizes": shard.sizes}).encode())
+    record = {
+        "name": path.name,
+        "sha256": shard.hash.hexdigest(),
+        "bytes": shard.length,
+        "first": first,
+    }
+    _replace(
+        path.with_suffix(".json"),
+        json.dumps({**record, "offsets": shard.offsets, "sizes": shard.sizes}).encode(),
+    )
 
 
 def label_names(labels: Labels, names: Sequence[str], index: int) -> dict[str, list[str]]:
     """Return the labels of an image by name: those present, and those known to be absent."""
     entries = slice(labels.starts[index], labels.starts[index + 1])
-    pairs = list(zip(labels.classes[entries].tolist(), labels.values[entries].tolist(), strict=True))
+    pairs = list(
+        zip(labels.classes[entries].tolist(), labels.values[entries].tolist(), strict=True)
+    )
     return {
         "labels": [names[column] for column, value in pairs if value == 1],
         "negatives": [names[column] for column, value in pairs if value == 0],
     }
 
 
-def write_index(path: Path, labels: Labels, classes: Classes, records: list[dict[str, Any]]) -> None:
+def write_index(
+    path: Path, labels: Labels, classes: Classes, records: list[dict[str, Any]]
+) -> None:
     """Write what `mldec.data.storage.tar_shards.Index` describes."""
     queries = classes.queries
     buffer = io.BytesIO()
@@ -236,13 +268,25 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("out", metavar="OUT", help="folder of the shards")
-    arguments.add_argument("settings", nargs="*", metavar="key=value", help="such as data=coco data.root=/data/coco")
-    arguments.add_argument("--split", choices=("train", "val"), action="append", help="default: both")
-    arguments.add_argument("--images", type=positive, default=5000, help="in a shard (default: %(default)s)")
-    arguments.add_argument("--short-side", type=positive, metavar="N", help="make larger images this small, in pixels")
-    arguments.add_argument("--workers", type=int, default=2, help="processes that read images (default: %(default)s)")
+    arguments.add_argument(
+        "settings", nargs="*", metavar="key=value", help="such as data=coco data.root=/data/coco"
+    )
+    arguments.add_argument(
+        "--split", choices=("train", "val"), action="append", help="default: both"
+    )
+    arguments.add_argument(
+        "--images", type=positive, default=5000, help="in a shard (default: %(default)s)"
+    )
+    arguments.add_argument(
+        "--short-side", type=positive, metavar="N", help="make larger images this small, in pixels"
+    )
+    arguments.add_argument(
+        "--workers", type=int, default=2, help="processes that read images (default: %(default)s)"
+    )
     return arguments
 
 
@@ -253,20 +297,34 @@ def main() -> None:
         splits = {part: getattr(data, part) for part in args.split or ("train", "val")}
         for part, split in splits.items():
             if not isinstance(split.dataset, StoredImages):
-                raise ConfigError(f"data.{part} is not made of image files: there is nothing to pack")
+                raise ConfigError(
+                    f"data.{part} is not made of image files: there is nothing to pack"
+                )
             if split.dataset.labels.values.max(initial=0) > 1:  # the codes of data.sizes=true
-                raise ConfigError(f"the targets of data.{part} are not 1, 0 or -1: pack without data.sizes=true")
+                raise ConfigError(
+                    f"the targets of data.{part} are not 1, 0 or -1: pack without data.sizes=true"
+                )
 
         packing = Packing(args.images, args.short_side, data.bad_images == "skip", args.workers)
-        plan = {"settings": {**config.data, "short_side": args.short_side, "images_per_shard": args.images}}
+        plan = {
+            "settings": {
+                **config.data,
+                "short_side": args.short_side,
+                "images_per_shard": args.images,
+            }
+        }
         total = sum(len(split.dataset) for split in splits.values())
         try:
             with tqdm(total=total, desc="pack", disable=not sys.stderr.isatty()) as bar:
                 for part, split in splits.items():
                     pack(split.dataset, split.classes, Path(args.out, part), packing, plan, bar)
         except OSError as error:
-            raise ConfigError(f"{args.out} cannot be written ({error.strerror}): free space and start again") from error
-        print(f"{args.out}: {total:,} images packed; read them with data=shards data.root={args.out}")
+            raise ConfigError(
+                f"{args.out} cannot be written ({error.strerror}): free space and start again"
+            ) from error
+        print(
+            f"{args.out}: {total:,} images packed; read them with data=shards data.root={args.out}"
+        )
 
 
 if __name__ == "__main__":

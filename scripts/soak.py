@@ -108,7 +108,9 @@ def result(folder: Path) -> dict[str, Any]:
     """Return everything a finished run left, but for what the clock says."""
     run = folder / "outputs" / "digits"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    files = {name: torch_files.read_torch(run / "checkpoints" / name) for name in ("last.pt", "best.pt")}
+    files = {
+        name: torch_files.read_torch(run / "checkpoints" / name) for name in ("last.pt", "best.pt")
+    }
     for state in files.values():
         del state["git"]  # of the checkout, which may be worked on meanwhile
     return {"lines": [{k: v for k, v in line.items() if k not in CLOCK} for line in lines], **files}
@@ -174,8 +176,12 @@ def signals(count: int, work: Path, whole: dict[str, Any], seconds: float) -> di
             asked = time.monotonic()
             os.kill(child, number)
             status = finish(child)
-            in_order = status == (130 if number == signal.SIGINT else 143) and any(folder.rglob("last.pt"))
-            outcome = "in_order" if in_order else "after_the_end" if status == 0 else "before_training"
+            in_order = status == (130 if number == signal.SIGINT else 143) and any(
+                folder.rglob("last.pt")
+            )
+            outcome = (
+                "in_order" if in_order else "after_the_end" if status == 0 else "before_training"
+            )
             found["sent"] += 1
             found[outcome] += 1
             found["wrong_status"] += outcome == "before_training" and status not in (-number, 130)
@@ -202,7 +208,9 @@ def pairs(count: int, work: Path, whole: dict[str, Any], seconds: float) -> dict
             for status, output in zip(statuses, outputs, strict=True)
         )
         if 0 not in statuses or not same(result(folder), whole):
-            print(f"\nnot equal: {folder}, statuses {statuses}: {outputs[0][-300:]}\n{outputs[1][-300:]}")
+            print(
+                f"\nnot equal: {folder}, statuses {statuses}: {outputs[0][-300:]}\n{outputs[1][-300:]}"
+            )
             continue
         found["equal"] += 1
         shutil.rmtree(folder)
@@ -281,7 +289,9 @@ def disks(count: int, work: Path, whole: dict[str, Any]) -> dict[str, int]:
                 found["full"] += 1
                 found["one_line"] += one_line(folder)
                 bar.update()
-                subprocess.run(["mount", "-o", f"remount,size={8 * needed}", folder / "outputs"], check=True)
+                subprocess.run(
+                    ["mount", "-o", f"remount,size={8 * needed}", folder / "outputs"], check=True
+                )
                 go_on(folder, whole, found)
     return dict(found)
 
@@ -298,7 +308,10 @@ def shm(count: int, work: Path, whole: dict[str, Any], seconds: float) -> dict[s
                 child = start(folder, "train.workers=2")
                 time.sleep(random.uniform(0, seconds))
                 filled = time.monotonic()
-                with contextlib.suppress(OSError), Path("/dev/shm/full").open("wb", buffering=0) as file:
+                with (
+                    contextlib.suppress(OSError),
+                    Path("/dev/shm/full").open("wb", buffering=0) as file,
+                ):
                     while True:
                         file.write(bytes(4096))
                 status = finish(child)
@@ -322,7 +335,11 @@ def flips(count: int, work: Path, source: Path) -> dict[str, int]:
     noticed = 0
     for _ in tqdm(range(count), desc="flips"):
         place = random.randrange(len(content))
-        path.write_bytes(content[:place] + bytes([content[place] ^ random.randrange(1, 256)]) + content[place + 1 :])
+        path.write_bytes(
+            content[:place]
+            + bytes([content[place] ^ random.randrange(1, 256)])
+            + content[place + 1 :]
+        )
         try:
             torch_files.read_torch(path)
         except CheckpointError:
@@ -338,7 +355,9 @@ def worlds(sizes: list[int], work: Path, source: Path) -> dict[str, Any]:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
         settings = ["data.val_images=41", "train.eval_batch_size=16", "--json", str(target)]
         command = [sys.executable, *launcher, "-m", "mldec.evaluate", str(source), *settings]
-        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        subprocess.run(
+            command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
         found[size] = target.read_text()
     return {"processes": sizes, "equal": len(set(found.values())) == 1}
 
@@ -370,12 +389,16 @@ def saving(work: Path) -> dict[str, float]:
 
 def main() -> None:
     """Run all and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--signals", type=int, default=100)
     parser.add_argument("--flips", type=int, default=1000)
     parser.add_argument("--worlds", type=int, nargs="*", default=[1, 2, 3, 5, 8])
-    parser.add_argument("--no-saving", dest="saving", action="store_false", help="leave out TResNet-L")
+    parser.add_argument(
+        "--no-saving", dest="saving", action="store_false", help="leave out TResNet-L"
+    )
     parser.add_argument("--pairs", type=int, default=50)
     parser.add_argument("--disks", type=int, default=50)
     parser.add_argument("--workers", type=int, default=20)
@@ -387,7 +410,9 @@ def main() -> None:
     if (words.disks or words.shm) and not own_mounts():
         sys.exit("only root may mount the file systems of disks and shm: pass --disks 0 --shm 0")
     torch.set_num_threads(1)  # a pool of threads would not survive the forks
-    tqdm.set_lock(threading.RLock())  # its own is shared by all children: one that is killed would keep it
+    tqdm.set_lock(
+        threading.RLock()
+    )  # its own is shared by all children: one that is killed would keep it
     tqdm.monitor_interval = 0  # no thread of ours while forking
     importlib.import_module("torch.utils.tensorboard")  # here once, not in every child
 

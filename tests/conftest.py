@@ -15,13 +15,17 @@ from support import QUICK
 
 # tests/plugins holds parts of a user's own: importable here (pyproject.toml) and in the processes that tests start.
 PLUGINS = Path(__file__).parent / "plugins"
-os.environ["PYTHONPATH"] = os.pathsep.join([str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])])
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 
 @pytest.fixture(scope="session")
 def sample_data() -> Path:
     """The folder with small pieces of the real data sets; tests that need it are skipped where it is absent."""
-    folder = Path(os.environ.get("MLDEC_SAMPLE_DATA") or Path(__file__).parents[2] / "shared" / "data")
+    folder = Path(
+        os.environ.get("MLDEC_SAMPLE_DATA") or Path(__file__).parents[2] / "shared" / "data"
+    )
     if not folder.is_dir():
         pytest.skip(f"no sample data in {folder}; set MLDEC_SAMPLE_DATA")
     return folder
@@ -36,7 +40,9 @@ class Outcome(NamedTuple):
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+def cli(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Outcome]:
     """Run a command of the package in this process, as its console script would, and return what a user sees."""
 
     def run(command: str, *words: str | Path) -> Outcome:

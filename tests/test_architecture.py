@@ -58,7 +58,9 @@ def importers(*libraries: str) -> set[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-            if any(name == lib or name.startswith(lib + ".") for name in names for lib in libraries):
+            if any(
+                name == lib or name.startswith(lib + ".") for name in names for lib in libraries
+            ):
                 found.add(module)
     return found
 
@@ -88,7 +90,11 @@ def test_every_layer_is_there() -> None:
 
 
 def test_only_the_edge_knows_hydra() -> None:
-    assert importers("hydra", "omegaconf") == {"mldec.config.compose", "mldec.config.schema", "mldec.train"}
+    assert importers("hydra", "omegaconf") == {
+        "mldec.config.compose",
+        "mldec.config.schema",
+        "mldec.train",
+    }
 
 
 def test_one_module_knows_torch_distributed() -> None:
@@ -99,9 +105,17 @@ def test_one_module_knows_torch_distributed() -> None:
 def test_parts_know_no_rank_and_do_not_print() -> None:
     for module, path in MODULES.items():
         if top(module) in PARTS:
-            calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+            calls = [
+                node.func
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Call)
+            ]
             # Evaluators add up over processes; what they find must not depend on which one they are in.
-            asked = {call.attr for call in calls if isinstance(call, ast.Attribute)} & {"rank", "world_size", "is_main"}
+            asked = {call.attr for call in calls if isinstance(call, ast.Attribute)} & {
+                "rank",
+                "world_size",
+                "is_main",
+            }
             assert not asked, f"{module} asks for its {asked}"
             printed = [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
             assert not printed, f"{module} prints"

@@ -19,7 +19,11 @@ from mldec.backbones import TimmBackbone
 from mldec.errors import ConfigError
 
 OPTIONS = sorted((Path(__file__).parents[1] / "configs" / "backbone").glob("*.yaml"))
-PARAMETERS = {"tresnet_m": 29.34, "tresnet_l": 44.13, "tresnet_xl": 67.25}  # millions, counted by others
+PARAMETERS = {
+    "tresnet_m": 29.34,
+    "tresnet_l": 44.13,
+    "tresnet_xl": 67.25,
+}  # millions, counted by others
 SHALLOW = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 
 # Name, further settings, side of the image in pixels, tokens a side. Small networks, small images.
@@ -37,7 +41,12 @@ SEQUENCES = [
     ("deit_tiny_patch16_224", {"image_size": 64}, 64, 4),
     ("deit_tiny_distilled_patch16_224", {"image_size": 64}, 64, 4),
     ("vit_small_patch14_reg4_dinov2", {"image_size": 56, "model_args": SHALLOW}, 56, 4),
-    ("beit_base_patch16_224", {"image_size": 64, "model_args": SHALLOW, "feature_norm": "none"}, 64, 4),
+    (
+        "beit_base_patch16_224",
+        {"image_size": 64, "model_args": SHALLOW, "feature_norm": "none"},
+        64,
+        4,
+    ),
     ("eva02_tiny_patch14_224", {"image_size": 56, "feature_norm": "none"}, 56, 4),
     ("volo_d1_224", {"image_size": 64}, 64, 4),
 ]
@@ -49,7 +58,12 @@ NORMS_BEHIND = [
     ("mambaout_femto", {}, 64, "head.norm"),
     ("beit_base_patch16_224", {"image_size": 64, "model_args": SHALLOW}, 64, "fc_norm"),
     ("eva02_tiny_patch14_224", {"image_size": 56}, 56, "fc_norm"),
-    ("vit_tiny_patch16_224", {"image_size": 64, "model_args": {"global_pool": "avg"}}, 64, "fc_norm"),
+    (
+        "vit_tiny_patch16_224",
+        {"image_size": 64, "model_args": {"global_pool": "avg"}},
+        64,
+        "fc_norm",
+    ),
 ]
 
 
@@ -64,7 +78,9 @@ def build(name, **settings):
 
 
 def photos(size, count=2):
-    return torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        256, (count, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
 
 
 def normalised(backbone, images):
@@ -86,18 +102,26 @@ def message(name, **settings):
 
 
 class TestTokens:
-    @pytest.mark.parametrize(("name", "settings", "size", "side"), MAPS + SEQUENCES, ids=lambda value: str(value)[:30])
+    @pytest.mark.parametrize(
+        ("name", "settings", "size", "side"), MAPS + SEQUENCES, ids=lambda value: str(value)[:30]
+    )
     def test_they_are_the_map_of_timm_row_by_row(self, name, settings, size, side):
         backbone, images = build(name, **settings), photos(size)
         with torch.no_grad():
             tokens = backbone(images)
             *_, expected = backbone.network.forward_intermediates(
-                normalised(backbone, images), indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
+                normalised(backbone, images),
+                indices=1,
+                norm=True,
+                output_fmt="NCHW",
+                intermediates_only=True,
             )
         assert tokens.shape == (2, side * side, backbone.num_features)
         for row in range(side):
             for column in range(side):
-                torch.testing.assert_close(tokens[:, row * side + column], expected[:, :, row, column])
+                torch.testing.assert_close(
+                    tokens[:, row * side + column], expected[:, :, row, column]
+                )
 
     @pytest.mark.parametrize(
         ("name", "settings", "size", "side"),
@@ -109,11 +133,15 @@ class TestTokens:
         network = backbone.network
         with torch.no_grad():
             tokens = backbone(images)
-            pooled = network.forward_head(network.forward_features(normalised(backbone, images)), pre_logits=True)
+            pooled = network.forward_head(
+                network.forward_features(normalised(backbone, images)), pre_logits=True
+            )
         assert tokens.shape == (2, side * side, backbone.num_features)
         torch.testing.assert_close(tokens.mean(1), pooled.flatten(1))
 
-    @pytest.mark.parametrize(("name", "settings", "size", "path"), NORMS_BEHIND, ids=lambda value: str(value)[:30])
+    @pytest.mark.parametrize(
+        ("name", "settings", "size", "path"), NORMS_BEHIND, ids=lambda value: str(value)[:30]
+    )
     def test_the_norm_behind_the_pooling_is_applied_to_each(self, name, settings, size, path):
         backbone, images = build(name, **settings), photos(size)
         norm = backbone.network.get_submodule(path)
@@ -121,9 +149,13 @@ class TestTokens:
         plain = build(name, **settings)
         plain.network.load_state_dict(backbone.network.state_dict())
         with torch.no_grad():
-            expected = F.layer_norm(plain(images), (backbone.num_features,), norm.weight, norm.bias, norm.eps)
+            expected = F.layer_norm(
+                plain(images), (backbone.num_features,), norm.weight, norm.bias, norm.eps
+            )
             torch.testing.assert_close(backbone(images), expected)
-        assert [key for key in backbone.state_dict() if key.endswith(f"{path}.weight")] == [f"network.{path}.weight"]
+        assert [key for key in backbone.state_dict() if key.endswith(f"{path}.weight")] == [
+            f"network.{path}.weight"
+        ]
         frozen = {key for key, parameter in plain.named_parameters() if not parameter.requires_grad}
         assert frozen >= {f"network.{path}.weight", f"network.{path}.bias"}
         settings["feature_norm"] = "pretrained"
@@ -134,10 +166,15 @@ class TestTokens:
         tokens = backbone(photos(64))
         torch.testing.assert_close(tokens.mean(-1), torch.zeros(2, 4), atol=1e-5, rtol=0)
         assert backbone.norm.weight.requires_grad
-        assert {key for key in backbone.state_dict() if key.startswith("norm.")} == {"norm.weight", "norm.bias"}
+        assert {key for key in backbone.state_dict() if key.startswith("norm.")} == {
+            "norm.weight",
+            "norm.bias",
+        }
 
     def test_a_norm_of_another_width_or_over_the_batch_is_none_of_the_tokens(self):
-        assert TimmBackbone("inception_next_atto")._norm_path is None  # 960 wide, behind a further layer
+        assert (
+            TimmBackbone("inception_next_atto")._norm_path is None
+        )  # 960 wide, behind a further layer
         assert TimmBackbone("levit_128s", image_size=64)._norm_path is None
 
 
@@ -150,7 +187,9 @@ class TestImages:
             assert torch.equal(backbone(images.double() / 255), backbone(images.float() / 255))
 
     def test_other_integers_are_refused(self):
-        with pytest.raises(ValueError, match=r"images are torch.int64; give uint8 in 0..255 or floating point"):
+        with pytest.raises(
+            ValueError, match=r"images are torch.int64; give uint8 in 0..255 or floating point"
+        ):
             TimmBackbone("resnet10t")(photos(64).long())
 
     def test_mean_and_deviation_are_of_the_weights_and_in_the_checkpoint(self):
@@ -173,7 +212,9 @@ class TestImages:
 
     def test_they_are_normalised_in_full_precision_under_autocast(self):
         backbone, seen = build("resnet10t"), []
-        backbone.network.conv1.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+        backbone.network.conv1.register_forward_pre_hook(
+            lambda module, inputs: seen.append(inputs[0])
+        )
         with torch.autocast("cpu", torch.bfloat16):
             tokens = backbone(photos(64))
         assert tokens.dtype == torch.bfloat16  # so it was on
@@ -187,20 +228,38 @@ class TestTraining:
             ("resnet10t", {}, 64, set()),
             ("tresnet_m", {}, 64, set()),
             ("convnext_atto", {}, 64, set()),
-            ("convnext_atto", {"feature_norm": "none"}, 64, {"network.head.norm.weight", "network.head.norm.bias"}),
-            ("mobilenetv3_small_050", {}, 64, {"network.conv_head.weight", "network.conv_head.bias"}),
+            (
+                "convnext_atto",
+                {"feature_norm": "none"},
+                64,
+                {"network.head.norm.weight", "network.head.norm.bias"},
+            ),
+            (
+                "mobilenetv3_small_050",
+                {},
+                64,
+                {"network.conv_head.weight", "network.conv_head.bias"},
+            ),
             ("vit_tiny_patch16_224", {"image_size": 64}, 64, set()),
             ("eva02_tiny_patch14_224", {"image_size": 56}, 56, set()),
         ],
         ids=lambda value: str(value)[:40],
     )
-    def test_what_takes_no_part_is_frozen_and_all_else_gets_a_gradient(self, name, settings, size, unused):
+    def test_what_takes_no_part_is_frozen_and_all_else_gets_a_gradient(
+        self, name, settings, size, unused
+    ):
         backbone = TimmBackbone(name, **settings)
-        frozen = {key for key, parameter in backbone.named_parameters() if not parameter.requires_grad}
+        frozen = {
+            key for key, parameter in backbone.named_parameters() if not parameter.requires_grad
+        }
         backbone.requires_grad_()
         assert backbone.training
         backbone(photos(size)).square().sum().backward()
-        assert frozen == {key for key, parameter in backbone.named_parameters() if parameter.grad is None} == unused
+        assert (
+            frozen
+            == {key for key, parameter in backbone.named_parameters() if parameter.grad is None}
+            == unused
+        )
 
     def test_the_trial_draws_no_random_numbers_and_leaves_no_trace(self):
         torch.manual_seed(3)
@@ -217,14 +276,22 @@ class TestTraining:
         with torch.inference_mode():
             inference = TimmBackbone("mobilenetv3_small_050")
         usual = TimmBackbone("mobilenetv3_small_050")
-        assert [p.requires_grad for p in inference.parameters()] == [p.requires_grad for p in usual.parameters()]
+        assert [p.requires_grad for p in inference.parameters()] == [
+            p.requires_grad for p in usual.parameters()
+        ]
 
     def test_drop_path_rises_to_its_rate(self):
-        drops = [m for m in TimmBackbone("resnet18", drop_path=0.2).modules() if type(m).__name__ == "DropPath"]
+        drops = [
+            m
+            for m in TimmBackbone("resnet18", drop_path=0.2).modules()
+            if type(m).__name__ == "DropPath"
+        ]
         assert drops[-1].drop_prob == pytest.approx(0.2)
         assert not [m for m in TimmBackbone("resnet18").modules() if type(m).__name__ == "DropPath"]
 
-    @pytest.mark.parametrize(("name", "settings"), [("resnet10t", {}), ("vit_tiny_patch16_224", {"image_size": 64})])
+    @pytest.mark.parametrize(
+        ("name", "settings"), [("resnet10t", {}), ("vit_tiny_patch16_224", {"image_size": 64})]
+    )
     def test_checkpointing_changes_no_gradient(self, name, settings):
         plain, sparing = build(name, **settings), build(name, checkpointing=True, **settings)
         for backbone in (plain, sparing):
@@ -241,23 +308,47 @@ class TestRefusals:
             ({"name": "resnet81"}, ["backbone.name=resnet81", "did you mean resnet18"]),
             ({"name": "hf-hub:timm/resnet18"}, ["no such network"]),
             ({"name": "resnet18.tv_in"}, ["no weights of this tag", "'tv_in1k'"]),
-            ({"name": "pit_ti_224"}, ["pit_ti_224: its features are 0 tokens where there are 729 patches"]),
-            ({"name": "crossvit_tiny_240"}, ["crossvit_tiny_240: its features are a list", "288 channels"]),
+            (
+                {"name": "pit_ti_224"},
+                ["pit_ti_224: its features are 0 tokens where there are 729 patches"],
+            ),
+            (
+                {"name": "crossvit_tiny_240"},
+                ["crossvit_tiny_240: its features are a list", "288 channels"],
+            ),
             ({"name": "coat_tiny"}, ["coat_tiny: its features are a list"]),
-            ({"model_args": {"lyers": 3}}, ["backbone.model_args.lyers=3: resnet10t takes no such setting"]),
+            (
+                {"model_args": {"lyers": 3}},
+                ["backbone.model_args.lyers=3: resnet10t takes no such setting"],
+            ),
             ({"model_args": {"output_stride": 3}}, ["cannot build resnet10t", "output_stride=3"]),
             ({"model_args": {"checkpoint_path": "x.pth"}}, ["backbone.model_args.checkpoint_path"]),
             ({"model_args": {"num_classes": 3}}, ["backbone.model_args.num_classes"]),
             ({"image_size": 64}, ["backbone.image_size=64", "leave it out"]),
-            ({"name": "vit_tiny_patch16_224", "image_size": 10}, ["a trial image of 10 x 10 pixels failed"]),
-            ({"name": "dla46_c", "drop_path": 0.1}, ["backbone.drop_path=0.1: dla46_c", "leave it out"]),
+            (
+                {"name": "vit_tiny_patch16_224", "image_size": 10},
+                ["a trial image of 10 x 10 pixels failed"],
+            ),
+            (
+                {"name": "dla46_c", "drop_path": 0.1},
+                ["backbone.drop_path=0.1: dla46_c", "leave it out"],
+            ),
             ({"drop_path": 1.5}, ["backbone.drop_path=1.5", "[0, 1)"]),
-            ({"name": "dla46_c", "checkpointing": True}, ["backbone.checkpointing=true: dla46_c", "leave it out"]),
-            ({"feature_norm": "pretrained"}, ["backbone.feature_norm=pretrained: resnet10t has no norm", "auto"]),
+            (
+                {"name": "dla46_c", "checkpointing": True},
+                ["backbone.checkpointing=true: dla46_c", "leave it out"],
+            ),
+            (
+                {"feature_norm": "pretrained"},
+                ["backbone.feature_norm=pretrained: resnet10t has no norm", "auto"],
+            ),
             ({"feature_norm": "pretraind"}, ["backbone.feature_norm=pretraind", "'pretrained'"]),
             ({"mean": [0.5, 0.5]}, ["backbone.mean=[0.5, 0.5]"]),
             ({"std": [0, 1, 1]}, ["backbone.std=[0, 1, 1]"]),
-            ({"name": "botnet50ts_256", "pretrained": True}, ["publishes no weights of botnet50ts_256", "=false"]),
+            (
+                {"name": "botnet50ts_256", "pretrained": True},
+                ["publishes no weights of botnet50ts_256", "=false"],
+            ),
         ],
         ids=lambda value: str(value)[:50],
     )
@@ -296,16 +387,25 @@ class TestWeightsFromFile:
         with torch.no_grad():
             return network.eval().forward_features(images).flatten(2).transpose(1, 2)
 
-    @pytest.mark.parametrize("kind", ["whole.pth", "nested.pth", "wrapped.pth", "headless.pth", "whole.safetensors"])
+    @pytest.mark.parametrize(
+        "kind", ["whole.pth", "nested.pth", "wrapped.pth", "headless.pth", "whole.safetensors"]
+    )
     def test_it_gives_the_same_tokens(self, tmp_path, trained, kind):
         state, file = trained.state_dict(), tmp_path / kind
         if kind.endswith("safetensors"):
             save_file(state, file)
         elif kind == "headless.pth":
-            torch.save({key: value for key, value in state.items() if not key.startswith("fc.")}, file)
+            torch.save(
+                {key: value for key, value in state.items() if not key.startswith("fc.")}, file
+            )
         else:
             wrapped = {f"module.{key}": value for key, value in state.items()}
-            torch.save({"whole.pth": state, "nested.pth": {"state_dict": state}, "wrapped.pth": wrapped}[kind], file)
+            torch.save(
+                {"whole.pth": state, "nested.pth": {"state_dict": state}, "wrapped.pth": wrapped}[
+                    kind
+                ],
+                file,
+            )
         backbone = TimmBackbone("resnet10t", pretrained=str(file)).eval()
         assert not [key for key in backbone.state_dict() if ".fc." in key]
         with torch.no_grad():
@@ -331,10 +431,16 @@ class TestWeightsFromFile:
     def test_position_embeddings_are_resampled_to_the_image(self, tmp_path):
         source = timm.create_model("vit_tiny_patch16_224", num_classes=3)
         torch.save(source.state_dict(), tmp_path / "vit.pth")
-        backbone = TimmBackbone("vit_tiny_patch16_224", pretrained=str(tmp_path / "vit.pth"), image_size=96)
+        backbone = TimmBackbone(
+            "vit_tiny_patch16_224", pretrained=str(tmp_path / "vit.pth"), image_size=96
+        )
         assert backbone(photos(96)).shape == (2, 36, 192)
-        assert torch.equal(backbone.network.blocks[0].attn.qkv.weight, source.blocks[0].attn.qkv.weight)
-        half = F.interpolate(source.pos_embed[:, 1:].unflatten(1, (14, 14)).permute(0, 3, 1, 2), 6, mode="area")
+        assert torch.equal(
+            backbone.network.blocks[0].attn.qkv.weight, source.blocks[0].attn.qkv.weight
+        )
+        half = F.interpolate(
+            source.pos_embed[:, 1:].unflatten(1, (14, 14)).permute(0, 3, 1, 2), 6, mode="area"
+        )
         ours = backbone.network.pos_embed[:, 1:].unflatten(1, (6, 6)).permute(0, 3, 1, 2)
         assert torch.corrcoef(torch.stack([half.flatten(), ours.flatten()]))[0, 1] > 0.8
 
@@ -353,7 +459,9 @@ class TestWeightsFromFile:
         text = message("resnet14t", pretrained=str(file))
         assert f"backbone.pretrained={file}: the weights do not fit resnet14t" in text
         assert "backbone.pretrained=false" in text
-        assert "do not fit" in message("resnet10t", pretrained=str(file), model_args={"layers": [1, 1, 2, 1]})
+        assert "do not fit" in message(
+            "resnet10t", pretrained=str(file), model_args={"layers": [1, 1, 2, 1]}
+        )
 
     @pytest.mark.parametrize("lost", ["layer3.0.conv1.weight", "bn1.running_mean"])
     def test_weights_with_a_gap_are_refused(self, tmp_path, trained, lost):
@@ -369,7 +477,9 @@ class TestWeightsFromFile:
             "backbone.pretrained=no/such.pth: no such file"
         )
 
-    @pytest.mark.parametrize("name", ["broken.pth", "broken.safetensors", "empty.pth", "list.pth", "cut.pth"])
+    @pytest.mark.parametrize(
+        "name", ["broken.pth", "broken.safetensors", "empty.pth", "list.pth", "cut.pth"]
+    )
     def test_a_broken_file_is_named(self, tmp_path, trained, name):
         file = tmp_path / name
         file.write_bytes(b"no weights at all")
@@ -380,7 +490,9 @@ class TestWeightsFromFile:
         elif name == "cut.pth":
             torch.save(trained.state_dict(), file)
             file.write_bytes(file.read_bytes()[:-1000])
-        assert f"{file}: not a .safetensors or .pth file" in message("resnet10t", pretrained=str(file))
+        assert f"{file}: not a .safetensors or .pth file" in message(
+            "resnet10t", pretrained=str(file)
+        )
 
     @pytest.mark.parametrize("form", ["pickle", "zip"])
     def test_a_hostile_file_is_not_executed(self, tmp_path, form):
@@ -421,7 +533,12 @@ def test_published_weights_without_a_network(tmp_path):
     (cached / "snapshots" / ("0" * 40)).mkdir(parents=True)
     save_file(state, cached / "snapshots" / ("0" * 40) / "model.safetensors")
     dead = "http://127.0.0.1:9"
-    surroundings = {"HF_ENDPOINT": dead, "HTTPS_PROXY": dead, "https_proxy": dead, "NO_PROXY": "127.0.0.1"}
+    surroundings = {
+        "HF_ENDPOINT": dead,
+        "HTTPS_PROXY": dead,
+        "https_proxy": dead,
+        "NO_PROXY": "127.0.0.1",
+    }
     places = {"HF_HUB_CACHE": str(tmp_path), "TORCH_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", PUBLISHED],
@@ -433,12 +550,18 @@ def test_published_weights_without_a_network(tmp_path):
     assert done.returncode == 0, done.stderr
     total, hub, address = done.stdout.splitlines()
     assert float(total) == pytest.approx(float(state["conv1.0.weight"].sum()), rel=1e-4)
-    for line, place in ((hub, "timm/resnet18.tv_in1k"), (address, "gcvit_xxtiny_224_nvidia-d1d86009.pth")):
+    for line, place in (
+        (hub, "timm/resnet18.tv_in1k"),
+        (address, "gcvit_xxtiny_224_nvidia-d1d86009.pth"),
+    ):
         seconds, _, text = line.partition(" ")
         assert float(seconds) < 20
         assert text.startswith("backbone.pretrained=true: the weights of ")
         assert place in text
-        assert "give a file with backbone.pretrained=FILE, or backbone.pretrained=false to start from random" in text
+        assert (
+            "give a file with backbone.pretrained=FILE, or backbone.pretrained=false to start from random"
+            in text
+        )
     assert "Retry" not in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -447,7 +570,9 @@ class TestOptions:
     def read(self, path, size):
         node = yaml.safe_load(path.read_text(encoding="utf-8"))
         assert node.pop("_target_") == "mldec.backbones.TimmBackbone"
-        return {key: size if value == "${data.image_size}" else value for key, value in node.items()}
+        return {
+            key: size if value == "${data.image_size}" else value for key, value in node.items()
+        }
 
     def test_they_are_there(self):
         resnets = {f"resnet{depth}" for depth in (18, 34, 50, 101)}
@@ -458,13 +583,17 @@ class TestOptions:
     def test_an_option_gives_tokens_and_says_its_size(self, path):
         settings = self.read(path, 224)
         inspect.signature(TimmBackbone).bind(**settings)
-        backbone = TimmBackbone(**{**settings, "pretrained": False}).to("meta")  # the big ones would take long
+        backbone = TimmBackbone(**{**settings, "pretrained": False}).to(
+            "meta"
+        )  # the big ones would take long
         tokens = backbone(torch.empty(2, 3, 224, 224, dtype=torch.uint8, device="meta"))
         assert tokens.shape[::2] == (2, backbone.num_features)
         assert tokens.shape[1] >= 49
         millions = sum(parameter.numel() for parameter in backbone.network.parameters()) / 1e6
         text = path.read_text(encoding="utf-8")
-        assert float(re.match(r"# .*?([\d.]+) M parameters", text)[1]) == pytest.approx(millions, rel=0.03)
+        assert float(re.match(r"# .*?([\d.]+) M parameters", text)[1]) == pytest.approx(
+            millions, rel=0.03
+        )
         if path.stem in PARAMETERS:
             assert millions == pytest.approx(PARAMETERS[path.stem], abs=0.005)
             assert backbone.num_features == 2048
@@ -473,7 +602,10 @@ class TestOptions:
     def test_the_weights_that_an_option_asks_for_are_published(self, path):
         settings = self.read(path, 224)
         if settings.get("pretrained"):
-            assert timm.models.get_pretrained_cfg(settings["name"]).hf_hub_id == f"timm/{settings['name']}"
+            assert (
+                timm.models.get_pretrained_cfg(settings["name"]).hf_hub_id
+                == f"timm/{settings['name']}"
+            )
             assert "." in settings["name"]  # a tag: timm's default may change
 
     @pytest.mark.parametrize("size", [224, 384, 448])

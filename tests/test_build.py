@@ -71,7 +71,9 @@ def test_a_plugin_must_be_named_by_the_caller() -> None:
 
 
 def test_all_faults_of_all_parts_come_in_one_message(digits: Config) -> None:
-    broken = override(digits, ["head.num_grops=3", "loss.gamma_neg=abc", "backbone.nam=x", "data.seed=null"])
+    broken = override(
+        digits, ["head.num_grops=3", "loss.gamma_neg=abc", "backbone.nam=x", "data.seed=null"]
+    )
     with pytest.raises(ConfigError) as caught:
         build.check(broken)
     message = str(caught.value)
@@ -82,7 +84,9 @@ def test_all_faults_of_all_parts_come_in_one_message(digits: Config) -> None:
 
 
 def test_a_number_must_be_finite(digits: Config) -> None:
-    assert build.faults("head", {**digits.head, "dropout": math.nan}) == ["head.dropout: nan is not a number"]
+    assert build.faults("head", {**digits.head, "dropout": math.nan}) == [
+        "head.dropout: nan is not a number"
+    ]
 
 
 def test_a_missing_argument_is_named(digits: Config) -> None:
@@ -157,7 +161,11 @@ def test_attention_of_the_head_is_within_reach() -> None:
     ],
 )
 def test_a_plain_value_error_of_a_part_is_one_line(
-    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+    cli: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     own = ["plugins=[patches]", f"--config-dir={CONFIGS}", "head=particular", "device=cpu"]
@@ -196,20 +204,54 @@ def test_parts_that_fit_each_other_pass(data: str, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("data", "words", "message"),
     [
-        ("digits_single", ["mix.mixup=0.1", "loss=asl_single_label"], "AsymmetricLossSingleLabel wants 0 and 1"),
-        ("digits_single", ["mix.smoothing=0.1", "loss=asl_single_label"], "AsymmetricLossSingleLabel wants 0 and 1"),
-        ("digits", ["mix.mixup=0.1", "loss=bce"], "mix is for data with one label an image, the data has several"),
-        ("digits", ["loss=cross_entropy"], "CrossEntropy is for one label an image, the data has several labels"),
-        ("digits", ["loss=asl_single_label"], "AsymmetricLossSingleLabel is for one label an image"),
-        ("digits_single", ["loss=asl"], "AsymmetricLoss is for several labels an image, the data has one label"),
+        (
+            "digits_single",
+            ["mix.mixup=0.1", "loss=asl_single_label"],
+            "AsymmetricLossSingleLabel wants 0 and 1",
+        ),
+        (
+            "digits_single",
+            ["mix.smoothing=0.1", "loss=asl_single_label"],
+            "AsymmetricLossSingleLabel wants 0 and 1",
+        ),
+        (
+            "digits",
+            ["mix.mixup=0.1", "loss=bce"],
+            "mix is for data with one label an image, the data has several",
+        ),
+        (
+            "digits",
+            ["loss=cross_entropy"],
+            "CrossEntropy is for one label an image, the data has several labels",
+        ),
+        (
+            "digits",
+            ["loss=asl_single_label"],
+            "AsymmetricLossSingleLabel is for one label an image",
+        ),
+        (
+            "digits_single",
+            ["loss=asl"],
+            "AsymmetricLoss is for several labels an image, the data has one label",
+        ),
         ("digits_single", ["loss=partial"], "PartialAsymmetricLoss is for several labels an image"),
-        ("digits_single", ["loss.target_threshold=0.2"], "loss.target_threshold: CrossEntropy takes no such argument"),
+        (
+            "digits_single",
+            ["loss.target_threshold=0.2"],
+            "loss.target_threshold: CrossEntropy takes no such argument",
+        ),
         ("digits_single", ["head.num_groups=11"], "head.num_groups 11 is above the 10 classes"),
-        ("digits_single", ["train.random_queries=1"], "train.random_queries adds a positive to each image"),
+        (
+            "digits_single",
+            ["train.random_queries=1"],
+            "train.random_queries adds a positive to each image",
+        ),
         ("digits_single", ["data.top_k=11"], "data.top_k 11 needs as many classes; there are 10"),
     ],
 )
-def test_parts_that_do_not_fit_each_other_are_refused_at_the_start(data: str, words: list[str], message: str) -> None:
+def test_parts_that_do_not_fit_each_other_are_refused_at_the_start(
+    data: str, words: list[str], message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         together(*words, data=data)
     assert message in str(caught.value)

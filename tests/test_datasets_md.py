@@ -27,12 +27,18 @@ def test_options_and_arguments_exist(group: str) -> None:
 
 def test_messages_name_sections_that_are_there() -> None:
     sections = {
-        name for path in PACKAGE.rglob("*.py") for name in re.findall(r"DATASETS.md, section (.+?)\"", path.read_text())
+        name
+        for path in PACKAGE.rglob("*.py")
+        for name in re.findall(r"DATASETS.md, section (.+?)\"", path.read_text())
     }
     assert len(sections) >= 10
-    assert {name for name in sections if not any(heading.startswith(name) for heading in HEADINGS)} == set()
+    assert {
+        name for name in sections if not any(heading.startswith(name) for heading in HEADINGS)
+    } == set()
 
 
 def test_the_contents_lead_to_every_section() -> None:
     anchors = re.findall(r"\]\(#([^)]*)\)", TEXT)
-    assert anchors == [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADINGS]
+    assert anchors == [
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADINGS
+    ]

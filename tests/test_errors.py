@@ -18,8 +18,14 @@ def end(body: str, redirect: str = "", **env: str) -> tuple[int, str, str]:
         "with one_line():\n" + "".join(f"    {line}\n" for line in body.splitlines())
     )
     command = ["sh", "-c", f'exec "$0" -c "$1" {redirect}', sys.executable, code]
-    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONUNBUFFERED": "", **env})
-    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+    done = subprocess.run(
+        command, capture_output=True, env={**os.environ, "PYTHONUNBUFFERED": "", **env}
+    )
+    return (
+        done.returncode,
+        done.stdout.decode("utf-8", "replace"),
+        done.stderr.decode("utf-8", "replace"),
+    )
 
 
 FULL = "mldec: cannot write standard output: No space left on device; free space, or write to another place\n"
@@ -44,7 +50,9 @@ def test_a_message_keeps_its_words_apart() -> None:
 
 
 def test_what_is_said_cannot_steer_the_terminal() -> None:
-    status, out, err = end(r"say('a\nb', '\x1b[31mred', '  indented')" + "\n" + r"complain('no\x07 image')")
+    status, out, err = end(
+        r"say('a\nb', '\x1b[31mred', '  indented')" + "\n" + r"complain('no\x07 image')"
+    )
     assert (status, out, err) == (0, "a?b\n?[31mred\n  indented\n", "mldec: no? image\n")
 
 
@@ -62,8 +70,16 @@ def test_a_full_disk_under_standard_output_is_one_line(body: str, unbuffered: st
 
 
 def test_a_full_disk_does_not_hide_how_a_command_ended() -> None:
-    assert end("print('one')\nraise Stopped('by SIGTERM', 143)", "> /dev/full") == (143, "", "mldec: by SIGTERM\n")
-    assert end("print('one')\nraise ConfigError('wrong')", "> /dev/full") == (1, "", "mldec: wrong\n")
+    assert end("print('one')\nraise Stopped('by SIGTERM', 143)", "> /dev/full") == (
+        143,
+        "",
+        "mldec: by SIGTERM\n",
+    )
+    assert end("print('one')\nraise ConfigError('wrong')", "> /dev/full") == (
+        1,
+        "",
+        "mldec: wrong\n",
+    )
     assert end("complain('lost')\nsay('done')", "2> /dev/full") == (0, "done\n", "")
     assert end("raise Stopped('by SIGTERM', 143)", "2> /dev/full") == (143, "", "")
 
@@ -89,7 +105,9 @@ def test_closed_streams_are_no_reason_to_fail(tmp_path: Path) -> None:
 def test_a_closed_pipe_ends_without_a_word() -> None:
     body = "for number in range(100_000): say('line')"
     code = f"from mldec.errors import one_line, say\nwith one_line():\n    {body}"
-    pipe = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipe = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert pipe.stdout is not None
     assert pipe.stderr is not None
     pipe.stdout.readline()

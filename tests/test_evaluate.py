@@ -21,7 +21,9 @@ Cli = Callable[..., Any]
 NAMES = ("\u65e5\u672c", "b")
 
 
-def results(evaluator: Evaluator, targets: torch.Tensor, confusions: list[tuple[int, int, int]] | None) -> Results:
+def results(
+    evaluator: Evaluator, targets: torch.Tensor, confusions: list[tuple[int, int, int]] | None
+) -> Results:
     evaluator.update(torch.tensor([[1.0, 0], [0, 1], [2, 1]]), targets)
     return Results(evaluator.compute(), evaluator.per_class(), 3, [], confusions)
 
@@ -33,7 +35,9 @@ def test_numbers_that_do_not_exist_are_null() -> None:
     assert parsed["metrics"]["mAP"] == 0
     assert parsed["metrics"]["mAP_skip_empty"] is None
     assert parsed["per_class"][NAMES[0]]["AP"] is None
-    assert [row["class"] for row in csv.DictReader(io.StringIO(to_csv(found, NAMES)))] == list(NAMES)
+    assert [row["class"] for row in csv.DictReader(io.StringIO(to_csv(found, NAMES)))] == list(
+        NAMES
+    )
 
 
 def test_confusions_are_those_of_one_label_per_image() -> None:
@@ -43,13 +47,20 @@ def test_confusions_are_those_of_one_label_per_image() -> None:
     assert report(one, "ema", "best.pt", NAMES)["confusions"] == []
 
 
-def test_files_are_refused_first_and_a_full_disk_is_one_line(cli: Cli, digits_run: Path, tmp_path: Path) -> None:
+def test_files_are_refused_first_and_a_full_disk_is_one_line(
+    cli: Cli, digits_run: Path, tmp_path: Path
+) -> None:
     for words in (["--json", tmp_path], ["--csv", tmp_path / "missing" / "r.csv"]):
         status, out, err = cli("evaluate", "no.pt", *words)
         assert (status, out) == (1, "")
         one_line(err, f"cannot write {words[1]}")
     best = digits_run / "checkpoints" / "best.pt"
     for option in ("--json", "--csv"):
-        status, _, err = cli("evaluate", best, "--plugin", "patches", "data.val_images=1", option, "/dev/full")
+        status, _, err = cli(
+            "evaluate", best, "--plugin", "patches", "data.val_images=1", option, "/dev/full"
+        )
         assert status == 1
-        one_line(err, "cannot write /dev/full: No space left on device; free space, or write to another place")
+        one_line(
+            err,
+            "cannot write /dev/full: No space left on device; free space, or write to another place",
+        )

@@ -18,13 +18,17 @@ ROOT = Path(mldec.__file__).parents[1]
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", *words]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **environment}
+    )
 
 
 def test_the_list_has_every_command() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts.pop("mldec") == "mldec.__main__:main"
-    assert {target.removeprefix("mldec.").removesuffix(":main") for target in scripts.values()} == set(COMMANDS)
+    assert {
+        target.removeprefix("mldec.").removesuffix(":main") for target in scripts.values()
+    } == set(COMMANDS)
     assert all(f"python -m mldec.{name} " in overview() for name in COMMANDS)
 
 
@@ -34,7 +38,11 @@ def test_the_list_has_every_command() -> None:
         ([], 0, "python -m mldec.train"),
         (["-h"], 0, "python -m mldec.evaluate"),
         (["--version"], 0, VERSION),
-        (["train", "+experiment=digits"], 2, "'train' is a command of its own: write python -m mldec.train"),
+        (
+            ["train", "+experiment=digits"],
+            2,
+            "'train' is a command of its own: write python -m mldec.train",
+        ),
         (["predcit"], 2, "there is no command 'predcit'; did you mean 'predict'?"),
     ],
 )
@@ -46,10 +54,10 @@ def test_without_a_command(words: list[str], status: int, answer: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_instant_and_needs_no_torch(command: str) -> None:
-    assert cpu_seconds([sys.executable, "-m", f"mldec.{command}", "--help"]) < 2  # 0.2 to 0.8; with torch 5 to 7
-    script = (
-        f"import sys, mldec.{command} as module; sys.exit(bool({{'torch', 'timm', 'torchvision'}} & set(sys.modules)))"
-    )
+    assert (
+        cpu_seconds([sys.executable, "-m", f"mldec.{command}", "--help"]) < 2
+    )  # 0.2 to 0.8; with torch 5 to 7
+    script = f"import sys, mldec.{command} as module; sys.exit(bool({{'torch', 'timm', 'torchvision'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
@@ -85,6 +93,9 @@ def test_a_bash_completes_after_the_installation(tmp_path: Path) -> None:
     ]
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-c", "\n".join(lines)], capture_output=True, text=True, env={**os.environ, "PATH": path}
+        ["bash", "-c", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": path},
     )
     assert done.stdout.splitlines()[-1] == "+experiment=digits_zsl", done.stderr

@@ -40,7 +40,10 @@ def backbone() -> nn.Module:
 def classifier(backbone: nn.Module, head: str = "ml_decoder") -> Classifier:
     torch.manual_seed(0)
     width = backbone.num_features
-    made = {"gap": lambda: GAP(width, 3), "ml_decoder": lambda: MLDecoder(width, 3, num_groups=2, **SIZES)}
+    made = {
+        "gap": lambda: GAP(width, 3),
+        "ml_decoder": lambda: MLDecoder(width, 3, num_groups=2, **SIZES),
+    }
     return Classifier(backbone, made[head]()).eval()
 
 
@@ -67,7 +70,9 @@ def test_images_that_are_none_are_named(backbone: nn.Module, images: Any, fault:
 
 
 def test_attention_of_a_head_without_it_is_refused(backbone: nn.Module) -> None:
-    with pytest.raises(ValueError, match="attention=True: a GAP head has no attention; leave it out"):
+    with pytest.raises(
+        ValueError, match="attention=True: a GAP head has no attention; leave it out"
+    ):
         classifier(backbone, "gap")(IMAGE, attention=True)
     logits, attention = classifier(backbone)(IMAGE, attention=True)
     assert (len(logits), attention.shape[:2]) == (2, (2, 2))
@@ -75,7 +80,10 @@ def test_attention_of_a_head_without_it_is_refused(backbone: nn.Module) -> None:
 
 WRONG_TOKENS: list[tuple[Any, str]] = [
     (np.zeros((2, 4, 8), np.float32), r"tokens are a ndarray: give a tensor \[B, N, 8\]"),
-    (torch.zeros(4, 8), r"tokens are torch.float32 of the shape \[4, 8\]: give floating point \[B, N, 8\]"),
+    (
+        torch.zeros(4, 8),
+        r"tokens are torch.float32 of the shape \[4, 8\]: give floating point \[B, N, 8\]",
+    ),
     (torch.zeros(2, 8, 2, 2), r"of the shape \[2, 8, 2, 2\]"),
     (torch.zeros(2, 4, 1), r"of the shape \[2, 4, 1\]"),
     (torch.zeros(2, 4, 9), r"of the shape \[2, 4, 9\]"),
@@ -115,7 +123,9 @@ def test_word_queries_of_another_precision_are_converted(head: str) -> None:
 
 
 @pytest.mark.parametrize("head", ["gap", "ml_decoder"])
-def test_a_checked_classifier_is_still_exported_and_runs_under_autocast(backbone: nn.Module, head: str) -> None:
+def test_a_checked_classifier_is_still_exported_and_runs_under_autocast(
+    backbone: nn.Module, head: str
+) -> None:
     model = classifier(backbone, head)
     images = torch.rand(2, 3, 64, 64)
     with torch.no_grad():

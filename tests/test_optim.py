@@ -80,7 +80,10 @@ def trained(model, optimiser, steps):
 def test_biases_and_parameters_of_one_dimension_do_not_decay():
     model = net()
     names = {parameter: name for name, parameter in model.named_parameters()}
-    groups = {group["weight_decay"]: {names[p] for p in group["params"]} for group in parameter_groups(model, 0.3)}
+    groups = {
+        group["weight_decay"]: {names[p] for p in group["params"]}
+        for group in parameter_groups(model, 0.3)
+    }
     assert groups == {0.3: set(DECAYED), 0.0: set(FREE)}
 
 
@@ -134,7 +137,9 @@ def test_adam_follows_the_formula_with_coupled_decay():
         built.step()
         first = 0.9 * first + 0.1 * gradient
         second = 0.999 * second + 0.001 * gradient**2
-        start = start - 0.01 * (first / (1 - 0.9**step)) / ((second / (1 - 0.999**step)).sqrt() + 1e-8)
+        start = start - 0.01 * (first / (1 - 0.9**step)) / (
+            (second / (1 - 0.999**step)).sqrt() + 1e-8
+        )
         torch.testing.assert_close(model.fc.weight.detach().double(), start, rtol=1e-5, atol=1e-6)
 
 
@@ -162,9 +167,13 @@ def test_options_reach_the_optimiser():
     assert [tuple(group["betas"]) for group in built.param_groups] == [(0.8, 0.99)] * 2
 
 
-@pytest.mark.parametrize(("name", "near"), [("adm", "adam"), ("lambb", "lamb"), ("adam_w", "adamw")])
+@pytest.mark.parametrize(
+    ("name", "near"), [("adm", "adam"), ("lambb", "lamb"), ("adam_w", "adamw")]
+)
 def test_an_unknown_optimiser_is_refused_with_the_nearest_name(name, near):
-    with pytest.raises(ConfigError, match=rf"optim\.name '{name}' is unknown; did you mean '{near}'\?") as caught:
+    with pytest.raises(
+        ConfigError, match=rf"optim\.name '{name}' is unknown; did you mean '{near}'\?"
+    ) as caught:
         optimizer(net(), name)
     assert "\n" not in str(caught.value)
 
@@ -189,7 +198,12 @@ def rates(built, schedule, steps):
     """The rate and the momentum of each group at each step of a run."""
     seen = []
     for step in range(steps):
-        seen.append([(group["lr"], group.get("betas"), group.get("momentum")) for group in built.param_groups])
+        seen.append(
+            [
+                (group["lr"], group.get("betas"), group.get("momentum"))
+                for group in built.param_groups
+            ]
+        )
         if step < steps - 1:
             built.step()
             schedule.step()
@@ -245,7 +259,9 @@ def test_onecycle_has_rates_for_a_run_of_any_length(steps):
 def test_cosine_follows_its_formula(warmup_steps, min_lr, steps):
     lr = 2e-3
     built = optimizer(net(), lr=lr)
-    schedule = build_schedule(built, name="cosine", lr=lr, steps=steps, warmup_steps=warmup_steps, min_lr=min_lr)
+    schedule = build_schedule(
+        built, name="cosine", lr=lr, steps=steps, warmup_steps=warmup_steps, min_lr=min_lr
+    )
     for step, groups in enumerate(rates(built, schedule, steps + 3)):
         if step < warmup_steps:
             expected = lr * (step + 1) / (warmup_steps + 1)
@@ -262,15 +278,26 @@ def test_cosine_without_warm_up_is_that_of_torch():
     ours = build_schedule(built, name="cosine", lr=0.01, steps=50, min_lr=1e-4)
     theirs = torch.optim.lr_scheduler.CosineAnnealingLR(reference, T_max=50, eta_min=1e-4)
     found = [groups[0][0] for groups in rates(built, ours, 51)]
-    assert found == pytest.approx([groups[0][0] for groups in rates(reference, theirs, 51)], rel=1e-9)
+    assert found == pytest.approx(
+        [groups[0][0] for groups in rates(reference, theirs, 51)], rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(
     ("epochs", "warmup", "cooldown", "warmup_lr", "min_lr"),
-    [(300, 5, 10, 1e-4, 1e-6), (600, 5, 10, 1e-4, 1e-6), (12, 0, 0, 1e-5, 0.0), (9, 3, 2, 0.0, 1e-5)],
+    [
+        (300, 5, 10, 1e-4, 1e-6),
+        (600, 5, 10, 1e-4, 1e-6),
+        (12, 0, 0, 1e-5, 0.0),
+        (9, 3, 2, 0.0, 1e-5),
+    ],
 )
 def test_cosine_by_epochs_is_that_of_timm(epochs, warmup, cooldown, warmup_lr, min_lr):
-    reference, built, n = by_hand(net(), lr=4e-3), optimizer(net(), "lamb", lr=4e-3), 3  # steps an epoch
+    reference, built, n = (
+        by_hand(net(), lr=4e-3),
+        optimizer(net(), "lamb", lr=4e-3),
+        3,
+    )  # steps an epoch
     theirs, total = create_scheduler_v2(
         reference,
         sched="cosine",
@@ -337,12 +364,21 @@ SCHEDULES = [
     {"name": "onecycle", "pct_start": 0.4},
     {"name": "cosine"},
     {"name": "cosine", "warmup_steps": 7, "min_lr": 1e-5},
-    {"name": "cosine_epochs", "warmup_steps": 20, "min_lr": 1e-5, "cooldown_steps": 10, "epoch_steps": 5},
+    {
+        "name": "cosine_epochs",
+        "warmup_steps": 20,
+        "min_lr": 1e-5,
+        "cooldown_steps": 10,
+        "epoch_steps": 5,
+    },
 ]
 
 
 def state(built):
-    return [{key: value for key, value in group.items() if key != "params"} for group in built.param_groups]
+    return [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in built.param_groups
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")
@@ -373,7 +409,9 @@ for name in ("onecycle", "cosine"):
     optimizer = build_optimizer(nn.Linear(2, 2), name="adam", lr=0.01, weight_decay=0.0, options={})
     fast_forward(build_schedule(optimizer, name=name, lr=0.01, steps=100), 7)
 """
-    run = subprocess.run([sys.executable, "-W", "default", "-c", program], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-W", "default", "-c", program], capture_output=True, text=True, check=True
+    )
     assert "UserWarning" not in run.stderr
 
 

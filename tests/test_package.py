@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).parents[1]
-INCLUDED = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+INCLUDED = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
+    "sdist"
+]["include"]
 
 
 def named_documents() -> set[str]:
     """Return the top-level files that the package and its scripts name, and all paths that README.md links to."""
-    sources = [path.read_text() for folder in ("mldec", "scripts", "configs") for path in (TOP / folder).rglob("*.*y*")]
+    sources = [
+        path.read_text()
+        for folder in ("mldec", "scripts", "configs")
+        for path in (TOP / folder).rglob("*.*y*")
+    ]
     documents = {name for text in sources for name in re.findall(r"(?<![/\w])[A-Z_]+\.md\b", text)}
     readme = (TOP / "README.md").read_text()
     links = {target for target in re.findall(r"\]\(([^)#]+)\)", readme) if "://" not in target}

@@ -44,7 +44,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_lines_and_list_hold_the_same_rows(cli: Cli, best: Path, photos: Path, tmp_path: Path) -> None:
+def test_lines_and_list_hold_the_same_rows(
+    cli: Cli, best: Path, photos: Path, tmp_path: Path
+) -> None:
     words = ["--jsonl", tmp_path / "p.jsonl", "--json", tmp_path / "p.json"]
     status, out, err = cli("predict", best, photos, *SHARED, *words)
     assert status == 1
@@ -52,18 +54,26 @@ def test_lines_and_list_hold_the_same_rows(cli: Cli, best: Path, photos: Path, t
     rows = rows_of(tmp_path / "p.jsonl")
     assert rows == json.loads((tmp_path / "p.json").read_text())
     assert [row["image"] for row in rows] == [str(photos / f"{name}.png") for name in "abcdef"]
-    assert [list(row) for row in rows] == [["image", "error" if i == 3 else "predictions"] for i in range(6)]
+    assert [list(row) for row in rows] == [
+        ["image", "error" if i == 3 else "predictions"] for i in range(6)
+    ]
     assert err == f"mldec: {rows[3]['error']}\n"
     assert len(out.splitlines()) == 5
     shown = rows[0]["predictions"][0]
     assert out.startswith(f"{photos / 'a.png'}: {shown['name']} {shown['score']:.3f}\n")
 
 
-def test_lines_on_standard_output_are_alone_there(cli: Cli, best: Path, photos: Path, tmp_path: Path) -> None:
+def test_lines_on_standard_output_are_alone_there(
+    cli: Cli, best: Path, photos: Path, tmp_path: Path
+) -> None:
     (photos / "d.png").unlink()
-    status, out, err = cli("predict", best, photos, *SHARED, "--jsonl", "-", "--json", tmp_path / "p.json")
+    status, out, err = cli(
+        "predict", best, photos, *SHARED, "--jsonl", "-", "--json", tmp_path / "p.json"
+    )
     assert (status, err) == (0, "")
-    assert [json.loads(line) for line in out.splitlines()] == json.loads((tmp_path / "p.json").read_text())
+    assert [json.loads(line) for line in out.splitlines()] == json.loads(
+        (tmp_path / "p.json").read_text()
+    )
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
@@ -101,15 +111,23 @@ def test_a_second_ctrl_c_keeps_the_list_too(
     assert len(json.loads((tmp_path / "p.json").read_text())) == 2
 
 
-def test_scores_of_a_broken_network_are_no_answer(cli: Cli, best: Path, photos: Path, tmp_path: Path) -> None:
+def test_scores_of_a_broken_network_are_no_answer(
+    cli: Cli, best: Path, photos: Path, tmp_path: Path
+) -> None:
     state = read_torch(best)
     for weights in ("model", "ema"):
         state[weights]["head.pool_bias"].fill_(float("nan"))
     save(tmp_path / "nan.pt", state)
-    status, out, err = cli("predict", tmp_path / "nan.pt", photos / "a.png", *SHARED, "--jsonl", tmp_path / "p.jsonl")
+    status, out, err = cli(
+        "predict", tmp_path / "nan.pt", photos / "a.png", *SHARED, "--jsonl", tmp_path / "p.jsonl"
+    )
     assert (status, out) == (1, "")
-    one_line(err, f"{photos / 'a.png'}: its scores are not finite; look at the weights of the checkpoint")
-    assert rows_of(tmp_path / "p.jsonl") == [{"image": str(photos / "a.png"), "error": err.strip()[len("mldec: ") :]}]
+    one_line(
+        err, f"{photos / 'a.png'}: its scores are not finite; look at the weights of the checkpoint"
+    )
+    assert rows_of(tmp_path / "p.jsonl") == [
+        {"image": str(photos / "a.png"), "error": err.strip()[len("mldec: ") :]}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,13 +136,18 @@ def test_scores_of_a_broken_network_are_no_answer(cli: Cli, best: Path, photos: 
         (["--json", "{folder}"], "it is a folder; add the name of a file"),
         (["--jsonl", "{folder}/missing/p.jsonl"], "there is no folder"),
         (["--json", "-", "--jsonl", "-"], "cannot write two results to -"),
-        (["--device", "banana"], "device 'banana' is unknown: choose auto, cpu, cuda or cuda:<number>"),
+        (
+            ["--device", "banana"],
+            "device 'banana' is unknown: choose auto, cpu, cuda or cuda:<number>",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_model_is_loaded(
     cli: Cli, photos: Path, words: list[str], part: str
 ) -> None:
-    status, out, err = cli("predict", "no.pt", photos, *[word.format(folder=photos) for word in words])
+    status, out, err = cli(
+        "predict", "no.pt", photos, *[word.format(folder=photos) for word in words]
+    )
     assert (status, out) == (1, "")
     one_line(err, part)
 
@@ -133,7 +156,10 @@ def test_what_cannot_work_is_refused_before_the_model_is_loaded(
     ("option", "value"),
     [
         *[("--threshold", value) for value in ("nan", "5", "-0.1", "inf", "x", "")],
-        *[("--image-size", value) for value in (str(10**12), str(MAX_IMAGE_SIZE + 1), "0", "9" * 5000)],
+        *[
+            ("--image-size", value)
+            for value in (str(10**12), str(MAX_IMAGE_SIZE + 1), "0", "9" * 5000)
+        ],
     ],
 )
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
@@ -152,18 +178,27 @@ def test_a_large_top_is_all_classes(cli: Cli, best: Path, photos: Path) -> None:
     assert out.count(", ") == 9
 
 
-def test_too_large_a_batch_is_one_line(cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_a_batch_is_one_line(
+    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*arguments: Any) -> None:
         raise MemoryError
 
     monkeypatch.setattr(predict, "scores", full)
     status, _, err = cli("predict", best, photos / "a.png", *SHARED, "--batch-size", "7")
     assert status == 1
-    one_line(err, "out of memory on cpu: 7 images of 64 pixels at a time; pass a smaller --batch-size")
+    one_line(
+        err, "out of memory on cpu: 7 images of 64 pixels at a time; pass a smaller --batch-size"
+    )
 
 
 def test_odd_names_in_a_real_process_on_an_ascii_terminal(best: Path, tmp_path: Path) -> None:
-    names = [b"\xff\xfe.png", "\u65e5\u672c.png".encode(), b"two\nlines.png", b"x\x1b]0;pwn\x07.png"]
+    names = [
+        b"\xff\xfe.png",
+        "\u65e5\u672c.png".encode(),
+        b"two\nlines.png",
+        b"x\x1b]0;pwn\x07.png",
+    ]
     folder = os.fsencode(tmp_path / "names")
     os.mkdir(folder)  # noqa: PTH102
     for name in names:
@@ -174,7 +209,15 @@ def test_odd_names_in_a_real_process_on_an_ascii_terminal(best: Path, tmp_path: 
 
     # Pillow's limit of pixels lies below these images: twice of it is not reached, and its warning is not heard.
     code = "from PIL import Image; Image.MAX_IMAGE_PIXELS = 3000; from mldec import predict; predict.main()"
-    words = [best, tmp_path / "names", *SHARED, "--jsonl", tmp_path / "p.jsonl", "--json", tmp_path / "p.json"]
+    words = [
+        best,
+        tmp_path / "names",
+        *SHARED,
+        "--jsonl",
+        tmp_path / "p.jsonl",
+        "--json",
+        tmp_path / "p.json",
+    ]
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, words)],
         capture_output=True,
@@ -192,7 +235,10 @@ def test_odd_names_in_a_real_process_on_an_ascii_terminal(best: Path, tmp_path: 
 
     rows = rows_of(tmp_path / "p.jsonl")
     assert rows == json.loads((tmp_path / "p.json").read_text())
-    paths = {bytes.fromhex(row["image_bytes"]) if "image_bytes" in row else row["image"].encode() for row in rows}
+    paths = {
+        bytes.fromhex(row["image_bytes"]) if "image_bytes" in row else row["image"].encode()
+        for row in rows
+    }
     assert paths == {os.path.join(folder, name) for name in [*names, b"bad\x1b[31m.png"]}  # noqa: PTH118
     (odd,) = (row for row in rows if "image_bytes" in row)
     assert odd["image"].endswith("names/\\xff\\xfe.png")
@@ -215,7 +261,9 @@ def test_a_device_is_checked_by_load_model_too(best: Path) -> None:
         load_model(best, plugins=["patches"], image_size=10**9)
 
 
-def test_a_full_disk_under_a_list_keeps_the_lines(cli: Cli, best: Path, photos: Path, tmp_path: Path) -> None:
+def test_a_full_disk_under_a_list_keeps_the_lines(
+    cli: Cli, best: Path, photos: Path, tmp_path: Path
+) -> None:
     words = ["--jsonl", tmp_path / "p.jsonl", "--json", "/dev/full"]
     status, _, err = cli("predict", best, photos / "a.png", *SHARED, *words)
     assert status == 1

@@ -52,7 +52,9 @@ SLOW = 20
 SMALL = ["data.train_images=32", "data.val_images=8", "train.log_every=1"]
 DEVICE = torch.device("cpu")
 
-both = pytest.mark.parametrize("times", [1, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["default", "slow"])
+both = pytest.mark.parametrize(
+    "times", [1, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["default", "slow"]
+)
 
 
 def test_the_numbers_of_cases() -> None:
@@ -60,7 +62,9 @@ def test_the_numbers_of_cases() -> None:
     assert SLOW * sum(CASES.values()) == 10_000
 
 
-def explore(kind: str, times: int, strategy: SearchStrategy[Any], try_case: Callable[[Any], object]) -> None:
+def explore(
+    kind: str, times: int, strategy: SearchStrategy[Any], try_case: Callable[[Any], object]
+) -> None:
     """Try as many cases of a kind as the table says: always the same ones in the default run, new ones in the slow."""
     tried = 0
 
@@ -175,7 +179,14 @@ def known_keys() -> list[str]:
             keys.append(field.name)
         if field.name in PARTS:
             keys += [f"{field.name}.{name}" for name in quick[field.name]]
-    keys += ["data.root", "data.cutout", "data.threshold", "data.seed", "data.bad_images", "data.cache_dir"]
+    keys += [
+        "data.root",
+        "data.cutout",
+        "data.threshold",
+        "data.seed",
+        "data.bad_images",
+        "data.cache_dir",
+    ]
     keys += ["head.dropout", "head.num_groups", "head.num_heads", "loss.gamma_neg", "loss.clip"]
     return keys
 
@@ -186,7 +197,12 @@ def test_settings(name: str, times: int, work: Path, last: Path) -> None:
     first = {
         "train": [*QUICK, *SMALL],
         "evaluate": [last, "--plugin=patches", "--json=out.json"],
-        "check_data": ["data=digits", "data.train_images=16", "data.val_images=8", "train.workers=0"],
+        "check_data": [
+            "data=digits",
+            "data.train_images=16",
+            "data.val_images=8",
+            "train.workers=0",
+        ],
     }[name]
 
     def try_case(words: list[str]) -> None:
@@ -199,7 +215,9 @@ def test_settings(name: str, times: int, work: Path, last: Path) -> None:
 @both
 def test_flags(times: int, work: Path, last: Path, image: Path) -> None:
     numbers = st.sampled_from(["--threshold", "--top", "--batch-size"])
-    sizes = st.sampled_from([number for number in mutations.NUMBERS if not 0 < number < 8])  # that of a patch
+    sizes = st.sampled_from(
+        [number for number in mutations.NUMBERS if not 0 < number < 8]
+    )  # that of a patch
     texts = st.sampled_from(["--device", "--device", "--weights", "--classes"])
     flags = st.one_of(
         st.builds("{}={}".format, numbers, st.sampled_from(mutations.NUMBERS)),
@@ -217,7 +235,17 @@ def test_flags(times: int, work: Path, last: Path, image: Path) -> None:
 # --- Checkpoints ----------------------------------------------------------------------------------
 
 # The names of settings that a checkpoint may hold beside those that this one has.
-EXTRA = ("num_layers", "num_groups", "num_heads", "dropout", "crop", "image_size", "size", "width", "extra")
+EXTRA = (
+    "num_layers",
+    "num_groups",
+    "num_heads",
+    "dropout",
+    "crop",
+    "image_size",
+    "size",
+    "width",
+    "extra",
+)
 
 
 def open_door(door: str, path: Path, image: Path, config: Config) -> Ended:
@@ -227,7 +255,9 @@ def open_door(door: str, path: Path, image: Path, config: Config) -> Ended:
         assert ended.status != 0 or "nothing" not in ended.out, "no class has a score"
         return ended
     if door == "evaluate":
-        ended = command("evaluate", path, "--plugin=patches", "--json=out.json", "device=cpu", "train.workers=0")
+        ended = command(
+            "evaluate", path, "--plugin=patches", "--json=out.json", "device=cpu", "train.workers=0"
+        )
         if ended.status == 0:
             read_json(Path("out.json"))
         return ended
@@ -248,13 +278,17 @@ DOORS = st.sampled_from(["resume", "resume", "predict", "evaluate", "init"])
 
 
 @both
-def test_values_of_a_checkpoint(times: int, work: Path, state: dict[str, Any], config: Config, image: Path) -> None:
+def test_values_of_a_checkpoint(
+    times: int, work: Path, state: dict[str, Any], config: Config, image: Path
+) -> None:
     changes = mutations.changes(state, mutations.checkpoint_values(), EXTRA)
 
     def try_case(case: tuple[str, list[mutations.Change]]) -> None:
         door, list_of_changes = case
         with new_folder(work) as folder:
-            with warnings.catch_warnings(action="ignore"):  # torch's remarks on tensors of odd kinds
+            with warnings.catch_warnings(
+                action="ignore"
+            ):  # torch's remarks on tensors of odd kinds
                 torch.save(mutations.changed(state, list_of_changes), folder / "odd.pt")
             open_door(door, folder / "odd.pt", image, config)
 
@@ -262,7 +296,9 @@ def test_values_of_a_checkpoint(times: int, work: Path, state: dict[str, Any], c
 
 
 @both
-def test_bytes_of_a_checkpoint(times: int, work: Path, last: Path, config: Config, image: Path) -> None:
+def test_bytes_of_a_checkpoint(
+    times: int, work: Path, last: Path, config: Config, image: Path
+) -> None:
     content = last.read_bytes()
     whole = mutations.edits(len(content)).map(lambda edits: ("file", edits))
     inner = mutations.edits(12_000).map(lambda edits: ("data.pkl", edits))
@@ -291,7 +327,12 @@ class Reader:
 
     def open(self, **arguments: Any) -> tuple[Config, build.Parts, DataModule]:
         """Return the config, the parts and the data of these arguments of `data`."""
-        small = {"image_size": 16, "augment": "none", "cutout": 0.0, "cache_dir": str(self.folder / "cache")}
+        small = {
+            "image_size": 16,
+            "augment": "none",
+            "cutout": 0.0,
+            "cache_dir": str(self.folder / "cache"),
+        }
         exclusive = bool(arguments.get("exclusive")) or "folders" in arguments["_target_"]
         loss = {"_target_": "mldec.losses.bce.BinaryCrossEntropy"}
         if not exclusive:
@@ -306,7 +347,9 @@ class Reader:
         def call() -> None:
             config, parts, data = self.open(**arguments)
             build.check_together(config, data, build.loss(parts))
-            batches = TrainBatches(len(data.train.dataset), batch_size=min(2, len(data.train.dataset)))
+            batches = TrainBatches(
+                len(data.train.dataset), batch_size=min(2, len(data.train.dataset))
+            )
             next(unwrap(train_loader(data, batches, workers=0, pin=False)))
             evaluate(build.model(parts, data.val.classes), data, config, device=DEVICE)
 
@@ -320,7 +363,11 @@ class Reader:
 
     def keep(self, classes: Classes) -> None:
         """Read the classes back from a checkpoint: if it does not take what a reader took, a whole training is lost."""
-        part = {"names": list(classes.names), "exclusive": classes.exclusive, "queries": classes.queries}
+        part = {
+            "names": list(classes.names),
+            "exclusive": classes.exclusive,
+            "queries": classes.queries,
+        }
         torch.save({**self.state, "classes": part}, self.folder / "kept.pt")
         checkpoint.load(self.folder / "kept.pt")
 
@@ -349,7 +396,8 @@ def test_csv(times: int, work: Path, state: dict[str, Any], config: Config) -> N
         optional={
             "exclusive": st.booleans(),
             "separator": st.sampled_from([";", ",", " ; ", "\t"]),
-            "classes": st.lists(mutations.names(), max_size=3) | st.sampled_from(["names.txt", "data.csv", "nope"]),
+            "classes": st.lists(mutations.names(), max_size=3)
+            | st.sampled_from(["names.txt", "data.csv", "nope"]),
             "val_fraction": st.sampled_from([0.5, 1e-9]),
             "bad_images": st.sampled_from(["stop", "skip"]),
         },
@@ -365,12 +413,17 @@ def test_csv(times: int, work: Path, state: dict[str, Any], config: Config) -> N
         "form": st.just({}),
     }
     cells = mutations.cells(len(TABLE), 4)
-    written = {"end": st.sampled_from(mutations.ENDS), "encoding": st.sampled_from(mutations.ENCODINGS)}
+    written = {
+        "end": st.sampled_from(mutations.ENDS),
+        "encoding": st.sampled_from(mutations.ENCODINGS),
+    }
     cases = st.one_of(
         st.fixed_dictionaries({**plain, "cells": cells}),
         st.fixed_dictionaries({**plain, "cells": cells, "form": forms}),
         st.fixed_dictionaries({**plain, "edits": mutations.edits(150, text=True)}),
-        st.fixed_dictionaries({**plain, "form": forms, "names": st.lists(mutations.names(), max_size=3), **written}),
+        st.fixed_dictionaries(
+            {**plain, "form": forms, "names": st.lists(mutations.names(), max_size=3), **written}
+        ),
     )
 
     def try_case(case: dict[str, Any]) -> None:
@@ -401,10 +454,16 @@ def test_json(times: int, work: Path, coco: Path, state: dict[str, Any], config:
     good["annotations"][0] |= {"area": 12.5, "iscrowd": 0, "bbox": [1, 2, 3, 4]}
     cases = st.fixed_dictionaries(
         {
-            "changes": mutations.changes(good, mutations.json_values(), ("area", "id", "name", "file_name")),
-            "edits": mutations.weighted((3, st.just([])), (1, mutations.edits(len(json.dumps(good)), text=True))),
+            "changes": mutations.changes(
+                good, mutations.json_values(), ("area", "id", "name", "file_name")
+            ),
+            "edits": mutations.weighted(
+                (3, st.just([])), (1, mutations.edits(len(json.dumps(good)), text=True))
+            ),
             "both": st.booleans(),
-            "form": st.fixed_dictionaries({}, optional={"annotated_only": st.booleans(), "sizes": st.booleans()}),
+            "form": st.fixed_dictionaries(
+                {}, optional={"annotated_only": st.booleans(), "sizes": st.booleans()}
+            ),
         }
     )
 
@@ -417,7 +476,9 @@ def test_json(times: int, work: Path, coco: Path, state: dict[str, Any], config:
                 changed = content.replace(b"val2014", split.encode())
                 (folder / "coco" / "annotations" / f"instances_{split}.json").write_bytes(changed)
             target = "mldec.data.coco.coco"
-            Reader(folder, state, config)(_target_=target, root=str(folder / "coco"), **case["form"])
+            Reader(folder, state, config)(
+                _target_=target, root=str(folder / "coco"), **case["form"]
+            )
 
     explore("json", times, cases, try_case)
 
@@ -433,7 +494,9 @@ def annotation(name: str, difficult: str) -> bytes:
 def test_lists_and_folders(times: int, work: Path, state: dict[str, Any], config: Config) -> None:
     voc = st.fixed_dictionaries(
         {
-            "ids": mutations.weighted((2, st.just([])), (1, st.lists(mutations.names(), max_size=3))),
+            "ids": mutations.weighted(
+                (2, st.just([])), (1, st.lists(mutations.names(), max_size=3))
+            ),
             "name": mutations.names() | st.just("dog"),
             "difficult": st.sampled_from(["0", "1", "", "2", "\x00", "\u0661"]),
             "list edits": mutations.weighted((2, st.just([])), (1, mutations.edits(8, text=True))),
@@ -459,7 +522,9 @@ def test_lists_and_folders(times: int, work: Path, state: dict[str, Any], config
         for split, ids in (("trainval", ["a", "c"]), ("test", ["b", *case["ids"]])):
             lines = "".join(f"{line}\n" for line in ids).encode(errors="replace")
             edits = case["list edits"] if split == "test" else []
-            (folder / "ImageSets" / "Main" / f"{split}.txt").write_bytes(mutations.edited(lines, edits))
+            (folder / "ImageSets" / "Main" / f"{split}.txt").write_bytes(
+                mutations.edited(lines, edits)
+            )
         Reader(folder, state, config)(_target_="mldec.data.voc.voc", root=str(folder))
 
     def try_folders(case: dict[str, Any], folder: Path) -> None:

@@ -34,16 +34,32 @@ def rewrite(path: Path, **changed: object) -> None:
     """Change parts of a checkpoint."""
     torch.save({**torch.load(path, weights_only=True), **changed}, path)
     Path(f"{path}.sha256").unlink()
-    (path.parents[1] / "run.json").unlink(missing_ok=True)  # as a run of the first version: all is in the checkpoint
+    (path.parents[1] / "run.json").unlink(
+        missing_ok=True
+    )  # as a run of the first version: all is in the checkpoint
 
 
 def test_a_finished_run(outputs: Path) -> None:
     (run,) = summary.gather(outputs, PLUGINS)
     state = read_torch(outputs / "a" / "checkpoints" / "best.pt")
-    assert (run.run, run.name, run.state, run.epochs, run.image_size) == ("a", "digits", "finished", "2/2", 64)
-    assert (run.metric, run.value, run.weights) == ("mAP", state["best"]["value"], state["best"]["weights"])
-    lines = [json.loads(line) for line in (outputs / "a" / "metrics.jsonl").read_text().splitlines()]
-    assert run.value == max(line.get(f"{key}/mAP", 0.0) for line in lines for key in ("val", "val_raw"))
+    assert (run.run, run.name, run.state, run.epochs, run.image_size) == (
+        "a",
+        "digits",
+        "finished",
+        "2/2",
+        64,
+    )
+    assert (run.metric, run.value, run.weights) == (
+        "mAP",
+        state["best"]["value"],
+        state["best"]["weights"],
+    )
+    lines = [
+        json.loads(line) for line in (outputs / "a" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert run.value == max(
+        line.get(f"{key}/mAP", 0.0) for line in lines for key in ("val", "val_raw")
+    )
     model = checkpoint.load_model(outputs / "a" / "checkpoints" / "best.pt", plugins=PLUGINS).model
     assert run.params_m == pytest.approx(sum(p.numel() for p in model.parameters()) / 1e6)
     # By hand: 8 x 8 patches of a 64-pixel image to 16 numbers, or what the plugin has; more than the head's embedding.
@@ -71,7 +87,12 @@ def test_a_run_before_its_first_evaluation_comes_last(outputs: Path) -> None:
     rewrite(folder / "checkpoints" / "last.pt", epoch=0, best=best)
     one, other = summary.gather(outputs, PLUGINS)
     assert (one.run, other.run) == ("a", "0")
-    assert (other.metric, other.value, other.epochs, other.state) == (None, None, "0/2", "unfinished")
+    assert (other.metric, other.value, other.epochs, other.state) == (
+        None,
+        None,
+        "0/2",
+        "unfinished",
+    )
     assert other.time == "0:00:00"
 
 
@@ -85,26 +106,35 @@ def test_runs_are_sorted_by_metric_and_the_best_comes_first(outputs: Path) -> No
 def test_the_time_of_a_resumed_run_counts_every_process(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     times = [(5.0, 1), (3600.0, 1), (2.0, 2), (70.0, 2)]
-    path.write_text("".join(json.dumps({"time": time, "epoch": e, "val/mAP": 1.0}) + "\n" for time, e in times))
+    path.write_text(
+        "".join(json.dumps({"time": time, "epoch": e, "val/mAP": 1.0}) + "\n" for time, e in times)
+    )
     done = summary.progress(path)
     assert (done.epoch, done.seconds) == (2, 3670.0)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "7", '{"time": "x", "epoch": 1}', "[" * 100_000, '{"epoch": 1}'])
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "7", '{"time": "x", "epoch": 1}', "[" * 100_000, '{"epoch": 1}']
+)
 def test_a_log_that_no_run_writes_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(line + "\n")
     with pytest.raises(CheckpointError, match="is not what a run writes"):
         summary.progress(tmp_path / "metrics.jsonl")
 
 
-def test_what_cannot_be_read_is_named_in_a_line_and_the_rest_is_shown(cli: Cli, outputs: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_named_in_a_line_and_the_rest_is_shown(
+    cli: Cli, outputs: Path, tmp_path: Path
+) -> None:
     broken = copy(outputs, "broken")
     (broken / "checkpoints" / "best.pt").write_bytes(b"PK\x03\x04")
     (broken / "run.json").unlink()
     (copy(outputs, "odd") / "run.json").write_text("[1]")
     shutil.rmtree(copy(outputs, "empty") / "checkpoints")
     (outputs / "empty" / "checkpoints").mkdir()
-    rewrite(copy(outputs, "stranger") / "checkpoints" / "best.pt", config={"head": {"_target_": "os.system"}})
+    rewrite(
+        copy(outputs, "stranger") / "checkpoints" / "best.pt",
+        config={"head": {"_target_": "os.system"}},
+    )
     rewrite(copy(outputs, "huge") / "checkpoints" / "best.pt", transform={"image_size": 10**9})
     status, out, _ = cli("summary", outputs, "--plugin", "patches", "--csv", tmp_path / "t.csv")
     assert status == 0
@@ -148,5 +178,7 @@ def test_nothing_there(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
-    run = summary.Run("a\x1b[2J", "x", "mAP", 1.0, "raw", 1.0, 1.0, 64, "1/1", "finished", "0:00:01", "-")
+    run = summary.Run(
+        "a\x1b[2J", "x", "mAP", 1.0, "raw", 1.0, 1.0, 64, "1/1", "finished", "0:00:01", "-"
+    )
     assert "\x1b" not in summary.table([run])

@@ -13,10 +13,16 @@ from mldec.files.results import check_targets, to_json, write_result
 
 # Each job: the module with the function of its name, imported when it runs, and what it measures.
 JOBS = {
-    "head": ("model", "group projection, forward and backward, against the official loop over groups"),
+    "head": (
+        "model",
+        "group projection, forward and backward, against the official loop over groups",
+    ),
     "metric": ("model", "mAP at COCO's size, and time and memory at 9,605 classes"),
     "labels": ("data", "first and second start of a COCO split of full size"),
-    "data": ("data", "images/s of the training transform on one core, beside the official pipeline"),
+    "data": (
+        "data",
+        "images/s of the training transform on one core, beside the official pipeline",
+    ),
     "throughput": (
         "model",
         "images/s of training and inference for a multi-label experiment, with random images",
@@ -55,16 +61,26 @@ def parser() -> argparse.ArgumentParser:
     commands = arguments.add_subparsers(required=True, dest="job", metavar="JOB", title="jobs")
     for job, (_, measures) in JOBS.items():
         one = commands.add_parser(job, help=measures, description=f"Measure {measures}.")
-        one.add_argument("--json", metavar="FILE", help="write figures, hardware, versions, date, commit")
+        one.add_argument(
+            "--json", metavar="FILE", help="write figures, hardware, versions, date, commit"
+        )
         if job == "queries":
-            one.add_argument("--batch-size", type=int, default=8, help="images at a time (default 8)")
-            one.add_argument("--seconds", type=float, default=5.0, help="of timing for each number of queries")
+            one.add_argument(
+                "--batch-size", type=int, default=8, help="images at a time (default 8)"
+            )
+            one.add_argument(
+                "--seconds", type=float, default=5.0, help="of timing for each number of queries"
+            )
         if job in ("head", "queries"):
             one.add_argument("--device", default="auto", help="auto, cpu or cuda")
         if job == "throughput":
-            one.add_argument("--experiment", default="coco_tresnet_l", help="its backbone, head, loss and sizes")
+            one.add_argument(
+                "--experiment", default="coco_tresnet_l", help="its backbone, head, loss and sizes"
+            )
             one.add_argument("--classes", type=int, default=80)
-            one.add_argument("--repeats", type=int, default=20, help="timed steps; the median counts")
+            one.add_argument(
+                "--repeats", type=int, default=20, help="timed steps; the median counts"
+            )
             one.usage = "%(prog)s [options] [key=value ...], such as train.precision=bf16"
     return arguments
 
@@ -78,7 +94,11 @@ def run(args: argparse.Namespace) -> None:
         say(*module.table(figures).splitlines())
     else:
         for name, value in figures.items():
-            say(f"  {name:<26} {value:,.4g}" if isinstance(value, float) else f"  {name:<26} {value}")
+            say(
+                f"  {name:<26} {value:,.4g}"
+                if isinstance(value, float)
+                else f"  {name:<26} {value}"
+            )
     if args.json:
         content = {"benchmark": args.job, "figures": figures, "environment": environment()}
         write_result(args.json, to_json(content, indent=1) + "\n")

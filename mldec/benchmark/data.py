@@ -59,7 +59,10 @@ def data(words: argparse.Namespace) -> dict[str, Any]:
 def _photo() -> Image.Image:
     """Return a picture with coarse and fine structure, so that its JPEG file is about as large as a photo's."""
     rng = np.random.default_rng(0)
-    coarse, fine = (Image.fromarray(rng.integers(0, 256, shape, np.uint8)) for shape in ((12, 16, 3), (240, 320, 3)))
+    coarse, fine = (
+        Image.fromarray(rng.integers(0, 256, shape, np.uint8))
+        for shape in ((12, 16, 3), (240, 320, 3))
+    )
     return Image.blend(coarse.resize(PHOTO, Image.Resampling.BICUBIC), fine.resize(PHOTO), 0.3)
 
 
@@ -89,8 +92,13 @@ def labels(words: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as root:
         _write_full_size(Path(root))
         for turn in ("first", "second"):
-            with multiprocessing.get_context("spawn").Pool(1) as fresh:  # a process of its own: memory is comparable
-                found |= {f"{turn}_start_{name}": value for name, value in fresh.apply(_start_coco, (root,)).items()}
+            with multiprocessing.get_context("spawn").Pool(
+                1
+            ) as fresh:  # a process of its own: memory is comparable
+                found |= {
+                    f"{turn}_start_{name}": value
+                    for name, value in fresh.apply(_start_coco, (root,)).items()
+                }
     return found
 
 
@@ -110,12 +118,24 @@ def _write_full_size(root: Path) -> None:
     kinds = torch.randint(80, (objects,), generator=generator).tolist()
     names = [f"COCO_train2014_{i:012}.jpg" for i in range(images)]
     content = {
-        "images": [{"id": i, "file_name": name, "width": 640, "height": 480} for i, name in enumerate(names)],
+        "images": [
+            {"id": i, "file_name": name, "width": 640, "height": 480}
+            for i, name in enumerate(names)
+        ],
         "annotations": [
-            {"id": i, "image_id": owner, "category_id": kind + 1, "iscrowd": 0, "area": 5000.0, "bbox": [1, 2, 3, 4]}
+            {
+                "id": i,
+                "image_id": owner,
+                "category_id": kind + 1,
+                "iscrowd": 0,
+                "area": 5000.0,
+                "bbox": [1, 2, 3, 4],
+            }
             for i, (owner, kind) in enumerate(zip(owners, kinds, strict=True))
         ],
-        "categories": [{"id": i + 1, "name": f"class {i}", "supercategory": "thing"} for i in range(80)],
+        "categories": [
+            {"id": i + 1, "name": f"class {i}", "supercategory": "thing"} for i in range(80)
+        ],
     }
     (root / "annotations").mkdir()
     (root / "train2014").mkdir()

@@ -22,7 +22,9 @@ from mldec.runtime import distributed
 from mldec.training.step import Learner
 
 
-def seconds(job: Callable[[], Any], *, device: torch.device, repeats: int, warmup: int = 2) -> float:
+def seconds(
+    job: Callable[[], Any], *, device: torch.device, repeats: int, warmup: int = 2
+) -> float:
     """Return the median time of a job, waiting for the device."""
     times = []
     for turn in range(warmup + repeats):
@@ -65,7 +67,12 @@ def head(words: argparse.Namespace) -> dict[str, Any]:
 
     ours = step(model.pool)
     official = step(lambda x: official_projection(x, model.pool_weight, model.pool_bias))
-    difference = (model.pool(x) - official_projection(x, model.pool_weight, model.pool_bias)).abs().max().item()
+    difference = (
+        (model.pool(x) - official_projection(x, model.pool_weight, model.pool_bias))
+        .abs()
+        .max()
+        .item()
+    )
     slow = seconds(official, device=device, repeats=3, warmup=1)
     fast = seconds(ours, device=device, repeats=20)
     return {
@@ -81,7 +88,10 @@ def metric(words: argparse.Namespace) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     cpu = torch.device("cpu")
     found: dict[str, Any] = {}
-    for name, images, classes, share in (("coco", 40_504, 80, 0.036), ("open_images", 40_000, 9_605, 0.001)):
+    for name, images, classes, share in (
+        ("coco", 40_504, 80, 0.036),
+        ("open_images", 40_000, 9_605, 0.001),
+    ):
         scores = torch.randn(images, classes, generator=generator)
         targets = torch.empty(images, classes, dtype=torch.int8)
         for block in targets.split(1000):
@@ -110,14 +120,20 @@ def throughput(words: argparse.Namespace) -> dict[str, Any]:
     model = build.model(parts, classes, pretrained=False).to(device)
     images = torch.randint(256, (batch_size, 3, size, size), dtype=torch.uint8, device=device)
     targets = (torch.rand(batch_size, words.classes, device=device) < 0.04).to(torch.int8)
-    pieces = [item.chunk(config.train.accumulate) for item in (images, targets, torch.arange(batch_size))]
+    pieces = [
+        item.chunk(config.train.accumulate) for item in (images, targets, torch.arange(batch_size))
+    ]
     batches = [Batch(*piece) for piece in zip(*pieces, strict=True)]
     learner = Learner(config, model, build.loss(parts), device=device, steps=10_000)
     learner.net.train()
     steps = words.repeats
-    train = seconds(lambda: learner.learn(batches, batch_size), device=device, repeats=steps, warmup=3)
+    train = seconds(
+        lambda: learner.learn(batches, batch_size), device=device, repeats=steps, warmup=3
+    )
     learner.net.eval()
-    infer = seconds(lambda: _infer(learner.net, images, config, device), device=device, repeats=steps, warmup=3)
+    infer = seconds(
+        lambda: _infer(learner.net, images, config, device), device=device, repeats=steps, warmup=3
+    )
     return {
         "experiment": words.experiment,
         "settings": words.settings,
@@ -129,7 +145,9 @@ def throughput(words: argparse.Namespace) -> dict[str, Any]:
         "classes": words.classes,
         "train_images_per_second": batch_size / train,
         "infer_images_per_second": batch_size / infer,
-        "peak_gib": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else _peak_gib(),
+        "peak_gib": torch.cuda.max_memory_allocated(device) / 2**30
+        if device.type == "cuda"
+        else _peak_gib(),
     }
 
 

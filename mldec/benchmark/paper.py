@@ -46,7 +46,12 @@ class Row(NamedTuple):
     def settings(self) -> list[str]:
         """The words that compose this model from the option files."""
         groups = [f"head.num_groups={self.num_queries}"] if self.method == "ML-Decoder" else []
-        return ["+experiment=coco_tresnet_m", *NETWORKS[self.network], f"head={METHODS[self.method]}", *groups]
+        return [
+            "+experiment=coco_tresnet_m",
+            *NETWORKS[self.network],
+            f"head={METHODS[self.method]}",
+            *groups,
+        ]
 
     @property
     def explained(self) -> bool:
@@ -110,7 +115,9 @@ def _build(settings: list[str], num_classes: int) -> nn.Module:
     config = compose(settings)
     with torch.device("meta"):
         return build.model(
-            build.check(config, MODEL_PARTS), Classes(tuple(f"class {i}" for i in range(num_classes))), pretrained=False
+            build.check(config, MODEL_PARTS),
+            Classes(tuple(f"class {i}" for i in range(num_classes))),
+            pretrained=False,
         )
 
 
@@ -164,14 +171,30 @@ def table(figures: dict[str, Any]) -> str:
     for row in figures["rows"]:
         work = f"{row['gmac']:.2f}", f"{row['paper_gmac']:.1f}", f"{row['difference']:+.2f}"
         params = f"{row['trainable_parameters'] / 1e6:.2f}", f"{row['parameters'] / 1e6:.2f}"
-        model = row["where"], row["backbone"], row["head"], row["classes"], row["queries"] or "-", row["image_size"]
+        model = (
+            row["where"],
+            row["backbone"],
+            row["head"],
+            row["classes"],
+            row["queries"] or "-",
+            row["image_size"],
+        )
         lines.append(form.format(*model, *work, *params, "" if row["explained"] else " *"))
-    lines += [f"  * {figures['note']}", "  figure 6: ImageNet at 224 pixels, beside the axes of the paper's plot"]
+    lines += [
+        f"  * {figures['note']}",
+        "  figure 6: ImageNet at 224 pixels, beside the axes of the paper's plot",
+    ]
     form = "  {:<10} {:<10} {:>7} {:>10} {:>9} {:>6}"
     lines.append(form.format("backbone", "head", "GMAC", "M trained", "images/s", "top-1"))
     for row in figures["figure_6"]:
         counts = f"{row['gmac']:.2f}", f"{row['trainable_parameters'] / 1e6:.2f}"
         lines.append(
-            form.format(row["backbone"], row["head"], *counts, row["paper_images_per_second"], row["paper_top1"])
+            form.format(
+                row["backbone"],
+                row["head"],
+                *counts,
+                row["paper_images_per_second"],
+                row["paper_top1"],
+            )
         )
     return "\n".join(lines)

@@ -21,11 +21,17 @@ def decode_count(word: str) -> int | None:
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     arguments = command("check_data", str(__doc__))
-    arguments.add_argument("settings", nargs="*", metavar="key=value", help="such as data=coco data.root=/data/coco")
     arguments.add_argument(
-        "--decode", type=decode_count, help="images of each split to read, hash and decode: all, N, 0"
+        "settings", nargs="*", metavar="key=value", help="such as data=coco data.root=/data/coco"
     )
-    arguments.add_argument("--out", metavar="DIR", help="write pictures: augmented samples, frequencies, co-occurrence")
+    arguments.add_argument(
+        "--decode",
+        type=decode_count,
+        help="images of each split to read, hash and decode: all, N, 0",
+    )
+    arguments.add_argument(
+        "--out", metavar="DIR", help="write pictures: augmented samples, frequencies, co-occurrence"
+    )
     arguments.add_argument("--json", metavar="FILE", help="write everything that was found")
     return arguments
 
@@ -48,7 +54,9 @@ def run(args: argparse.Namespace) -> None:
 
     to_console()
     config, data = open_data(args.settings)
-    option = next(word for word in reversed(args.settings) if word.startswith("data=")).removeprefix("data=")
+    option = next(
+        word for word in reversed(args.settings) if word.startswith("data=")
+    ).removeprefix("data=")
     report, faults = check(data, option, args, config.data, config.train.workers)
     if args.json:
         write_result(args.json, to_json(report, indent=1) + "\n")

@@ -11,7 +11,9 @@ LETTER = 6.2  # mean width of a letter in pixels
 MARGIN = 8
 
 
-def grid(images: Sequence[np.ndarray], captions: Sequence[str], *, columns: int = 6, cell: int = 192) -> Image.Image:
+def grid(
+    images: Sequence[np.ndarray], captions: Sequence[str], *, columns: int = 6, cell: int = 192
+) -> Image.Image:
     """Return images uint8 [H, W, 3] side by side, each above its caption in up to three lines."""
     rows = -(-len(images) // columns)
     height = cell + 3 * LINE + MARGIN
@@ -19,7 +21,9 @@ def grid(images: Sequence[np.ndarray], captions: Sequence[str], *, columns: int 
     draw = ImageDraw.Draw(page)
     for place, (image, caption) in enumerate(zip(images, captions, strict=True)):
         left, top = MARGIN + place % columns * (cell + MARGIN), MARGIN + place // columns * height
-        page.paste(Image.fromarray(image).resize((cell, cell), Image.Resampling.BILINEAR), (left, top))
+        page.paste(
+            Image.fromarray(image).resize((cell, cell), Image.Resampling.BILINEAR), (left, top)
+        )
         for number, line in enumerate(_wrap(caption, int(cell / LETTER))[:3]):
             draw.text((left, top + cell + number * LINE), line, INK)
     return page
@@ -53,7 +57,11 @@ def heat_map(matrix: np.ndarray, names: Sequence[str], title: str) -> Image.Imag
     shade = np.clip(matrix, 0, 1)[..., None]
     colours = (np.array(PAPER) * (1 - shade) + np.array([8, 48, 107]) * shade).astype(np.uint8)
     side = cell * len(matrix)
-    page = Image.new("RGB", (max(left + side, left + int(LETTER * len(title))) + MARGIN, top + side + MARGIN), PAPER)
+    page = Image.new(
+        "RGB",
+        (max(left + side, left + int(LETTER * len(title))) + MARGIN, top + side + MARGIN),
+        PAPER,
+    )
     page.paste(Image.fromarray(colours).resize((side, side), Image.Resampling.NEAREST), (left, top))
     draw = ImageDraw.Draw(page)
     draw.text((MARGIN, MARGIN), title, INK)
@@ -62,7 +70,9 @@ def heat_map(matrix: np.ndarray, names: Sequence[str], title: str) -> Image.Imag
     return page
 
 
-def scatter(points: Sequence[tuple[float, float, float]], names: Sequence[str], title: str) -> Image.Image:
+def scatter(
+    points: Sequence[tuple[float, float, float]], names: Sequence[str], title: str
+) -> Image.Image:
     """Return a plot of points (x, y, half the height of a bar at y), numbered, with their names beside it.
 
     Args:
@@ -72,30 +82,44 @@ def scatter(points: Sequence[tuple[float, float, float]], names: Sequence[str], 
     """
     side, left, top = 300, 60, MARGIN + 2 * LINE
     width = left + side + 300
-    page = Image.new("RGB", (max(width, int(LETTER * len(title)) + 2 * MARGIN), top + side + 3 * LINE), PAPER)
+    page = Image.new(
+        "RGB", (max(width, int(LETTER * len(title)) + 2 * MARGIN), top + side + 3 * LINE), PAPER
+    )
     draw = ImageDraw.Draw(page)
     draw.text((MARGIN, MARGIN), _ascii(title), INK)
     draw.rectangle((left, top, left + side, top + side), outline=INK)
     across = _axis([x for x, _, _ in points])
     up = _axis([y + sign * spread for _, y, spread in points for sign in (-1, 1)])
     for share in (0, 0.5, 1):
-        draw.text((left + share * side - 10, top + side + 4), f"{across[0] + share * (across[1] - across[0]):.4g}", INK)
-        draw.text((MARGIN, top + (1 - share) * side - 6), f"{up[0] + share * (up[1] - up[0]):.4g}", INK)
+        draw.text(
+            (left + share * side - 10, top + side + 4),
+            f"{across[0] + share * (across[1] - across[0]):.4g}",
+            INK,
+        )
+        draw.text(
+            (MARGIN, top + (1 - share) * side - 6), f"{up[0] + share * (up[1] - up[0]):.4g}", INK
+        )
     for number, ((x, y, spread), name) in enumerate(zip(points, names, strict=True), start=1):
         place = left + side * (x - across[0]) / (across[1] - across[0])
-        low, middle, high = (top + side * (up[1] - value) / (up[1] - up[0]) for value in (y - spread, y, y + spread))
+        low, middle, high = (
+            top + side * (up[1] - value) / (up[1] - up[0]) for value in (y - spread, y, y + spread)
+        )
         draw.line((place, low, place, high), fill=BAR)
         draw.ellipse((place - 3, middle - 3, place + 3, middle + 3), fill=BAR)
         draw.text((place + 5, middle - 6), str(number), INK)
         draw.text(
-            (left + side + 12, top + (number - 1) * LINE), f"{number:>2} {_ascii(name)}: {y:.1f} +- {spread:.1f}", INK
+            (left + side + 12, top + (number - 1) * LINE),
+            f"{number:>2} {_ascii(name)}: {y:.1f} +- {spread:.1f}",
+            INK,
         )
     return page
 
 
 def stacked(pages: Sequence[Image.Image]) -> Image.Image:
     """Return pictures one above the other."""
-    whole = Image.new("RGB", (max(page.width for page in pages), sum(page.height for page in pages)), PAPER)
+    whole = Image.new(
+        "RGB", (max(page.width for page in pages), sum(page.height for page in pages)), PAPER
+    )
     top = 0
     for page in pages:
         whole.paste(page, (0, top))

@@ -70,13 +70,17 @@ def _hash(content: bytes) -> int:
 
 def examine(dataset: ImageDataset, count: int, workers: int, title: str) -> Examined:
     """Read `count` images, evenly spread over a dataset, in several processes."""
-    indices = np.unique(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(np.int64))
+    indices = np.unique(
+        np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(np.int64)
+    )
     hashes: list[int] = []
     bad: list[str] = []
     loader: Any = DataLoader(
         Probe(dataset, indices),
         BATCH,
-        num_workers=workers if len(indices) > BATCH else 0,  # for one batch they take longer to start than to work
+        num_workers=workers
+        if len(indices) > BATCH
+        else 0,  # for one batch they take longer to start than to work
         collate_fn=list,
         worker_init_fn=start_worker,
     )
@@ -95,7 +99,9 @@ def labels_of(split: Split) -> Labels:
     if isinstance(dataset, StoredImages):
         return dataset.labels
     if isinstance(dataset, Scenes):
-        return from_dense(np.stack([dataset.target(index).numpy() for index in range(len(dataset))]))
+        return from_dense(
+            np.stack([dataset.target(index).numpy() for index in range(len(dataset))])
+        )
     return from_dense(np.stack([dataset[index][1].numpy() for index in range(len(dataset))]))
 
 
@@ -108,10 +114,20 @@ def facts(split: Split, labels: Labels) -> dict[str, Any]:
         "classes": len(names),
         "positives": int(counts.sum()),
         "negatives_stated": int(labels.counts(0).sum()),
-        "images_a_class": {"min": int(counts.min()), "median": float(np.median(counts)), "max": int(counts.max())},
-        "labels_an_image": {"min": int(per_image.min()), "mean": float(per_image.mean()), "max": int(per_image.max())},
+        "images_a_class": {
+            "min": int(counts.min()),
+            "median": float(np.median(counts)),
+            "max": int(counts.max()),
+        },
+        "labels_an_image": {
+            "min": int(per_image.min()),
+            "mean": float(per_image.mean()),
+            "max": int(per_image.max()),
+        },
         "images_without_label": int((per_image == 0).sum()),
-        "classes_without_positive": [name for name, count in zip(names, counts, strict=True) if not count],
+        "classes_without_positive": [
+            name for name, count in zip(names, counts, strict=True) if not count
+        ],
     }
 
 
@@ -120,12 +136,24 @@ def label_faults(split: Split, labels: Labels, *, several: bool = False) -> list
     found = []
     if labels.num_classes != len(split.classes.names) or len(labels) != len(split.dataset):
         found.append(f"labels are of {len(labels):,} images and {labels.num_classes} classes")
-    wrong = (labels.classes < 0) | (labels.classes >= labels.num_classes) | ~np.isin(labels.values, (-1, 0, 1))
+    wrong = (
+        (labels.classes < 0)
+        | (labels.classes >= labels.num_classes)
+        | ~np.isin(labels.values, (-1, 0, 1))
+    )
     if wrong.any():
         first = int(np.searchsorted(labels.starts, np.flatnonzero(wrong)[0], "right")) - 1
-        found.append(f"{wrong.sum():,} labels out of range, the first of {split.dataset.name(first)}")
-    elif split.classes.exclusive and not several and (many := np.flatnonzero(labels.counts_per_image() != 1)).size:
-        found.append(f"{len(many):,} images without exactly one label, the first is {split.dataset.name(int(many[0]))}")
+        found.append(
+            f"{wrong.sum():,} labels out of range, the first of {split.dataset.name(first)}"
+        )
+    elif (
+        split.classes.exclusive
+        and not several
+        and (many := np.flatnonzero(labels.counts_per_image() != 1)).size
+    ):
+        found.append(
+            f"{len(many):,} images without exactly one label, the first is {split.dataset.name(int(many[0]))}"
+        )
     return found
 
 
@@ -137,14 +165,18 @@ def twins(examined: Examined) -> list[tuple[int, int]]:
     return [(int(examined.indices[copy]), int(examined.indices[original[copy]])) for copy in copies]
 
 
-def twin_faults(dataset: ImageDataset, labels: Labels, examined: Examined) -> tuple[list[str], list[str]]:
+def twin_faults(
+    dataset: ImageDataset, labels: Labels, examined: Examined
+) -> tuple[list[str], list[str]]:
     """Return a phrase for each file that is a copy of another one, and for each that is listed twice."""
     copies, listed = [], []
     for index, first in twins(examined):
         name, original = dataset.name(index), dataset.name(first)
         if name == original:
             same = torch.equal(labels.row(index), labels.row(first))
-            listed.append(f"{name} is listed twice, with {'the same' if same else 'different'} labels")
+            listed.append(
+                f"{name} is listed twice, with {'the same' if same else 'different'} labels"
+            )
         else:
             copies.append(f"{name} is a copy of {original}")
     return copies, listed
@@ -154,7 +186,10 @@ def shared(data: DataModule, train: Examined, val: Examined) -> list[tuple[str, 
     """Return the pairs of names of images that are in both splits."""
     _, ours, theirs = np.intersect1d(train.hashes, val.hashes, return_indices=True)
     pairs = zip(train.indices[ours], val.indices[theirs], strict=True)
-    return [(data.train.dataset.name(int(one)), data.val.dataset.name(int(other))) for one, other in pairs]
+    return [
+        (data.train.dataset.name(int(one)), data.val.dataset.name(int(other)))
+        for one, other in pairs
+    ]
 
 
 def compared(number: int, official: Iterable[int] | None) -> str:
@@ -162,21 +197,33 @@ def compared(number: int, official: Iterable[int] | None) -> str:
     known = sorted(official or ())
     if not known:
         return f"{number:,}"
-    verdict = "as published" if number in known else f"published: {' or '.join(f'{one:,}' for one in known)}"
+    verdict = (
+        "as published"
+        if number in known
+        else f"published: {' or '.join(f'{one:,}' for one in known)}"
+    )
     return f"{number:,} ({verdict})"
 
 
-def show(name: str, found: dict[str, Any], images: set[int] | None, classes: set[int] | None) -> None:
+def show(
+    name: str, found: dict[str, Any], images: set[int] | None, classes: set[int] | None
+) -> None:
     """Print the facts of a split."""
     frequency, per_image = found["images_a_class"], found["labels_an_image"]
-    say(f"{name}: {compared(found['images'], images)} images, {compared(found['classes'], classes)} classes")
-    say(f"  images a class    {frequency['min']:,} to {frequency['max']:,}, median {frequency['median']:,.0f}")
+    say(
+        f"{name}: {compared(found['images'], images)} images, {compared(found['classes'], classes)} classes"
+    )
+    say(
+        f"  images a class    {frequency['min']:,} to {frequency['max']:,}, median {frequency['median']:,.0f}"
+    )
     say(
         f"  labels an image   {per_image['min']} to {per_image['max']}, mean {per_image['mean']:.2f}; "
         f"{found['images_without_label']:,} images without one"
     )
     if found["negatives_stated"]:
-        say(f"  negatives stated  {found['negatives_stated']:,} beside {found['positives']:,} positives")
+        say(
+            f"  negatives stated  {found['negatives_stated']:,} beside {found['positives']:,} positives"
+        )
     if found["classes_without_positive"]:
         empty = found["classes_without_positive"]
         say(f"  without positives {len(empty):,} classes: {_some(empty)}")
@@ -192,21 +239,30 @@ def pictures(folder: Path, data: DataModule, labels: dict[str, Labels]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     images, captions, names = [], [], data.train.classes.names
     with seeded(0):
-        for index in np.linspace(0, len(data.train.dataset) - 1, SAMPLES).round().astype(int).tolist():
+        for index in (
+            np.linspace(0, len(data.train.dataset) - 1, SAMPLES).round().astype(int).tolist()
+        ):
             try:
                 image, target = data.train.dataset[index]
             except DataError:
                 continue  # it is among the faults
             images.append(image.permute(1, 2, 0).numpy())
-            captions.append(", ".join(names[place] for place in (target == 1).nonzero().flatten().tolist()) or "(none)")
+            captions.append(
+                ", ".join(names[place] for place in (target == 1).nonzero().flatten().tolist())
+                or "(none)"
+            )
     grid(images, captions).save(folder / "samples.png")
     for part, split in (("train", data.train), ("val", data.val)):
         counts = labels[part].counts()
-        bars(counts, split.classes.names, f"{part}: images a class (log scale)").save(folder / f"{part}_classes.png")
+        bars(counts, split.classes.names, f"{part}: images a class (log scale)").save(
+            folder / f"{part}_classes.png"
+        )
         most = np.sort(np.argsort(-counts, kind="stable")[:PLOTTED])
         together = co_occurrence(labels[part], most)
         title = f"{part}: share of the row's images that show the column's class too"
-        heat_map(together, [split.classes.names[place] for place in most], title).save(folder / f"{part}_pairs.png")
+        heat_map(together, [split.classes.names[place] for place in most], title).save(
+            folder / f"{part}_pairs.png"
+        )
 
 
 def co_occurrence(labels: Labels, classes: np.ndarray) -> np.ndarray:
@@ -237,7 +293,9 @@ def check(
         labels[part] = labels_of(split)
         if settings.get("sizes"):  # of the objects of a class: present, whichever they are
             labels[part] = labels[part].recode(PRESENT)
-        impossible = label_faults(split, labels[part], several=part == "val" and bool(settings.get("real_labels")))
+        impossible = label_faults(
+            split, labels[part], several=part == "val" and bool(settings.get("real_labels"))
+        )
         for fault in impossible:
             say(f"{part}: {fault}")
         faults += [f"{part}: {fault}" for fault in impossible]
@@ -247,16 +305,28 @@ def check(
         show(part, report[part], official, classes)
         count = len(split.dataset) if words.decode is None else words.decode
         examined[part] = examine(split.dataset, count, workers, f"read {part}")
-        _note(report[part], faults, f"images of {part} cannot be decoded", "cannot_be_decoded", examined[part].bad)
+        _note(
+            report[part],
+            faults,
+            f"images of {part} cannot be decoded",
+            "cannot_be_decoded",
+            examined[part].bad,
+        )
         copies, listed = twin_faults(split.dataset, labels[part], examined[part])
         _note(report[part], faults, f"images of {part} are listed twice", "listed_twice", listed)
         _note(report[part], faults, f"images of {part} are copies", "copies", copies)
     if len(examined) == 2:
         report["nearest_seen"] = neighbours(data.train.classes, data.val.classes)
         for name, near in report["nearest_seen"].items():
-            say(f"  unseen {name}: nearest " + ", ".join(f"{other} {cosine:.2f}" for other, cosine in near))
+            say(
+                f"  unseen {name}: nearest "
+                + ", ".join(f"{other} {cosine:.2f}" for other, cosine in near)
+            )
         pairs = shared(data, examined["train"], examined["val"])
-        both = [f"{one} is listed in both" if one == other else f"{one} is also {other}" for one, other in pairs]
+        both = [
+            f"{one} is listed in both" if one == other else f"{one} is also {other}"
+            for one, other in pairs
+        ]
         _note(report, faults, "images are in train and in val", "in_both_splits", both)
         if words.out:
             pictures(Path(words.out), data, labels)

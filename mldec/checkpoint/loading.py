@@ -30,7 +30,11 @@ log = logging.getLogger("mldec")
 MOST_VERSIONS = 100  # of a checkpoint: more than a run keeps
 MODEL_PARTS = ("backbone", "head")
 _LOADING = threading.RLock()
-COMPUTED = ("num_batches_tracked", "backbone.mean", "backbone.std")  # may be absent from a released file
+COMPUTED = (
+    "num_batches_tracked",
+    "backbone.mean",
+    "backbone.std",
+)  # may be absent from a released file
 NAMED, LONGEST = 10, 100  # tensors in a message, and the characters of each
 
 
@@ -105,9 +109,13 @@ def load_model(
         ConfigError: for an argument that is none of these, or a device that is not there.
     """
     if weights not in ("ema", "raw", None):
-        raise ConfigError(f"weights is {weights!r}: choose 'ema', 'raw', or None for those that scored best")
+        raise ConfigError(
+            f"weights is {weights!r}: choose 'ema', 'raw', or None for those that scored best"
+        )
     if isinstance(plugins, str):
-        raise ConfigError(f"plugins is {plugins!r}: pass a list of packages, such as plugins=[{plugins!r}]")
+        raise ConfigError(
+            f"plugins is {plugins!r}: pass a list of packages, such as plugins=[{plugins!r}]"
+        )
     if image_size is not None:
         EvalTransform(image_size=image_size)  # refuses one out of its range
     if isinstance(device, str):
@@ -138,10 +146,16 @@ def saved_config(
     Raises:
         CheckpointError: if it is not a config that this version understands.
     """
-    if "${" in repr(checkpoint.config):  # it is data: nothing in it may look up the reader's environment
-        raise CheckpointError(f"the config in {path} is refused: it holds an interpolation, and a saved one never does")
+    if "${" in repr(
+        checkpoint.config
+    ):  # it is data: nothing in it may look up the reader's environment
+        raise CheckpointError(
+            f"the config in {path} is refused: it holds an interpolation, and a saved one never does"
+        )
     try:
-        config = parse({**checkpoint.config, "plugins": list(plugins), "resume": None, "init": None})
+        config = parse(
+            {**checkpoint.config, "plugins": list(plugins), "resume": None, "init": None}
+        )
         return build.recorded(config, build.check(config, kinds))
     except Exception as error:  # OmegaConf and signatures meet here what no YAML file could hold
         raise CheckpointError(f"the config in {path} cannot be used: {error}") from error
@@ -162,7 +176,9 @@ def load_strict(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> 
         if names:
             some = ", ".join(name[:LONGEST] for name in names[:NAMED])
             plural = "tensor is" if len(names) == 1 else "tensors are"
-            raise CheckpointError(f"{path} does not fit the model: {len(names)} {plural} {what} ({some})")
+            raise CheckpointError(
+                f"{path} does not fit the model: {len(names)} {plural} {what} ({some})"
+            )
     model.load_state_dict(dict(tensors))
 
 
@@ -239,16 +255,22 @@ def _read(path: Path) -> dict[str, Any]:
     return state
 
 
-def _from_run(checkpoint: Checkpoint, path: Path, weights: str | None, plugins: Sequence[str]) -> Loaded:
+def _from_run(
+    checkpoint: Checkpoint, path: Path, weights: str | None, plugins: Sequence[str]
+) -> Loaded:
     # Naming a photo needs backbone and head only: a renamed argument of the data must not make a checkpoint unusable.
     config = saved_config(checkpoint, path, plugins, kinds=MODEL_PARTS)
     tensors, chosen = checkpoint.weights(weights, path)
     model = _build(config, checkpoint.classes, tensors, path)
     load_strict(model, tensors, path)
-    return Loaded(model, config, checkpoint.classes, checkpoint.transform, checkpoint.metrics, chosen)
+    return Loaded(
+        model, config, checkpoint.classes, checkpoint.transform, checkpoint.metrics, chosen
+    )
 
 
-def _from_authors(state: dict[str, Any], path: Path, weights: str | None, image_size: int | None) -> Loaded:
+def _from_authors(
+    state: dict[str, Any], path: Path, weights: str | None, image_size: int | None
+) -> Loaded:
     if weights == "ema":
         raise CheckpointError(f"{path} holds one set of weights: leave --weights out")
     converted = released.convert(state, path, image_size=image_size)
@@ -262,12 +284,16 @@ def _from_authors(state: dict[str, Any], path: Path, weights: str | None, image_
 
 def _at_size(loaded: Loaded, image_size: int, path: Path) -> Loaded:
     if loaded.config.backbone.get("image_size") is not None:
-        raise CheckpointError(f"--image-size {image_size}: {path} was trained for one size only; leave it out")
+        raise CheckpointError(
+            f"--image-size {image_size}: {path} was trained for one size only; leave it out"
+        )
     loaded.config.data["image_size"] = image_size
     return replace(loaded, transform=replace(loaded.transform, image_size=image_size))
 
 
-def _build(config: Config, classes: Classes, tensors: Mapping[str, Tensor], path: Path) -> Classifier:
+def _build(
+    config: Config, classes: Classes, tensors: Mapping[str, Tensor], path: Path
+) -> Classifier:
     """Build the model that a config describes, if it is not larger than the tensors that are to fill it.
 
     Raises:
@@ -285,8 +311,12 @@ def _build(config: Config, classes: Classes, tensors: Mapping[str, Tensor], path
             return build.model(parts, classes, pretrained=False)
     except CheckpointError:
         raise
-    except Exception as error:  # a constructor may raise anything on numbers that its signature allows
-        raise CheckpointError(f"the model in {path} cannot be built: {error or 'it is too large'}") from error
+    except (
+        Exception
+    ) as error:  # a constructor may raise anything on numbers that its signature allows
+        raise CheckpointError(
+            f"the model in {path} cannot be built: {error or 'it is too large'}"
+        ) from error
 
 
 @contextmanager

@@ -19,7 +19,9 @@ def git_commit() -> str | None:
     git = ["git", "-C", str(Path(mldec.__file__).parent)]
     describe = [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+dirty"]
     try:
-        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", mldec.__file__], capture_output=True)
+        tracked = subprocess.run(
+            [*git, "ls-files", "--error-unmatch", mldec.__file__], capture_output=True
+        )
         described = subprocess.run(describe, capture_output=True, text=True)
     except OSError:
         return None

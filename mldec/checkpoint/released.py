@@ -37,7 +37,11 @@ TRESNETS: dict[tuple[tuple[int, ...], bool, int], dict[str, Any]] = {
     ((4, 5, 18, 3), False, 76): {"name": "tresnet_l"},
     ((4, 5, 24, 3), False, 83): {"name": "tresnet_xl"},
 }
-RESNETS = {(3, 4, 6, 3): "resnet50", (3, 4, 23, 3): "resnet101", (3, 8, 36, 3): "resnet152"}  # with bottlenecks
+RESNETS = {
+    (3, 4, 6, 3): "resnet50",
+    (3, 4, 23, 3): "resnet101",
+    (3, 8, 36, 3): "resnet152",
+}  # with bottlenecks
 ONE_LABEL = {196, 1000, 11_221}  # class counts of Stanford Cars, ImageNet-1K and ImageNet-21K-P
 
 # Official names -> ours, in this order. "embed_standart" is spelt so in the files.
@@ -82,14 +86,24 @@ def tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: if there are no weights, or none of a network that is known.
     """
-    container = next((state[key] for key in CONTAINERS if isinstance(state.get(key), Mapping)), state)
-    found = {str(key).removeprefix("module."): value for key, value in container.items() if isinstance(value, Tensor)}
+    container = next(
+        (state[key] for key in CONTAINERS if isinstance(state.get(key), Mapping)), state
+    )
+    found = {
+        str(key).removeprefix("module."): value
+        for key, value in container.items()
+        if isinstance(value, Tensor)
+    }
     if not found:
-        raise CheckpointError(f"{path} holds no weights: not one tensor under {', '.join(CONTAINERS)} or at the top")
+        raise CheckpointError(
+            f"{path} holds no weights: not one tensor under {', '.join(CONTAINERS)} or at the top"
+        )
     rename = _renamer(found)
     if rename is None:
         some = ", ".join(sorted(found)[:3])
-        raise CheckpointError(f"{path} is of no known network: its first tensors are {some}; see MODEL_ZOO.md")
+        raise CheckpointError(
+            f"{path} is of no known network: its first tensors are {some}; see MODEL_ZOO.md"
+        )
     renamed = {}
     raw_abn = any(re.search(r"body\.conv1\.0\.", key) for key in found)
     for key, value in found.items():
@@ -98,7 +112,9 @@ def tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
             continue
         if raw_abn and name.startswith(BACKBONE) and name.endswith("bn.weight"):
             if not value.is_floating_point():
-                raise CheckpointError(f"{path} is damaged: its {key} are {value.dtype}, weights are floating point")
+                raise CheckpointError(
+                    f"{path} is damaged: its {key} are {value.dtype}, weights are floating point"
+                )
             value = value.abs() + 1e-5
         renamed[name] = value
     return renamed
@@ -115,10 +131,18 @@ def convert(state: Mapping[str, Any], path: Path, *, image_size: int | None) -> 
     known = zoo.known(path)
     size = known.image_size if image_size is None and known else image_size
     if size is None:
-        raise CheckpointError(f"{path} does not tell its input size: pass --image-size, such as --image-size 448")
+        raise CheckpointError(
+            f"{path} does not tell its input size: pass --image-size, such as --image-size 448"
+        )
     if size % STRIDE:
-        raise CheckpointError(f"--image-size {size} is not a multiple of {STRIDE}, the stride of the network in {path}")
-    data = {**option("data", "coco"), "image_size": size} if num_classes == 80 else {"image_size": size}
+        raise CheckpointError(
+            f"--image-size {size} is not a multiple of {STRIDE}, the stride of the network in {path}"
+        )
+    data = (
+        {**option("data", "coco"), "image_size": size}
+        if num_classes == 80
+        else {"image_size": size}
+    )
     config = {"name": path.stem, "data": data, "backbone": _backbone(weights, path), "head": head}
     return Released(
         config={**config, "loss": option("loss", "asl")},
@@ -158,7 +182,10 @@ def _resnet(key: str) -> str | None:
 def _query2label(key: str) -> str | None:
     if key.startswith("backbone.0.body."):
         inner = key.removeprefix("backbone.0.").replace("body.body.", "body.")
-        abn = re.match(r"body\.(conv1\.[01]\.|layer\d\.\d+\.(conv\d\.[01]\.|downsample\.\d\.[01]\.|se\.))", inner)
+        abn = re.match(
+            r"body\.(conv1\.[01]\.|layer\d\.\d+\.(conv\d\.[01]\.|downsample\.\d\.[01]\.|se\.))",
+            inner,
+        )
         return _tresnet(inner) if abn else BACKBONE + inner.removeprefix("body.")
     if key.startswith("backbone."):
         return None  # the sine positions, which we compute
@@ -175,9 +202,13 @@ def _head(weights: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Any], in
     """Return the head's node and the number of classes. The number of attention heads leaves no trace: 8, 4 in Q2L."""
     names = [key for key in weights if key.startswith("head.")]
     if not names:
-        raise CheckpointError(f"{path} has no head, only a backbone: train from it with init={path}")
+        raise CheckpointError(
+            f"{path} has no head, only a backbone: train from it with init={path}"
+        )
     if any("embedding_generator" in name for name in names):
-        raise CheckpointError(f"{path} has a bottleneck head, which is not supported; train from it with init={path}")
+        raise CheckpointError(
+            f"{path} has a bottleneck head, which is not supported; train from it with init={path}"
+        )
 
     def shape(name: str, dims: int) -> tuple[int, ...]:
         return _shape(weights, f"head.{name}", dims, path)
@@ -187,12 +218,20 @@ def _head(weights: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Any], in
     num_layers = _count(weights, r"head\.layers\.(\d+)\.")
     if num_layers:
         groups, embed_dim, _ = shape("pool_weight", 3)
-        node = {"num_groups": groups, "embed_dim": embed_dim, "mlp_dim": shape("layers.0.mlp.0.weight", 2)[0]}
+        node = {
+            "num_groups": groups,
+            "embed_dim": embed_dim,
+            "mlp_dim": shape("layers.0.mlp.0.weight", 2)[0],
+        }
         self_attention = "head.layers.0.self_attn.in_proj_weight" in weights
         node |= {"num_heads": 8, "num_layers": num_layers, "self_attention": self_attention}
         return {**option("head", "ml_decoder"), **node}, shape("pool_bias", 1)[0]
     _, num_classes, embed_dim = shape("fc_weight", 3)
-    node = {"embed_dim": embed_dim, "mlp_dim": shape("decoder.0.mlp.0.weight", 2)[0], "num_heads": 4}
+    node = {
+        "embed_dim": embed_dim,
+        "mlp_dim": shape("decoder.0.mlp.0.weight", 2)[0],
+        "num_heads": 4,
+    }
     node["encoder_layers"] = _count(weights, r"head\.encoder\.(\d+)\.")
     node["decoder_layers"] = _count(weights, r"head\.decoder\.(\d+)\.")
     node["input_proj"] = "head.input_proj.weight" in weights
@@ -204,7 +243,9 @@ def _backbone(weights: Mapping[str, Tensor], path: Path) -> dict[str, Any]:
     """Return the backbone's node from the blocks of each stage, their kind, and the width of the stem."""
     tresnet = BACKBONE + "body.conv1.conv.weight" in weights
     prefix = BACKBONE + ("body." if tresnet else "")
-    blocks = tuple(_count(weights, rf"{re.escape(prefix)}layer{stage}\.(\d+)\.") for stage in (1, 2, 3, 4))
+    blocks = tuple(
+        _count(weights, rf"{re.escape(prefix)}layer{stage}\.(\d+)\.") for stage in (1, 2, 3, 4)
+    )
     bottleneck = any(key.startswith(f"{prefix}layer1.0.conv3.") for key in weights)
     if tresnet:
         width = _shape(weights, prefix + "conv1.conv.weight", 4, path)[0]
@@ -222,7 +263,11 @@ def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights in our shapes: Query2Label keeps a leading 1, and a 1 x 1 convolution for a linear layer."""
     shaped = dict(weights)
     if "head.fc_weight" in shaped:
-        shaped |= {key: shaped[key].squeeze(0) for key in ("head.fc_weight", "head.fc_bias") if key in shaped}
+        shaped |= {
+            key: shaped[key].squeeze(0)
+            for key in ("head.fc_weight", "head.fc_bias")
+            if key in shaped
+        }
     if "head.input_proj.weight" in shaped and shaped["head.input_proj.weight"].ndim == 4:
         shaped["head.input_proj.weight"] = shaped["head.input_proj.weight"].flatten(1)
     return shaped
@@ -234,10 +279,14 @@ def _names(state: Mapping[str, Any], num_classes: int, path: Path) -> tuple[str,
     if isinstance(saved, Mapping):
         numbered = all(type(index) is int or _is_number(index) for index in saved)
         if not numbered or not all(isinstance(name, str) for name in saved.values()):
-            raise CheckpointError(f"{path} is damaged: its idx_to_class does not give each number a name")
+            raise CheckpointError(
+                f"{path} is damaged: its idx_to_class does not give each number a name"
+            )
         names = [without_quotes(saved[index]) for index in sorted(saved, key=int)]
         if len(names) != num_classes:
-            raise CheckpointError(f"{path} names {len(names)} classes, but its head has {num_classes}: it is damaged")
+            raise CheckpointError(
+                f"{path} names {len(names)} classes, but its head has {num_classes}: it is damaged"
+            )
         if fault := names_fault(told_apart(names)):
             raise CheckpointError(f"{path} is refused: {fault}")
         return told_apart(names)
@@ -254,10 +303,14 @@ def _shape(weights: Mapping[str, Tensor], name: str, dims: int, path: Path) -> t
         CheckpointError: if it is missing, empty, or has another number of dimensions.
     """
     if name not in weights:
-        raise CheckpointError(f"{path} misses {name}: it is incomplete, or a start for training (init={path})")
+        raise CheckpointError(
+            f"{path} misses {name}: it is incomplete, or a start for training (init={path})"
+        )
     shape = tuple(weights[name].shape)
     if len(shape) != dims or 0 in shape:
-        raise CheckpointError(f"{path} is damaged: its {name} has the shape {list(shape)}, not {dims} sizes above 0")
+        raise CheckpointError(
+            f"{path} is damaged: its {name} has the shape {list(shape)}, not {dims} sizes above 0"
+        )
     return shape
 
 

@@ -91,7 +91,9 @@ class Checkpoint:
         check_format(state, path)
         for name, (fits, what) in _PARTS.items():
             if name not in state or not fits(state[name]):
-                raise CheckpointError(f"{path} is no whole checkpoint: its '{name}' is missing or not {what}")
+                raise CheckpointError(
+                    f"{path} is no whole checkpoint: its '{name}' is missing or not {what}"
+                )
         for name, (fits, what) in _OPTIONAL_PARTS.items():
             if name in state and not fits(state[name]):
                 raise CheckpointError(f"{path} is no whole checkpoint: its '{name}' is not {what}")
@@ -109,7 +111,10 @@ class Checkpoint:
             fingerprint=None if fingerprint is None else Fingerprint(**fingerprint),
             versions=state.get("versions", {}),
             git=state.get("git"),
-            **{name: state[name] for name in ("metrics", "epoch", "step", "steps_per_epoch", "model", "ema")},
+            **{
+                name: state[name]
+                for name in ("metrics", "epoch", "step", "steps_per_epoch", "model", "ema")
+            },
             **{name: state[name] for name in ("optimizer", "scaler", "loss")},
         )
 
@@ -133,7 +138,9 @@ def check_format(state: dict[str, Any], path: Path) -> None:
             f"{path} holds weights but is no checkpoint of mldec, which resume needs: pass init={path}"
         )
     saved = state["format"]
-    if type(saved) is not int or saved not in FORMATS:  # the comparison of a tensor has no one answer
+    if (
+        type(saved) is not int or saved not in FORMATS
+    ):  # the comparison of a tensor has no one answer
         raise CheckpointError(
             f"{path} has format {str(saved)[:40]}, this mldec reads {FORMATS[0]} to {FORMATS[-1]}: use a newer mldec"
         )
@@ -206,7 +213,11 @@ def _count(value: Any) -> bool:
 
 
 def _classes(value: Any) -> bool:
-    if not _mapping(value) or {"names", "exclusive", "queries"} - value.keys() or type(value["exclusive"]) is not bool:
+    if (
+        not _mapping(value)
+        or {"names", "exclusive", "queries"} - value.keys()
+        or type(value["exclusive"]) is not bool
+    ):
         return False
     names, queries = value["names"], value["queries"]
     if not isinstance(names, list) or not names or names_fault(names):
@@ -257,10 +268,22 @@ def _fingerprint(value: Any) -> bool:
 
 _Check = tuple[Callable[[Any], bool], str]
 _PARTS: dict[str, _Check] = {
-    "config": (lambda value: isinstance(value, dict) and _settings(value), "a mapping of plain settings"),
-    "classes": (_classes, "different class names, whether one excludes another, and their word vectors or none"),
-    "transform": (lambda value: _mapping(value) and _settings(value), "a mapping of plain settings"),
-    "metrics": (lambda value: _mapping(value) and all(map(_number, value.values())), "numbers by name"),
+    "config": (
+        lambda value: isinstance(value, dict) and _settings(value),
+        "a mapping of plain settings",
+    ),
+    "classes": (
+        _classes,
+        "different class names, whether one excludes another, and their word vectors or none",
+    ),
+    "transform": (
+        lambda value: _mapping(value) and _settings(value),
+        "a mapping of plain settings",
+    ),
+    "metrics": (
+        lambda value: _mapping(value) and all(map(_number, value.values())),
+        "numbers by name",
+    ),
     "best": (_best, "a metric, its value, its weights and its epoch"),
     "epoch": (_count, "a whole number from 0 on"),
     "step": (_count, "a whole number from 0 on"),

@@ -93,7 +93,12 @@ def fetch(name: str, cache_dir: Path | None = None) -> Path:
 
 
 def download(
-    url: str, destination: Path, *, max_bytes: int, sha256: str | None = None, context: ssl.SSLContext | None = None
+    url: str,
+    destination: Path,
+    *,
+    max_bytes: int,
+    sha256: str | None = None,
+    context: ssl.SSLContext | None = None,
 ) -> None:
     """Write the file at an https address to `destination`, and its hash to `destination`.sha256.
 
@@ -111,7 +116,9 @@ def download(
         CheckpointError: The file could not be had whole, or is not the expected one.
     """
     part = _beside(destination, ".part")
-    opener = build_opener(HTTPSHandler(context=context or ssl.create_default_context()), _HttpsOnly())
+    opener = build_opener(
+        HTTPSHandler(context=context or ssl.create_default_context()), _HttpsOnly()
+    )
     try:
         if not _is_https(url):
             raise _Refused("not an https address")
@@ -122,10 +129,17 @@ def download(
         if sha256 is not None and found != sha256:
             _discard(part)
             raise _Refused(f"its sha256 is {found}, not the expected {sha256}")
-        write_hashes(destination, [found])  # first: a file without its record would pass for one put there by hand
+        write_hashes(
+            destination, [found]
+        )  # first: a file without its record would pass for one put there by hand
         part.replace(destination)
         _discard(part)
-    except (OSError, HTTPException, ValueError, _Refused) as error:  # ValueError: a malformed address
+    except (
+        OSError,
+        HTTPException,
+        ValueError,
+        _Refused,
+    ) as error:  # ValueError: a malformed address
         if isinstance(error, HTTPError):
             error.close()  # it holds the connection
         remedy = f"fetch it in another way and put it at {destination}"
@@ -133,7 +147,9 @@ def download(
 
 
 class _HttpsOnly(HTTPRedirectHandler):
-    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+    def redirect_request(
+        self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Request | None:
         if not _is_https(newurl):
             fp.close()
             raise _Refused(f"it redirects to {newurl}, which is not https")
@@ -145,13 +161,17 @@ def _open(opener: OpenerDirector, url: str, part: Path) -> HTTPResponse:
     identity = _beside(part, ".of")
     if part.is_file() and identity.is_file() and (have := part.stat().st_size):
         try:
-            response = opener.open(Request(url, headers={"Range": f"bytes={have}-"}), timeout=_TIMEOUT)
+            response = opener.open(
+                Request(url, headers={"Range": f"bytes={have}-"}), timeout=_TIMEOUT
+            )
         except HTTPError as error:
             error.close()
             if error.code != 416:  # nothing at or after this byte: the file is not the one it was
                 raise
         else:
-            same = _span(response)[0] == have and _identity(response) == identity.read_text(errors="replace")
+            same = _span(response)[0] == have and _identity(response) == identity.read_text(
+                errors="replace"
+            )
             if response.status == 200 or same:
                 return response
             response.close()
@@ -177,7 +197,15 @@ def _receive(response: HTTPResponse, part: Path, max_bytes: int) -> None:
     # http.client stops at the announced size, which would hide that the body goes on: the size is checked here instead.
     response.length = None
     quiet = not sys.stderr.isatty()
-    bar = tqdm(desc=part.stem, initial=start, total=total, unit="B", unit_scale=True, leave=False, disable=quiet)
+    bar = tqdm(
+        desc=part.stem,
+        initial=start,
+        total=total,
+        unit="B",
+        unit_scale=True,
+        leave=False,
+        disable=quiet,
+    )
     with part.open("ab") as file, bar:
         count = start
         while data := _read(response, complete=count == total):
@@ -225,11 +253,15 @@ def _verify(path: Path, pinned: str | None) -> None:
         expected += [(pinned, "pinned")] if pinned else []
         found = sha256_of(path) if expected else None
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({_reason(error)}); check its permissions") from error
+        raise CheckpointError(
+            f"{path} cannot be read ({_reason(error)}); check its permissions"
+        ) from error
     for wanted, source in expected:
         if found != wanted:
             difference = f"its sha256 is {found}, not {wanted} ({source})"
-            raise CheckpointError(f"{path} is damaged: {difference}; delete it and {record.name} to fetch it anew")
+            raise CheckpointError(
+                f"{path} is damaged: {difference}; delete it and {record.name} to fetch it anew"
+            )
 
 
 @contextmanager
@@ -239,7 +271,9 @@ def _alone(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = _beside(path, ".lock").open("w")
     except OSError as error:
-        raise CheckpointError(f"{path.parent} cannot be written ({_reason(error)}); name another folder") from error
+        raise CheckpointError(
+            f"{path.parent} cannot be written ({_reason(error)}); name another folder"
+        ) from error
     with lock:
         with suppress(OSError):  # a file system without locks, as some network ones are
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -250,7 +284,9 @@ def _default_cache() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mldec", "zoo").expanduser()
     except RuntimeError as error:
-        raise CheckpointError("there is no home folder to keep released files in; set XDG_CACHE_HOME") from error
+        raise CheckpointError(
+            "there is no home folder to keep released files in; set XDG_CACHE_HOME"
+        ) from error
 
 
 def _beside(path: Path, suffix: str) -> Path:
@@ -268,6 +304,8 @@ def _is_https(url: str) -> bool:
 
 def _reason(error: BaseException) -> str:
     """Return the cause in one line."""
-    cause = error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
+    cause = (
+        error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
+    )
     text = getattr(cause, "strerror", None) or str(cause)
     return " ".join(str(text).split()) or type(cause).__name__

@@ -21,13 +21,25 @@ PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)})\.")
 # What Hydra does not read as text.
 NO_NAME = re.compile(r"[+-]?[\d_.]+(e[+-]?\d+)?|[+-]?(nan|inf)|true|false|null|\[.*", re.IGNORECASE)
 COMPLETION = ("-sc", "--shell-completion")
-HYDRA_FLAGS = {"--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun"}
+HYDRA_FLAGS = {
+    "--help",
+    "--hydra-help",
+    "--version",
+    "--cfg",
+    "--resolve",
+    "--package",
+    "--run",
+    "--multirun",
+}
 HYDRA_FLAGS |= {"--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"}
 LONGEST_NUMBER = 100  # digits; Python refuses to read 4,300
 
 # What OmegaConf says of a value, and how we say it: `{0}` is the value.
 _PLAIN_WORDS = [
-    (r"Value '(.*)' of type '.*' could not be converted to Integer", "is '{0}': it must be a whole number"),
+    (
+        r"Value '(.*)' of type '.*' could not be converted to Integer",
+        "is '{0}': it must be a whole number",
+    ),
     (r"Value '(.*)' of type '.*' could not be converted to Float", "is '{0}': it must be a number"),
     (r"Value '(.*)' is not a valid bool", "is '{0}': it must be true or false"),
     (r"Invalid value '(.*)', expected one of \[(.*)\]", "is '{0}': it must be one of {1}"),
@@ -81,16 +93,22 @@ def prepare(words: list[str]) -> list[str]:
         if word.startswith("--"):
             _check_flag(key)
         elif not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
-            raise ConfigError(f"'{word}' is not understood: write key=value, such as train.epochs=3")
+            raise ConfigError(
+                f"'{word}' is not understood: write key=value, such as train.epochs=3"
+            )
         if not equals or word.startswith("-"):
             flags.append(word)
             continue
-        named = not own_folder and re.fullmatch(r"[\w.-]+", value) is not None  # a sweep names several
+        named = (
+            not own_folder and re.fullmatch(r"[\w.-]+", value) is not None
+        )  # a sweep names several
         if bare == "experiment":
             if key == bare:
                 raise ConfigError(f"write +experiment={value}, with a plus: it adds to the config")
             if named and value not in experiments():
-                raise ConfigError(f"there is no experiment '{value}'{suggest(value, experiments())}")
+                raise ConfigError(
+                    f"there is no experiment '{value}'{suggest(value, experiments())}"
+                )
         elif bare in PARTS:
             if named and value != "null":
                 check_option(bare, value)
@@ -122,7 +140,9 @@ def _check_flag(flag: str) -> None:
     name = flag.removeprefix("--").replace("-", "_")
     found = [name] if name in _settings() else elsewhere(name)
     if found:
-        raise ConfigError(f"{flag} is no option: settings are written {found[0]}=VALUE, without dashes")
+        raise ConfigError(
+            f"{flag} is no option: settings are written {found[0]}=VALUE, without dashes"
+        )
 
 
 def compose(words: list[str]) -> Config:
@@ -151,11 +171,15 @@ def parse(values: Any) -> Config:
     """
     try:
         # Plain first: a key added with '+' is in the composed node, and only a merge into the schema refuses it.
-        plain = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
+        plain = (
+            OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
+        )
         merged = OmegaConf.merge(OmegaConf.structured(Config), plain)
         missing = sorted(str(key) for key in OmegaConf.missing_keys(merged))
         if missing:
-            raise ConfigError(f"nothing is chosen for {', '.join(missing)}: pass {missing[0]}=NAME, or an experiment")
+            raise ConfigError(
+                f"nothing is chosen for {', '.join(missing)}: pass {missing[0]}=NAME, or an experiment"
+            )
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error)) from error
@@ -187,7 +211,9 @@ def override(config: Config, words: list[str]) -> Config:
         check_word(word)
         key, equals, value = word.partition("=")
         if not equals or word.startswith("-"):
-            raise ConfigError(f"'{word}' is not understood: write key=value, such as data.root=/data/coco")
+            raise ConfigError(
+                f"'{word}' is not understood: write key=value, such as data.root=/data/coco"
+            )
         check_key(key)
         if key in PARTS:
             base[key] = option(key, value)
@@ -226,7 +252,9 @@ def check_option(part: str, name: str) -> None:
     if name in known:
         return
     if part == "backbone" and _in_timm(name):
-        raise ConfigError(f"backbone={name} is a model of timm: write backbone=timm backbone.name={name}")
+        raise ConfigError(
+            f"backbone={name} is a model of timm: write backbone=timm backbone.name={name}"
+        )
     raise ConfigError(f"{part}={name}: there is no such option{suggest(name, known)}")
 
 
@@ -265,7 +293,9 @@ def _settings() -> list[str]:
         if is_dataclass(kind):
             keys += [f"{item.name}.{inner.name}" for inner in fields(kind)]
         elif item.name in PARTS:
-            arguments = {argument for name in options(item.name) for argument in option(item.name, name)}
+            arguments = {
+                argument for name in options(item.name) for argument in option(item.name, name)
+            }
             keys += [f"{item.name}.{argument}" for argument in sorted(arguments - {"_target_"})]
         else:
             keys.append(item.name)
@@ -275,8 +305,15 @@ def _settings() -> list[str]:
 def diff(old: Config, new: Config) -> list[str]:
     """Return `key: old -> new` for each setting that differs and matters to the numbers of a run."""
     before, after = _flatten(to_dict(old)), _flatten(to_dict(new))
-    keys = [key for key in {**before, **after} if key not in HARMLESS and before.get(key) != after.get(key)]
-    if Precision.auto in (old.train.precision, new.train.precision):  # depends on the device, which may change
+    keys = [
+        key
+        for key in {**before, **after}
+        if key not in HARMLESS and before.get(key) != after.get(key)
+    ]
+    if Precision.auto in (
+        old.train.precision,
+        new.train.precision,
+    ):  # depends on the device, which may change
         keys = [key for key in keys if key != "train.precision"]
     return [f"{key}: {before.get(key)} -> {after.get(key)}" for key in keys]
 

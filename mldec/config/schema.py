@@ -32,7 +32,12 @@ HARMLESS = {
     "train.workers",
 }
 HARMLESS |= {"train.eval_batch_size", "train.eval_every", "train.log_every", "train.compile"}
-HARMLESS |= {"train.nonfinite", "train.save_every_steps", "train.save_every_minutes", "train.keep_last"}
+HARMLESS |= {
+    "train.nonfinite",
+    "train.save_every_steps",
+    "train.save_every_minutes",
+    "train.keep_last",
+}
 
 MAX_SEED = 2**63 - 1  # what torch and NumPy both take
 
@@ -49,7 +54,9 @@ def check_device(name: str) -> None:
         ConfigError: if it has not.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", name):
-        raise ConfigError(f"device '{name[:40]}' is unknown: choose auto, cpu, cuda or cuda:<number>")
+        raise ConfigError(
+            f"device '{name[:40]}' is unknown: choose auto, cpu, cuda or cuda:<number>"
+        )
 
 
 class Precision(Enum):
@@ -116,9 +123,13 @@ class Train:
     channels_last: bool = False
     compile: bool = False
     deterministic: bool = False  # same bits again on CUDA, at some cost in speed
-    query_noise: float = 0.0  # noise on word queries in training, as a fraction of their spread; see word_queries.py
+    query_noise: float = (
+        0.0  # noise on word queries in training, as a fraction of their spread; see word_queries.py
+    )
     random_queries: int = 0  # added to the word queries in training, each with a positive target
-    sync_batchnorm: bool = False  # batch-norm statistics over all processes, not of each one's images; CUDA only
+    sync_batchnorm: bool = (
+        False  # batch-norm statistics over all processes, not of each one's images; CUDA only
+    )
     nonfinite: NonFinite = NonFinite.stop
     save_every_steps: int | None = None  # besides the end of each epoch; null: never
     save_every_minutes: float | None = 10.0  # likewise
@@ -127,7 +138,15 @@ class Train:
     log_every: int = 50  # steps
 
     def __post_init__(self) -> None:
-        positive = ("epochs", "batch_size", "accumulate", "repeats", "eval_batch_size", "eval_every", "log_every")
+        positive = (
+            "epochs",
+            "batch_size",
+            "accumulate",
+            "repeats",
+            "eval_batch_size",
+            "eval_every",
+            "log_every",
+        )
         for name in (*positive, "keep_last"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
         for name in ("query_noise", "random_queries"):
@@ -140,18 +159,27 @@ class Train:
         if self.clip_grad is not None:
             _require(self.clip_grad > 0, "train.clip_grad", self.clip_grad, "above 0, or null")
         if self.ema_decay is not None:
-            _require(0 < self.ema_decay < 1, "train.ema_decay", self.ema_decay, "between 0 and 1, or null")
+            _require(
+                0 < self.ema_decay < 1,
+                "train.ema_decay",
+                self.ema_decay,
+                "between 0 and 1, or null",
+            )
 
 
 @dataclass(kw_only=True)
 class Mix:
     """Mixup and cutmix of the images of a micro-batch, and soft labels: for data with one label an image. Off."""
 
-    mixup: float = 0.0  # alpha of the beta distribution that an image's share is drawn from; 0: no mixup
+    mixup: float = (
+        0.0  # alpha of the beta distribution that an image's share is drawn from; 0: no mixup
+    )
     cutmix: float = 0.0  # likewise, of the share of the area
     prob: float = 1.0  # of mixing at all
     switch_prob: float = 0.5  # of cutmix, where both are on
-    mode: MixMode = MixMode.batch  # one draw for the batch, for each pair of images, or for each image
+    mode: MixMode = (
+        MixMode.batch
+    )  # one draw for the batch, for each pair of images, or for each image
     smoothing: float = 0.0  # labels move towards 1/K by this share, before they are mixed
 
     @property
@@ -166,10 +194,16 @@ class Mix:
 
     def __post_init__(self) -> None:
         for name in ("mixup", "cutmix"):
-            _require(getattr(self, name) >= 0, f"mix.{name}", getattr(self, name), "0 (off) or more")
+            _require(
+                getattr(self, name) >= 0, f"mix.{name}", getattr(self, name), "0 (off) or more"
+            )
         for name in ("prob", "switch_prob"):
-            _require(0 <= getattr(self, name) <= 1, f"mix.{name}", getattr(self, name), "from 0 to 1")
-        _require(0 <= self.smoothing < 1, "mix.smoothing", self.smoothing, "0 (off) or more, and below 1")
+            _require(
+                0 <= getattr(self, name) <= 1, f"mix.{name}", getattr(self, name), "from 0 to 1"
+            )
+        _require(
+            0 <= self.smoothing < 1, "mix.smoothing", self.smoothing, "0 (off) or more, and below 1"
+        )
 
 
 @dataclass(kw_only=True)
@@ -178,7 +212,9 @@ class Optim:
 
     name: str = "adam"
     lr: float = 1e-4  # the highest of the schedule
-    weight_decay: float = 1e-4  # on weights of two or more dimensions; with adam it is L2, with adamw decoupled
+    weight_decay: float = (
+        1e-4  # on weights of two or more dimensions; with adam it is L2, with adamw decoupled
+    )
     options: dict[str, Any] = field(default_factory=dict)  # further arguments, such as {eps: 1e-6}
 
     def __post_init__(self) -> None:
@@ -201,7 +237,9 @@ class Schedule:
     pct_start: float | None = None  # onecycle: share of the steps that rise; null: 0.2
     warmup_epochs: float | None = None  # cosine, cosine_epochs: epochs of linear warm-up; null: 0
     min_lr: float | None = None  # cosine, cosine_epochs: the rate at the end; null: 0
-    warmup_lr: float | None = None  # cosine_epochs: the rate of the first epoch; null: 1e-5, as timm
+    warmup_lr: float | None = (
+        None  # cosine_epochs: the rate of the first epoch; null: 1e-5, as timm
+    )
     # cosine_epochs: the last of train.epochs, at min_lr, and at most half of them; null: 0
     cooldown_epochs: int | None = None
 
@@ -209,11 +247,15 @@ class Schedule:
         for name in ("pct_start", "warmup_epochs", "min_lr", "warmup_lr", "cooldown_epochs"):
             value, used = getattr(self, name), name in _USED[self.name]
             if value is not None and not used:
-                raise ConfigError(f"schedule.{name} has no effect with schedule.name={self.name.value}: leave it out")
+                raise ConfigError(
+                    f"schedule.{name} has no effect with schedule.name={self.name.value}: leave it out"
+                )
             if value is not None and name != "pct_start":
                 _require(value >= 0, f"schedule.{name}", value, "0 or more")
         if self.pct_start is not None:
-            _require(0 < self.pct_start < 1, "schedule.pct_start", self.pct_start, "between 0 and 1")
+            _require(
+                0 < self.pct_start < 1, "schedule.pct_start", self.pct_start, "between 0 and 1"
+            )
 
 
 @dataclass(kw_only=True)
@@ -223,7 +265,9 @@ class Config:
     name: str = MISSING  # of the run; its folder is outputs/<name>
     seed: int = 0  # of weights, order of images and augmentation
     device: str = "auto"  # auto: cuda if there is one, else cpu
-    resume: str | None = None  # "auto": go on from outputs/<name>/checkpoints/last.pt; or a checkpoint file
+    resume: str | None = (
+        None  # "auto": go on from outputs/<name>/checkpoints/last.pt; or a checkpoint file
+    )
     init: str | None = None  # start from the weights of this checkpoint that fit, as a new run
     plugins: list[str] = field(default_factory=list)  # packages of your own that may hold parts
     data: dict[str, Any] = MISSING
@@ -242,8 +286,12 @@ class Config:
 
     def __post_init__(self) -> None:
         if "/" in self.name or self.name in ("", ".", ".."):
-            raise ConfigError(f"name '{self.name}' cannot be the name of a folder: choose one without '/'")
+            raise ConfigError(
+                f"name '{self.name}' cannot be the name of a folder: choose one without '/'"
+            )
         check_device(self.device)
         if self.resume and self.init:
-            raise ConfigError(f"init={self.init} has no effect with resume={self.resume}: leave one out")
+            raise ConfigError(
+                f"init={self.init} has no effect with resume={self.resume}: leave one out"
+            )
         _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"from 0 to {MAX_SEED}")

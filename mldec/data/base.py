@@ -119,7 +119,9 @@ class StoredImages:
             DataError: if the image cannot be read.
         """
         target = self.labels.row(index)
-        return load_image(self.storage.name(index), self.transform, self.storage.content(index)), target
+        return load_image(
+            self.storage.name(index), self.transform, self.storage.content(index)
+        ), target
 
     def name(self, index: int) -> str:
         """Describe the image in messages: its path, if it has one."""
@@ -136,7 +138,9 @@ class Classes:
 
     names: tuple[str, ...]
     exclusive: bool = False  # one label per image: softmax and top-1; else sigmoid and mAP
-    queries: Tensor | None = None  # [K, D] word vectors for zero-shot data; None for closed-set data
+    queries: Tensor | None = (
+        None  # [K, D] word vectors for zero-shot data; None for closed-set data
+    )
 
     def __post_init__(self) -> None:
         if fault := names_fault(self.names):
@@ -163,13 +167,21 @@ class DataModule:
 
     load_train: Callable[[], Split]
     load_val: Callable[[], Split]
-    make_evaluator: Callable[[Classes], Evaluator]  # for the classes of validation; refuses settings that do not fit
-    transform: EvalTransform  # how an image file becomes the model's input; travels in the checkpoint
-    bad_images: str = "stop"  # at an image that cannot be read; or "skip": leave it out, name it and count it
+    make_evaluator: Callable[
+        [Classes], Evaluator
+    ]  # for the classes of validation; refuses settings that do not fit
+    transform: (
+        EvalTransform  # how an image file becomes the model's input; travels in the checkpoint
+    )
+    bad_images: str = (
+        "stop"  # at an image that cannot be read; or "skip": leave it out, name it and count it
+    )
 
     def __post_init__(self) -> None:
         if self.bad_images not in BAD_IMAGES:
-            raise ConfigError(f"data.bad_images {self.bad_images!r} is not known: choose stop or skip")
+            raise ConfigError(
+                f"data.bad_images {self.bad_images!r} is not known: choose stop or skip"
+            )
 
     @cached_property
     def train(self) -> Split:

@@ -35,7 +35,12 @@ class TableCache:
         self.see = see
 
     def table(
-        self, name: str, sources: Sequence[Path], parse: Callable[[], Table], *, values: range = range(2)
+        self,
+        name: str,
+        sources: Sequence[Path],
+        parse: Callable[[], Table],
+        *,
+        values: range = range(2),
     ) -> Table:
         """Return what `parse` makes of annotation files, from the cache if that was made from these very files.
 
@@ -53,7 +58,9 @@ class TableCache:
             try:
                 stat = source.stat()
             except OSError as error:
-                raise DataError(f"{source} cannot be read ({error.strerror}); {self.see}") from error
+                raise DataError(
+                    f"{source} cannot be read ({error.strerror}); {self.see}"
+                ) from error
             key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
 
         file = _cache_file(f"{name} {' '.join(map(str, sources))}", self.folder)
@@ -81,7 +88,9 @@ def _load(cache: Path, key: str, values: range) -> Table | None:
     like that of any file.
     """
     try:
-        stored = read_npz(cache, ("key", "files", "starts", "label_classes", "values", "rest", "classes"))
+        stored = read_npz(
+            cache, ("key", "files", "starts", "label_classes", "values", "rest", "classes")
+        )
         if str(stored["key"]) != key:
             return None
         classes = json.loads(stored["classes"].tobytes())
@@ -93,7 +102,9 @@ def _load(cache: Path, key: str, values: range) -> Table | None:
             default=int(stored["rest"]),
         )
         table = Table(stored["files"], labels, tuple(classes))
-        fault = labels.fault(values) or names_fault(classes) or _files_fault(table.files, len(labels))
+        fault = (
+            labels.fault(values) or names_fault(classes) or _files_fault(table.files, len(labels))
+        )
         if stored["rest"].dtype.kind != "i":
             fault = "the value of the other labels is no whole number"
     except (FileNotFoundError, NotADirectoryError):
@@ -138,10 +149,16 @@ def _store(cache: Path, key: str, table: Table) -> None:
     temporary = None
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cache.parent, suffix=".tmp", delete=False) as temporary:
+        with tempfile.NamedTemporaryFile(
+            dir=cache.parent, suffix=".tmp", delete=False
+        ) as temporary:
             np.savez(temporary, **arrays)  # type: ignore[arg-type]
         Path(temporary.name).replace(cache)
     except OSError as error:
-        log.warning("%s cannot be written (%s): the annotations are parsed at every start", cache, error.strerror)
+        log.warning(
+            "%s cannot be written (%s): the annotations are parsed at every start",
+            cache,
+            error.strerror,
+        )
         if temporary is not None:
             Path(temporary.name).unlink(missing_ok=True)

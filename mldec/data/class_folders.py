@@ -13,7 +13,18 @@ from mldec.data.names import as_name, unknown_class
 from mldec.data.table import Table, encode_paths
 from mldec.errors import DataError
 
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")  # in any case
+IMAGES = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".bmp",
+    ".gif",
+    ".ppm",
+    ".pgm",
+    ".tif",
+    ".tiff",
+    ".webp",
+)  # in any case
 
 
 def read_class_folders(
@@ -57,12 +68,16 @@ def list_class_folders(folder: Path, see: str) -> list[str]:
     Raises:
         DataError: if it cannot be listed, or no class may be called like a folder, such as one that is not UTF-8.
     """
-    names = sorted(entry.name for entry in _entries(folder, see) if entry.is_dir() and entry.name[0] != ".")
+    names = sorted(
+        entry.name for entry in _entries(folder, see) if entry.is_dir() and entry.name[0] != "."
+    )
     for name in names:
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise DataError(f"{folder}: the folder {os.fsencode(name)!r} has no UTF-8 name: rename it; {see}") from None
+            raise DataError(
+                f"{folder}: the folder {os.fsencode(name)!r} has no UTF-8 name: rename it; {see}"
+            ) from None
         as_name(name, folder, see)
     return names
 
@@ -76,7 +91,9 @@ def list_images(folder: Path, see: str) -> list[str]:
     entries = [entry for entry in _entries(folder, see) if entry.name[0] != "."]
     images = sorted(entry.name for entry in entries if entry.name.lower().endswith(IMAGES))
     if not images and any(entry.is_dir() for entry in entries):
-        raise DataError(f"{folder} holds folders and no image: one folder per class is read, without inner ones; {see}")
+        raise DataError(
+            f"{folder} holds folders and no image: one folder per class is read, without inner ones; {see}"
+        )
     return images
 
 

@@ -39,7 +39,9 @@ def fingerprint(split: Split) -> Fingerprint:
     return Fingerprint(len(dataset), files, labels, _digest(iter([names])))
 
 
-def check_same(saved: Fingerprint | None, now: Fingerprint, path: Path, *, allow: bool) -> str | None:
+def check_same(
+    saved: Fingerprint | None, now: Fingerprint, path: Path, *, allow: bool
+) -> str | None:
     """Compare the fingerprint in a checkpoint with that of the data.
 
     Args:
@@ -90,7 +92,9 @@ def _digest(pieces: Iterator[bytes]) -> str:
 def _key_bytes(keys: np.ndarray) -> Iterator[bytes]:
     for first in range(0, len(keys), ROWS):
         rows = keys[first : first + ROWS]
-        if rows.dtype.kind == "S":  # whose width is that of the longest path, of another split perhaps
+        if (
+            rows.dtype.kind == "S"
+        ):  # whose width is that of the longest path, of another split perhaps
             yield b"\0".join([*rows.tolist(), b""])
         else:
             yield rows.tobytes()

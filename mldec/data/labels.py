@@ -18,7 +18,9 @@ class Labels:
 
     starts: np.ndarray  # [N + 1] int64: where the entries of each image start
     classes: np.ndarray  # [M] int32: the class of each entry
-    values: np.ndarray  # [M] int8: 1 present, 0 absent, -1 not annotated, or a code of the dataset's own
+    values: (
+        np.ndarray
+    )  # [M] int8: 1 present, 0 absent, -1 not annotated, or a code of the dataset's own
     num_classes: int
     default: int = 0  # 0: what is not listed is absent; -1: it is not annotated
 
@@ -56,8 +58,15 @@ class Labels:
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
         # Where each kept entry was: at the start of its image, then one after the other.
-        old_positions = np.repeat(self.starts[:-1][indices] - starts[:-1], lengths) + np.arange(starts[-1])
-        return replace(self, starts=starts, classes=self.classes[old_positions], values=self.values[old_positions])
+        old_positions = np.repeat(self.starts[:-1][indices] - starts[:-1], lengths) + np.arange(
+            starts[-1]
+        )
+        return replace(
+            self,
+            starts=starts,
+            classes=self.classes[old_positions],
+            values=self.values[old_positions],
+        )
 
     def select_classes(self, columns: Sequence[int]) -> "Labels":
         """Return the labels of some classes only: their indices, in the wanted order."""
@@ -67,7 +76,13 @@ class Labels:
         classes = new_column[self.classes]
         kept = classes >= 0
         starts = np.concatenate([[0], np.cumsum(kept)])[self.starts].astype(np.int64)
-        return replace(self, starts=starts, classes=classes[kept], values=self.values[kept], num_classes=len(columns))
+        return replace(
+            self,
+            starts=starts,
+            classes=classes[kept],
+            values=self.values[kept],
+            num_classes=len(columns),
+        )
 
     def recode(self, values: Mapping[int, int]) -> "Labels":
         """Return the labels with some values replaced, such as {2: -1}."""
@@ -83,11 +98,19 @@ class Labels:
             allowed: the values that a label may have.
         """
         columns = {"starts": np.int64, "classes": np.int32, "values": np.int8}
-        if any(getattr(self, name).dtype != kind or getattr(self, name).ndim != 1 for name, kind in columns.items()):
+        if any(
+            getattr(self, name).dtype != kind or getattr(self, name).ndim != 1
+            for name, kind in columns.items()
+        ):
             return "its labels are of another type"
 
         total = len(self.classes)
-        if not len(self.starts) or self.starts[0] != 0 or self.starts[-1] != total or len(self.values) != total:
+        if (
+            not len(self.starts)
+            or self.starts[0] != 0
+            or self.starts[-1] != total
+            or len(self.values) != total
+        ):
             return "its labels do not fit its images"
         if (self.starts[1:] < self.starts[:-1]).any():
             return "its labels do not fit its images"
@@ -119,14 +142,18 @@ def from_single(classes: np.ndarray, num_classes: int) -> Labels:
     return Labels(np.arange(len(classes) + 1), np.asarray(classes, np.int32), ones, num_classes)
 
 
-def from_entries(entries: Sequence[Mapping[int, int]], *, num_classes: int, default: int = 0) -> Labels:
+def from_entries(
+    entries: Sequence[Mapping[int, int]], *, num_classes: int, default: int = 0
+) -> Labels:
     """Return the labels of images whose entries are listed one image at a time: class -> value, for each image."""
     lengths = [len(of_image) for of_image in entries]
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     total = int(starts[-1])
 
     classes = np.fromiter((column for of_image in entries for column in of_image), np.int32, total)
-    values = np.fromiter((value for of_image in entries for value in of_image.values()), np.int8, total)
+    values = np.fromiter(
+        (value for of_image in entries for value in of_image.values()), np.int8, total
+    )
     return Labels(starts, classes, values, num_classes, default)
 
 
@@ -152,7 +179,13 @@ def from_flags(
 
 
 def from_statements(
-    images: np.ndarray, classes: np.ndarray, values: np.ndarray, *, num_images: int, num_classes: int, default: int = -1
+    images: np.ndarray,
+    classes: np.ndarray,
+    values: np.ndarray,
+    *,
+    num_images: int,
+    num_classes: int,
+    default: int = -1,
 ) -> tuple[Labels, int]:
     """Return the labels of statements in any order, and how many pairs are called both present and absent.
 
@@ -191,7 +224,9 @@ def _differs_from_the_one_before(numbers: np.ndarray) -> np.ndarray:
     return differs
 
 
-def _from_pairs(pairs: np.ndarray, values: np.ndarray, num_images: int, num_classes: int, default: int) -> Labels:
+def _from_pairs(
+    pairs: np.ndarray, values: np.ndarray, num_images: int, num_classes: int, default: int
+) -> Labels:
     """Return the labels of ascending pairs, each the number `image * num_classes + class`."""
     images, classes = np.divmod(pairs, num_classes)
     counts = np.bincount(images, minlength=num_images)

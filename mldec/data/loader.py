@@ -28,9 +28,7 @@ Key = tuple[int, int, int]  # (epoch, index, number of its version)
 Sample = tuple[Tensor, Tensor, Key]  # image, target
 
 # What to do about loader processes that died or cannot hand over what they loaded.
-ADVICE = (
-    "as happens when memory or /dev/shm is full: lower train.workers, or enlarge /dev/shm (docker run --shm-size=8g)"
-)
+ADVICE = "as happens when memory or /dev/shm is full: lower train.workers, or enlarge /dev/shm (docker run --shm-size=8g)"
 
 # The number of workers is the user's choice; torch would remark on it at every loader.
 warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -92,7 +90,9 @@ class TrainBatches(Sampler[list[Key]]):
         tail = num_images % batch_size
         self.steps = num_images // batch_size + (tail >= 2 * self.parts)
         if self.steps == 0:
-            raise ConfigError(f"train.batch_size {batch_size} is too large for {num_images} training images")
+            raise ConfigError(
+                f"train.batch_size {batch_size} is too large for {num_images} training images"
+            )
         if repeats > 1 and num_images < batch_size:
             raise ConfigError(
                 f"train.repeats {repeats} needs as many images as a batch: there are {num_images} training images "
@@ -111,10 +111,15 @@ class TrainBatches(Sampler[list[Key]]):
         order = torch.randperm(self.num_images, generator=generator)
         first = self.rank * self.accumulate
         for step in range(self.start, self.steps):
-            places = range(step * self.batch_size, step * self.batch_size + self.images_in_step(step))
+            places = range(
+                step * self.batch_size, step * self.batch_size + self.images_in_step(step)
+            )
             for part in range(first, first + self.accumulate):
                 mine = places[part :: self.parts]
-                yield [(self.epoch, int(order[place // self.repeats]), place % self.repeats) for place in mine]
+                yield [
+                    (self.epoch, int(order[place // self.repeats]), place % self.repeats)
+                    for place in mine
+                ]
 
 
 class SeededDataset(Dataset[Any]):
@@ -144,7 +149,13 @@ def train_loader(
 
 
 def eval_loader(
-    data: DataModule, *, batch_size: int, workers: int, pin: bool, rank: int = 0, world_size: int = 1
+    data: DataModule,
+    *,
+    batch_size: int,
+    workers: int,
+    pin: bool,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> DataLoader[Batch]:
     """Load every validation image once; nothing is padded or dropped.
 
@@ -152,7 +163,10 @@ def eval_loader(
     arithmetic, and the scores are equal to the last bit.
     """
     starts = range(0, len(data.val.dataset), batch_size)[rank::world_size]
-    keys = [[(0, i, 0) for i in range(start, min(start + batch_size, len(data.val.dataset)))] for start in starts]
+    keys = [
+        [(0, i, 0) for i in range(start, min(start + batch_size, len(data.val.dataset)))]
+        for start in starts
+    ]
     return _loader(data.val.dataset, keys, data.bad_images, 0, workers, pin)
 
 
@@ -262,7 +276,11 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def collate(
-    samples: Sequence[Sample | DataError], *, skip: bool = False, mixing: Mixing | None = None, seed: int = 0
+    samples: Sequence[Sample | DataError],
+    *,
+    skip: bool = False,
+    mixing: Mixing | None = None,
+    seed: int = 0,
 ) -> Batch | DataError:
     """Stack samples into a batch; hand on the first error among them, or leave those samples out by name.
 
@@ -279,7 +297,12 @@ def collate(
     if mixing:
         with seeded(sample_seed(seed, *keys[0], 1)):  # with a number more than the sample itself
             images, targets = mixing(images, targets)
-    return Batch(images, targets, torch.tensor([index for _, index, _ in keys]), [str(error) for error in bad])
+    return Batch(
+        images,
+        targets,
+        torch.tensor([index for _, index, _ in keys]),
+        [str(error) for error in bad],
+    )
 
 
 def _loader(

@@ -41,7 +41,10 @@ class Mixing:
         if len(pairs) % 2 == 0:
             return self.timm(pairs)
         middle = len(pairs) // 2
-        twin = pairs[middle][0].clone(), pairs[middle][1]  # timm writes into images that it mixes in pairs
+        twin = (
+            pairs[middle][0].clone(),
+            pairs[middle][1],
+        )  # timm writes into images that it mixes in pairs
         mixed, soft = self.timm([*pairs[:middle], twin, *pairs[middle:]])
         kept = [place for place in range(len(mixed)) if place != middle]
         return mixed[kept], soft[kept]

@@ -19,7 +19,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 def name_fault(name: object) -> str | None:
     """Return what keeps a value from being a class name, such as "is empty"; None if nothing does."""
     if not isinstance(name, str):
-        return "is null, not text" if name is None else f"is of type {type(name).__name__}, not text"
+        return (
+            "is null, not text" if name is None else f"is of type {type(name).__name__}, not text"
+        )
     if not name.strip():
         return "is empty"
     if control := _CONTROL.search(name):
@@ -84,7 +86,11 @@ def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[
     if classes is None:
         return None
     where = str(root / Path(classes).expanduser()) if isinstance(classes, str) else "data.classes"
-    names = read_lines(Path(where), see) if isinstance(classes, str) else [name.strip() for name in classes]
+    names = (
+        read_lines(Path(where), see)
+        if isinstance(classes, str)
+        else [name.strip() for name in classes]
+    )
     if not names or "" in names:
         raise DataError(f"{where}: it has {'an empty' if names else 'no'} name; {see}")
     return check_names(names, where, see)
@@ -101,7 +107,9 @@ def told_apart(names: Sequence[str]) -> tuple[str, ...]:
     Data and released checkpoints of the same classes in the same order so have the same names.
     """
     count = Counter(names)
-    return tuple(f"{name} ({index})" if count[name] > 1 else name for index, name in enumerate(names))
+    return tuple(
+        f"{name} ({index})" if count[name] > 1 else name for index, name in enumerate(names)
+    )
 
 
 def check_names(names: Iterable[str], where: str | Path, see: str) -> tuple[str, ...]:
@@ -126,4 +134,6 @@ def unknown_class(name: str, names: Iterable[str], where: str, see: str) -> Data
     known = list(names)
     near = next((other for other in known if other.casefold() == name.casefold()), None)
     hint = f"; did you mean {near!r}?" if near else suggest(name, known) if len(known) <= 20 else ""
-    return DataError(f"{where}: the class {name!r} is not in the list of {len(known)} classes{hint}; {see}")
+    return DataError(
+        f"{where}: the class {name!r} is not in the list of {len(known)} classes{hint}; {see}"
+    )

@@ -50,7 +50,9 @@ def _sign() -> int:
     return random.choice((-1, 1))
 
 
-def _affine(image: Image.Image, matrix: tuple[float, ...], resample: Image.Resampling) -> Image.Image:
+def _affine(
+    image: Image.Image, matrix: tuple[float, ...], resample: Image.Resampling
+) -> Image.Image:
     """Map output pixel (x, y) to input pixel (ax + by + c, dx + ey + f); what lies outside becomes grey."""
     return image.transform(image.size, Image.Transform.AFFINE, matrix, resample, fillcolor=GREY)
 
@@ -64,11 +66,15 @@ def _shear_y(image: Image.Image, slope: float) -> Image.Image:
 
 
 def _translate_x(image: Image.Image, fraction: float) -> Image.Image:
-    return _affine(image, (1, 0, fraction * image.width * _sign(), 0, 1, 0), Image.Resampling.NEAREST)
+    return _affine(
+        image, (1, 0, fraction * image.width * _sign(), 0, 1, 0), Image.Resampling.NEAREST
+    )
 
 
 def _translate_y(image: Image.Image, fraction: float) -> Image.Image:
-    return _affine(image, (1, 0, 0, 0, 1, fraction * image.height * _sign()), Image.Resampling.NEAREST)
+    return _affine(
+        image, (1, 0, 0, 0, 1, fraction * image.height * _sign()), Image.Resampling.NEAREST
+    )
 
 
 def _rotate(image: Image.Image, degrees: float) -> Image.Image:
@@ -152,7 +158,10 @@ class PairAugment:
 
     def __call__(self, image: Image.Image) -> Image.Image:
         """Return the augmented RGB image, of the same size; the argument is not changed."""
-        for name, row in [self.draw(), self.draw()]:  # the pair first, then its coins: one policy, then its use
+        for name, row in [
+            self.draw(),
+            self.draw(),
+        ]:  # the pair first, then its coins: one policy, then its use
             if random.random() < PROBABILITY:
                 operation, levels = OPERATIONS[name]
                 image = operation(image, levels[row])

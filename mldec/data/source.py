@@ -41,7 +41,9 @@ class FileSettings:
 
     def __post_init__(self) -> None:
         if self.absent not in ABSENT:
-            raise ConfigError(f"data.absent {self.absent!r} is not known: choose stop, skip or unchecked")
+            raise ConfigError(
+                f"data.absent {self.absent!r} is not known: choose stop, skip or unchecked"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,9 @@ def assemble(source: Source, view: View, files: FileSettings) -> DataModule:
     @cache
     def load_val() -> Split:
         images, classes = source.task.validation(source.load(source.val, tables))
-        source.task.evaluator(classes)  # refuses a setting that does not fit the classes now, not after an epoch
+        source.task.evaluator(
+            classes
+        )  # refuses a setting that does not fit the classes now, not after an epoch
         return _split(source, source.val, images, classes, files, eval_transform)
 
     def load_train() -> Split:
@@ -131,7 +135,9 @@ def _present(source: Source, images: LabelledImages, *, skip: bool) -> LabelledI
     if not skip or count == len(images):
         first = int(absent.argmax())
         advice = _folder_advice(source, images, first)
-        raise DataError(f"{source.where}: {some}, the first is {images.storage.name(first)}; {advice}{source.see}")
+        raise DataError(
+            f"{source.where}: {some}, the first is {images.storage.name(first)}; {advice}{source.see}"
+        )
     log.warning("%s: %s and left out", source.where, some)
     return images.select(~absent)
 

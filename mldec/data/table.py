@@ -20,7 +20,9 @@ log = logging.getLogger("mldec")
 class Table:
     """N image files with labels of K classes."""
 
-    files: np.ndarray  # [N] bytes of a fixed width: paths inside the image folder, see `encode_paths`
+    files: (
+        np.ndarray
+    )  # [N] bytes of a fixed width: paths inside the image folder, see `encode_paths`
     labels: Labels
     classes: tuple[str, ...]
 
@@ -71,7 +73,9 @@ class TableBuilder:
         """
         path = path_inside(path, where, self.see)
         if path in self._first_seen:
-            first = self._first_seen[path].rpartition(", ")[2]  # the row, without the file, which is the same
+            first = self._first_seen[path].rpartition(", ")[
+                2
+            ]  # the row, without the file, which is the same
             raise DataError(
                 f"{where}: the image {path} is listed twice, first in {first}: leave one of them out; {self.see}"
             )
@@ -96,7 +100,9 @@ class TableBuilder:
         if not self._columns:
             raise DataError(f"{where}: no image has a label; {self.see}")
         classes = check_names(sorted(self._columns), where, self.see)
-        return Table(files, labels.select_classes([self._columns[name] for name in classes]), classes)
+        return Table(
+            files, labels.select_classes([self._columns[name] for name in classes]), classes
+        )
 
     def _column(self, label: str | int, where: str) -> int:
         """Return the index of a class that was given by name or by index."""
@@ -107,7 +113,9 @@ class TableBuilder:
                 raise unknown_class(label, self.classes, where, self.see)
             return self._columns[label]
         if not 0 <= label < len(self.classes):
-            raise DataError(f"{where}: the class {label} is not an index below {len(self.classes)}; {self.see}")
+            raise DataError(
+                f"{where}: the class {label} is not an index below {len(self.classes)}; {self.see}"
+            )
         return label
 
 
@@ -154,5 +162,14 @@ def log_split(what: str, split: str, table: Table) -> None:
 
     empty = np.flatnonzero(table.labels.counts() == 0)
     if len(empty) and len(table):
-        names = ", ".join(repr(table.classes[column]) for column in empty[:3]) + (", ..." if len(empty) > 3 else "")
-        log.warning("%s %s: %d of %d classes have no image: %s", what, split, len(empty), len(table.classes), names)
+        names = ", ".join(repr(table.classes[column]) for column in empty[:3]) + (
+            ", ..." if len(empty) > 3 else ""
+        )
+        log.warning(
+            "%s %s: %d of %d classes have no image: %s",
+            what,
+            split,
+            len(empty),
+            len(table.classes),
+            names,
+        )

@@ -65,7 +65,9 @@ class MultiLabel(_KnownClasses):
     sizes: bool = False
 
     def __post_init__(self) -> None:
-        MultiLabelEvaluator(1, threshold=self.threshold)  # refuses a wrong value now, not after an epoch
+        MultiLabelEvaluator(
+            1, threshold=self.threshold
+        )  # refuses a wrong value now, not after an epoch
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """See `Task`."""
@@ -98,7 +100,9 @@ class SingleLabel(_KnownClasses):
     suffix: str = ""
 
     def __post_init__(self) -> None:
-        SingleLabelEvaluator(self.top_k or 1, top_k=self.top_k)  # refuses a wrong value now, not after an epoch
+        SingleLabelEvaluator(
+            self.top_k or 1, top_k=self.top_k
+        )  # refuses a wrong value now, not after an epoch
 
     @property
     def exclusive(self) -> bool:

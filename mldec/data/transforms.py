@@ -29,7 +29,11 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MIN_TEST_CROP = 0.1  # more would be enlarged than is kept: 1/100 of the area
 AUGMENTS = ("official", "randaugment", "none")
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-MEAN_COLOUR = (124, 116, 104)  # of ImageNet, as timm fills what an operation or the erasing leaves bare
+MEAN_COLOUR = (
+    124,
+    116,
+    104,
+)  # of ImageNet, as timm fills what an operation or the erasing leaves bare
 _FIX = "restore the file or leave it out"
 
 # No resizing may need more pixels than Pillow takes from a file: a picture of 1 x 100,000 pixels, a few hundred bytes,
@@ -77,7 +81,9 @@ def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
             turn = _UPRIGHT.get(_orientation(image))
     except MemoryError:
         raise
-    except Exception as error:  # decoders raise almost anything on a damaged file: SyntaxError, struct.error
+    except (
+        Exception
+    ) as error:  # decoders raise almost anything on a damaged file: SyntaxError, struct.error
         raise DataError(f"{visible(str(path))}: {_fault(Path(path), error)}; {_FIX}") from error
     return rgb if turn is None else rgb.transpose(turn)
 
@@ -99,7 +105,9 @@ def read_content(path: str | Path) -> bytes:
     return content
 
 
-def load_image(path: str | Path, transform: Callable[[Image.Image], Tensor], content: bytes | None = None) -> Tensor:
+def load_image(
+    path: str | Path, transform: Callable[[Image.Image], Tensor], content: bytes | None = None
+) -> Tensor:
     """Read an image file and put it through a transform: uint8 [3, S, S].
 
     Args:
@@ -127,14 +135,18 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     elif image.mode == "F":
         raise ValueError("floating-point pixels have no known range")
     elif image.mode == "P":
-        image = image.convert("RGBA")  # the same colours as a direct conversion, without its warning on transparency
+        image = image.convert(
+            "RGBA"
+        )  # the same colours as a direct conversion, without its warning on transparency
     return image.convert("RGB")
 
 
 def _orientation(image: Image.Image) -> int:
     try:
         return image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # a damaged EXIF block beside a whole picture: take the picture as it is stored
+    except (
+        Exception
+    ):  # a damaged EXIF block beside a whole picture: take the picture as it is stored
         return 1
 
 
@@ -176,7 +188,9 @@ def resized(image: Image.Image, size: tuple[int, int], how: Image.Resampling) ->
 
 def to_tensor(image: Image.Image) -> Tensor:
     """Return an RGB image as uint8 [3, H, W], values 0 to 255, contiguous."""
-    return torch.from_numpy(np.stack([np.asarray(band) for band in image.split()]))  # half the time of a transpose
+    return torch.from_numpy(
+        np.stack([np.asarray(band) for band in image.split()])
+    )  # half the time of a transpose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,7 +324,9 @@ def _resize(size: int, crop: float, how: Image.Resampling) -> Callable[[Image.Im
 
     if crop == 1:  # torchvision's crop at (1, 1) would still cut the longer side to its ratio
         return partial(resized, size=(size, size), how=how)
-    return v2.RandomResizedCrop((size, size), scale=(crop, 1.0), ratio=(3 / 4, 4 / 3), interpolation=how)
+    return v2.RandomResizedCrop(
+        (size, size), scale=(crop, 1.0), ratio=(3 / 4, 4 / 3), interpolation=how
+    )
 
 
 def _augment(name: str, size: int) -> Callable[[Image.Image], Image.Image]:
@@ -325,11 +341,19 @@ def _augment(name: str, size: int) -> Callable[[Image.Image], Image.Image]:
 def _timm_augment(text: str, size: int) -> Callable[[Image.Image], Image.Image]:
     """Build timm's RandAugment; its operations are bounded and filled as in timm's own pipeline."""
     # timm ignores words without a number and fails on others only later, or with an assertion.
-    if not re.fullmatch(r"rand(-(m\d+|n\d+|p(0\.\d+|1|1\.0)|mstd\d+(\.\d+)?|mmax\d+|inc[01]))+", text):
-        raise ConfigError(f"augment: {text!r} is no RandAugment of timm's; write for example rand-m7-mstd0.5-inc1")
-    from timm.data.auto_augment import rand_augment_transform  # seconds to import, and few recipes want it
+    if not re.fullmatch(
+        r"rand(-(m\d+|n\d+|p(0\.\d+|1|1\.0)|mstd\d+(\.\d+)?|mmax\d+|inc[01]))+", text
+    ):
+        raise ConfigError(
+            f"augment: {text!r} is no RandAugment of timm's; write for example rand-m7-mstd0.5-inc1"
+        )
+    from timm.data.auto_augment import (
+        rand_augment_transform,
+    )  # seconds to import, and few recipes want it
 
-    transform = rand_augment_transform(text, {"translate_const": int(size * 0.45), "img_mean": MEAN_COLOUR})
+    transform = rand_augment_transform(
+        text, {"translate_const": int(size * 0.45), "img_mean": MEAN_COLOUR}
+    )
     for operation in transform.ops:
         if operation.name.startswith("Posterize"):
             operation.aug_fn = _posterize
@@ -343,9 +367,13 @@ def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
 
 def _check_size(size: int) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigError(f"image_size: {size!r} is not a positive whole number of pixels; set for example 448")
+        raise ConfigError(
+            f"image_size: {size!r} is not a positive whole number of pixels; set for example 448"
+        )
     if size > MAX_IMAGE_SIZE:
-        raise ConfigError(f"image_size: {size} is above {MAX_IMAGE_SIZE:,} pixels a side; set for example 448")
+        raise ConfigError(
+            f"image_size: {size} is above {MAX_IMAGE_SIZE:,} pixels a side; set for example 448"
+        )
 
 
 def _check_fraction(name: str, value: float, *, lowest: str, valid: bool) -> None:

@@ -46,7 +46,9 @@ def average_precision(
         pairs = zip(_columns(score_blocks, columns), _columns(target_blocks, columns), strict=True)
         return [_of_class(column, labels, interpolations) for column, labels in pairs]
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy sorts outside the interpreter's lock
+    with ThreadPoolExecutor(
+        torch.get_num_threads()
+    ) as threads:  # numpy sorts outside the interpreter's lock
         rows = [row for part in threads.map(some, range(0, num_classes, COLUMNS)) for row in part]
     columns = torch.tensor(rows, dtype=torch.float64).view(num_classes, len(interpolations)).t()
     return dict(zip(interpolations, columns, strict=True))
@@ -59,7 +61,9 @@ def check_finite(scores: np.ndarray, metric: str) -> None:
         DataError: if one of them is not finite.
     """
     if not np.isfinite(scores).all():
-        raise DataError(f"a score is not finite: {metric} has no meaning; look at the model's logits")
+        raise DataError(
+            f"a score is not finite: {metric} has no meaning; look at the model's logits"
+        )
 
 
 def _columns(blocks: Sequence[Tensor], columns: slice) -> np.ndarray:
@@ -67,7 +71,9 @@ def _columns(blocks: Sequence[Tensor], columns: slice) -> np.ndarray:
     return torch.cat([block[:, columns] for block in blocks]).t().contiguous().numpy()
 
 
-def _of_class(scores: np.ndarray, targets: np.ndarray, interpolations: Sequence[str]) -> list[float]:
+def _of_class(
+    scores: np.ndarray, targets: np.ndarray, interpolations: Sequence[str]
+) -> list[float]:
     """Return the average precision of one class, scores and targets [N], in each definition."""
     check_finite(scores, "average precision")
     annotated = np.sort(scores[targets >= 0])
@@ -88,6 +94,8 @@ def _of_class(scores: np.ndarray, targets: np.ndarray, interpolations: Sequence[
         if name == "envelope":
             values.append(envelope.mean())
         else:
-            needed = -(-np.arange(11) * total // 10)  # positives at recall 0, 0.1, .. 1, in whole numbers
+            needed = -(
+                -np.arange(11) * total // 10
+            )  # positives at recall 0, 0.1, .. 1, in whole numbers
             values.append(envelope[total - np.maximum(needed, 1)].mean())
     return values

@@ -39,13 +39,20 @@ class PartialLabelEvaluator:
         logits, targets = self.predictions.shared_by_classes()
         precision = average_precision_of_all(logits, targets)["none"]
         naive = average_precision_of_all(logits, [block.clamp(min=0) for block in targets])["none"]
-        positives, negatives, unknown = (distributed.join_columns(_count(targets, value)) for value in (1, 0, -1))
+        positives, negatives, unknown = (
+            distributed.join_columns(_count(targets, value)) for value in (1, 0, -1)
+        )
 
         valid = (positives > 0) & (negatives > 0)
-        self._per_class = {"AP": torch.where(valid, 100 * precision, torch.nan), "AP_naive": 100 * naive}
+        self._per_class = {
+            "AP": torch.where(valid, 100 * precision, torch.nan),
+            "AP_naive": 100 * naive,
+        }
         self._per_class |= {"positives": positives, "negatives": negatives}
         if unknown.any():
-            log.warning("mAP_naive takes unannotated labels as negative: not the partial-label protocol of the papers")
+            log.warning(
+                "mAP_naive takes unannotated labels as negative: not the partial-label protocol of the papers"
+            )
         if not valid.any():
             raise DataError(
                 "mAP_partial does not exist: no class has both a positive and a negative among the validation images; "

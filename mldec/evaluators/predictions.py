@@ -38,7 +38,10 @@ class Predictions:
 
 
 def average_precision_of_all(
-    logits: Sequence[Tensor], targets: Sequence[Tensor], *, interpolations: Sequence[str] = ("none",)
+    logits: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    *,
+    interpolations: Sequence[str] = ("none",),
 ) -> dict[str, Tensor]:
     """Compute the average precision of all K classes from blocks that are shared by classes.
 

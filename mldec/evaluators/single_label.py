@@ -8,7 +8,9 @@ from mldec.evaluators.average_precision import check_finite
 from mldec.evaluators.multi_label import top_k as mark_top_k
 from mldec.runtime import distributed
 
-FIXED_POINT = 2**30  # steps of a stored probability: sums of whole numbers do not depend on their order
+FIXED_POINT = (
+    2**30
+)  # steps of a stored probability: sums of whole numbers do not depend on their order
 
 
 class SingleLabelEvaluator:
@@ -29,7 +31,9 @@ class SingleLabelEvaluator:
         ConfigError: for a value out of its range, such as a `top_k` above the number of classes.
     """
 
-    def __init__(self, num_classes: int, *, top_k: int | None = None, bins: int = 15, suffix: str = "") -> None:
+    def __init__(
+        self, num_classes: int, *, top_k: int | None = None, bins: int = 15, suffix: str = ""
+    ) -> None:
         if top_k is not None and top_k < 2:
             raise ConfigError(f"data.top_k {top_k} is below 2: top-1 is reported in any case")
         if top_k is not None and top_k > num_classes:
@@ -75,7 +79,9 @@ class SingleLabelEvaluator:
         self._mistakes = (label * self.num_classes + predicted)[right == 0]
         images = len(label)
         if not images:
-            raise DataError("top-1 does not exist: no validation image that can be read has a label")
+            raise DataError(
+                "top-1 does not exist: no validation image that can be read has a label"
+            )
         values = {"top1": right.sum().item() / images}
         if self.top_k is not None or self.num_classes >= self._k():
             values[f"top{self._k()}"] = within.sum().item() / images
@@ -85,7 +91,10 @@ class SingleLabelEvaluator:
 
     def per_class(self) -> dict[str, list[float]]:
         """Return accuracy in percent and the number of images of each class, after `compute`."""
-        return {"accuracy": (100 * self._hits.double() / self._counts).tolist(), "images": self._counts.tolist()}
+        return {
+            "accuracy": (100 * self._hits.double() / self._counts).tolist(),
+            "images": self._counts.tolist(),
+        }
 
     def pairs(self, limit: int = 20) -> list[tuple[int, int, int]]:
         """Return the most frequent mistakes, after `compute`: label, prediction, images; equals by class."""
@@ -100,5 +109,7 @@ class SingleLabelEvaluator:
     def _calibration_error(self, right: Tensor, confidence: Tensor) -> float:
         """Return the sum over the bins of |right answers - confidence|, in images."""
         bins = ((confidence * self.bins - 1) // FIXED_POINT).clamp(0, self.bins - 1)
-        gap = torch.zeros(self.bins, dtype=torch.int64).index_add(0, bins, right * FIXED_POINT - confidence)
+        gap = torch.zeros(self.bins, dtype=torch.int64).index_add(
+            0, bins, right * FIXED_POINT - confidence
+        )
         return gap.abs().sum().item() / FIXED_POINT

@@ -37,8 +37,14 @@ class ZeroShotEvaluator:
 
     def __init__(self, num_classes: int, *, unseen: Sequence[int], images: str = "unseen") -> None:
         self.unseen = torch.as_tensor(sorted(set(unseen)), dtype=torch.int64)
-        if len(self.unseen) != len(unseen) or not set(unseen) < set(range(num_classes)) or not len(unseen):
-            raise ConfigError(f"unseen classes {list(unseen)[:10]} are not some of {num_classes} classes, each once")
+        if (
+            len(self.unseen) != len(unseen)
+            or not set(unseen) < set(range(num_classes))
+            or not len(unseen)
+        ):
+            raise ConfigError(
+                f"unseen classes {list(unseen)[:10]} are not some of {num_classes} classes, each once"
+            )
         if images not in IMAGES:
             raise ConfigError(f"images {images!r} is not known: choose unseen or all")
         self.all_images = images == "all"
@@ -97,7 +103,9 @@ class ZeroShotEvaluator:
             per_class_ap["zsl"] = _precision(self._images_with_unseen_label())
             per_class_ap["zsl_all"] = unseen
             nothing = torch.full_like(every, torch.nan)
-            self._per_class["AP_zsl"] = nothing.index_copy(0, self.unseen, 100 * per_class_ap["zsl"])
+            self._per_class["AP_zsl"] = nothing.index_copy(
+                0, self.unseen, 100 * per_class_ap["zsl"]
+            )
         targets = torch.cat(self.predictions.targets)
         self._per_class["positives"] = distributed.total(targets.eq(1).sum(0))
 

@@ -18,8 +18,12 @@ _END = struct.Struct(
     "<4s4H2LH"
 )  # mark, disk, its disk, members here, members, size and offset of the directory, comment
 _LOCATOR = struct.Struct("<4sLQL")  # mark, disk, offset of the end record of 64 bits, disks
-_END_64 = struct.Struct("<4sQ2H2L4Q")  # mark, size of the rest, versions, disks, then as `_END` from its members on
-_ENTRY = struct.Struct("<4s6H3L5H2L")  # of the directory; followed by name, extra fields and comment
+_END_64 = struct.Struct(
+    "<4sQ2H2L4Q"
+)  # mark, size of the rest, versions, disks, then as `_END` from its members on
+_ENTRY = struct.Struct(
+    "<4s6H3L5H2L"
+)  # of the directory; followed by name, extra fields and comment
 _LOCAL = struct.Struct("<4s5H3L2H")  # before a member; followed by name and extra fields
 _ZIP64_EXTRA = 1
 _FULL_16, _FULL_32 = 0xFFFF, 0xFFFFFFFF  # "see the field of 64 bits"
@@ -57,7 +61,9 @@ def refuse_bomb(path: Path) -> None:
         try:
             directory = _find_directory(file, size)
             members = _read_directory(file, directory)
-            compressed = not all(member.stored and member.packed == member.unpacked for member in members)
+            compressed = not all(
+                member.stored and member.packed == member.unpacked for member in members
+            )
             unpacked = sum(member.unpacked for member in members)
             if not compressed:
                 _check_places(file, members, directory)
@@ -74,7 +80,9 @@ def refuse_bomb(path: Path) -> None:
 def _find_directory(file: BinaryIO, size: int) -> _Directory:
     """Return the directory that the end of the file names, if it ends exactly where the end records begin."""
     end_offset = size - _END.size
-    mark, disk, first_disk, members_here, members, length, offset, comment = _unpack(file, end_offset, _END)
+    mark, disk, first_disk, members_here, members, length, offset, comment = _unpack(
+        file, end_offset, _END
+    )
     if mark != b"PK\x05\x06" or comment:
         raise _Fault("it does not end in the end record of an archive")
     if disk or first_disk or members_here != members:
@@ -124,7 +132,12 @@ def _read_directory(file: BinaryIO, directory: _Directory) -> list[_Member]:
     for _ in range(directory.members):
         entry = _ENTRY.unpack_from(content, place)
         mark, flags, method, packed, unpacked = entry[0], entry[3], entry[4], entry[8], entry[9]
-        name_length, extra_length, comment_length, offset = entry[10], entry[11], entry[12], entry[16]
+        name_length, extra_length, comment_length, offset = (
+            entry[10],
+            entry[11],
+            entry[12],
+            entry[16],
+        )
         if mark != b"PK\x01\x02" or flags & _ENCRYPTED:
             raise _Fault("its directory is not whole, or a member is encrypted")
         extra_start = place + _ENTRY.size + name_length

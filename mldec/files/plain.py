@@ -15,7 +15,14 @@ from mldec.errors import CheckpointError
 MAX_VALUES = 1_000_000  # in a whole file; ImageNet-21K has 11 thousand classes, a large network a few thousand tensors
 MAX_DEPTH = 20
 MAX_TEXT = 100_000  # characters
-TENSOR_TYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8}
+TENSOR_TYPES = {
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.bool,
+    torch.uint8,
+}
 TENSOR_TYPES |= {torch.int64, torch.int32, torch.int16, torch.int8}
 
 
@@ -51,7 +58,9 @@ class _Copier:
         """Copy a value that lies in a named part of the file, at a depth below its top."""
         self.values_left -= 1
         if self.values_left < 0 or depth > MAX_DEPTH:
-            raise self.refused(part, f"is nested too deep, or the file has more than {MAX_VALUES:,} values")
+            raise self.refused(
+                part, f"is nested too deep, or the file has more than {MAX_VALUES:,} values"
+            )
 
         if isinstance(value, Tensor):
             return self._tensor(value, part)
@@ -74,7 +83,9 @@ class _Copier:
 
     def _tensor(self, value: Tensor, part: str) -> Tensor:
         if not _is_dense(value):
-            raise self.refused(part, f"holds a tensor that is not dense numbers in memory ({value.dtype})")
+            raise self.refused(
+                part, f"holds a tensor that is not dense numbers in memory ({value.dtype})"
+            )
 
         self.bytes_left -= value.numel() * value.element_size()
         if self.bytes_left < 0:
@@ -83,7 +94,9 @@ class _Copier:
 
     def _mapping(self, value: dict[Any, Any], part: str, depth: int) -> dict[Any, Any]:
         copied = {}
-        for key, item in list(dict.items(value)):  # not its own methods, which a file may have replaced
+        for key, item in list(
+            dict.items(value)
+        ):  # not its own methods, which a file may have replaced
             # A key of the top level names the part of the file; what is deeper keeps that name.
             named = f"its '{key[:40]}'" if part == "the file" and isinstance(key, str) else part
             copied[self.copy(key, part, depth + 1)] = self.copy(item, named, depth + 1)
@@ -96,4 +109,9 @@ class _Copier:
 
 def _is_dense(value: Tensor) -> bool:
     kind = type(value) in (Tensor, nn.Parameter)
-    return kind and value.layout is torch.strided and value.device.type == "cpu" and value.dtype in TENSOR_TYPES
+    return (
+        kind
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and value.dtype in TENSOR_TYPES
+    )

@@ -28,7 +28,9 @@ def check_targets(*targets: str | None) -> None:
         if target != STANDARD_OUTPUT:
             _check_file(Path(target))
     if len({os.path.realpath(target) for target in chosen}) < len(chosen):
-        raise ConfigError(f"cannot write two results to {chosen[0]}: choose another name for one of them")
+        raise ConfigError(
+            f"cannot write two results to {chosen[0]}: choose another name for one of them"
+        )
 
 
 def _check_file(path: Path) -> None:
@@ -162,7 +164,10 @@ class JsonList:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self.file.stream is None:  # a write failed
             return
@@ -195,6 +200,9 @@ class JsonLines:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.file.commit()

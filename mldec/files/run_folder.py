@@ -24,7 +24,9 @@ def find_checkpoint(folder: Path) -> Path:
         if path.exists():
             return path
     looked_for = " nor ".join(str(path) for path in paths)
-    raise CheckpointError(f"{folder} is no folder of a run: there is neither {looked_for}; check the path")
+    raise CheckpointError(
+        f"{folder} is no folder of a run: there is neither {looked_for}; check the path"
+    )
 
 
 def command_line() -> str:
@@ -45,7 +47,9 @@ class RunFacts:
     parameters: int  # trainable
     multiply_accumulates: int | None  # of one image; None if the model cannot be counted
     start_epoch: int = 0  # finished before this start
-    best: dict[str, Any] = field(default_factory=dict)  # before this start: metric, value, weights, epoch
+    best: dict[str, Any] = field(
+        default_factory=dict
+    )  # before this start: metric, value, weights, epoch
 
     def to_json(self) -> str:
         """Return the content of run.json."""

@@ -15,7 +15,12 @@ from typing import Any, TextIO, cast
 from mldec.errors import DataError
 
 CSV_ROWS = 4096  # per piece of a large file: with 65,536 reading took twice as long
-_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 def open_binary(path: str | Path) -> BufferedReader:
@@ -59,7 +64,9 @@ def read_text(path: Path, see: str, *, newline: str | None = None) -> str:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); {see}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8; {see}") from error
+        raise DataError(
+            f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8; {see}"
+        ) from error
 
 
 def read_json(path: Path, see: str) -> Any:
@@ -102,10 +109,14 @@ def csv_rows(path: Path, see: str) -> Iterator[tuple[int, list[str]]]:
             if fields:
                 yield reader.line_num, fields
     except csv.Error as error:
-        raise DataError(f"{path}, row {reader.line_num} is not CSV ({error}): check its quotes; {see}") from error
+        raise DataError(
+            f"{path}, row {reader.line_num} is not CSV ({error}): check its quotes; {see}"
+        ) from error
 
 
-def csv_columns(path: Path, header: Sequence[str], see: str) -> Iterator[tuple[int, list[tuple[str, ...]]]]:
+def csv_columns(
+    path: Path, header: Sequence[str], see: str
+) -> Iterator[tuple[int, list[tuple[str, ...]]]]:
     """Read a CSV file of millions of rows in pieces, as columns: one row at a time is slow, all at once is gigabytes.
 
     Args:
@@ -125,11 +136,15 @@ def csv_columns(path: Path, header: Sequence[str], see: str) -> Iterator[tuple[i
             reader = csv.reader(file, strict=True)
             found = next(reader, [])
             if found != list(header):
-                raise DataError(f"{path}: the header is {','.join(found)!r}, not {','.join(header)!r}; {see}")
+                raise DataError(
+                    f"{path}: the header is {','.join(found)!r}, not {','.join(header)!r}; {see}"
+                )
 
             while rows := list(islice(reader, CSV_ROWS)):
                 if set(map(len, rows)) != {len(header)}:
-                    wrong = next(number for number, row in enumerate(rows) if len(row) != len(header))
+                    wrong = next(
+                        number for number, row in enumerate(rows) if len(row) != len(header)
+                    )
                     fault = f"row {first + wrong} has {len(rows[wrong])} columns, not {len(header)}"
                     raise DataError(f"{path}: {fault}; {see}")
                 yield first, list(zip(*rows, strict=True))

@@ -50,7 +50,9 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1) -> None:
         _rename(temporary, path, [sha256_of(temporary)])
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
         temporary.unlink(missing_ok=True)
-        kept = next((f"; {name} is the last good one" for name in versions(path, keep) if name.exists()), "")
+        kept = next(
+            (f"; {name} is the last good one" for name in versions(path, keep) if name.exists()), ""
+        )
         raise CheckpointError(
             f"cannot save {path}: {_write_fault(error)}{kept}; free space and pass resume=auto"
         ) from error
@@ -76,7 +78,9 @@ def duplicate(source: Path, target: Path) -> None:
             shutil.copyfile(source, temporary)
         _rename(temporary, target, known_hashes(source))
     except OSError as error:
-        raise CheckpointError(f"cannot save {target}: {error.strerror}; free space and pass resume=auto") from error
+        raise CheckpointError(
+            f"cannot save {target}: {error.strerror}; free space and pass resume=auto"
+        ) from error
 
 
 class Writer:
@@ -128,7 +132,9 @@ def read_torch(path: Path) -> Any:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({_first_line(error)})") from error
     except MemoryError as error:
-        raise CheckpointError(f"{path} asks for more memory than there is; use another copy") from error
+        raise CheckpointError(
+            f"{path} asks for more memory than there is; use another copy"
+        ) from error
 
 
 def _check_hash(path: Path) -> None:
@@ -136,7 +142,9 @@ def _check_hash(path: Path) -> None:
     if not record.is_file() or not record.stat().st_size:
         return
     if sha256_of(path) not in known_hashes(path):
-        raise CheckpointError(f"{path} is damaged: its sha256 is not the one in {record.name}; use another copy")
+        raise CheckpointError(
+            f"{path} is damaged: its sha256 is not the one in {record.name}; use another copy"
+        )
 
 
 def _check_start(path: Path) -> None:
@@ -152,15 +160,21 @@ def _check_start(path: Path) -> None:
 def _unpickle(path: Path) -> Any:
     """Read plain containers and tensors by torch's restricted unpickler."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch's remarks on a stranger's pickle help nobody
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # torch's remarks on a stranger's pickle help nobody
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         what = _named(error) if zipfile.is_zipfile(path) else "or is not one at all"
-        raise CheckpointError(f"{path} is refused: it holds more than tensors and plain values ({what})") from error
+        raise CheckpointError(
+            f"{path} is refused: it holds more than tensors and plain values ({what})"
+        ) from error
     except (MemoryError, OSError):
         raise
     except Exception as error:  # bytes that are no such file end in almost anything
-        raise CheckpointError(f"{path} is no file of tensors, or a damaged one: {_first_line(error)}") from error
+        raise CheckpointError(
+            f"{path} is no file of tensors, or a damaged one: {_first_line(error)}"
+        ) from error
 
 
 def hash_record(path: Path) -> Path:
@@ -216,7 +230,9 @@ def sha256_of(path: Path) -> str:
 def _rename(source: Path, target: Path, hashes: list[str]) -> None:
     """Give a whole file its name; its checksum file holds the hashes of it and of the file before it meanwhile."""
     if hashes:
-        write_hashes(target, [*hashes, *(line for line in known_hashes(target) if line not in hashes)])
+        write_hashes(
+            target, [*hashes, *(line for line in known_hashes(target) if line not in hashes)]
+        )
     else:
         hash_record(target).unlink(missing_ok=True)  # nobody knows the hash of this one
     source.replace(target)
@@ -249,5 +265,9 @@ def _named(error: BaseException) -> str:
     """Return the part of torch's refusal that names what the pickle asked for."""
     for line in str(error).splitlines():
         if "Unsupported" in line or "GLOBAL" in line:
-            return line.strip().removeprefix("WeightsUnpickler error: ").split(" was not an allowed")[0]
+            return (
+                line.strip()
+                .removeprefix("WeightsUnpickler error: ")
+                .split(" was not an allowed")[0]
+            )
     return _first_line(error)

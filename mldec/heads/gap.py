@@ -30,7 +30,9 @@ class GAP(nn.Module):
         """
         check_tokens(tokens, self.fc.in_features)
         if queries is not None:
-            raise ConfigError("head GAP takes no word queries: use head=ml_decoder with head.word_dim=<width>")
+            raise ConfigError(
+                "head GAP takes no word queries: use head=ml_decoder with head.word_dim=<width>"
+            )
         pooled = self.dropout(tokens.mean(1))
         # Not in half precision, whatever autocast says: such logits tie, and ties move mAP.
         with torch.autocast(tokens.device.type, enabled=False):

@@ -23,11 +23,15 @@ class Attention(nn.Module):
     def __init__(self, embed_dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
-            raise ConfigError(f"head.embed_dim {embed_dim} is not a multiple of head.num_heads {num_heads}")
+            raise ConfigError(
+                f"head.embed_dim {embed_dim} is not a multiple of head.num_heads {num_heads}"
+            )
         self.num_heads = num_heads
         self.dropout = dropout
         # One tensor for the three projections: xavier's bound depends on its shape.
-        self.in_proj_weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(3 * embed_dim, embed_dim)))
+        self.in_proj_weight = nn.Parameter(
+            nn.init.xavier_uniform_(torch.empty(3 * embed_dim, embed_dim))
+        )
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim))
         self.out_proj = nn.Linear(embed_dim, embed_dim)
         nn.init.zeros_(self.out_proj.bias)
@@ -48,7 +52,9 @@ class Attention(nn.Module):
             for x, w, b in zip((query, key, value), weights, biases, strict=True)
         )
         q = q.expand(len(k), -1, -1, -1)
-        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
+        attended = F.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.dropout if self.training else 0.0
+        )
         attended = self.out_proj(attended.transpose(1, 2).flatten(2))
         if not need_weights:
             return attended, None
@@ -60,7 +66,12 @@ class FeedForward(nn.Sequential):
     """Two linear layers with ReLU and dropout between them: [.., D] -> [.., D]."""
 
     def __init__(self, embed_dim: int, mlp_dim: int, dropout: float) -> None:
-        super().__init__(nn.Linear(embed_dim, mlp_dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(mlp_dim, embed_dim))
+        super().__init__(
+            nn.Linear(embed_dim, mlp_dim),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(mlp_dim, embed_dim),
+        )
 
 
 class EncoderLayer(nn.Module):
@@ -93,7 +104,9 @@ class DecoderLayer(nn.Module):
             dropout. "norm": the same without that addition. "none": nothing, not even the norm (Query2Label).
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, mlp_dim: int, dropout: float, *, query_step: QueryStep) -> None:
+    def __init__(
+        self, embed_dim: int, num_heads: int, mlp_dim: int, dropout: float, *, query_step: QueryStep
+    ) -> None:
         super().__init__()
         self.query_step = query_step
         if query_step == "self_attention":
@@ -156,7 +169,12 @@ def check_words(words: Tensor | None, width: int) -> Tensor:
     Raises:
         ConfigError: if there are none, or they are something else.
     """
-    if isinstance(words, Tensor) and words.ndim == 2 and words.shape[1] == width and words.is_floating_point():
+    if (
+        isinstance(words, Tensor)
+        and words.ndim == 2
+        and words.shape[1] == width
+        and words.is_floating_point()
+    ):
         return words
     if words is None:
         given = "none"

@@ -54,21 +54,30 @@ class MLDecoder(nn.Module):
         word_dim: int | None = None,
     ) -> None:
         super().__init__()
-        at_least_one(num_classes=num_classes, embed_dim=embed_dim, mlp_dim=mlp_dim, num_layers=num_layers)
+        at_least_one(
+            num_classes=num_classes, embed_dim=embed_dim, mlp_dim=mlp_dim, num_layers=num_layers
+        )
         if num_groups is not None:
             at_least_one(num_groups=num_groups)
         if word_dim is not None:
             at_least_one(word_dim=word_dim)
             if num_groups is not None:
-                raise ConfigError(f"head.num_groups {num_groups} has no effect with head.word_dim: set it to null")
+                raise ConfigError(
+                    f"head.num_groups {num_groups} has no effect with head.word_dim: set it to null"
+                )
             if queries != "random":
-                raise ConfigError(f"head.queries '{queries}' has no effect with head.word_dim: leave it out")
+                raise ConfigError(
+                    f"head.queries '{queries}' has no effect with head.word_dim: leave it out"
+                )
         self.num_classes = num_classes
         self.word_dim = word_dim
         self.embed = nn.Linear(in_features, embed_dim)
-        query_step: QueryStep = "self_attention" if self_attention else "double" if doubled_query else "norm"
+        query_step: QueryStep = (
+            "self_attention" if self_attention else "double" if doubled_query else "norm"
+        )
         self.layers = nn.ModuleList(
-            DecoderLayer(embed_dim, num_heads, mlp_dim, dropout, query_step=query_step) for _ in range(num_layers)
+            DecoderLayer(embed_dim, num_heads, mlp_dim, dropout, query_step=query_step)
+            for _ in range(num_layers)
         )
         pool_shape: tuple[int, ...]
         if word_dim is None:
@@ -77,7 +86,9 @@ class MLDecoder(nn.Module):
             group_size = -(-num_classes // groups)  # a true ceiling
             pool_shape, pool_bias = (groups, embed_dim, group_size), num_classes
         else:
-            self.word_proj = nn.Linear(word_dim, embed_dim) if word_dim != embed_dim else nn.Identity()
+            self.word_proj = (
+                nn.Linear(word_dim, embed_dim) if word_dim != embed_dim else nn.Identity()
+            )
             pool_shape, pool_bias = (embed_dim, 1), 1  # shared by all classes
         # xavier sees a tensor of three dimensions, so its std is sqrt(2 / ((D + G) g)) as in the official code.
         self.pool_weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(pool_shape)))
@@ -85,10 +96,15 @@ class MLDecoder(nn.Module):
 
     def _add_queries(self, kind: str, groups: int, embed_dim: int) -> None:
         if kind not in ("random", "learned", "orthogonal"):
-            raise ConfigError(f"head.queries '{kind}' is unknown: choose random, learned or orthogonal")
+            raise ConfigError(
+                f"head.queries '{kind}' is unknown: choose random, learned or orthogonal"
+            )
         if kind == "orthogonal":
             # With more queries than D it is the columns that are orthogonal; the length is set either way.
-            start = F.normalize(nn.init.orthogonal_(torch.empty(groups, embed_dim)), dim=1) * embed_dim**0.5
+            start = (
+                F.normalize(nn.init.orthogonal_(torch.empty(groups, embed_dim)), dim=1)
+                * embed_dim**0.5
+            )
         else:
             start = torch.randn(groups, embed_dim)
         if kind == "learned":
@@ -128,7 +144,9 @@ class MLDecoder(nn.Module):
         """Return the queries [G, D] before the first layer."""
         if self.word_dim is None:
             if words is not None:
-                raise ConfigError("this head knows only its own classes: set head.word_dim to use word queries")
+                raise ConfigError(
+                    "this head knows only its own classes: set head.word_dim to use word queries"
+                )
             return self.queries
         return F.relu(self.word_proj(check_words(words, self.word_dim).to(self.pool_bias.dtype)))
 

@@ -45,7 +45,12 @@ class Query2Label(nn.Module):
         self_attention: bool = False,
     ) -> None:
         super().__init__()
-        at_least_one(num_classes=num_classes, embed_dim=embed_dim, mlp_dim=mlp_dim, decoder_layers=decoder_layers)
+        at_least_one(
+            num_classes=num_classes,
+            embed_dim=embed_dim,
+            mlp_dim=mlp_dim,
+            decoder_layers=decoder_layers,
+        )
         if encoder_layers < 0:
             raise ConfigError(f"head.encoder_layers is {encoder_layers}: it must be 0 or more")
         if in_features != embed_dim and not input_proj:
@@ -54,14 +59,20 @@ class Query2Label(nn.Module):
                 f"set head.input_proj=true or head.embed_dim={in_features}"
             )
         if embed_dim % 4:
-            raise ConfigError(f"head.embed_dim {embed_dim} is not a multiple of 4, which sine positions need")
+            raise ConfigError(
+                f"head.embed_dim {embed_dim} is not a multiple of 4, which sine positions need"
+            )
         self.in_features = in_features
         self.input_proj = nn.Linear(in_features, embed_dim) if input_proj else nn.Identity()
         sizes = (embed_dim, num_heads, mlp_dim, dropout)
         query_step: QueryStep = "self_attention" if self_attention else "none"
         self.encoder = nn.ModuleList(EncoderLayer(*sizes) for _ in range(encoder_layers))
-        self.decoder = nn.ModuleList(DecoderLayer(*sizes, query_step=query_step) for _ in range(decoder_layers))
-        for weight in [p for layers in (self.encoder, self.decoder) for p in layers.parameters() if p.dim() > 1]:
+        self.decoder = nn.ModuleList(
+            DecoderLayer(*sizes, query_step=query_step) for _ in range(decoder_layers)
+        )
+        for weight in [
+            p for layers in (self.encoder, self.decoder) for p in layers.parameters() if p.dim() > 1
+        ]:
             nn.init.xavier_uniform_(weight)
         self.norm = nn.LayerNorm(embed_dim)
         self.queries = nn.Parameter(torch.randn(num_classes, embed_dim))
@@ -88,7 +99,9 @@ class Query2Label(nn.Module):
         """
         check_tokens(tokens, self.in_features)
         if queries is not None:
-            raise ConfigError("head Query2Label takes no word queries: use head=ml_decoder with head.word_dim=<width>")
+            raise ConfigError(
+                "head Query2Label takes no word queries: use head=ml_decoder with head.word_dim=<width>"
+            )
         memory = self.input_proj(tokens)
         positions = sine_positions(tokens.shape[1], memory.shape[-1]).to(memory)
         for layer in self.encoder:
@@ -116,9 +129,15 @@ def sine_positions(num_tokens: int, dim: int, *, temperature: float = 10_000.0) 
     """
     side = math.isqrt(num_tokens)
     if side * side != num_tokens:
-        raise ConfigError(f"head Query2Label needs the tokens of a square map, got {num_tokens}: use square images")
+        raise ConfigError(
+            f"head Query2Label needs the tokens of a square map, got {num_tokens}: use square images"
+        )
     place = torch.arange(1, side + 1) / (side + 1e-6) * 2 * math.pi
     half = dim // 2
     angle = place[:, None] / temperature ** (2 * (torch.arange(half) // 2) / half)
-    line = torch.stack((angle[:, 0::2].sin(), angle[:, 1::2].cos()), dim=2).flatten(1)  # [side, half]
-    return torch.cat((line[:, None].expand(-1, side, -1), line[None].expand(side, -1, -1)), dim=2).flatten(0, 1)
+    line = torch.stack((angle[:, 0::2].sin(), angle[:, 1::2].cos()), dim=2).flatten(
+        1
+    )  # [side, half]
+    return torch.cat(
+        (line[:, None].expand(-1, side, -1), line[None].expand(side, -1, -1)), dim=2
+    ).flatten(0, 1)

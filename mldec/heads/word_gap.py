@@ -22,7 +22,9 @@ class WordGAP(nn.Module):
         ConfigError: for a width below 1.
     """
 
-    def __init__(self, in_features: int, num_classes: int, *, word_dim: int = 300, dropout: float = 0.0) -> None:
+    def __init__(
+        self, in_features: int, num_classes: int, *, word_dim: int = 300, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         at_least_one(word_dim=word_dim)
         self.word_dim = word_dim
@@ -42,4 +44,7 @@ class WordGAP(nn.Module):
         pooled = self.dropout(tokens.mean(1))
         # Not in half precision, whatever autocast says: such logits tie, and ties move mAP.
         with torch.autocast(tokens.device.type, enabled=False):
-            return self.fc(pooled.to(self.fc.weight.dtype)) @ words.to(self.fc.weight.dtype).T + self.bias
+            return (
+                self.fc(pooled.to(self.fc.weight.dtype)) @ words.to(self.fc.weight.dtype).T
+                + self.bias
+            )

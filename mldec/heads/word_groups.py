@@ -53,11 +53,14 @@ class WordGroupDecoder(nn.Module):
         at_least_one(word_dim=word_dim, group_size=group_size, embed_dim=embed_dim, mlp_dim=mlp_dim)
         at_least_one(num_layers=num_layers)
         if embed_dim % group_size:
-            raise ConfigError(f"head.group_size {group_size} does not divide head.embed_dim {embed_dim}")
+            raise ConfigError(
+                f"head.group_size {group_size} does not divide head.embed_dim {embed_dim}"
+            )
         self.word_dim, self.group_size = word_dim, group_size
         self.embed = nn.Linear(in_features, embed_dim)
         self.layers = nn.ModuleList(
-            DecoderLayer(embed_dim, num_heads, mlp_dim, dropout, query_step="double") for _ in range(num_layers)
+            DecoderLayer(embed_dim, num_heads, mlp_dim, dropout, query_step="double")
+            for _ in range(num_layers)
         )
         self.query_proj = nn.Linear(word_dim, embed_dim // group_size, bias=False)  # A
         # B: decoded queries have length sqrt(D) and words length 1, so logits begin with a spread of about 1.

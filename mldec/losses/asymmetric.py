@@ -58,13 +58,16 @@ class AsymmetricLoss(nn.Module):
         positive = logits.sigmoid()
         negative = (1 - positive + self.clip).clamp(max=1)
         log_likelihood = (
-            targets * positive.clamp(min=self.eps).log() + (1 - targets) * negative.clamp(min=self.eps).log()
+            targets * positive.clamp(min=self.eps).log()
+            + (1 - targets) * negative.clamp(min=self.eps).log()
         )
         if self.gamma_neg > 0 or self.gamma_pos > 0:
             right = positive * targets + negative * (1 - targets)
             # Kept off 0, where a power below 1 has no gradient; the logarithm beside it is 0 there.
             wrong = (1 - (right if self.focal_grad else right.detach())).clamp(min=self.eps)
-            log_likelihood = log_likelihood * wrong ** (self.gamma_pos * targets + self.gamma_neg * (1 - targets))
+            log_likelihood = log_likelihood * wrong ** (
+                self.gamma_pos * targets + self.gamma_neg * (1 - targets)
+            )
         return -log_likelihood.sum() if self.reduction == "sum" else -log_likelihood.mean()
 
 
@@ -83,7 +86,9 @@ class AsymmetricLossSingleLabel(nn.Module):
     reduction = "mean"
     exclusive = True
 
-    def __init__(self, *, gamma_neg: float = 4.0, gamma_pos: float = 0.0, smoothing: float = 0.1) -> None:
+    def __init__(
+        self, *, gamma_neg: float = 4.0, gamma_pos: float = 0.0, smoothing: float = 0.1
+    ) -> None:
         super().__init__()
         _check_gammas(gamma_neg, gamma_pos)
         if not 0 <= smoothing < 1:

@@ -41,9 +41,17 @@ class BinaryCrossEntropy(nn.Module):
             raise ConfigError(f"loss.target_threshold {target_threshold} is not in (0, 1)")
         if reduction not in ("sum", "mean"):
             raise ConfigError(f"loss.reduction '{reduction}' is unknown: choose sum or mean")
-        self.smoothing, self.target_threshold, self.reduction = smoothing, target_threshold, reduction
+        self.smoothing, self.target_threshold, self.reduction = (
+            smoothing,
+            target_threshold,
+            reduction,
+        )
         self.class_weights: Tensor | None
-        weights = None if class_weights is None else torch.tensor(list(class_weights), dtype=torch.float32)
+        weights = (
+            None
+            if class_weights is None
+            else torch.tensor(list(class_weights), dtype=torch.float32)
+        )
         self.register_buffer("class_weights", weights)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -55,11 +63,15 @@ class BinaryCrossEntropy(nn.Module):
         """
         logits, targets = prepare(logits, targets, unknown=True, soft=True)
         if self.class_weights is not None and len(self.class_weights) != logits.shape[-1]:
-            raise ConfigError(f"loss.class_weights has {len(self.class_weights)} values for {logits.shape[-1]} classes")
+            raise ConfigError(
+                f"loss.class_weights has {len(self.class_weights)} values for {logits.shape[-1]} classes"
+            )
         annotated = targets >= 0
         if self.target_threshold is not None:
             targets = (targets > self.target_threshold).to(logits.dtype)
         targets = targets * (1 - self.smoothing) + self.smoothing / 2
-        losses = F.binary_cross_entropy_with_logits(logits, targets, weight=self.class_weights, reduction="none")
+        losses = F.binary_cross_entropy_with_logits(
+            logits, targets, weight=self.class_weights, reduction="none"
+        )
         losses = losses.masked_fill(~annotated, 0)  # not a product: an infinite loss times 0 is NaN
         return losses.sum() if self.reduction == "sum" else losses.mean()

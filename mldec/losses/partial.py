@@ -63,20 +63,38 @@ class PartialAsymmetricLoss(nn.Module):
     ) -> None:
         super().__init__()
         if mode not in ("negative", "ignore", "ignore_normalized", "selective"):
-            raise ConfigError(f"loss.mode '{mode}' is unknown: choose negative, ignore, ignore_normalized or selective")
-        if min(gamma_pos, gamma_neg, gamma_unannotated) < 0 or not 0 <= clip < 1 or likelihood_top_k < 0:
-            raise ConfigError("loss: gammas and likelihood_top_k must be 0 or more, and clip in [0, 1)")
+            raise ConfigError(
+                f"loss.mode '{mode}' is unknown: choose negative, ignore, ignore_normalized or selective"
+            )
+        if (
+            min(gamma_pos, gamma_neg, gamma_unannotated) < 0
+            or not 0 <= clip < 1
+            or likelihood_top_k < 0
+        ):
+            raise ConfigError(
+                "loss: gammas and likelihood_top_k must be 0 or more, and clip in [0, 1)"
+            )
         if mode != "selective" and (likelihood_top_k or class_prior not in (None, "estimate")):
-            raise ConfigError(f"loss.likelihood_top_k and loss.class_prior have no effect with loss.mode={mode}")
+            raise ConfigError(
+                f"loss.likelihood_top_k and loss.class_prior have no effect with loss.mode={mode}"
+            )
         if mode == "selective" and not likelihood_top_k and class_prior is None:
-            raise ConfigError("loss.mode=selective selects nothing: set loss.likelihood_top_k or loss.class_prior")
+            raise ConfigError(
+                "loss.mode=selective selects nothing: set loss.likelihood_top_k or loss.class_prior"
+            )
         self.mode, self.clip, self.eps = mode, clip, eps
         self.gammas = gamma_pos, gamma_neg, gamma_unannotated
         self.alphas = alpha_pos, alpha_neg, alpha_unannotated
         self.likelihood_top_k, self.prior_threshold = likelihood_top_k, prior_threshold
         self.estimate = PriorEstimate() if class_prior == "estimate" else None
         self.class_prior: Tensor | None
-        given = None if self.estimate else read_prior(class_prior) if isinstance(class_prior, str) else class_prior
+        given = (
+            None
+            if self.estimate
+            else read_prior(class_prior)
+            if isinstance(class_prior, str)
+            else class_prior
+        )
         self.register_buffer("class_prior", None if given is None else torch.tensor(list(given)))
 
     def prior(self) -> Tensor | None:
@@ -116,7 +134,9 @@ class PartialAsymmetricLoss(nn.Module):
         prior = self.prior()
         if prior is not None:
             if len(prior) != targets.shape[1]:
-                raise ConfigError(f"loss.class_prior has {len(prior)} values for {targets.shape[1]} classes")
+                raise ConfigError(
+                    f"loss.class_prior has {len(prior)} values for {targets.shape[1]} classes"
+                )
             common = prior.to(targets.device) > self.prior_threshold
             weights = weights.masked_fill(unannotated & common, 0)
         if self.likelihood_top_k:

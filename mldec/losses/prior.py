@@ -33,8 +33,15 @@ class PriorEstimate(nn.Module):
 
     def update(self, probability: Tensor) -> None:
         """Add a batch [B, K]; every process must do so equally often."""
-        probability = probability[probability.isfinite().all(1)]  # of a step that the learner leaves out
-        batch = torch.cat([probability.double().sum(0), probability.new_tensor([len(probability)], dtype=torch.double)])
+        probability = probability[
+            probability.isfinite().all(1)
+        ]  # of a step that the learner leaves out
+        batch = torch.cat(
+            [
+                probability.double().sum(0),
+                probability.new_tensor([len(probability)], dtype=torch.double),
+            ]
+        )
         batch = distributed.total(batch)
         self.sums = batch if self.sums is None else self.sums.to(batch.device) + batch
 
@@ -53,7 +60,9 @@ class PriorEstimate(nn.Module):
             ValueError: if it is no such state.
         """
         sums = state.get("sums") if isinstance(state, dict) else state
-        if sums is not None and (not isinstance(sums, Tensor) or sums.ndim != 1 or sums.dtype is not torch.float64):
+        if sums is not None and (
+            not isinstance(sums, Tensor) or sums.ndim != 1 or sums.dtype is not torch.float64
+        ):
             raise ValueError("the class priors are no sums of probabilities")
         self.sums = sums
 
@@ -71,7 +80,9 @@ def read_prior(path: str | Path) -> list[float]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"loss.class_prior {path} cannot be read ({error}); {see}") from error
     if header != COLUMNS or not rows:
-        raise DataError(f"loss.class_prior {path} has the header {','.join(header)!r} and {len(rows)} rows; {see}")
+        raise DataError(
+            f"loss.class_prior {path} has the header {','.join(header)!r} and {len(rows)} rows; {see}"
+        )
     return [_number(path, number, row, see) for number, row in enumerate(rows, 2)]
 
 

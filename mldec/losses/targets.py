@@ -11,7 +11,9 @@ def at_least_float32(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def prepare(logits: Tensor, targets: Tensor, *, unknown: bool = False, soft: bool = False) -> tuple[Tensor, Tensor]:
+def prepare(
+    logits: Tensor, targets: Tensor, *, unknown: bool = False, soft: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return logits in float32 (float64 stays) and targets of the same type, checked.
 
     Args:
@@ -24,7 +26,9 @@ def prepare(logits: Tensor, targets: Tensor, *, unknown: bool = False, soft: boo
         DataError: for another shape or another value; it names the value.
     """
     if logits.shape != targets.shape:
-        raise DataError(f"targets {tuple(targets.shape)} do not have the shape of the logits {tuple(logits.shape)}")
+        raise DataError(
+            f"targets {tuple(targets.shape)} do not have the shape of the logits {tuple(logits.shape)}"
+        )
     logits = at_least_float32(logits)
     targets = targets.to(logits.dtype)
     good = (targets >= 0) & (targets <= 1) if soft else (targets == 0) | (targets == 1)
@@ -32,5 +36,7 @@ def prepare(logits: Tensor, targets: Tensor, *, unknown: bool = False, soft: boo
         good |= targets == -1
     if not good.all():
         allowed = ("0 to 1" if soft else "0 and 1") + (" and -1" if unknown else "")
-        raise DataError(f"target {targets[~good][0].item():g} is not allowed: this loss takes {allowed}")
+        raise DataError(
+            f"target {targets[~good][0].item():g} is not allowed: this loss takes {allowed}"
+        )
     return logits, targets

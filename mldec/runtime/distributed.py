@@ -50,7 +50,9 @@ def pick_device(name: str) -> torch.device:
 
     kind, _, number = name.partition(":")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {name} is not there: {torch.cuda.device_count()} CUDA devices; use device=cpu")
+        raise ConfigError(
+            f"device {name} is not there: {torch.cuda.device_count()} CUDA devices; use device=cpu"
+        )
     return torch.device(kind, int(number)) if number else torch.device(kind)
 
 
@@ -160,7 +162,11 @@ def copy_buffers(model: nn.Module) -> None:
 
 def no_sync(model: nn.Module, *, unless: bool) -> AbstractContextManager[None]:
     """Leave out the averaging of gradients, unless this is the last micro-batch of its step."""
-    return nullcontext() if unless or not isinstance(model, DistributedDataParallel) else model.no_sync()
+    return (
+        nullcontext()
+        if unless or not isinstance(model, DistributedDataParallel)
+        else model.no_sync()
+    )
 
 
 def total(value: Tensor) -> Tensor:
@@ -226,7 +232,10 @@ def share_columns(rows: list[Tensor]) -> list[Tensor]:
     got = torch.empty(sum(heights) * widths[rank()], dtype=mine.dtype)
     sizes = [height * widths[rank()] for height in heights]
     dist.all_to_all_single(got, sent, sizes, [len(mine) * width for width in widths])
-    return [part.view(height, widths[rank()]) for part, height in zip(got.split(sizes), heights, strict=True)]
+    return [
+        part.view(height, widths[rank()])
+        for part, height in zip(got.split(sizes), heights, strict=True)
+    ]
 
 
 def join_columns(values: Tensor) -> Tensor:

@@ -32,7 +32,9 @@ def explained_by(advice: Callable[[], str]) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         # On a CPU torch has no class of its own for it.
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in str(error):
+        if not isinstance(
+            error, torch.OutOfMemoryError | MemoryError
+        ) and "can't allocate memory" not in str(error):
             raise
         raise OutOfMemoryError(advice()) from error
 

@@ -24,7 +24,9 @@ log = logging.getLogger("mldec")
 
 HEARTBEAT = 30.0  # seconds
 TIMEOUT = 180.0  # seconds without a heartbeat, after which a folder is free
-SETTLE = 2.0  # seconds, longer than it takes to find a folder free and to write the own name into it
+SETTLE = (
+    2.0  # seconds, longer than it takes to find a folder free and to write the own name into it
+)
 PAUSE = 1.0  # seconds between two tries of a process that torchrun started again
 MAX_RECORD = 1000  # bytes that are read of a lock file
 
@@ -145,7 +147,9 @@ class RunLock:
         try:
             with writing(beside, of_run=True):
                 beside.write_text(self._record)
-                now = beside.stat().st_mtime  # by the clock that heartbeats go by, which may be a server's
+                now = (
+                    beside.stat().st_mtime
+                )  # by the clock that heartbeats go by, which may be a server's
             holder = self._read()
             if holder and now - self._last_heartbeat() < TIMEOUT:
                 return holder

@@ -47,7 +47,9 @@ class RunLog:
         with writing(text, of_run=True), text.open("a" if step else "w"):
             pass
         self._handler = TextFile(text)
-        self._handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
+        self._handler.setFormatter(
+            logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S")
+        )
         log.addHandler(self._handler)
 
         try:
@@ -62,24 +64,37 @@ class RunLog:
         if self._events is None:
             return
         finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
-        line = {"step": step, "epoch": epoch, "time": round(time.monotonic() - self.started, 3), **finite}
+        line = {
+            "step": step,
+            "epoch": epoch,
+            "time": round(time.monotonic() - self.started, 3),
+            **finite,
+        }
         with writing(self._jsonl, of_run=True):
-            self._jsonl.parent.mkdir(parents=True, exist_ok=True)  # if it was deleted meanwhile, the run goes on
+            self._jsonl.parent.mkdir(
+                parents=True, exist_ok=True
+            )  # if it was deleted meanwhile, the run goes on
             with self._jsonl.open("a") as file:
                 file.write(json.dumps(line) + "\n")
         self._events.add(step, values)
 
-    def progress(self, items: Iterable[T], *, total: int, done: int, description: str) -> Iterator[T]:
+    def progress(
+        self, items: Iterable[T], *, total: int, done: int, description: str
+    ) -> Iterator[T]:
         """Iterate under a progress bar: on a terminal only."""
         hidden = not (self.main and on_terminal())
-        with tqdm(items, total=total, initial=done, desc=description, leave=False, disable=hidden) as bar:
+        with tqdm(
+            items, total=total, initial=done, desc=description, leave=False, disable=hidden
+        ) as bar:
             self._bar = bar
             yield from bar
         self._bar = None
 
     def evaluation(self, description: str) -> "Callable[..., tqdm[Any]]":
         """Return what wraps the batches of an evaluation in a progress bar: on a terminal only."""
-        return partial(tqdm, desc=description, leave=False, disable=not (self.main and on_terminal()))
+        return partial(
+            tqdm, desc=description, leave=False, disable=not (self.main and on_terminal())
+        )
 
     def status(self, place: str, text: str) -> None:
         """Show the state of the loop: beside the bar, which knows the place, or else as a line of its own."""
@@ -219,7 +234,9 @@ def cut_back(path: Path, *, lines: int, step: int) -> int:
         DataError: if it cannot be written; it is as before then.
     """
     content = path.read_bytes() if path.exists() else b""
-    whole_lines = content.split(b"\n")[:-1]  # what follows the last newline was cut off while it was written
+    whole_lines = content.split(b"\n")[
+        :-1
+    ]  # what follows the last newline was cut off while it was written
     good_lines = [line for line in whole_lines[:lines] if _is_up_to(line, step)]
     if len(good_lines) < lines:
         log.warning(

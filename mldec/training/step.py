@@ -61,10 +61,18 @@ class Learner:
         self.memory_format = torch.channels_last if train.channels_last else torch.contiguous_format
         if train.sync_batchnorm:
             if device.type != "cuda":
-                raise ConfigError(f"train.sync_batchnorm needs CUDA, the device is {device}: leave it out")
+                raise ConfigError(
+                    f"train.sync_batchnorm needs CUDA, the device is {device}: leave it out"
+                )
             model = distributed.synchronised_batch_norm(model)  # type: ignore[assignment]
         model.to(memory_format=self.memory_format)
-        self.config, self.model, self.loss, self.device, self.steps = config, model, loss.to(device), device, steps
+        self.config, self.model, self.loss, self.device, self.steps = (
+            config,
+            model,
+            loss.to(device),
+            device,
+            steps,
+        )
         self.queries = None if queries is None else queries.to(device)
         self.optimizer = build_optimizer(model, **vars(config.optim))
         self.schedule = self._build_schedule()
@@ -74,12 +82,16 @@ class Learner:
         net: nn.Module = torch.compile(model) if train.compile else model  # type: ignore[assignment]
         self.net = distributed.wrap(net, static=train.accumulate == 1 and not train.compile)
         self.step = 0  # done
-        self.skipped = 0  # of them without effect: not finite, or in fp16 while the scaler looks for its scale
+        self.skipped = (
+            0  # of them without effect: not finite, or in fp16 while the scaler looks for its scale
+        )
 
     def _build_schedule(self) -> torch.optim.lr_scheduler.LRScheduler:
         schedule, epochs = self.config.schedule, self.config.train.epochs
         epoch = self.steps / epochs
-        cooldown = min(schedule.cooldown_epochs or 0, epochs // 2)  # a short trial of a long recipe still learns
+        cooldown = min(
+            schedule.cooldown_epochs or 0, epochs // 2
+        )  # a short trial of a long recipe still learns
         return build_schedule(
             self.optimizer,
             name=schedule.name.value,
@@ -98,7 +110,9 @@ class Learner:
         """Return the learning rate of the next step."""
         return self.optimizer.param_groups[0]["lr"]
 
-    def learn(self, micro_batches: list[Batch], images_in_step: int, *, stop: object = False) -> Outcome:
+    def learn(
+        self, micro_batches: list[Batch], images_in_step: int, *, stop: object = False
+    ) -> Outcome:
         """Do one optimiser step.
 
         Args:
@@ -118,7 +132,9 @@ class Learner:
         norm = _clip(self.model.parameters(), self.config.train.clip_grad)
         outcome = self._agree(loss, norm, stop, sum(len(batch.bad) for batch in micro_batches))
         if outcome.fault is None:
-            self.scaler.step(self.optimizer)  # in fp16 it leaves out a step whose gradients overflow
+            self.scaler.step(
+                self.optimizer
+            )  # in fp16 it leaves out a step whose gradients overflow
         elif skip:
             for buffer, before in zip(self.model.buffers(), statistics, strict=True):
                 buffer.copy_(before)
@@ -137,7 +153,9 @@ class Learner:
         targets = batch.targets.to(self.device, non_blocking=True)
         queries, train = self.queries, self.config.train
         if queries is not None:
-            queries, targets = augment(queries, targets, noise=train.query_noise, extra=train.random_queries)
+            queries, targets = augment(
+                queries, targets, noise=train.query_noise, extra=train.random_queries
+            )
         with autocast(self.device, self.precision):
             logits = self.net(images, queries)
         loss = self.loss(at_least_float32(logits), targets)
@@ -186,11 +204,15 @@ class Learner:
         try:
             self.loss.load_state_dict(saved.loss)
             self.optimizer.load_state_dict(saved.optimizer)
-            if saved.scaler:  # empty after steps on a CPU, where auto is fp32: start with a new scale
+            if (
+                saved.scaler
+            ):  # empty after steps on a CPU, where auto is fp32: start with a new scale
                 self.scaler.load_state_dict(saved.scaler)
         except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
             reason = " ".join(str(error).split())  # torch writes a line per tensor
-            raise CheckpointError(f"{path} does not fit the optimiser, the loss or the precision: {reason}") from error
+            raise CheckpointError(
+                f"{path} does not fit the optimiser, the loss or the precision: {reason}"
+            ) from error
 
         self.step = saved.step
         if self.step < self.steps:
@@ -203,12 +225,20 @@ class Learner:
 
         for name, own in self.scaler.state_dict().items() if saved.scaler else ():
             value = saved.scaler.get(name)
-            if not isinstance(value, int | float) or type(value) is not type(own) or not math.isfinite(value):
-                raise CheckpointError(f"{path} does not fit the precision: the '{name}' of its scaler is no number")
+            if (
+                not isinstance(value, int | float)
+                or type(value) is not type(own)
+                or not math.isfinite(value)
+            ):
+                raise CheckpointError(
+                    f"{path} does not fit the precision: the '{name}' of its scaler is no number"
+                )
 
 
 def _clip(parameters: Iterable[nn.Parameter], largest: float | None) -> Tensor:
     """Return the norm of all gradients together, after clipping them if it is too large."""
     if largest is not None:
         return nn.utils.clip_grad_norm_(parameters, largest)
-    return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    return nn.utils.get_total_norm(
+        [parameter.grad for parameter in parameters if parameter.grad is not None]
+    )

@@ -71,7 +71,9 @@ class Trainer:
             world_size=distributed.world_size(),
         )
         pin = device.type == "cuda"
-        self.loader = train_loader(data, self.batches, workers=train.workers, pin=pin, mix=config.mix)
+        self.loader = train_loader(
+            data, self.batches, workers=train.workers, pin=pin, mix=config.mix
+        )
         steps, queries = train.epochs * self.batches.steps, data.train.classes.queries
         self.learner = Learner(config, model, loss, device=device, steps=steps, queries=queries)
         self.epoch = 0  # finished
@@ -138,7 +140,9 @@ class Trainer:
         groups = _grouped(self._batches(), train.accumulate)
         description = f"epoch {self.epoch + 1}/{train.epochs}"
         self.meter.restart()
-        for batches in runlog.progress(groups, total=total, done=self.position, description=description):
+        for batches in runlog.progress(
+            groups, total=total, done=self.position, description=description
+        ):
             self.meter.loaded()
             images, lr = self.batches.images_in_step(self.position), self.learner.lr
             outcome = self.learner.learn(batches, images, stop=self.stop)
@@ -160,7 +164,9 @@ class Trainer:
         try:
             for batch in self.stop.bounded(unwrap(self.loader)):
                 if not len(batch.images):
-                    raise DataError(f"no image of a micro-batch can be read; the first: {batch.bad[0]}")
+                    raise DataError(
+                        f"no image of a micro-batch can be read; the first: {batch.bad[0]}"
+                    )
                 yield batch
         except NothingCame:
             self.save()
@@ -181,13 +187,21 @@ class Trainer:
         """Name the images left out in a step, wherever they were met; end the run, or go on, if it was not finite."""
         if outcome.bad_images:
             self.bad_images += outcome.bad_images
-            for messages in distributed.gather([message for batch in batches for message in batch.bad]):
+            for messages in distributed.gather(
+                [message for batch in batches for message in batch.bad]
+            ):
                 self._warn(*(f"left out: {message}" for message in messages))
         if outcome.fault:
             dataset, last = self.data.train.dataset, self.folder / "last.pt"
-            names = ", ".join(dataset.name(int(index)) for batch in batches for index in batch.indices)
+            names = ", ".join(
+                dataset.name(int(index)) for batch in batches for index in batch.indices
+            )
             where = f"{outcome.fault} in step {self.learner.step} (epoch {self.epoch + 1})"
-            kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
+            kept = (
+                f"the last good checkpoint is {last}"
+                if last.exists()
+                else "no checkpoint was written yet"
+            )
             fix = f"{kept}; lower optim.lr, or look at the images {names}"
             if self.config.train.nonfinite is NonFinite.stop:
                 raise NonFiniteError(f"{where}, the weights are those before it; {fix}")
@@ -222,7 +236,9 @@ class Trainer:
         """Tell whether it is time to save, as the main process sees it: the others have nothing to write."""
         steps, minutes = self.config.train.save_every_steps, self.config.train.save_every_minutes
         by_steps = steps is not None and self.learner.step % steps == 0
-        return by_steps or (minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes)
+        return by_steps or (
+            minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
+        )
 
     def _stop(self, place: str, *, together: bool = False) -> None:
         """End the run; the main process has what was saved, and speaks for all that end together."""
@@ -254,7 +270,9 @@ class Trainer:
             values |= {f"val_raw/{name}": value for name, value in other.metrics.items()}
         self._scalars(runlog, self.epoch + 1, values)
 
-        scores = ", ".join(f"{weights} {one.metrics[metric]:.2f}" for weights, one in results.items())
+        scores = ", ".join(
+            f"{weights} {one.metrics[metric]:.2f}" for weights, one in results.items()
+        )
         best = f"best {self.best.value:.2f} ({self.best.weights}, epoch {self.best.epoch})"
         epoch = f"epoch {self.epoch + 1}/{self.config.train.epochs}"
         log.info(f"{epoch}: val {metric} {scores} on {main.images:,} images; {best}")
@@ -271,7 +289,9 @@ class Trainer:
         for weights, model in models.items():
             distributed.copy_buffers(model)
             bar = partial(self._watched, runlog.evaluation(f"evaluate {weights}"))
-            results[weights] = evaluate(model, self.data, self.config, device=self.device, progress=bar)
+            results[weights] = evaluate(
+                model, self.data, self.config, device=self.device, progress=bar
+            )
         return results
 
     def _update_best(self, metric: str, results: dict[str, Results]) -> None:
@@ -351,12 +371,18 @@ class Trainer:
                 f"{path} has {saved.steps_per_epoch} steps per epoch, this run {self.batches.steps}: use the same "
                 f"training images, and a number of processes that divides their last batch as before"
             )
-        warning = check_same(saved.fingerprint, self.fingerprint, path, allow=self.config.accepts_changed_data)
+        warning = check_same(
+            saved.fingerprint, self.fingerprint, path, allow=self.config.accepts_changed_data
+        )
         self._warn(*[warning] if warning else [])
 
         self.learner.load_state(saved, path)
         self.epoch, self.metrics, self.best = saved.epoch, saved.metrics, saved.best
-        self.lines, self.learner.skipped, self.bad_images = saved.log.lines, saved.log.skipped, saved.log.bad_images
+        self.lines, self.learner.skipped, self.bad_images = (
+            saved.log.lines,
+            saved.log.skipped,
+            saved.log.bad_images,
+        )
         self.meter = Meter(loss=saved.log.loss, steps=saved.log.steps)
         # Which weights the run once started from stays in its record.
         self.config = dataclasses.replace(self.config, init=saved.config.get("init"))
@@ -364,7 +390,9 @@ class Trainer:
 
     def _restore_best(self, path: Path) -> None:
         """Give a checkpoint the name best.pt again, if the run was killed between its save and that name."""
-        is_best = self.best.metric is not None and self.best.epoch == self.epoch and self.position == 0
+        is_best = (
+            self.best.metric is not None and self.best.epoch == self.epoch and self.position == 0
+        )
         if distributed.is_main() and is_best and path.parent == self.folder:
             best = self.folder / "best.pt"
             if torch_files.known_hashes(best) != torch_files.known_hashes(path):

@@ -11,7 +11,9 @@ def check(train: Train, queries: Tensor | None) -> None:
     """Raise a `ConfigError` naming an augmentation of queries that the data has none for."""
     for name in ("query_noise", "random_queries"):
         if queries is None and getattr(train, name):
-            raise ConfigError(f"train.{name} has no effect: the data has no word queries; leave it out")
+            raise ConfigError(
+                f"train.{name} has no effect: the data has no word queries; leave it out"
+            )
 
 
 def augment(queries: Tensor, targets: Tensor, *, noise: float, extra: int) -> tuple[Tensor, Tensor]:
@@ -34,6 +36,10 @@ def augment(queries: Tensor, targets: Tensor, *, noise: float, extra: int) -> tu
     if not noise and not extra:
         return queries, targets
     spread, mean = torch.std_mean(queries, correction=0)
-    random = mean + spread * torch.randn(extra, queries.shape[1], device=queries.device, dtype=queries.dtype)
+    random = mean + spread * torch.randn(
+        extra, queries.shape[1], device=queries.device, dtype=queries.dtype
+    )
     noisy = queries + noise * spread * torch.randn_like(queries) if noise else queries
-    return torch.cat([noisy, random]), torch.cat([targets, targets.new_ones(len(targets), extra)], 1)
+    return torch.cat([noisy, random]), torch.cat(
+        [targets, targets.new_ones(len(targets), extra)], 1
+    )

@@ -45,7 +45,9 @@ def measure(config: Config) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         start, busy = time.perf_counter(), time.process_time()
         run(config, Path(folder))
-        lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()
+        ]
         last = [line for line in lines if "val/zsl_mAP" in line][-1]
         times = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - busy}
         return {name: last[f"val/{name}"] for name in METRICS} | times
@@ -90,19 +92,32 @@ def show(table: dict[str, Any]) -> None:
     """Print the table."""
     print(f"{'row':<22}{'seeds':>6}{'zsl mAP':>16}{'x chance':>10}{'gzsl mAP':>16}")
     for row, found in table.items():
-        cells = [f"{found[name]['mean']:.1f} +- {found[name]['std'] or 0:.1f}" for name in ("zsl_mAP", "gzsl_mAP")]
+        cells = [
+            f"{found[name]['mean']:.1f} +- {found[name]['std'] or 0:.1f}"
+            for name in ("zsl_mAP", "gzsl_mAP")
+        ]
         times = f"{found['times_chance']['mean']:.1f}"
-        print(f"{row:<22}{len(found['seeds']):>6}{cells[0]:>16}{times:>10}{cells[1]:>16}", flush=True)
+        print(
+            f"{row:<22}{len(found['seeds']):>6}{cells[0]:>16}{times:>10}{cells[1]:>16}", flush=True
+        )
 
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("json", type=Path, help="where the figures go; figures there already are kept")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "json", type=Path, help="where the figures go; figures there already are kept"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     words, settings = parser.parse_known_args()
     with one_line():
-        content = json.loads(words.json.read_text()) if words.json.exists() else {"settings": settings, "runs": []}
+        content = (
+            json.loads(words.json.read_text())
+            if words.json.exists()
+            else {"settings": settings, "runs": []}
+        )
         if content["settings"] != settings:
             raise ConfigError(
                 f"{words.json} was measured with {content['settings']}, not {settings}: name another file"
@@ -111,7 +126,12 @@ def main() -> None:
             for row, choice in ROWS.items():
                 if any((one["row"], one["seed"]) == (row, seed) for one in content["runs"]):
                     continue
-                seeded = [f"name=digits_zsl_{seed}", f"seed={seed}", f"data.seed={seed}", "train.eval_every=1000"]
+                seeded = [
+                    f"name=digits_zsl_{seed}",
+                    f"seed={seed}",
+                    f"data.seed={seed}",
+                    "train.eval_every=1000",
+                ]
                 config = compose(["+experiment=digits_zsl", *seeded, *choice, *settings])
                 figures = measure(config) | references(config)
                 figures["times_chance"] = figures["zsl_mAP"] / figures["chance"]

@@ -10,7 +10,11 @@ from mldec.benchmark.paper import Point, points
 
 # Start weights of the official train.py: the authors' file, trained on Open Images. TResNet-M starts from ImageNet-21K.
 START_L = "init=zoo:tresnet_l_pretrain"
-TRESNET_S = ["+experiment=coco_tresnet_m", "backbone.model_args={layers:[3,4,6,3]}", "backbone.pretrained=false"]
+TRESNET_S = [
+    "+experiment=coco_tresnet_m",
+    "backbone.model_args={layers:[3,4,6,3]}",
+    "backbone.pretrained=false",
+]
 ZSL = "+experiment=nuswide_zsl_tresnet_m"
 NOISE, RANDOM = "train.query_noise=0.1", "train.random_queries=1"
 READ_OFF = "read off the plot"
@@ -24,14 +28,22 @@ class Row:
     run: str  # name of the run; unique for these words
     label: str
     words: list[str]
-    paper: dict[str, float] = field(default_factory=dict)  # metric of the evaluator, and the paper's value of it
+    paper: dict[str, float] = field(
+        default_factory=dict
+    )  # metric of the evaluator, and the paper's value of it
     note: str = ""  # on the value or on how sure the recipe is
     runs: bool = True  # false: the paper could not run it either
 
 
-COCO_M = Row("coco_tresnet_m", "TResNet-M, ML-Decoder, K = 80", ["+experiment=coco_tresnet_m"], {"mAP": 88.1})
+COCO_M = Row(
+    "coco_tresnet_m", "TResNet-M, ML-Decoder, K = 80", ["+experiment=coco_tresnet_m"], {"mAP": 88.1}
+)
 COCO_L = Row(
-    "coco_tresnet_l", "TResNet-L 448, ML-Decoder", ["+experiment=coco_tresnet_l", START_L], {"mAP": 90.0}, "zoo: 90.1"
+    "coco_tresnet_l",
+    "TResNet-L 448, ML-Decoder",
+    ["+experiment=coco_tresnet_l", START_L],
+    {"mAP": 90.0},
+    "zoo: 90.1",
 )
 
 
@@ -43,12 +55,16 @@ def coco_m(run: str, label: str, words: list[str], value: float, note: str = "")
 def openimages(run: str, label: str, words: list[str], value: float) -> Row:
     """Return a row of table 2; its recipe is not published."""
     note = "recipe not published; 9,605 classes here, 9,600 in the paper"
-    return Row(run, label, ["+experiment=openimages_tresnet_m", *words], {"mAP_partial": value}, note)
+    return Row(
+        run, label, ["+experiment=openimages_tresnet_m", *words], {"mAP_partial": value}, note
+    )
 
 
 def zero_shot(run: str, label: str, words: list[str], value: float) -> Row:
     """Return a row of table 3."""
-    note = "network and start not confirmed" + ("; how the augmentations are drawn is our choice" * bool(words))
+    note = "network and start not confirmed" + (
+        "; how the augmentations are drawn is our choice" * bool(words)
+    )
     return Row(run, label, [ZSL, *words], {"zsl_mAP": value}, note)
 
 
@@ -59,7 +75,9 @@ def imagenet(point: Point) -> Row:
     paper = {"top1": point.top1}
 
     if point.head == "gap":
-        return Row(f"{experiment}_gap", f"{point.network}, GAP", [*words, "head=gap"], paper, READ_OFF)
+        return Row(
+            f"{experiment}_gap", f"{point.network}, GAP", [*words, "head=gap"], paper, READ_OFF
+        )
     return Row(experiment, f"{point.network}, ML-Decoder, K = 100", words, paper, READ_OFF)
 
 
@@ -79,7 +97,12 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
         "MS-COCO, TResNet-M 448: heads",
         [
             coco_m("coco_tresnet_m_gap", "GAP", ["head=gap"], 87.0),
-            coco_m("coco_tresnet_m_transformer", "Transformer-Decoder", ["head=transformer_decoder"], 88.1),
+            coco_m(
+                "coco_tresnet_m_transformer",
+                "Transformer-Decoder",
+                ["head=transformer_decoder"],
+                88.1,
+            ),
             coco_m("coco_tresnet_m_k20", "ML-Decoder, K = 20", ["head.num_groups=20"], 88.0),
             COCO_M,
         ],
@@ -95,9 +118,13 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 note="infeasible in the paper: no value, and not run here",
                 runs=False,
             ),
-            openimages("openimages_tresnet_m_k100", "ML-Decoder, K = 100", ["head.num_groups=100"], 86.7),
+            openimages(
+                "openimages_tresnet_m_k100", "ML-Decoder, K = 100", ["head.num_groups=100"], 86.7
+            ),
             OPENIMAGES_200,
-            openimages("openimages_tresnet_m_k400", "ML-Decoder, K = 400", ["head.num_groups=400"], 86.8),
+            openimages(
+                "openimages_tresnet_m_k400", "ML-Decoder, K = 400", ["head.num_groups=400"], 86.8
+            ),
         ],
     ),
     "table3": (
@@ -165,7 +192,13 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
     "figure5": (
         "MS-COCO 448: mAP against GFLOPs",
         [
-            Row("coco_tresnet_s_gap", "TResNet-S, GAP", [*TRESNET_S, "head=gap"], {"mAP": 86.8}, NO_START),
+            Row(
+                "coco_tresnet_s_gap",
+                "TResNet-S, GAP",
+                [*TRESNET_S, "head=gap"],
+                {"mAP": 86.8},
+                NO_START,
+            ),
             Row(
                 "coco_tresnet_s",
                 "TResNet-S, ML-Decoder",
@@ -173,7 +206,13 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 {"mAP": 87.7},
                 NO_START,
             ),
-            coco_m("coco_tresnet_m_gap", "TResNet-M, GAP", ["head=gap"], 87.3, f"{READ_OFF}; table 1 has 87.0"),
+            coco_m(
+                "coco_tresnet_m_gap",
+                "TResNet-M, GAP",
+                ["head=gap"],
+                87.3,
+                f"{READ_OFF}; table 1 has 87.0",
+            ),
             COCO_M,
             Row(
                 "coco_tresnet_l_gap",

@@ -41,7 +41,16 @@ def command(row: Row, seed: int, gpus: int, settings: list[str]) -> list[str]:
         launcher = ["torchrun", "--nproc-per-node", str(gpus), "-m"]
     device = ["device=cpu"] if gpus == 0 else []
     resume = ["resume=auto"] if started else []
-    return [*launcher, "mldec.train", *words, f"name={name(row, seed)}", f"seed={seed}", *device, *resume, *settings]
+    return [
+        *launcher,
+        "mldec.train",
+        *words,
+        f"name={name(row, seed)}",
+        f"seed={seed}",
+        *device,
+        *resume,
+        *settings,
+    ]
 
 
 def missing(row: Row, settings: list[str]) -> str | None:
@@ -73,7 +82,9 @@ def train(row: Row, seed: int, gpus: int, settings: list[str]) -> None:
         hours = (time.monotonic() - began) * gpus / 3600
         file.write(json.dumps({"run": name(row, seed), "gpu_hours": hours}) + "\n")
     if status:
-        raise ConfigError(f"{name(row, seed)} ended with status {status}: the same command goes on with it")
+        raise ConfigError(
+            f"{name(row, seed)} ended with status {status}: the same command goes on with it"
+        )
 
 
 def result(row: Row, seed: int) -> dict[str, Any] | None:
@@ -88,8 +99,15 @@ def result(row: Row, seed: int) -> dict[str, Any] | None:
     # With a moving average the raw weights' metrics have a name of their own.
     raw = found.weights == "raw" and any(key.startswith("val_raw/") for key in metrics)
     prefix = "val_raw/" if raw else "val/"
-    metrics = {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
-    return {"finished": found.state == "finished", "epochs": found.epochs, "commit": found.commit, "metrics": metrics}
+    metrics = {
+        key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)
+    }
+    return {
+        "finished": found.state == "finished",
+        "epochs": found.epochs,
+        "commit": found.commit,
+        "metrics": metrics,
+    }
 
 
 def table(title: str, rows: list[Row], seeds: range) -> str:
@@ -162,7 +180,9 @@ def reproduce(chosen: str, *, seeds: range, gpus: int, dry: bool, settings: list
     runs = [(row, seed) for seed in seeds for row in rows if row.runs]
     root = f"{ENVIRONMENT}={os.environ[ENVIRONMENT]} " if ENVIRONMENT in os.environ else ""
     for row, seed in runs:
-        printed = shlex.join(command(row, seed, max(gpus, 1), settings)).replace(sys.executable, "python", 1)
+        printed = shlex.join(command(row, seed, max(gpus, 1), settings)).replace(
+            sys.executable, "python", 1
+        )
         print(f"  {root}{printed}", flush=True)
     out = Path("outputs", "reproduce", f"{chosen}.md")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +193,9 @@ def reproduce(chosen: str, *, seeds: range, gpus: int, dry: bool, settings: list
             if fault := missing(row, settings):
                 raise DataError(fault)
         if gpus < 0:
-            raise ConfigError("there is no CUDA device: run this where there is one, or with --gpus 0, on the CPU")
+            raise ConfigError(
+                "there is no CUDA device: run this where there is one, or with --gpus 0, on the CPU"
+            )
         for row, seed in runs:
             found = result(row, seed)
             if not (found and found["finished"]):
@@ -186,10 +208,14 @@ def reproduce(chosen: str, *, seeds: range, gpus: int, dry: bool, settings: list
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("table", choices=TABLES, help="what to reproduce")
     parser.add_argument(
-        "--data-root", metavar="FOLDER", help=f"holds coco/, voc/ ...; default: {ENVIRONMENT}, else data"
+        "--data-root",
+        metavar="FOLDER",
+        help=f"holds coco/, voc/ ...; default: {ENVIRONMENT}, else data",
     )
     parser.add_argument("--seeds", type=int, default=1, help="how many: 0, 1, ... (default: one)")
     parser.add_argument("--gpus", type=int, help="default: all of this machine; 0: run on the CPU")
@@ -205,7 +231,9 @@ def main() -> None:
             import torch
 
             gpus = torch.cuda.device_count() or -1
-        reproduce(words.table, seeds=range(words.seeds), gpus=gpus, dry=words.dry_run, settings=settings)
+        reproduce(
+            words.table, seeds=range(words.seeds), gpus=gpus, dry=words.dry_run, settings=settings
+        )
 
 
 if __name__ == "__main__":

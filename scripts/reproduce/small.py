@@ -46,7 +46,13 @@ COMMON = [
     "train.save_every_minutes=null",
     "train.log_every=100000",
 ]
-PRETRAINING = ["head=gap", "data.max_digits=1", "data.train_images=16384", "train.epochs=3", "optim.lr=4e-3"]
+PRETRAINING = [
+    "head=gap",
+    "data.max_digits=1",
+    "data.train_images=16384",
+    "train.epochs=3",
+    "optim.lr=4e-3",
+]
 BUDGET = ["data.val_images=1024", "train.epochs=1", "train.ema_decay=null", "optim.lr=2e-3"]
 DATA = {  # what it shows, and its settings: the scenes that a run trains on among them
     "scenes": ("up to 4 digits in a scene, 10 classes", ["data.train_images=6400"]),
@@ -111,18 +117,44 @@ class Claim(NamedTuple):
 
 CLAIMS = [
     Claim("ML-Decoder beats GAP (table 1)", "ml_decoder", "gap", True),
-    Claim("ML-Decoder is as good as the transformer decoder (table 1)", "ml_decoder", "transformer", False),
+    Claim(
+        "ML-Decoder is as good as the transformer decoder (table 1)",
+        "ml_decoder",
+        "transformer",
+        False,
+    ),
     Claim("half as many queries as classes are as good (table 1)", "groups_5", "ml_decoder", False),
-    Claim("self-attention among the queries is not needed (section 2)", "ml_decoder", "self_attention", False),
+    Claim(
+        "self-attention among the queries is not needed (section 2)",
+        "ml_decoder",
+        "self_attention",
+        False,
+    ),
     Claim("fixed queries are as good as learned ones (section 2)", "ml_decoder", "learned", False),
-    Claim("random fixed queries are as good as orthogonal ones (not in the paper)", "ml_decoder", "orthogonal", False),
+    Claim(
+        "random fixed queries are as good as orthogonal ones (not in the paper)",
+        "ml_decoder",
+        "orthogonal",
+        False,
+    ),
     Claim("the doubled query does no harm (official code)", "ml_decoder", "single_residual", False),
     Claim("ASL beats BCE, ML-Decoder (ASL paper)", "ml_decoder", "ml_decoder_bce", True),
     Claim("ASL beats BCE, GAP (ASL paper)", "gap", "gap_bce", True),
-    Claim("ML-Decoder with few groups beats GAP, many classes (table 2)", "many_10", "many_gap", True),
-    Claim("a tenth of the queries is as good, many classes (table 2)", "many_10", "many_100", False),
-    Claim("as good as the transformer decoder, many classes", "many_100", "many_transformer", False),
-    Claim("ML-Decoder beats GAP, one label an image (figure 6)", "single_ml_decoder", "single_gap", True),
+    Claim(
+        "ML-Decoder with few groups beats GAP, many classes (table 2)", "many_10", "many_gap", True
+    ),
+    Claim(
+        "a tenth of the queries is as good, many classes (table 2)", "many_10", "many_100", False
+    ),
+    Claim(
+        "as good as the transformer decoder, many classes", "many_100", "many_transformer", False
+    ),
+    Claim(
+        "ML-Decoder beats GAP, one label an image (figure 6)",
+        "single_ml_decoder",
+        "single_gap",
+        True,
+    ),
 ]
 
 
@@ -146,7 +178,14 @@ def train(words: list[str], folder: Path, start: Path | None) -> tuple[str, floa
         model.backbone.load_state_dict(checkpoint.load_model(start).model.backbone.state_dict())
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     log = RunLog(folder)
-    trainer = Trainer(config, model, build.loss(parts), data, folder=folder / "checkpoints", device=torch.device("cpu"))
+    trainer = Trainer(
+        config,
+        model,
+        build.loss(parts),
+        data,
+        folder=folder / "checkpoints",
+        device=torch.device("cpu"),
+    )
     values = trainer.fit(log)
     log.close()
     return next(iter(values)).removeprefix("val/"), next(iter(values.values()))
@@ -184,13 +223,16 @@ def study(rows: list[Row]) -> None:
             with (WORK / "runs.jsonl").open("a") as file:
                 file.write(json.dumps(found) + "\n")
             print(
-                f"{row.name} seed {seed}: {found['metric']} {found['value']:.2f}, {found['cpu_seconds']} s", flush=True
+                f"{row.name} seed {seed}: {found['metric']} {found['value']:.2f}, {found['cpu_seconds']} s",
+                flush=True,
             )
 
 
 def summarise(row: Row, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what the report says of a row."""
-    own = sorted((found for found in runs if found["row"] == row.name), key=lambda found: found["seed"])
+    own = sorted(
+        (found for found in runs if found["row"] == row.name), key=lambda found: found["seed"]
+    )
     config = compose(row.settings(0))
     parts = build.check(config)
     model = build.model(parts, build.data(parts).train.classes)
@@ -219,11 +261,26 @@ def judge(claim: Claim, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     gaps = [one[seed] - other[seed] for seed in one.keys() & other.keys()]
     if len(gaps) < 2:
         return {**claim._asdict(), "difference": None, "spread": None, "verdict": "not run"}
-    mean, spread = statistics.fmean(gaps), max(NOTHING, 2 * statistics.stdev(gaps) / len(gaps) ** 0.5)
+    mean, spread = (
+        statistics.fmean(gaps),
+        max(NOTHING, 2 * statistics.stdev(gaps) / len(gaps) ** 0.5),
+    )
     if claim.better:
-        verdict = "holds" if mean > spread else "does not hold" if mean < -spread else "open: within the spread"
+        verdict = (
+            "holds"
+            if mean > spread
+            else "does not hold"
+            if mean < -spread
+            else "open: within the spread"
+        )
     else:
-        verdict = "does not hold" if mean < -spread else "holds" if mean > spread else "holds within the spread"
+        verdict = (
+            "does not hold"
+            if mean < -spread
+            else "holds"
+            if mean > spread
+            else "holds within the spread"
+        )
     return {**claim._asdict(), "difference": mean, "spread": spread, "verdict": verdict}
 
 
@@ -245,13 +302,19 @@ def report() -> None:
         "environment": environment(),
     }
     OUT.write_text(json.dumps(content, indent=1) + "\n")
-    stacked([panel(name, rows) for name in DATA if any(plotted(row, name) for row in rows.values())]).save(
-        OUT.with_suffix(".png"), optimize=True
-    )
+    stacked(
+        [panel(name, rows) for name in DATA if any(plotted(row, name) for row in rows.values())]
+    ).save(OUT.with_suffix(".png"), optimize=True)
     for row in rows.values():
-        print(f"{row['data']:<9} {row['label']:<22} {_value(row):<22} {row['gmac'] * 1e3:6.2f} MMAC")
+        print(
+            f"{row['data']:<9} {row['label']:<22} {_value(row):<22} {row['gmac'] * 1e3:6.2f} MMAC"
+        )
     for claim in claims:
-        gap = "" if claim["difference"] is None else f" ({claim['difference']:+.2f}, spread {claim['spread']:.2f})"
+        gap = (
+            ""
+            if claim["difference"] is None
+            else f" ({claim['difference']:+.2f}, spread {claim['spread']:.2f})"
+        )
         print(f"{claim['verdict']:<24} {claim['text']}{gap}")
 
 
@@ -271,12 +334,16 @@ def panel(data: str, rows: dict[str, dict[str, Any]]) -> Any:
 def _value(row: dict[str, Any]) -> str:
     if row["mean"] is None:
         return "not run"
-    return f"{row['metric']} {row['mean']:.1f}" + ("" if row["std"] is None else f" +- {row['std']:.1f}")
+    return f"{row['metric']} {row['mean']:.1f}" + (
+        "" if row["std"] is None else f" +- {row['std']:.1f}"
+    )
 
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     names = {row.name: row for row in ROWS}
     parser.add_argument("--row", metavar="NAME", help="run this row again")
     parser.add_argument("--list", action="store_true", help="print the rows")

@@ -26,7 +26,9 @@ def test_both_pipelines_give_the_same_picture(tmp_path: Path, seed: int) -> None
     assert torch.equal((255 * official).round().to(torch.uint8), ours)
 
 
-def test_the_job_writes_its_figures(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_job_writes_its_figures(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measure_data, "ROUNDS", 1)
     monkeypatch.setattr(measure_data, "IMAGES", 2)
     threads = torch.get_num_threads()

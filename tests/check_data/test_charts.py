@@ -14,7 +14,10 @@ def blue(page: Image.Image) -> np.ndarray:
 def test_a_larger_value_is_higher_and_a_larger_work_further_right() -> None:
     page = charts.scatter([(1.0, 10.0, 0.0), (3.0, 20.0, 0.0)], ["low", "high"], "title")
     places = blue(page)
-    first, second = places[places[:, 1] < places[:, 1].mean()], places[places[:, 1] >= places[:, 1].mean()]
+    first, second = (
+        places[places[:, 1] < places[:, 1].mean()],
+        places[places[:, 1] >= places[:, 1].mean()],
+    )
     assert first[:, 0].min() > second[:, 0].max()
     # 8 % room at both ends of 300 pixels: the two centres are 300 / 1.16 apart.
     assert abs(second[:, 1].mean() - first[:, 1].mean() - 300 / 1.16) < 2

@@ -37,7 +37,12 @@ def root(tmp_path: Path) -> Path:
 def check(cli: Cli, root: Path, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
     def check(*words: str | Path) -> tuple[int, str, str]:
         return cli(
-            "check_data", "data=coco", f"data.root={root}", f"data.cache_dir={tmp_path}", "train.workers=0", *words
+            "check_data",
+            "data=coco",
+            f"data.root={root}",
+            f"data.cache_dir={tmp_path}",
+            "train.workers=0",
+            *words,
         )
 
     return check
@@ -50,7 +55,10 @@ def image(root: Path, number: int, split: str = "train2014") -> Path:
 def test_a_sound_tree(check, tmp_path: Path) -> None:
     status, out, err = check("--json", tmp_path / "r.json", "--out", tmp_path / "pictures")
     assert status == 0, err
-    assert "train: 12 (published: 82,081 or 82,783 or 117,266 or 118,287) images, 3 (published: 80) classes" in out
+    assert (
+        "train: 12 (published: 82,081 or 82,783 or 117,266 or 118,287) images, 3 (published: 80) classes"
+        in out
+    )
     assert "val: 12 (published: 4,952 or 5,000 or 40,137 or 40,504) images" in out
     assert "images a class    4 to 4, median 4" in out
     assert "labels an image   1 to 1, mean 1.00; 0 images without one" in out
@@ -77,7 +85,10 @@ def test_images_that_do_not_decode_are_named_and_counted(check, root: Path, tmp_
     for words in ([], ["train.workers=2"]):
         status, out, err = check("--json", tmp_path / "r.json", *words)
         assert status == 1
-        one_line(err, "data=coco is not as it should be: 2 images of train cannot be decoded; 1 images of val cannot")
+        one_line(
+            err,
+            "data=coco is not as it should be: 2 images of train cannot be decoded; 1 images of val cannot",
+        )
         assert f"{image(root, 3)}: " in out
         assert f"{image(root, 5)}: an empty file" in out
         assert len(json.loads((tmp_path / "r.json").read_text())["train"]["cannot_be_decoded"]) == 2
@@ -98,7 +109,9 @@ def test_the_same_bytes_twice_and_in_both_splits(check, root: Path) -> None:
 
 
 @pytest.mark.parametrize(("category", "labels"), [(5, "the same"), (1, "different")])
-def test_a_file_that_is_listed_twice_is_called_that(check, root: Path, category: int, labels: str) -> None:
+def test_a_file_that_is_listed_twice_is_called_that(
+    check, root: Path, category: int, labels: str
+) -> None:
     path = root / "annotations" / "instances_train2014.json"
     content = json.loads(path.read_text())
     content["images"].append({"id": 99, "file_name": image(root, 2).name})
@@ -153,13 +166,20 @@ def test_several_valid_labels_of_an_image_are_no_fault(cli: Cli, tmp_path: Path)
             path.parent.mkdir(parents=True)
             Image.fromarray(rng.integers(0, 255, (30, 40, 3), np.uint8)).save(path)
     (tmp_path / "real.json").write_text("[[0, 5], [278]]")
-    words = ["data=imagenet", f"data.root={tmp_path}", f"data.real_labels={tmp_path}/real.json", "train.workers=0"]
+    words = [
+        "data=imagenet",
+        f"data.root={tmp_path}",
+        f"data.real_labels={tmp_path}/real.json",
+        "train.workers=0",
+    ]
     status, out, err = cli("check_data", *words, f"data.cache_dir={tmp_path}")
     assert status == 0, err
     assert "labels an image   1 to 2, mean 1.50" in out
 
 
-def test_copies_are_found_where_pictures_are_augmented_and_come_from_one_file(cli: Cli, tmp_path: Path) -> None:
+def test_copies_are_found_where_pictures_are_augmented_and_come_from_one_file(
+    cli: Cli, tmp_path: Path
+) -> None:
     folder = tmp_path / "cifar-100-python"
     folder.mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (5, 3072), dtype=np.uint8)
@@ -175,10 +195,27 @@ def test_copies_are_found_where_pictures_are_augmented_and_come_from_one_file(cl
 def test_zero_shot_data_have_other_classes_in_validation(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["--layout", "nuswide", "--train", "200", "--val", "60", "--size", "16", str(tmp_path / "data")]
+    words = [
+        "--layout",
+        "nuswide",
+        "--train",
+        "200",
+        "--val",
+        "60",
+        "--size",
+        "16",
+        str(tmp_path / "data"),
+    ]
     monkeypatch.setattr("sys.argv", ["make_digits", *words])
-    runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "make_digits.py"), run_name="__main__")
-    words = ["data=nuswide_zsl", f"data.root={tmp_path / 'data'}", f"data.cache_dir={tmp_path}", "train.workers=0"]
+    runpy.run_path(
+        str(Path(__file__).parents[2] / "scripts" / "make_digits.py"), run_name="__main__"
+    )
+    words = [
+        "data=nuswide_zsl",
+        f"data.root={tmp_path / 'data'}",
+        f"data.cache_dir={tmp_path}",
+        "train.workers=0",
+    ]
     status, out, err = cli("check_data", *words, "--out", tmp_path / "pictures")
     assert status == 0, err
     assert "train: " in out
@@ -187,7 +224,9 @@ def test_zero_shot_data_have_other_classes_in_validation(
 
 
 def test_official_counts_are_of_options_that_exist() -> None:
-    assert set(examine.OFFICIAL) <= {path.stem for path in Path(config_dir(), "data").glob("*.yaml")}
+    assert set(examine.OFFICIAL) <= {
+        path.stem for path in Path(config_dir(), "data").glob("*.yaml")
+    }
 
 
 def test_what_the_reader_refuses_is_one_line(check, root: Path) -> None:
@@ -214,7 +253,9 @@ def test_wrong_words(cli: Cli, words: list[str], part: str) -> None:
 
 
 def test_data_without_files(cli: Cli) -> None:
-    status, out, err = cli("check_data", "data=digits", "data.train_images=6", "data.val_images=5", "train.workers=0")
+    status, out, err = cli(
+        "check_data", "data=digits", "data.train_images=6", "data.val_images=5", "train.workers=0"
+    )
     assert status == 0, err
     assert "val: 5 images, 10 classes" in out
 
@@ -234,7 +275,11 @@ class Named:
     ("labels", "exclusive", "fault"),
     [
         (from_dense(np.array([[1, 0, -1]], np.int8)), False, None),
-        (from_dense(np.array([[1, 0, 0], [0, 2, 0]], np.int8)), False, "1 labels out of range, the first of image 1"),
+        (
+            from_dense(np.array([[1, 0, 0], [0, 2, 0]], np.int8)),
+            False,
+            "1 labels out of range, the first of image 1",
+        ),
         (from_single(np.array([0, 2, 3]), 3), True, "1 labels out of range, the first of image 2"),
         (from_single(np.array([0, -1]), 3), True, "1 labels out of range, the first of image 1"),
         (from_single(np.array([0, 2]), 3), True, None),
@@ -280,8 +325,15 @@ def test_charts_of_any_number_of_classes() -> None:
 def test_the_sample_of_real_photos_is_sound(cli: Cli, sample_data: Path, tmp_path: Path) -> None:
     root = sample_data / "coco2014_mini"
     status, out, err = cli(
-        "check_data", "data=coco", f"data.root={root}", f"data.cache_dir={tmp_path}", "train.workers=0"
+        "check_data",
+        "data=coco",
+        f"data.root={root}",
+        f"data.cache_dir={tmp_path}",
+        "train.workers=0",
     )
     assert status == 0, err
-    assert "train: 59 (published: 82,081 or 82,783 or 117,266 or 118,287) images, 80 (as published) classes" in out
+    assert (
+        "train: 59 (published: 82,081 or 82,783 or 117,266 or 118,287) images, 80 (as published) classes"
+        in out
+    )
     assert "val: 38 (published" in out

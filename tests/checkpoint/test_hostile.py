@@ -57,7 +57,9 @@ class Corpus:
         """Tell whether nothing of what the files would do has happened."""
         imported = {"antigravity", "webbrowser"} & sys.modules.keys() - self.imported
         kept = (self.trace.parent / "kept").exists()
-        return kept and not self.trace.exists() and hostile.VARIABLE not in os.environ and not imported
+        return (
+            kept and not self.trace.exists() and hostile.VARIABLE not in os.environ and not imported
+        )
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +114,9 @@ def test_pickle_itself_runs_what_the_corpus_holds(tmp_path: Path) -> None:
 
 
 def test_no_file_passes_the_doors_of_word_vectors_and_names(corpus: Corpus, tmp_path: Path) -> None:
-    (tmp_path / "data.csv").write_text("image_id,class_list,class_list_neg,split\na.jpg,['/m/0a'],[],val\n")
+    (tmp_path / "data.csv").write_text(
+        "image_id,class_list,class_list_neg,split\na.jpg,['/m/0a'],[],val\n"
+    )
     (tmp_path / "a.jpg").touch()
     given = tmp_path / "mid_to_classes.pth"
     names = ["one", "two", "three"]
@@ -125,7 +129,10 @@ def test_no_file_passes_the_doors_of_word_vectors_and_names(corpus: Corpus, tmp_
     for path in corpus.files:
         given.unlink(missing_ok=True)
         given.symlink_to(path)
-        for door, file in ((lambda: read_vectors(path, names, order=names), path), (read_names, given)):  # noqa: B023
+        for door, file in (
+            (lambda: read_vectors(path, names, order=names), path),
+            (read_names, given),
+        ):  # noqa: B023
             fault = None
             try:
                 door()
@@ -157,9 +164,15 @@ def test_the_archive_of_two_directories_is_one_for_zipfile(corpus: Corpus) -> No
     assert all(member.compress_type == zipfile.ZIP_STORED for member in members)
 
 
-@pytest.mark.parametrize(("file", "unpacked"), [("deflated.pt", None), ("bomb.pt", 2**26), ("liar.pt", 2**26)])
-def test_a_bomb_is_refused_before_it_is_unpacked(corpus: Corpus, file: str, unpacked: int | None) -> None:
-    with pytest.raises(CheckpointError, match=f"{file} is refused: its [0-9,]+ bytes unpack to") as caught:
+@pytest.mark.parametrize(
+    ("file", "unpacked"), [("deflated.pt", None), ("bomb.pt", 2**26), ("liar.pt", 2**26)]
+)
+def test_a_bomb_is_refused_before_it_is_unpacked(
+    corpus: Corpus, file: str, unpacked: int | None
+) -> None:
+    with pytest.raises(
+        CheckpointError, match=f"{file} is refused: its [0-9,]+ bytes unpack to"
+    ) as caught:
         refuse_bomb(corpus.folder / file)
     if unpacked:
         size = int(re.search(r"unpack to ([\d,]+)", str(caught.value))[1].replace(",", ""))
@@ -183,15 +196,22 @@ def test_plain_keeps_what_a_checkpoint_needs(corpus: Corpus) -> None:
     assert torch.equal(copied["tied"], state["tied"])
     assert type(copied["model"]) is dict
     assert list(copied["model"]) == list(state["model"])
-    assert all(torch.equal(copied["model"][name], tensor) for name, tensor in state["model"].items())
+    assert all(
+        torch.equal(copied["model"][name], tensor) for name, tensor in state["model"].items()
+    )
 
 
 def test_plain_counts_values_and_bytes(corpus: Corpus) -> None:
     with pytest.raises(CheckpointError, match=f"more than {MAX_VALUES:,} values"):
         plain({"a": [0] * MAX_VALUES}, corpus.good)
     size = corpus.good.stat().st_size
-    plain({"a": torch.zeros(size, dtype=torch.uint8), "b": torch.zeros(size, dtype=torch.uint8)}, corpus.good)
-    with pytest.raises(CheckpointError, match="its 'a' holds tensors that claim more than the whole file has"):
+    plain(
+        {"a": torch.zeros(size, dtype=torch.uint8), "b": torch.zeros(size, dtype=torch.uint8)},
+        corpus.good,
+    )
+    with pytest.raises(
+        CheckpointError, match="its 'a' holds tensors that claim more than the whole file has"
+    ):
         plain({"a": torch.zeros(1, dtype=torch.uint8).expand(2 * size + 1)}, corpus.good)
 
 
@@ -238,7 +258,11 @@ def test_real_processes_end_in_one_line(corpus: Corpus, tmp_path: Path) -> None:
     for file, command in COMMANDS.items():
         words = command.format(file=corpus.folder / file, image=image).split()
         running[file] = subprocess.Popen(
-            [sys.executable, "-m", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", *words],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
     for file, process in running.items():
         _, err = process.communicate(timeout=60)
@@ -249,9 +273,13 @@ def test_real_processes_end_in_one_line(corpus: Corpus, tmp_path: Path) -> None:
     assert corpus.untouched()
 
 
-@pytest.mark.parametrize("file", ["bomb.pt", "deep.pt", "legacy-2.pth", "zip-builtins.eval.pth", "constants.pth"])
+@pytest.mark.parametrize(
+    "file", ["bomb.pt", "deep.pt", "legacy-2.pth", "zip-builtins.eval.pth", "constants.pth"]
+)
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
-def test_commands_end_in_one_line(corpus: Corpus, cli: Callable[..., Any], command: str, file: str) -> None:
+def test_commands_end_in_one_line(
+    corpus: Corpus, cli: Callable[..., Any], command: str, file: str
+) -> None:
     words = [corpus.good.with_name("kept")] if command == "predict" else []
     outcome = cli(command, corpus.folder / file, *words)
     assert outcome.status == 1
@@ -288,9 +316,17 @@ def test_yaml_tags_run_nothing(tmp_path: Path) -> None:
     running = []
     for name, text in hostile.YAML.items():
         (tmp_path / "head" / f"{name}.yaml").write_text(text.format(trace=trace))
-        words = ["mldec.train", "+experiment=digits", f"--config-dir={tmp_path}", f"head={name}", "device=cpu"]
+        words = [
+            "mldec.train",
+            "+experiment=digits",
+            f"--config-dir={tmp_path}",
+            f"head={name}",
+            "device=cpu",
+        ]
         running.append(
-            subprocess.Popen([sys.executable, "-m", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [sys.executable, "-m", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+            )
         )
     for process in running:
         _, err = process.communicate(timeout=60)
@@ -298,7 +334,9 @@ def test_yaml_tags_run_nothing(tmp_path: Path) -> None:
     assert not trace.exists()
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "tresnet_l_coco_448/..", "", "\x00", "a" * 9999])
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/etc/passwd", "tresnet_l_coco_448/..", "", "\x00", "a" * 9999]
+)
 def test_a_zoo_name_is_no_path(name: str) -> None:
     with pytest.raises(CheckpointError, match="no released file"):
         zoo.fetch(name)

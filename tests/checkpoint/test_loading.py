@@ -48,12 +48,17 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
 NOISE = [random.Random(seed).randbytes(5000) for seed in range(30)]
 
 
-@pytest.mark.parametrize("content", [b"", b"<html>404 Not Found</html>", b"\x80\x02}q\x00.", *NOISE])
+@pytest.mark.parametrize(
+    "content", [b"", b"<html>404 Not Found</html>", b"\x80\x02}q\x00.", *NOISE]
+)
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.pt"
     path.write_bytes(content)
     message = refused(path, fix="")
-    assert any(part in message for part in ("is no file of tensors", "is damaged", "is refused", "holds no weights"))
+    assert any(
+        part in message
+        for part in ("is no file of tensors", "is damaged", "is refused", "holds no weights")
+    )
 
 
 def test_a_zip_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -75,7 +80,10 @@ def test_weights_without_a_config_are_not_a_checkpoint(tmp_path: Path) -> None:
 )
 def test_a_checkpoint_that_lacks_a_part_is_named_in_one_line(best: Path, name: str) -> None:
     state = read_torch(best)
-    for changed in ({**state, name: [3]}, {key: value for key, value in state.items() if key != name}):
+    for changed in (
+        {**state, name: [3]},
+        {key: value for key, value in state.items() if key != name},
+    ):
         save(best, changed)
         assert name in refused(best, fix="is no whole checkpoint")
 
@@ -130,7 +138,9 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, containe
     assert not trace.exists()
 
 
-@pytest.mark.parametrize("target", ["os.system", "torch.hub.load", "builtins.eval", "mldec.heads.gap.GAP.forward"])
+@pytest.mark.parametrize(
+    "target", ["os.system", "torch.hub.load", "builtins.eval", "mldec.heads.gap.GAP.forward"]
+)
 def test_a_config_that_names_code_is_refused(best: Path, target: str) -> None:
     state = read_torch(best)
     state["config"]["head"] = {"_target_": target, "command": "true"}
@@ -155,7 +165,10 @@ def test_tensors_that_do_not_fit_are_named(best: Path) -> None:
     for change, fix in [
         (lambda t: t.pop("head.pool_bias"), "misses 1 tensors (head.pool_bias)"),
         (lambda t: t.update(extra=torch.zeros(1)), "has too many 1 tensors (extra)"),
-        (lambda t: t.update({"head.pool_bias": torch.zeros(9)}), "has other shapes for 1 tensors (head.pool_bias)"),
+        (
+            lambda t: t.update({"head.pool_bias": torch.zeros(9)}),
+            "has other shapes for 1 tensors (head.pool_bias)",
+        ),
     ]:
         state = read_torch(best)
         for weights in ("model", "ema"):
@@ -186,7 +199,10 @@ def test_weights_are_those_asked_for(digits_run: Path) -> None:
     state = read_torch(path)
     for weights, key in (("raw", "model"), ("ema", "ema")):
         loaded = load_model(path, weights, plugins=["patches"])
-        assert all(torch.equal(value, state[key][name]) for name, value in loaded.model.state_dict().items())
+        assert all(
+            torch.equal(value, state[key][name])
+            for name, value in loaded.model.state_dict().items()
+        )
     assert load_model(path, plugins=["patches"]).weights == state["best"]["weights"]
 
 
@@ -230,19 +246,25 @@ def test_weights_of_another_name_are_refused(small: Path, weights: Any) -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 10**9, 4097, True, 64.0, "64"])
 def test_an_image_size_out_of_range_is_refused(small: Path, size: Any) -> None:
-    with pytest.raises(ValueError, match=r"^image_size: .* (is not a positive whole number|is above 4,096) ?"):
+    with pytest.raises(
+        ValueError, match=r"^image_size: .* (is not a positive whole number|is above 4,096) ?"
+    ):
         load_model(small, image_size=size)
     assert load_model(small, image_size=96).transform.image_size == 96
 
 
 def test_plugins_are_no_text(small: Path) -> None:
-    with pytest.raises(ValueError, match=r"plugins is 'os': pass a list of packages, such as plugins=\['os'\]"):
+    with pytest.raises(
+        ValueError, match=r"plugins is 'os': pass a list of packages, such as plugins=\['os'\]"
+    ):
         load_model(small, plugins="os")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("default", ["cpu", "meta"])
-def test_a_model_is_the_same_under_any_default(small: Path, default: str, dtype: torch.dtype) -> None:
+def test_a_model_is_the_same_under_any_default(
+    small: Path, default: str, dtype: torch.dtype
+) -> None:
     wanted = load_model(small).model.state_dict()
     torch.manual_seed(3)
     state = torch.get_rng_state()
@@ -278,13 +300,17 @@ def test_word_vectors_of_any_precision_are_read(tmp_path: Path, dtype: torch.dty
     assert scores(loaded, torch.zeros(2, 3, 64, 64)).shape == (2, 3)
 
 
-@pytest.mark.parametrize(("place", "value"), [("config/head/num_layers", 60_000), ("config/head/embed_dim", 40_000)])
+@pytest.mark.parametrize(
+    ("place", "value"), [("config/head/num_layers", 60_000), ("config/head/embed_dim", 40_000)]
+)
 def test_a_model_larger_than_its_file_is_not_built(tmp_path: Path, place: str, value: int) -> None:
     state = hostile.good()
     hostile.put(state, place, value)
     torch.save(state, tmp_path / "x.pt")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(CheckpointError, match="cannot be built: it is larger than all that the file holds"):
+    with pytest.raises(
+        CheckpointError, match="cannot be built: it is larger than all that the file holds"
+    ):
         load_model(tmp_path / "x.pt")
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 200_000, f"{grown / 1000:.0f} MB"
@@ -296,7 +322,9 @@ def test_the_place_in_an_epoch_must_be_in_it(tmp_path: Path) -> None:
         if fits:
             assert checkpoint.load(tmp_path / "x.pt").step == step
         else:
-            with pytest.raises(CheckpointError, match=f"its 'step' is {step}, and after 1 epochs of 4 steps"):
+            with pytest.raises(
+                CheckpointError, match=f"its 'step' is {step}, and after 1 epochs of 4 steps"
+            ):
                 checkpoint.load(tmp_path / "x.pt")
 
 

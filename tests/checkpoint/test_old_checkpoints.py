@@ -23,13 +23,17 @@ NUMBERS = json.loads((FOLDER / "numbers.json").read_text())
 
 @pytest.mark.parametrize("weights", ["raw", "ema"])
 @pytest.mark.parametrize("run", NUMBERS)
-def test_evaluates_to_the_same_numbers(run: str, weights: str, cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_evaluates_to_the_same_numbers(
+    run: str, weights: str, cli: Callable[..., Any], tmp_path: Path
+) -> None:
     report = tmp_path / "report.json"
 
     outcome = cli("evaluate", FOLDER / f"{run}.pt", "--weights", weights, "--json", report)
 
     assert outcome.status == 0, outcome.err
-    assert json.loads(report.read_text())["metrics"] == pytest.approx(NUMBERS[run]["evaluate"][weights], abs=1e-3)
+    assert json.loads(report.read_text())["metrics"] == pytest.approx(
+        NUMBERS[run]["evaluate"][weights], abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("run", NUMBERS)
@@ -43,5 +47,7 @@ def test_resumes_to_the_same_numbers(run: str, tmp_path: Path) -> None:
     train.run(config, tmp_path)
 
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    for line, expected in zip(lines[-len(NUMBERS[run]["resumed_epoch"]) :], NUMBERS[run]["resumed_epoch"], strict=True):
+    for line, expected in zip(
+        lines[-len(NUMBERS[run]["resumed_epoch"]) :], NUMBERS[run]["resumed_epoch"], strict=True
+    ):
         assert {key: line[key] for key in expected} == pytest.approx(expected, rel=1e-5)

@@ -94,7 +94,11 @@ def test_a_released_file_gives_the_official_logits(
 @pytest.mark.parametrize("prefix", ["", "module."])
 @pytest.mark.parametrize("counters", [False, True])
 def test_containers_prefixes_and_counters_change_nothing(
-    save: Callable[..., Path], medium: dict[str, Tensor], container: str | None, prefix: str, counters: bool
+    save: Callable[..., Path],
+    medium: dict[str, Tensor],
+    container: str | None,
+    prefix: str,
+    counters: bool,
 ) -> None:
     state = dict(medium)
     if counters:
@@ -106,7 +110,9 @@ def test_containers_prefixes_and_counters_change_nothing(
     np.testing.assert_allclose(logits(path, 224), expected, rtol=0, atol=1e-4)
 
 
-def test_the_old_serialisation_is_read(save: Callable[..., Path], medium: dict[str, Tensor]) -> None:
+def test_the_old_serialisation_is_read(
+    save: Callable[..., Path], medium: dict[str, Tensor]
+) -> None:
     path = save({"model": medium}, _use_new_zipfile_serialization=False)
     assert len(load_model(path).classes) == 80
 
@@ -131,14 +137,17 @@ def test_cars_have_one_label_an_image(save: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "features", "classes"), [("tresnet_l", 2432, 80), ("tresnet_m", 2048, 11221), ("tresnet_m", 2048, 80)]
+    ("network", "features", "classes"),
+    [("tresnet_l", 2432, 80), ("tresnet_m", 2048, 11221), ("tresnet_m", 2048, 80)],
 )
 def test_gap_files_of_the_sister_repositories(
     save: Callable[..., Path], network: str, features: int, classes: int
 ) -> None:
     torch.manual_seed(0)
     model = Classifier(TimmBackbone(network), GAP(features, classes)).eval()
-    state = {key: value for key, value in tresnet_layout(model).items() if not key.startswith("fc.")}
+    state = {
+        key: value for key, value in tresnet_layout(model).items() if not key.startswith("fc.")
+    }
     state |= {f"head.fc.{key}": value for key, value in model.head.fc.state_dict().items()}
     path = save({"state_dict": without_counters(state)}, "other.pth")
     loaded = load_model(path, image_size=64)
@@ -161,17 +170,27 @@ def test_query2label_files(save: Callable[..., Path], network: str, self_attenti
     for key, value in tresnet_layout(Classifier(backbone, nn.Identity())).items():
         state[f"module.backbone.0.body.{key.removeprefix('body.')}"] = value
     for key, value in model.head.state_dict().items():
-        for old, new in [("encoder.", "transformer.encoder.layers."), ("decoder.", "transformer.decoder.layers.")]:
+        for old, new in [
+            ("encoder.", "transformer.encoder.layers."),
+            ("decoder.", "transformer.decoder.layers."),
+        ]:
             key = re.sub(rf"^{old}", new, key)
         key = re.sub(r"^norm\.", "transformer.decoder.norm.", key)
-        for old, new in [("cross_attn", "multihead_attn"), ("mlp.0", "linear1"), ("mlp.3", "linear2")]:
+        for old, new in [
+            ("cross_attn", "multihead_attn"),
+            ("mlp.0", "linear1"),
+            ("mlp.3", "linear2"),
+        ]:
             key = key.replace(old, new)
-        key = {"queries": "query_embed.weight", "fc_weight": "fc.W", "fc_bias": "fc.b"}.get(key, key)
+        key = {"queries": "query_embed.weight", "fc_weight": "fc.W", "fc_bias": "fc.b"}.get(
+            key, key
+        )
         value = value[None] if key.startswith("fc.") else value
         state["module." + key] = value[..., None, None] if key == "input_proj.weight" else value
     state["module.backbone.1.pe"] = torch.zeros(1, 64, 2, 2)
     loaded = load_model(
-        save({"state_dict": without_counters(state), "best_mAP": 85.0}, "checkpoint.pkl"), image_size=64
+        save({"state_dict": without_counters(state), "best_mAP": 85.0}, "checkpoint.pkl"),
+        image_size=64,
     )
     images = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
@@ -180,9 +199,15 @@ def test_query2label_files(save: Callable[..., Path], network: str, self_attenti
 
 def test_a_resnet_with_the_official_head(save: Callable[..., Path]) -> None:
     model = Classifier(TimmBackbone("resnet101"), MLDecoder(2048, 21, num_groups=21)).eval()
-    state = {key.removeprefix("backbone.network."): value for key, value in model.state_dict().items()}
-    official_head = {key: value for key, value in tresnet_layout(model).items() if key.startswith("head.")}
-    state = {key: value for key, value in state.items() if not key.startswith(("head.", "backbone."))}
+    state = {
+        key.removeprefix("backbone.network."): value for key, value in model.state_dict().items()
+    }
+    official_head = {
+        key: value for key, value in tresnet_layout(model).items() if key.startswith("head.")
+    }
+    state = {
+        key: value for key, value in state.items() if not key.startswith(("head.", "backbone."))
+    }
     state |= {"fc." + key.removeprefix("head."): value for key, value in official_head.items()}
     loaded = load_model(save(state, "voc.pth"), image_size=64)
     images = torch.rand(2, 3, 64, 64)
@@ -201,20 +226,30 @@ def test_scales_become_positive_exactly_once(medium: dict[str, Tensor]) -> None:
     ours = released.tensors({"model": medium}, Path("x.pth"))
     weight = medium["body.layer1.0.conv1.1.weight"]
     assert (weight < 0).any()
-    torch.testing.assert_close(ours["backbone.network.body.layer1.0.conv1.bn.weight"], weight.abs() + 1e-5)
+    torch.testing.assert_close(
+        ours["backbone.network.body.layer1.0.conv1.bn.weight"], weight.abs() + 1e-5
+    )
     converted = {key.removeprefix("backbone.network."): value for key, value in ours.items()}
     again = released.tensors(converted, Path("x.pth"))
     name = "backbone.network.body.layer1.0.conv1.bn.weight"
     assert torch.equal(again[name], ours[name]), "timm's own layout is batch norm already"
 
 
-def test_names_are_cleaned_and_kept_apart(save: Callable[..., Path], medium: dict[str, Tensor]) -> None:
-    names = {index: f"thing {index}" for index in range(80)} | {3: '"Tree"', 4: " 'Tree'", 5: "O'Hare"}
+def test_names_are_cleaned_and_kept_apart(
+    save: Callable[..., Path], medium: dict[str, Tensor]
+) -> None:
+    names = {index: f"thing {index}" for index in range(80)} | {
+        3: '"Tree"',
+        4: " 'Tree'",
+        5: "O'Hare",
+    }
     loaded = load_model(save({"model": medium, "idx_to_class": names}))
     assert loaded.classes.names[3:6] == ("Tree (3)", "Tree (4)", "O'Hare")
 
 
-def test_init_takes_what_fits_and_says_so(save: Callable[..., Path], medium: dict[str, Tensor]) -> None:
+def test_init_takes_what_fits_and_says_so(
+    save: Callable[..., Path], medium: dict[str, Tensor]
+) -> None:
     start = {key: value for key, value in medium.items() if "duplicate_pooling" not in key}
     model = Classifier(TimmBackbone("tresnet_m"), MLDecoder(2048, 20))
     report = initialise(model, save({"model": start}))
@@ -227,18 +262,39 @@ def test_init_takes_what_fits_and_says_so(save: Callable[..., Path], medium: dic
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        (lambda s: {k: v for k, v in s.items() if not k.startswith("head.")}, ["has no head", "init="]),
-        (lambda s: {k: v for k, v in s.items() if k != "head.decoder.duplicate_pooling"}, ["misses head.pool_weight"]),
-        (lambda s: {k: v for k, v in s.items() if "layer4.2" not in k}, ["a TResNet of blocks (3, 4, 11, 2)"]),
-        (lambda s: {k: v for k, v in s.items() if k != "body.layer1.1.conv1.0.weight"}, ["does not fit", "misses 1"]),
-        (lambda s: {**s, "body.layer9.0.conv1.0.weight": torch.zeros(1)}, ["does not fit", "too many 1"]),
+        (
+            lambda s: {k: v for k, v in s.items() if not k.startswith("head.")},
+            ["has no head", "init="],
+        ),
+        (
+            lambda s: {k: v for k, v in s.items() if k != "head.decoder.duplicate_pooling"},
+            ["misses head.pool_weight"],
+        ),
+        (
+            lambda s: {k: v for k, v in s.items() if "layer4.2" not in k},
+            ["a TResNet of blocks (3, 4, 11, 2)"],
+        ),
+        (
+            lambda s: {k: v for k, v in s.items() if k != "body.layer1.1.conv1.0.weight"},
+            ["does not fit", "misses 1"],
+        ),
+        (
+            lambda s: {**s, "body.layer9.0.conv1.0.weight": torch.zeros(1)},
+            ["does not fit", "too many 1"],
+        ),
         (lambda s: {f"encoder.{k}": v for k, v in s.items()}, ["is of no known network"]),
         (lambda s: {}, ["holds no weights"]),
-        (lambda s: {**s, "head.fc.embedding_generator.0.weight": torch.zeros(1)}, ["bottleneck head"]),
+        (
+            lambda s: {**s, "head.fc.embedding_generator.0.weight": torch.zeros(1)},
+            ["bottleneck head"],
+        ),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_with_the_reason(
-    save: Callable[..., Path], medium: dict[str, Tensor], change: Callable[..., Any], parts: list[str]
+    save: Callable[..., Path],
+    medium: dict[str, Tensor],
+    change: Callable[..., Any],
+    parts: list[str],
 ) -> None:
     path = save({"model": change(medium)})
     with pytest.raises(CheckpointError) as caught:
@@ -267,18 +323,42 @@ LAYER = "head.decoder.layers.{}.norm1.weight"
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        (lambda s: without_decoder(s, torch.tensor(1.0)), "its head.fc.weight has the shape [], not 2 sizes above 0"),
-        (lambda s: without_decoder(s, torch.zeros(HUGE, 0)), f"has the shape [{HUGE}, 0], not 2 sizes above 0"),
+        (
+            lambda s: without_decoder(s, torch.tensor(1.0)),
+            "its head.fc.weight has the shape [], not 2 sizes above 0",
+        ),
+        (
+            lambda s: without_decoder(s, torch.zeros(HUGE, 0)),
+            f"has the shape [{HUGE}, 0], not 2 sizes above 0",
+        ),
         (lambda s: without_decoder(s, torch.zeros(3)), "has the shape [3], not 2"),
-        (set_to(("head.decoder.duplicate_pooling", torch.zeros(80))), "head.pool_weight has the shape [80], not 3"),
-        (set_to(("head.decoder.duplicate_pooling_bias", torch.zeros(HUGE, 0))), "head.pool_bias has the shape"),
-        (set_to(("head.decoder.duplicate_pooling_bias", torch.tensor(1.0))), "head.pool_bias has the shape []"),
+        (
+            set_to(("head.decoder.duplicate_pooling", torch.zeros(80))),
+            "head.pool_weight has the shape [80], not 3",
+        ),
+        (
+            set_to(("head.decoder.duplicate_pooling_bias", torch.zeros(HUGE, 0))),
+            "head.pool_bias has the shape",
+        ),
+        (
+            set_to(("head.decoder.duplicate_pooling_bias", torch.tensor(1.0))),
+            "head.pool_bias has the shape []",
+        ),
         (set_to(("body.conv1.0.weight", torch.tensor(1.0))), "conv1.conv.weight has the shape []"),
-        (set_to(("body.conv1.1.weight", torch.ones(64, dtype=torch.bool))), "are torch.bool, weights are floating"),
-        (set_to((LAYER.format(9_999_999), torch.zeros(768))), "it is larger than all that the file holds"),
+        (
+            set_to(("body.conv1.1.weight", torch.ones(64, dtype=torch.bool))),
+            "are torch.bool, weights are floating",
+        ),
+        (
+            set_to((LAYER.format(9_999_999), torch.zeros(768))),
+            "it is larger than all that the file holds",
+        ),
         (set_to((LAYER.format("9" * 30), torch.zeros(768))), "it has too many 1 tensors"),
         (set_to((LAYER.format("9" * 6000), torch.zeros(768))), "it has too many 1 tensors"),
-        (set_to((f"body.layer1.{'9' * 9}.conv1.0.weight", torch.zeros(1))), "holds a TResNet of blocks"),
+        (
+            set_to((f"body.layer1.{'9' * 9}.conv1.0.weight", torch.zeros(1))),
+            "holds a TResNet of blocks",
+        ),
     ],
 )
 def test_a_shape_that_lies_is_refused_before_anything_is_built(
@@ -317,13 +397,19 @@ def test_class_names_that_are_none_are_refused(
         load_model(path)
 
 
-def test_init_refuses_another_network_of_the_family(save: Callable[..., Path], medium: dict[str, Tensor]) -> None:
+def test_init_refuses_another_network_of_the_family(
+    save: Callable[..., Path], medium: dict[str, Tensor]
+) -> None:
     model = Classifier(TimmBackbone("tresnet_l"), MLDecoder(2432, 80))
-    with pytest.raises(CheckpointError, match=r"is of another backbone: \d+ of the model's tensors"):
+    with pytest.raises(
+        CheckpointError, match=r"is of another backbone: \d+ of the model's tensors"
+    ):
         initialise(model, save({"model": medium}))
 
 
-def test_what_cannot_be_told_is_asked_for(save: Callable[..., Path], medium: dict[str, Tensor]) -> None:
+def test_what_cannot_be_told_is_asked_for(
+    save: Callable[..., Path], medium: dict[str, Tensor]
+) -> None:
     path = save({"model": medium}, "renamed.pth")
     with pytest.raises(CheckpointError, match="pass --image-size"):
         load_model(path)
@@ -335,14 +421,26 @@ def test_what_cannot_be_told_is_asked_for(save: Callable[..., Path], medium: dic
 
 
 def test_predict_and_evaluate_take_released_files(
-    cli: Callable[..., Any], save: Callable[..., Path], medium: dict[str, Tensor], tmp_path: Path, sample_data: Path
+    cli: Callable[..., Any],
+    save: Callable[..., Path],
+    medium: dict[str, Tensor],
+    tmp_path: Path,
+    sample_data: Path,
 ) -> None:
     path = save({"model": medium})
     Image.new("RGB", (50, 40), (200, 30, 30)).save(tmp_path / "red.png")
-    status, out, err = cli("predict", path, tmp_path / "red.png", "--image-size", "64", "--top", "2", "--device", "cpu")
+    status, out, err = cli(
+        "predict", path, tmp_path / "red.png", "--image-size", "64", "--top", "2", "--device", "cpu"
+    )
     assert status == 0, err
     assert out.startswith(f"{tmp_path / 'red.png'}: ")
-    words = [f"data.root={sample_data / 'coco2014_mini'}", "train.workers=0", "device=cpu", "--image-size", "64"]
+    words = [
+        f"data.root={sample_data / 'coco2014_mini'}",
+        "train.workers=0",
+        "device=cpu",
+        "--image-size",
+        "64",
+    ]
     assert cli("evaluate", path, *words, "--json", tmp_path / "report.json")[0] == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["images"] == 38
@@ -373,7 +471,9 @@ def test_a_released_open_images_file_is_evaluated_on_the_data(
     cli: Callable[..., Any], save: Callable[..., Path], tmp_path: Path
 ) -> None:
     mids = [f"/m/{index:05}" for index in range(9605)]
-    names = {mid: f" 'Thing {index % 9600}'" for index, mid in enumerate(mids)}  # ten classes share five names
+    names = {
+        mid: f" 'Thing {index % 9600}'" for index, mid in enumerate(mids)
+    }  # ten classes share five names
     file = "tresnet_m_open_images_200_groups_86_8.pth"
     weights = from_keys("tresnet_m_openimages_224")
     path = save({"model": weights, "idx_to_class": dict(enumerate(names.values()))}, file)
@@ -386,7 +486,12 @@ def test_a_released_open_images_file_is_evaluated_on_the_data(
         Image.new("RGB", (20, 20), (90 * number, 30, 60)).save(root / f"test/{number}.jpg")
         rows.append(f"test/{number}.jpg,['{one}'],['{other}'],val")
     (root / "data.csv").write_text("\n".join(rows) + "\n")
-    words = ["data=openimages_miil", f"data.root={root}", "data.class_list=classes.txt", "train.workers=0"]
+    words = [
+        "data=openimages_miil",
+        f"data.root={root}",
+        "data.class_list=classes.txt",
+        "train.workers=0",
+    ]
     words += [f"data.cache_dir={tmp_path}", "device=cpu", "--json", str(tmp_path / "r.json")]
     status, _, err = cli("evaluate", path, *words)
     assert status == 0, err

@@ -67,7 +67,9 @@ class Handler(BaseHTTPRequestHandler):
         rest = site.body[start:]
         self.send_response(206 if start else site.status)
         if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(site.body) - 1}/{len(site.body)}")
+            self.send_header(
+                "Content-Range", f"bytes {start}-{len(site.body) - 1}/{len(site.body)}"
+            )
         if site.send_size:
             announced = len(rest) if start or site.announced is None else site.announced
             self.send_header("Content-Length", str(announced))
@@ -95,11 +97,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         pytest.skip("no openssl command to make a certificate with")
     folder = tmp_path_factory.mktemp("certificate")
     made, key = folder / "cert.pem", folder / "key.pem"
-    command = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
-    )
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
     done = subprocess.run(
-        [*command.split(), "-keyout", str(key), "-out", str(made)], capture_output=True, text=True, check=False
+        [*command.split(), "-keyout", str(key), "-out", str(made)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         pytest.skip(f"openssl made no certificate: {done.stderr.strip().splitlines()[-1]}")
@@ -109,7 +112,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def site(certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))  # `fetch` trusts what the system trusts
+    monkeypatch.setenv(
+        "SSL_CERT_FILE", str(certificate[0])
+    )  # `fetch` trusts what the system trusts
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     release = threading.Event()
@@ -182,7 +187,9 @@ def test_a_download_cut_twice_is_resumed_twice(site: Site, target: Path) -> None
     assert target.read_bytes() == BODY
 
 
-@pytest.mark.parametrize("change", ["no ranges", "replaced, same size", "replaced, longer", "replaced, too short"])
+@pytest.mark.parametrize(
+    "change", ["no ranges", "replaced, same size", "replaced, longer", "replaced, too short"]
+)
 def test_a_rest_that_does_not_fit_starts_over(site: Site, target: Path, change: str) -> None:
     site.cut = 150_000
     refusal(site, target)
@@ -190,7 +197,11 @@ def test_a_rest_that_does_not_fit_starts_over(site: Site, target: Path, change: 
     if change == "no ranges":
         site.ranges = False
     else:
-        sizes = {"replaced, same size": OTHER, "replaced, longer": OTHER + b"x", "replaced, too short": OTHER[:1000]}
+        sizes = {
+            "replaced, same size": OTHER,
+            "replaced, longer": OTHER + b"x",
+            "replaced, too short": OTHER[:1000],
+        }
         site.body, site.etag = sizes[change], '"two"'
     get(site, target)
     assert site.asked[1] == "bytes=150000-"
@@ -231,7 +242,9 @@ def test_a_server_that_keeps_the_connection_open_is_served(
     assert target.read_bytes() == BODY
 
 
-def test_a_server_that_falls_silent_is_left(site: Site, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_falls_silent_is_left(
+    site: Site, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(zoo, "_TIMEOUT", 0.5)
     site.linger, site.cut = True, 1000
     assert "timed out" in refusal(site, target)
@@ -286,7 +299,9 @@ def test_a_redirect_out_of_https_is_refused(site: Site, target: Path, scheme: st
     assert len(site.asked) == 1
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1/weights.pth", "file:///etc/hostname", "weights.pth", ""])
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1/weights.pth", "file:///etc/hostname", "weights.pth", ""]
+)
 def test_only_https_addresses_are_asked(target: Path, address: str) -> None:
     assert "not an https address" in refusal_of(address, target)
 
@@ -299,10 +314,14 @@ def test_no_network_is_one_line(target: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("no_proxy", "*")
     with socket.socket() as bound:  # bound, but nobody listens
         bound.bind(("127.0.0.1", 0))
-        assert "refused" in refusal_of(f"https://127.0.0.1:{bound.getsockname()[1]}/weights.pth", target)
+        assert "refused" in refusal_of(
+            f"https://127.0.0.1:{bound.getsockname()[1]}/weights.pth", target
+        )
 
 
-def test_an_unknown_certificate_is_refused(site: Site, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_certificate_is_refused(
+    site: Site, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
     assert "CERTIFICATE_VERIFY_FAILED" in refusal(site, target)
     trusting = ssl.create_default_context(cafile=str(site.certificate))
@@ -328,7 +347,9 @@ def refusal_of(url: str, target: Path) -> str:
 @pytest.fixture
 def entry(site: Site, monkeypatch: pytest.MonkeyPatch) -> zoo.File:
     """An entry of the zoo that lies on the test's server."""
-    made = zoo.File("sample", "weights.pth", site.url, image_size=224, max_bytes=LIMIT, sha256=None, data=None)
+    made = zoo.File(
+        "sample", "weights.pth", site.url, image_size=224, max_bytes=LIMIT, sha256=None, data=None
+    )
     monkeypatch.setitem(zoo.FILES, "sample", made)
     return made
 
@@ -350,7 +371,12 @@ def test_a_damaged_cached_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         zoo.fetch("sample", tmp_path)
     message = str(caught.value)
-    for part in (str(path), digest(bytes(changed)), digest(BODY), "delete it and weights.pth.sha256"):
+    for part in (
+        str(path),
+        digest(bytes(changed)),
+        digest(BODY),
+        "delete it and weights.pth.sha256",
+    ):
         assert part in message
     path.unlink()
     assert zoo.fetch("sample", tmp_path).read_bytes() == BODY
@@ -377,7 +403,10 @@ def test_a_file_put_there_by_hand_is_taken(site: Site, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("entry")
 def test_processes_that_fetch_together_download_once(site: Site, tmp_path: Path) -> None:
     paths: list[Path] = []
-    threads = [threading.Thread(target=lambda: paths.append(zoo.fetch("sample", tmp_path))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: paths.append(zoo.fetch("sample", tmp_path)))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -387,7 +416,9 @@ def test_processes_that_fetch_together_download_once(site: Site, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("entry")
-def test_the_default_folder_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder_is_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert zoo.fetch("sample") == tmp_path / "xdg" / "mldec" / "zoo" / "weights.pth"
     monkeypatch.delenv("XDG_CACHE_HOME")

@@ -68,11 +68,20 @@ def test_a_part_takes_arguments_that_its_yaml_does_not_list() -> None:
         ("epochs=3", "epochs: the config has no setting 'epochs'; did you mean 'train.epochs'?"),
         ("train.lr=0.1", "train.lr: train has no setting 'lr'; did you mean 'optim.lr'?"),
         ("root=/data/coco", "root: the config has no setting 'root'; did you mean 'data.root'?"),
-        ("--epochs", "--epochs is no option: settings are written train.epochs=VALUE, without dashes"),
-        ("--optim.lr=1", "--optim.lr is no option: settings are written optim.lr=VALUE, without dashes"),
+        (
+            "--epochs",
+            "--epochs is no option: settings are written train.epochs=VALUE, without dashes",
+        ),
+        (
+            "--optim.lr=1",
+            "--optim.lr is no option: settings are written optim.lr=VALUE, without dashes",
+        ),
         ("epochs", "'epochs' is not understood: write key=value"),
         ("head=mldecoder", "head=mldecoder: there is no such option; did you mean 'ml_decoder'?"),
-        ("backbone=tf_efficientnet_lite0", "backbone=tf_efficientnet_lite0 is a model of timm: write backbone=timm "),
+        (
+            "backbone=tf_efficientnet_lite0",
+            "backbone=tf_efficientnet_lite0 is a model of timm: write backbone=timm ",
+        ),
         ("seed=" + 5000 * "9", "seed: a number of 5,000 digits is too long"),
         ("name=a\udc80", "name: the value is not UTF-8 text"),
         ("+experiment=digit", "there is no experiment 'digit'; did you mean 'digits'?"),
@@ -85,12 +94,23 @@ def test_a_misspelt_word_is_refused_with_the_right_one(word: str, message: str) 
 
 @pytest.mark.parametrize(
     "word",
-    ["backbone=0", "+data=1.5", "head=true", "loss=null", "~head=nan", "data=[[1]]", "~data=[a]", "+experiment=1.5"],
+    [
+        "backbone=0",
+        "+data=1.5",
+        "head=true",
+        "loss=null",
+        "~head=nan",
+        "data=[[1]]",
+        "~data=[a]",
+        "+experiment=1.5",
+    ],
 )
 def test_a_choice_that_is_no_name_is_refused(word: str) -> None:
     key = word.lstrip("+~").partition("=")[0]
     # With a folder of the user's own the known names are not all names.
-    with pytest.raises(ConfigError, match=f"^{key}=.*: an option is chosen by its name, such as {key}=NAME"):
+    with pytest.raises(
+        ConfigError, match=f"^{key}=.*: an option is chosen by its name, such as {key}=NAME"
+    ):
         prepare(["--config-dir=own", word])
 
 
@@ -129,7 +149,9 @@ def test_a_key_added_to_the_composed_config_does_not_vanish() -> None:
         ("mix", {"mode": "half"}, "mix.mode is 'half': it must be one of batch, pair, elem"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused(digits: Config, section: str, values: dict, message: str) -> None:
+def test_a_value_that_cannot_be_is_refused(
+    digits: Config, section: str, values: dict, message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         parse({**to_dict(digits), section: values})
     assert str(caught.value).startswith(message)
@@ -137,9 +159,12 @@ def test_a_value_that_cannot_be_is_refused(digits: Config, section: str, values:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("name", "a/b"), ("name", ""), ("name", ".."), ("device", "tpu"), ("device", "cudaa")]
+    ("key", "value"),
+    [("name", "a/b"), ("name", ""), ("name", ".."), ("device", "tpu"), ("device", "cudaa")],
 )
-def test_a_name_that_is_no_folder_and_an_unknown_device_are_refused(digits: Config, key: str, value: str) -> None:
+def test_a_name_that_is_no_folder_and_an_unknown_device_are_refused(
+    digits: Config, key: str, value: str
+) -> None:
     with pytest.raises(ConfigError, match=key):
         parse({**to_dict(digits), key: value})
 
@@ -171,13 +196,17 @@ def test_what_is_not_yaml_is_refused_in_one_line(digits: Config, word: str) -> N
 def test_arguments_of_a_backbone_without_one_say_what_to_choose() -> None:
     with pytest.raises(HydraException) as caught:
         compose(["data=digits", "head=ml_decoder", "loss=asl", "name=x", "backbone.name=resnet18"])
-    assert explain(caught.value).startswith("backbone has arguments, but none is chosen: pass backbone=timm first")
+    assert explain(caught.value).startswith(
+        "backbone has arguments, but none is chosen: pass backbone=timm first"
+    )
 
 
 def test_any_model_of_timm_is_a_backbone() -> None:
     config = compose(["+experiment=digits", "backbone=timm", "backbone.name=tf_efficientnet_lite0"])
     assert config.backbone["name"] == "tf_efficientnet_lite0"
-    with pytest.raises(ConfigError, match=r"nothing is chosen for backbone\.name: pass backbone\.name=NAME"):
+    with pytest.raises(
+        ConfigError, match=r"nothing is chosen for backbone\.name: pass backbone\.name=NAME"
+    ):
         compose(["+experiment=digits", "backbone=timm"])
 
 
@@ -188,8 +217,16 @@ def test_the_words_of_tab_completion_pass(word: str) -> None:
 
 def test_auto_is_what_the_device_can_do_well() -> None:
     assert [Precision.auto.on("cuda"), Precision.auto.on("cpu")] == [Precision.fp16, Precision.fp32]
-    assert [precision.on("cpu") for precision in (Precision.bf16, Precision.fp16)] == [Precision.bf16, Precision.fp16]
-    assert Precision.auto.warning("cpu") is Precision.fp32.warning("cpu") is Precision.fp16.warning("cuda") is None
+    assert [precision.on("cpu") for precision in (Precision.bf16, Precision.fp16)] == [
+        Precision.bf16,
+        Precision.fp16,
+    ]
+    assert (
+        Precision.auto.warning("cpu")
+        is Precision.fp32.warning("cpu")
+        is Precision.fp16.warning("cuda")
+        is None
+    )
     assert "slow on a CPU" in str(Precision.bf16.warning("cpu"))
 
 
@@ -224,7 +261,9 @@ def test_plain_form_round_trips(digits: Config) -> None:
     assert yaml.safe_load(to_yaml(digits)) == plain
 
 
-@pytest.mark.parametrize("name", ["imagenet_resnet18_a2", "imagenet_resnet34_a2", "imagenet_resnet50_a2"])
+@pytest.mark.parametrize(
+    "name", ["imagenet_resnet18_a2", "imagenet_resnet34_a2", "imagenet_resnet50_a2"]
+)
 def test_the_recipe_of_figure_6_is_that_of_the_official_command(name: str) -> None:
     config = compose([f"+experiment={name}"])
     assert config.train.batch_size == 2048
@@ -236,13 +275,21 @@ def test_the_recipe_of_figure_6_is_that_of_the_official_command(name: str) -> No
     assert (config.mix.prob, config.mix.switch_prob, config.mix.mode.value) == (1.0, 0.5, "batch")
     assert config.loss["target_threshold"] == 0.2
     assert (config.backbone["drop_path"], config.backbone["pretrained"]) == (0.05, False)
-    wanted = {"augment": "rand-m7-mstd0.5-inc1", "interpolation": "bicubic", "erase": 0.0, "crop": 0.08, "flip": True}
+    wanted = {
+        "augment": "rand-m7-mstd0.5-inc1",
+        "interpolation": "bicubic",
+        "erase": 0.0,
+        "crop": 0.08,
+        "flip": True,
+    }
     assert wanted.items() <= {**config.data, "cutout": None}.items()
     assert config.data["cutout"] == 0.0
 
 
 def test_override_changes_what_it_names(digits: Config) -> None:
-    changed = override(digits, ["train.precision=bf16", "data.image_size=96", "train.clip_grad=null"])
+    changed = override(
+        digits, ["train.precision=bf16", "data.image_size=96", "train.clip_grad=null"]
+    )
     assert changed.train.precision is Precision.bf16
     assert changed.data["image_size"] == 96
     assert digits.data["image_size"] == 64
@@ -263,7 +310,9 @@ def test_override_refuses_what_it_does_not_know(digits: Config, word: str) -> No
 
 
 def test_diff_names_what_matters_and_forgives_what_does_not(digits: Config) -> None:
-    other = override(digits, ["optim.lr=1", "head.num_heads=2", "train.workers=7", "train.epochs=99"])
+    other = override(
+        digits, ["optim.lr=1", "head.num_heads=2", "train.workers=7", "train.epochs=99"]
+    )
     assert diff(digits, other) == ["head.num_heads: 4 -> 2", "optim.lr: 0.002 -> 1.0"]
 
 

@@ -52,7 +52,9 @@ def test_a_renamed_argument_keeps_its_value(monkeypatch: pytest.MonkeyPatch) -> 
         assert node == {"_target_": "mldec.data.readers.coco.coco", "image_size": 64}
 
 
-@pytest.mark.parametrize("node", [{"_target_": "mine.head.Head", "width": 3}, {"_target_": 5}, {"_target_": None}, {}])
+@pytest.mark.parametrize(
+    "node", [{"_target_": "mine.head.Head", "width": 3}, {"_target_": 5}, {"_target_": None}, {}]
+)
 def test_other_nodes_are_left_alone(node: dict[str, object]) -> None:
     assert completed(node) == node
     assert renamed(node) == {"_target_": None, **node}

@@ -17,7 +17,11 @@ FILES = ["a/1.jpg", "a/..2.jpg", "b..", "..c/d.jpg"]
 
 
 def table() -> Table:
-    return Table(encode_paths(FILES), from_entries([{0: 1, 1: 1}, {}, {2: 1}, {1: 1}], num_classes=3), ("x", "y", "z"))
+    return Table(
+        encode_paths(FILES),
+        from_entries([{0: 1, 1: 1}, {}, {2: 1}, {1: 1}], num_classes=3),
+        ("x", "y", "z"),
+    )
 
 
 class Cache:
@@ -49,7 +53,11 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def same(one: Table, two: Table) -> bool:
-    arrays = [(one.files, two.files), (one.labels.starts, two.labels.starts), (one.labels.classes, two.labels.classes)]
+    arrays = [
+        (one.files, two.files),
+        (one.labels.starts, two.labels.starts),
+        (one.labels.classes, two.labels.classes),
+    ]
     arrays.append((one.labels.values, two.labels.values))
     equal = all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in arrays)
     return equal and one.classes == two.classes and one.labels.default == two.labels.default
@@ -102,14 +110,18 @@ FORGED = {
     "classes that are no list": {"classes": np.frombuffer(b"3", np.uint8)},
     "classes that are no text": {"classes": np.frombuffer(b'["x", [], 3]', np.uint8)},
     "classes twice": {"classes": np.frombuffer(b'["x", "y", "x"]', np.uint8)},
-    "classes with an escape sequence": {"classes": np.frombuffer(b'["x", "y", "\\u001b"]', np.uint8)},
+    "classes with an escape sequence": {
+        "classes": np.frombuffer(b'["x", "y", "\\u001b"]', np.uint8)
+    },
     "deep classes": {"classes": np.frombuffer(b"[" * 10**5, np.uint8)},
     "objects": {"files": np.array([{}], object)},
 }
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forged_cache_is_parsed_again(cache: Cache, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_forged_cache_is_parsed_again(
+    cache: Cache, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with cache.file.open("wb") as file:
         np.savez(file, **{**cache.arrays, **FORGED[name]})
     found, parsed = cache.read()

@@ -50,7 +50,9 @@ def test_hidden_and_other_files_are_neither_class_nor_image(root: Path) -> None:
     assert list_images(root / ".git", SEE) == ["1.png"]
 
 
-def test_the_list_is_cached_for_these_classes_and_these_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_is_cached_for_these_classes_and_these_files(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = read(root)
     with monkeypatch.context() as patch:
         patch.setattr(class_folders, "from_single", None)  # what a parse needs

@@ -25,8 +25,14 @@ def table(
     folder: str = "/data",
     default: int = 0,
 ) -> Fingerprint:
-    labels = from_entries([dict.fromkeys(classes, 1) for classes in positives], num_classes=len(names), default=default)
-    images = LabelledImages(ImageFiles(Path(folder), encode_paths(files), see="README.md"), labels, names)
+    labels = from_entries(
+        [dict.fromkeys(classes, 1) for classes in positives],
+        num_classes=len(names),
+        default=default,
+    )
+    images = LabelledImages(
+        ImageFiles(Path(folder), encode_paths(files), see="README.md"), labels, names
+    )
     return fingerprint(split(images))
 
 
@@ -35,9 +41,13 @@ def split(images: LabelledImages) -> Split:
 
 
 def test_it_depends_on_the_table_only() -> None:
-    files = ImageFiles(Path("/elsewhere"), encode_paths([*FILES, "a/longer/path.png"]), see="README.md")
+    files = ImageFiles(
+        Path("/elsewhere"), encode_paths([*FILES, "a/longer/path.png"]), see="README.md"
+    )
     wide = LabelledImages(
-        files, from_entries([dict.fromkeys(classes, 1) for classes in [*POSITIVES, [0]]], num_classes=3), NAMES
+        files,
+        from_entries([dict.fromkeys(classes, 1) for classes in [*POSITIVES, [0]]], num_classes=3),
+        NAMES,
     ).select(np.arange(3))
     assert table() == table(folder="/other/root") == fingerprint(split(wide))
     assert table(positives=[[2, 0], [], [1]]) == table()
@@ -47,7 +57,10 @@ def test_it_depends_on_the_table_only() -> None:
     ("changed", "said"),
     [
         (table(FILES[:2], POSITIVES[:2]), "3 training images, now 2"),
-        (table(["a.png", "b/a.png", "b/d.png"]), "other training images, or the same in another order"),
+        (
+            table(["a.png", "b/a.png", "b/d.png"]),
+            "other training images, or the same in another order",
+        ),
         (table(FILES[::-1]), "other training images, or the same in another order"),
         (table(positives=[[0, 1], [], [1]]), "other labels of the same training images"),
         (table(positives=[[0], [], [1]]), "other labels"),
@@ -56,9 +69,13 @@ def test_it_depends_on_the_table_only() -> None:
         (table(names=("cat", "cow", "dog")), "training classes have other names"),
     ],
 )
-def test_every_change_is_refused_or_accepted_with_a_warning(changed: Fingerprint, said: str) -> None:
+def test_every_change_is_refused_or_accepted_with_a_warning(
+    changed: Fingerprint, said: str
+) -> None:
     path, saved = Path("last.pt"), table()
-    with pytest.raises(CheckpointError, match=rf"last.pt was trained on other data \(.*{said}.*data.changed=allow"):
+    with pytest.raises(
+        CheckpointError, match=rf"last.pt was trained on other data \(.*{said}.*data.changed=allow"
+    ):
         check_same(saved, changed, path, allow=False)
     assert said in (check_same(saved, changed, path, allow=True) or "")
     assert check_same(changed, changed, path, allow=False) is None
@@ -114,5 +131,8 @@ def test_a_checkpoint_holds_a_whole_one(change: dict[str, object]) -> None:
     whole = dataclasses.asdict(table())
     assert fits(whole)
     assert not fits({**whole, **change})
-    assert not fits({name: value for name, value in whole.items() if name not in change}) or "more" in change
+    assert (
+        not fits({name: value for name, value in whole.items() if name not in change})
+        or "more" in change
+    )
     assert not fits(None)

@@ -21,7 +21,9 @@ def test_a_row_is_the_callers_own() -> None:
     assert np.array_equal(labels.dense(), MATRIX)
 
 
-@pytest.mark.parametrize("images", [np.array([True, False, True, True]), np.array([3, 0]), np.array([], np.int64)])
+@pytest.mark.parametrize(
+    "images", [np.array([True, False, True, True]), np.array([3, 0]), np.array([], np.int64)]
+)
 def test_selection(images: np.ndarray) -> None:
     assert np.array_equal(from_dense(MATRIX).select(images).dense(), MATRIX[images])
 
@@ -48,7 +50,9 @@ def test_some_classes_in_another_order():
     picked = from_dense(dense).select_classes([3, 0, 2])
     assert np.array_equal(picked.dense(), dense[:, [3, 0, 2]])
     assert picked.row(0).tolist() == [0, 1, -1]
-    assert from_dense(dense, default=-1).select_classes([1]).dense().tolist() == dense[:, [1]].tolist()
+    assert (
+        from_dense(dense, default=-1).select_classes([1]).dense().tolist() == dense[:, [1]].tolist()
+    )
     assert from_dense(dense).select_classes([]).dense().shape == (3, 0)
 
 
@@ -59,7 +63,10 @@ def test_flags_are_the_same_as_in_a_matrix() -> None:
         flags = 2 ** random.integers(1, 4, size=count).astype(np.int8)
         matrix = np.zeros((20, 7), np.int8)
         np.bitwise_or.at(matrix, (images, classes), flags)
-        ours, expected = from_flags(images, classes, flags, num_images=20, num_classes=7), from_dense(matrix)
+        ours, expected = (
+            from_flags(images, classes, flags, num_images=20, num_classes=7),
+            from_dense(matrix),
+        )
         for name in ("starts", "classes", "values"):
             assert np.array_equal(getattr(ours, name), getattr(expected, name)), name
             assert getattr(ours, name).dtype == getattr(expected, name).dtype, name

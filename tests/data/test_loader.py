@@ -49,10 +49,14 @@ class Numbers:
 
 def as_data(dataset: Numbers, bad_images: str = "stop") -> DataModule:
     split = Split(dataset, Classes(("odd",)))
-    return DataModule(lambda: split, lambda: split, MultiLabelEvaluator, EvalTransform(image_size=1), bad_images)
+    return DataModule(
+        lambda: split, lambda: split, MultiLabelEvaluator, EvalTransform(image_size=1), bad_images
+    )
 
 
-def epoch(count: int, number: int, *, workers: int = 0, seed: int = 0, start: int = 0, **arguments: int) -> Tensor:
+def epoch(
+    count: int, number: int, *, workers: int = 0, seed: int = 0, start: int = 0, **arguments: int
+) -> Tensor:
     batches = TrainBatches(count, seed=seed, **arguments)
     batches.epoch, batches.start = number, start
     loader = train_loader(as_data(Numbers(count)), batches, workers=workers, pin=False)
@@ -79,7 +83,9 @@ def test_workers_change_nothing() -> None:
 def test_an_epoch_goes_on_from_any_step(workers: int) -> None:
     whole = epoch(23, 1, batch_size=4, accumulate=2)
     for start in range(5):
-        rest = epoch(23, 1, batch_size=4, accumulate=2, start=start, workers=workers if start == 3 else 0)
+        rest = epoch(
+            23, 1, batch_size=4, accumulate=2, start=start, workers=workers if start == 3 else 0
+        )
         assert torch.equal(rest, whole[4 * start :])
 
 
@@ -99,14 +105,22 @@ def test_loading_leaves_the_random_states_of_the_process_alone() -> None:
 
 
 @pytest.mark.parametrize(("world_size", "accumulate"), [(2, 1), (1, 4), (2, 2), (4, 1)])
-def test_processes_and_accumulation_share_the_same_global_batches(world_size: int, accumulate: int) -> None:
+def test_processes_and_accumulation_share_the_same_global_batches(
+    world_size: int, accumulate: int
+) -> None:
     whole = list(TrainBatches(61, batch_size=8, seed=4))
     ranks = [
-        list(TrainBatches(61, batch_size=8, accumulate=accumulate, seed=4, rank=rank, world_size=world_size))
+        list(
+            TrainBatches(
+                61, batch_size=8, accumulate=accumulate, seed=4, rank=rank, world_size=world_size
+            )
+        )
         for rank in range(world_size)
     ]
     for step, batch in enumerate(whole[:7]):
-        parts = [part for rank in ranks for part in rank[step * accumulate : (step + 1) * accumulate]]
+        parts = [
+            part for rank in ranks for part in rank[step * accumulate : (step + 1) * accumulate]
+        ]
         assert sorted(key for part in parts for key in part) == sorted(batch)
 
 
@@ -125,7 +139,10 @@ def test_the_last_batch_is_kept_unless_batch_norm_could_not_train_on_it(
 
 
 def test_a_batch_size_that_cannot_be_divided_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"train.batch_size 10 is not divisible by 2 processes x train.accumulate 2"):
+    with pytest.raises(
+        ConfigError,
+        match=r"train.batch_size 10 is not divisible by 2 processes x train.accumulate 2",
+    ):
         TrainBatches(100, batch_size=10, accumulate=2, world_size=2)
     with pytest.raises(ConfigError, match="too large for 1 training images"):
         TrainBatches(1, batch_size=10)
@@ -137,7 +154,12 @@ def test_evaluation_never_pads_or_drops(count: int, world_size: int) -> None:
     seen = []
     for rank in range(world_size):
         loader = eval_loader(
-            as_data(Numbers(count)), batch_size=2, workers=0, pin=False, rank=rank, world_size=world_size
+            as_data(Numbers(count)),
+            batch_size=2,
+            workers=0,
+            pin=False,
+            rank=rank,
+            world_size=world_size,
         )
         seen += [int(index) for batch in unwrap(loader) for index in batch.indices]
     assert sorted(seen) == list(range(count))
@@ -156,16 +178,29 @@ def test_evaluation_batches_do_not_depend_on_the_number_of_processes() -> None:
         found = []
         for rank in range(world_size):
             loader = eval_loader(
-                as_data(Numbers(11)), batch_size=2, workers=0, pin=False, rank=rank, world_size=world_size
+                as_data(Numbers(11)),
+                batch_size=2,
+                workers=0,
+                pin=False,
+                rank=rank,
+                world_size=world_size,
             )
             found += [batch.indices.tolist() for batch in unwrap(loader)]
         batches.append(sorted(found))
-    assert batches[0] == batches[1] == batches[2] == batches[3] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
+    assert (
+        batches[0]
+        == batches[1]
+        == batches[2]
+        == batches[3]
+        == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_skipped_images_are_named_and_nothing_takes_their_place(workers: int) -> None:
-    loader = eval_loader(as_data(Numbers(7, broken=6), "skip"), batch_size=3, workers=workers, pin=False)
+    loader = eval_loader(
+        as_data(Numbers(7, broken=6), "skip"), batch_size=3, workers=workers, pin=False
+    )
     batches = list(unwrap(loader))
     assert [batch.indices.tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], []]
     assert [list(batch.bad) for batch in batches] == [[], [], ["number 6 is broken; mend it"]]
@@ -227,7 +262,9 @@ def test_workers_that_cannot_be_started_are_one_line(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(multiprocessing.Process, "start", full)
     loader = eval_loader(as_data(Numbers(4)), batch_size=1, workers=1, pin=False)
-    with pytest.raises(DataError, match=r"a loader process cannot be used .*No space left.*--shm-size"):
+    with pytest.raises(
+        DataError, match=r"a loader process cannot be used .*No space left.*--shm-size"
+    ):
         list(unwrap(loader))
 
 
@@ -246,7 +283,9 @@ def test_a_bug_of_the_dataset_stays_what_it_is(workers: int) -> None:
 def test_loader_processes_can_be_ended_though_they_do_not_answer() -> None:
     loader = eval_loader(as_data(Numbers(40)), batch_size=3, workers=1, pin=False)
     _, _batches, worker = loader_process(loader)
-    bystander = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    bystander = multiprocessing.get_context("fork").Process(
+        target=time.sleep, args=(60,), daemon=True
+    )
     bystander.start()
     os.kill(worker.pid, signal.SIGSTOP)
     end_workers()
@@ -271,7 +310,12 @@ def test_a_batch_keeps_uint8_and_int8() -> None:
 
 
 def test_seeds_are_well_mixed() -> None:
-    seeds = {sample_seed(seed, epoch, index) for seed in range(10) for epoch in range(10) for index in range(100)}
+    seeds = {
+        sample_seed(seed, epoch, index)
+        for seed in range(10)
+        for epoch in range(10)
+        for index in range(100)
+    }
     assert len(seeds) == 10_000
     with seeded(max(seeds)):
         pass

@@ -33,7 +33,12 @@ def batch(size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def arguments(kind: str, mode: str) -> dict:
     values = {"mixup": 0.0, "cutmix": 0.0, "smoothing": 0.0, "prob": 1.0} | KINDS[kind]
-    names = {"mixup": "mixup_alpha", "cutmix": "cutmix_alpha", "smoothing": "label_smoothing", "prob": "prob"}
+    names = {
+        "mixup": "mixup_alpha",
+        "cutmix": "cutmix_alpha",
+        "smoothing": "label_smoothing",
+        "prob": "prob",
+    }
     return {names[key]: value for key, value in values.items()} | {"mode": mode, "num_classes": K}
 
 
@@ -50,7 +55,9 @@ def test_it_is_that_of_timm_with_the_same_random_numbers(kind: str, mode: str) -
         assert torch.equal(images, before)
         labels = targets.argmax(1)
         with seeded(seed):
-            pairs = [(image.clone(), label) for image, label in zip(images, labels.tolist(), strict=True)]
+            pairs = [
+                (image.clone(), label) for image, label in zip(images, labels.tolist(), strict=True)
+            ]
             theirs, their_targets = FastCollateMixup(**arguments(kind, mode))(pairs)
         assert mixed.dtype == torch.uint8
         assert torch.equal(mixed, theirs)
@@ -67,7 +74,9 @@ def test_it_is_that_of_timm_with_the_same_random_numbers(kind: str, mode: str) -
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_an_odd_number_the_middle_stays_and_the_others_mix_in_pairs(kind: str, mode: str) -> None:
+def test_of_an_odd_number_the_middle_stays_and_the_others_mix_in_pairs(
+    kind: str, mode: str
+) -> None:
     mixing = Mixing(Mix(**KINDS[kind] | {"prob": 1.0}, mode=MixMode(mode)), K)
     images, targets = batch(5)
     with seeded(6):
@@ -111,9 +120,19 @@ class Coloured:
         return str(index)
 
 
-def epoch(mix: Mix, *, workers: int = 0, start: int = 0, number: int = 1, broken: int | None = None, **more: int):
+def epoch(
+    mix: Mix,
+    *,
+    workers: int = 0,
+    start: int = 0,
+    number: int = 1,
+    broken: int | None = None,
+    **more: int,
+):
     split = Split(Coloured(22, broken), Classes(tuple("abcdef"), exclusive=True))
-    data = DataModule(lambda: split, lambda: split, SingleLabelEvaluator, EvalTransform(image_size=8), "skip")
+    data = DataModule(
+        lambda: split, lambda: split, SingleLabelEvaluator, EvalTransform(image_size=8), "skip"
+    )
     batches = TrainBatches(22, batch_size=8, seed=5, **more)
     batches.epoch, batches.start = number, start
     return list(unwrap(train_loader(data, batches, workers=workers, pin=False, mix=mix)))
@@ -124,7 +143,9 @@ BOTH = Mix(mixup=0.5, cutmix=1.0, mode=MixMode.pair)
 
 def equal(some, others) -> bool:
     pairs = list(itertools.zip_longest(some, others))
-    return all(torch.equal(a.images, b.images) and torch.equal(a.targets, b.targets) for a, b in pairs)
+    return all(
+        torch.equal(a.images, b.images) and torch.equal(a.targets, b.targets) for a, b in pairs
+    )
 
 
 def test_a_mixed_epoch_goes_on_from_any_step_with_any_workers() -> None:
@@ -162,12 +183,18 @@ def test_a_batch_with_an_image_left_out_is_mixed_too() -> None:
 def test_repeats_are_those_of_timm_on_every_process(world_size: int) -> None:
     from timm.data.distributed_sampler import RepeatAugSampler
 
-    images = 1024  # a multiple of 256 and of the batch: the one difference is at the end of an epoch
+    images = (
+        1024  # a multiple of 256 and of the batch: the one difference is at the end of an epoch
+    )
     for number in (0, 3):
         for rank in range(world_size):
-            theirs = RepeatAugSampler(range(images), num_replicas=world_size, rank=rank, num_repeats=3)
+            theirs = RepeatAugSampler(
+                range(images), num_replicas=world_size, rank=rank, num_repeats=3
+            )
             theirs.set_epoch(sample_seed(7, number, 0))  # the seed of our order
-            ours = TrainBatches(images, batch_size=64, repeats=3, seed=7, rank=rank, world_size=world_size)
+            ours = TrainBatches(
+                images, batch_size=64, repeats=3, seed=7, rank=rank, world_size=world_size
+            )
             ours.epoch = number
             assert [index for part in ours for _, index, _ in part] == list(theirs)
 
@@ -192,17 +219,29 @@ def test_repeats_share_the_same_global_batches(world_size: int, accumulate: int)
     whole = list(TrainBatches(60, batch_size=12, repeats=3, seed=4))
     ranks = [
         list(
-            TrainBatches(60, batch_size=12, repeats=3, accumulate=accumulate, seed=4, rank=rank, world_size=world_size)
+            TrainBatches(
+                60,
+                batch_size=12,
+                repeats=3,
+                accumulate=accumulate,
+                seed=4,
+                rank=rank,
+                world_size=world_size,
+            )
         )
         for rank in range(world_size)
     ]
     for step, keys in enumerate(whole):
-        parts = [part for rank in ranks for part in rank[step * accumulate : (step + 1) * accumulate]]
+        parts = [
+            part for rank in ranks for part in rank[step * accumulate : (step + 1) * accumulate]
+        ]
         assert sorted(key for part in parts for key in part) == sorted(keys)
 
 
 def test_repeats_need_a_batch_of_images() -> None:
-    with pytest.raises(ConfigError, match=r"^train.repeats 3 needs as many images as a batch: there are 50 .* 64;"):
+    with pytest.raises(
+        ConfigError, match=r"^train.repeats 3 needs as many images as a batch: there are 50 .* 64;"
+    ):
         TrainBatches(50, batch_size=64, repeats=3)
     assert TrainBatches(50, batch_size=64).steps == 1
 

@@ -6,7 +6,15 @@ import pytest
 
 from mldec.checkpoint.state import _PARTS
 from mldec.data.base import Classes
-from mldec.data.names import MAX_NAME, as_name, check_names, given_names, name_fault, names_fault, read_lines
+from mldec.data.names import (
+    MAX_NAME,
+    as_name,
+    check_names,
+    given_names,
+    name_fault,
+    names_fault,
+    read_lines,
+)
 from mldec.errors import DataError
 
 GOOD = [
@@ -43,7 +51,9 @@ def test_names_that_are_refused_everywhere(name: object) -> None:
     assert not in_a_checkpoint(["a", name])
     with pytest.raises(DataError, match=r"of class 1 (has|is)"):
         Classes(("a", name))  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"^a\.csv, row 3: the class name .* (has|is) .*: rename it; see there$"):
+    with pytest.raises(
+        DataError, match=r"^a\.csv, row 3: the class name .* (has|is) .*: rename it; see there$"
+    ):
         as_name(name, "a.csv, row 3", "see there")
     if isinstance(name, str) and name:
         with pytest.raises(DataError, match=r"^a\.txt: the class name "):
@@ -53,7 +63,9 @@ def test_names_that_are_refused_everywhere(name: object) -> None:
 def test_two_classes_of_one_name() -> None:
     assert names_fault(["a", "b", "a"]) == "the classes 0 and 2 are both called 'a'"
     assert not in_a_checkpoint(["a", "b", "a"])
-    assert names_fault(["a", "A"]) is None  # two MIDs of Open Images; of a user's own names it is a mistake
+    assert (
+        names_fault(["a", "A"]) is None
+    )  # two MIDs of Open Images; of a user's own names it is a mistake
     with pytest.raises(DataError, match="are both called 'a'"):
         Classes(("a", "a"))
 
@@ -63,14 +75,22 @@ def test_more_names_than_a_checkpoint_holds() -> None:
 
 
 def test_numbers_become_text() -> None:
-    assert [as_name(value, "", "") for value in (1, -2, 0.5, 10**400, float("nan"))][:3] == ["1", "-2", "0.5"]
+    assert [as_name(value, "", "") for value in (1, -2, 0.5, 10**400, float("nan"))][:3] == [
+        "1",
+        "-2",
+        "0.5",
+    ]
 
 
 def test_lines_end_where_an_editor_ends_them(tmp_path: Path) -> None:
     file = tmp_path / "classes.txt"
     file.write_bytes("one\r\n\n  two \rthree\u2028still three\nfour\x0bstill four\n".encode())
     assert read_lines(file, "") == ["one", "two", "three\u2028still three", "four\x0bstill four"]
-    with pytest.raises(DataError, match=r"classes\.txt: the class name 'three.*still three' has .* U\+2028"):
+    with pytest.raises(
+        DataError, match=r"classes\.txt: the class name 'three.*still three' has .* U\+2028"
+    ):
         given_names("classes.txt", tmp_path, "")
-    with pytest.raises(DataError, match=r"data\.classes: the class name 'a.tb' has the control character U\+0009"):
+    with pytest.raises(
+        DataError, match=r"data\.classes: the class name 'a.tb' has the control character U\+0009"
+    ):
         given_names(["a\tb"], tmp_path, "")

@@ -37,12 +37,18 @@ def test_each_class_keeps_its_number(n):
 def test_what_stays_is_drawn_from_the_whole_split():
     column = fixed_per_class(LABELS, 200, 0).dense()[:, 3]
     for value in (1, 0):
-        assert abs(np.flatnonzero(column == value).mean() / len(MATRIX) - 0.5) < 5 * (1 / 12 / 200) ** 0.5
+        assert (
+            abs(np.flatnonzero(column == value).mean() / len(MATRIX) - 0.5)
+            < 5 * (1 / 12 / 200) ** 0.5
+        )
 
 
 @pytest.mark.parametrize(
     "thin",
-    [lambda labels, seed: random_drop(labels, 0.5, seed), lambda labels, seed: fixed_per_class(labels, 30, seed)],
+    [
+        lambda labels, seed: random_drop(labels, 0.5, seed),
+        lambda labels, seed: fixed_per_class(labels, 30, seed),
+    ],
 )
 def test_the_seed_decides(thin):
     first, again, other = (thin(LABELS, seed).dense() for seed in (1, 1, 2))

@@ -38,7 +38,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def source(root: Path, *, classes: dict[str, tuple[str, ...]] | None = None, **changed: Any) -> Source:
+def source(
+    root: Path, *, classes: dict[str, tuple[str, ...]] | None = None, **changed: Any
+) -> Source:
     """Three images of one class each in both splits."""
 
     def load(split: str, cache: TableCache) -> LabelledImages:
@@ -47,7 +49,9 @@ def source(root: Path, *, classes: dict[str, tuple[str, ...]] | None = None, **c
         names = (classes or {}).get(split, NAMES)
         return LabelledImages(storage, from_dense(LABELS[:, : len(names)]), names)
 
-    whole = Source(load=load, train="train", val="val", task=MultiLabel(), where=root, see="see there")
+    whole = Source(
+        load=load, train="train", val="val", task=MultiLabel(), where=root, see="see there"
+    )
     return replace(whole, **changed)
 
 
@@ -140,7 +144,9 @@ def test_an_evaluator_that_does_not_fit_is_refused_with_the_split(root: Path) ->
 # Absent images
 
 
-def test_absent_images_stop_are_left_out_or_are_not_looked_for(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_absent_images_stop_are_left_out_or_are_not_looked_for(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (root / "val" / "1.png").unlink()
     message = fault("val", source(root), PLAIN, FileSettings())
     gone = root / "val" / "1.png"

@@ -71,7 +71,9 @@ def test_the_callers_labels_are_copied() -> None:
 # What no table may hold
 
 
-@pytest.mark.parametrize("path", ["", "/etc/passwd", "../1.jpg", "a/../../1.jpg", "a\\..\\1.jpg", "C:\\1.jpg", "a\0b"])
+@pytest.mark.parametrize(
+    "path", ["", "/etc/passwd", "../1.jpg", "a/../../1.jpg", "a\\..\\1.jpg", "C:\\1.jpg", "a\0b"]
+)
 def test_a_path_that_leads_elsewhere(path: str) -> None:
     with pytest.raises(DataError) as caught:
         builder(None).add(path, {}, "a.csv, row 2")

@@ -15,7 +15,14 @@ from PIL import Image
 
 from mldec.config.schema import MAX_IMAGE_SIZE
 from mldec.data.official_augment import GREY, OPERATIONS, PATCH, PairAugment, cutout
-from mldec.data.transforms import MAX_RESIZED, EvalTransform, TrainTransform, load_image, read_image, to_tensor
+from mldec.data.transforms import (
+    MAX_RESIZED,
+    EvalTransform,
+    TrainTransform,
+    load_image,
+    read_image,
+    to_tensor,
+)
 from mldec.errors import ConfigError, DataError
 
 
@@ -25,7 +32,9 @@ def pixels(*shape, seed=0):
 
 def picture(width=40, height=30, seed=0):
     """A smooth picture with some texture and not of the full range, so that every operation changes it."""
-    coarse = Image.fromarray(pixels(5, 6, 3, seed=seed)).resize((width, height), Image.Resampling.BICUBIC)
+    coarse = Image.fromarray(pixels(5, 6, 3, seed=seed)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
     noise = np.random.default_rng(seed + 1).integers(-20, 21, (height, width, 3))
     return Image.fromarray(np.clip(np.asarray(coarse) + noise, 20, 230).astype(np.uint8))
 
@@ -66,7 +75,9 @@ def test_grey_with_alpha_drops_the_alpha(tmp_path):
 
 def test_rgba_drops_the_alpha(tmp_path):
     values = pixels(6, 5, 4)
-    assert np.array_equal(np.asarray(read_image(saved(Image.fromarray(values), tmp_path / "a.png"))), values[..., :3])
+    assert np.array_equal(
+        np.asarray(read_image(saved(Image.fromarray(values), tmp_path / "a.png"))), values[..., :3]
+    )
 
 
 @pytest.mark.parametrize("transparency", [None, 1, bytes([0, 128, 255])])
@@ -87,14 +98,18 @@ def test_palette_gives_its_colours_without_a_warning(tmp_path, transparency):
 
 
 def test_cmyk(tmp_path):
-    image = Image.new("CMYK", (4, 4), (255, 0, 102, 51))  # cyan in full, no magenta, 40 % yellow, 20 % black
+    image = Image.new(
+        "CMYK", (4, 4), (255, 0, 102, 51)
+    )  # cyan in full, no magenta, 40 % yellow, 20 % black
     read = np.asarray(read_image(saved(image, tmp_path / "a.tif")))
     red, green, blue = (round(255 * (1 - ink) * 0.8) for ink in (1, 0, 0.4))
     assert np.abs(read.astype(int) - [red, green, blue]).max() <= 1
 
 
 def test_cmyk_jpeg_is_not_inverted(tmp_path):
-    read = np.asarray(read_image(saved(Image.new("CMYK", (16, 16), (0, 0, 0, 0)), tmp_path / "a.jpg")))
+    read = np.asarray(
+        read_image(saved(Image.new("CMYK", (16, 16), (0, 0, 0, 0)), tmp_path / "a.jpg"))
+    )
     assert read.min() >= 253  # no ink is white
 
 
@@ -165,7 +180,10 @@ def test_exif_orientation_of_a_jpeg(tmp_path):
 def test_a_meaningless_orientation_is_ignored(tmp_path, value):
     exif = Image.Exif()
     exif[0x0112] = value
-    assert read_image(saved(Image.new("RGB", (30, 20)), tmp_path / "a.jpg", exif=exif)).size == (30, 20)
+    assert read_image(saved(Image.new("RGB", (30, 20)), tmp_path / "a.jpg", exif=exif)).size == (
+        30,
+        20,
+    )
 
 
 def test_a_damaged_exif_block_does_not_cost_the_picture(tmp_path):
@@ -293,25 +311,39 @@ def test_eval_transform_equals_pillow_to_the_bit(width, height):
 def test_eval_transform_on_real_images(sample_data):
     for path in sorted((sample_data / "coco2014_mini" / "val2014").glob("*.jpg"))[:3]:
         with Image.open(path) as image:
-            expected = np.asarray(image.convert("RGB").resize((448, 448), Image.Resampling.BILINEAR))
-        assert np.array_equal(EvalTransform(image_size=448)(read_image(path)).permute(1, 2, 0).numpy(), expected)
+            expected = np.asarray(
+                image.convert("RGB").resize((448, 448), Image.Resampling.BILINEAR)
+            )
+        assert np.array_equal(
+            EvalTransform(image_size=448)(read_image(path)).permute(1, 2, 0).numpy(), expected
+        )
 
 
 def test_eval_transform_travels_as_plain_values():
     transform = EvalTransform(image_size=96)
-    assert dataclasses.asdict(transform) == {"image_size": 96, "crop": None, "interpolation": "bilinear"}
+    assert dataclasses.asdict(transform) == {
+        "image_size": 96,
+        "crop": None,
+        "interpolation": "bilinear",
+    }
     assert EvalTransform(**dataclasses.asdict(transform)) == transform
-    assert EvalTransform(**{"image_size": 96}) == transform  # of a checkpoint from before there was more
+    assert (
+        EvalTransform(**{"image_size": 96}) == transform
+    )  # of a checkpoint from before there was more
 
 
-@pytest.mark.parametrize(("width", "height"), [(500, 333), (333, 500), (100, 90), (64, 64), (20, 400)])
+@pytest.mark.parametrize(
+    ("width", "height"), [(500, 333), (333, 500), (100, 90), (64, 64), (20, 400)]
+)
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("crop", [0.875, 0.95, 1.0])
 def test_the_test_crop_is_timms(width, height, interpolation, crop):
     from timm.data.transforms_factory import transforms_imagenet_eval
 
     image = picture(width, height)
-    timms = transforms_imagenet_eval(64, crop_pct=crop, interpolation=interpolation, use_prefetcher=True)
+    timms = transforms_imagenet_eval(
+        64, crop_pct=crop, interpolation=interpolation, use_prefetcher=True
+    )
     ours = EvalTransform(image_size=64, crop=crop, interpolation=interpolation)(image)
     assert np.array_equal(ours.numpy(), timms(image))
 
@@ -366,7 +398,9 @@ def test_randaugment_is_torchvisions():
     seed_everything(1)
     ours = TrainTransform(image_size=48, augment="randaugment", cutout=0)(image)
     seed_everything(1)
-    assert torch.equal(ours, to_tensor(v2.RandAugment(num_ops=2, magnitude=9, num_magnitude_bins=31)(image)))
+    assert torch.equal(
+        ours, to_tensor(v2.RandAugment(num_ops=2, magnitude=9, num_magnitude_bins=31)(image))
+    )
 
 
 def test_the_order_is_resize_cutout_pair():
@@ -379,7 +413,9 @@ def test_the_order_is_resize_cutout_pair():
         assert torch.equal(ours, to_tensor(step))
 
 
-@pytest.mark.parametrize("text", ["rand-m7-mstd0.5-inc1", "rand-m9-n3-p0.4", "rand-m5-mstd101-mmax8-inc1"])
+@pytest.mark.parametrize(
+    "text", ["rand-m7-mstd0.5-inc1", "rand-m9-n3-p0.4", "rand-m5-mstd101-mmax8-inc1"]
+)
 def test_rand_augment_is_timms(text):
     from timm.data.auto_augment import rand_augment_transform
 
@@ -427,11 +463,16 @@ def test_interpolations_of_the_crop():
     image = picture(100, 60)
 
     def crops(interpolation):
-        transform = TrainTransform(image_size=32, augment="none", cutout=0, crop=0.08, interpolation=interpolation)
+        transform = TrainTransform(
+            image_size=32, augment="none", cutout=0, crop=0.08, interpolation=interpolation
+        )
         seed_everything(5)
         return transform(image)
 
-    for name, how in (("bilinear", Image.Resampling.BILINEAR), ("bicubic", Image.Resampling.BICUBIC)):
+    for name, how in (
+        ("bilinear", Image.Resampling.BILINEAR),
+        ("bicubic", Image.Resampling.BICUBIC),
+    ):
         seed_everything(5)
         plain = v2.RandomResizedCrop((32, 32), scale=(0.08, 1), interpolation=how)(image)
         assert torch.equal(crops(name), to_tensor(plain))
@@ -439,7 +480,8 @@ def test_interpolations_of_the_crop():
     seed_everything(0)
     found = {plain(image).numpy().tobytes() for _ in range(40)}
     assert found == {
-        EvalTransform(image_size=32, interpolation=name)(image).numpy().tobytes() for name in ("bilinear", "bicubic")
+        EvalTransform(image_size=32, interpolation=name)(image).numpy().tobytes()
+        for name in ("bilinear", "bicubic")
     }
 
 
@@ -511,7 +553,10 @@ def test_transforms_travel_to_spawned_workers():
         ({"crop": 1.01}, "crop: 1.01"),
         ({"erase": 1.5}, "erase: 1.5"),
         ({"interpolation": "lanczos"}, "interpolation: 'lanczos'.*bicubic, bilinear, random"),
-        ({"augment": "rand-m7-mstd"}, "augment: 'rand-m7-mstd' is no RandAugment of timm's; write for example"),
+        (
+            {"augment": "rand-m7-mstd"},
+            "augment: 'rand-m7-mstd' is no RandAugment of timm's; write for example",
+        ),
         ({"augment": "rand-x7"}, "augment: 'rand-x7'"),
         ({"augment": "rand-"}, "augment: 'rand-'"),
     ],
@@ -628,7 +673,9 @@ def test_a_quarter_of_the_images_or_a_few_more_stay_as_they_are():
     image = picture(24, 24)
     before = np.asarray(image)
     same = np.mean([np.array_equal(np.asarray(PairAugment()(image)), before) for _ in range(1500)])
-    assert 0.23 < same < 0.33  # some operations change nothing: posterize to 8 bits, autocontrast of a full range
+    assert (
+        0.23 < same < 0.33
+    )  # some operations change nothing: posterize to 8 bits, autocontrast of a full range
 
 
 def edge(width=100, height=100):
@@ -656,7 +703,9 @@ def test_translation_goes_both_ways_by_its_fraction_and_uncovers_grey():
 
 def test_shear_has_both_signs():
     image = edge().convert("RGB")
-    corners = {tuple(result[99, 2]) + tuple(result[99, 97]) for result in results_of("shear_x", image)}
+    corners = {
+        tuple(result[99, 2]) + tuple(result[99, 97]) for result in results_of("shear_x", image)
+    }
     assert corners == {(255, 255, 255, *GREY), (*GREY, 0, 0, 0)}
 
 
@@ -673,29 +722,44 @@ def test_enhancements_have_both_signs(name):
 
 
 def test_brightness_is_one_plus_or_minus_the_magnitude():
-    means = {round(result.mean()) for result in results_of("brightness", Image.new("RGB", (8, 8), (100,) * 3))}
+    means = {
+        round(result.mean())
+        for result in results_of("brightness", Image.new("RGB", (8, 8), (100,) * 3))
+    }
     assert means == {10, 190}
 
 
 def test_posterize_and_solarize():
     (kept,) = {
-        result.tobytes() for result in results_of("posterize", Image.new("RGB", (1, 1), (255, 129, 17)), draws=2)
+        result.tobytes()
+        for result in results_of("posterize", Image.new("RGB", (1, 1), (255, 129, 17)), draws=2)
     }
     assert np.frombuffer(kept, int).tolist() == [240, 128, 16]
     image = Image.new("RGB", (1, 1), (200, 228, 10))
-    assert results_of("solarize", image, row=1, draws=1)[0].ravel().tolist() == [200, 27, 10]  # threshold 227.6
+    assert results_of("solarize", image, row=1, draws=1)[0].ravel().tolist() == [
+        200,
+        27,
+        10,
+    ]  # threshold 227.6
     assert results_of("solarize", image, row=9, draws=1)[0].ravel().tolist() == [55, 27, 245]
 
 
 def test_small_cutout_is_in_pixels():
-    areas = [(result == PATCH).all(2).sum() for result in results_of("cutout", Image.new("RGB", (100, 100)), draws=200)]
+    areas = [
+        (result == PATCH).all(2).sum()
+        for result in results_of("cutout", Image.new("RGB", (100, 100)), draws=200)
+    ]
     assert max(areas) == 20 * 20
     assert min(areas) >= 10 * 10
 
 
 def test_invert_equalize_autocontrast():
-    image = Image.fromarray(np.tile(np.arange(64, 128, dtype=np.uint8)[:, None], (64, 1, 3)).reshape(64, 64, 3))
-    assert np.array_equal(results_of("invert", image, draws=1)[0], 255 - np.asarray(image).astype(int))
+    image = Image.fromarray(
+        np.tile(np.arange(64, 128, dtype=np.uint8)[:, None], (64, 1, 3)).reshape(64, 64, 3)
+    )
+    assert np.array_equal(
+        results_of("invert", image, draws=1)[0], 255 - np.asarray(image).astype(int)
+    )
     for name in ("equalize", "autocontrast"):
         result = results_of(name, image, draws=1)[0]
         assert (result.min(), result.max()) == (0, 255)
@@ -724,7 +788,9 @@ THIN = [(1, 100_000), (100_000, 1), (1, 1_000_000), (3, 1_000_000)]
 
 
 @pytest.mark.parametrize("size", THIN)
-def test_a_thin_image_is_refused_before_it_fills_the_memory(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_a_thin_image_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
     path = saved(Image.new("RGB", size), tmp_path / "thin.png")
     with pytest.raises(DataError) as caught:
         load_image(path, EvalTransform(image_size=224, crop=0.875))
@@ -737,14 +803,24 @@ def test_a_thin_image_is_refused_before_it_fills_the_memory(tmp_path: Path, size
 @pytest.mark.parametrize("make", [EvalTransform, partial(TrainTransform, augment="none", cutout=0)])
 def test_a_thin_image_is_refused_where_it_is_squashed(make: Callable[..., Any]) -> None:
     """Pillow changes the width first: 448 x a million pixels, from a file of a few kilobytes."""
-    with pytest.raises(DataError, match=r"its 1 x 1,000,000 pixels need 448,000,000 pixels to be resized to 448 x 448"):
+    with pytest.raises(
+        DataError,
+        match=r"its 1 x 1,000,000 pixels need 448,000,000 pixels to be resized to 448 x 448",
+    ):
         make(image_size=448)(Image.new("RGB", (1, 1_000_000)))
     assert make(image_size=448)(Image.new("RGB", (1_000_000, 1))).shape == (3, 448, 448)
     assert make(image_size=448)(Image.new("RGB", (40, 60_000))).shape == (3, 448, 448)
 
 
 def test_no_ordinary_image_is_refused() -> None:
-    for width, height in [(640, 480), (12_000, 400), (400, 12_000), (13_000, 13_000), (1, 1), (2_000, 40_000)]:
+    for width, height in [
+        (640, 480),
+        (12_000, 400),
+        (400, 12_000),
+        (13_000, 13_000),
+        (1, 1),
+        (2_000, 40_000),
+    ]:
         image = ImageOfSize((width, height))
         for size in (224, 448, 1344):
             for crop in (None, 0.875, 0.95):

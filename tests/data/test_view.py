@@ -57,7 +57,9 @@ def test_training_takes_every_setting_of_its_transform() -> None:
         ({"test_interpolation": "bicubic"}, EvalTransform(image_size=32, interpolation="bicubic")),
     ],
 )
-def test_evaluation_has_settings_of_its_own(settings: dict[str, Any], expected: EvalTransform) -> None:
+def test_evaluation_has_settings_of_its_own(
+    settings: dict[str, Any], expected: EvalTransform
+) -> None:
     assert View(image_size=32, **settings).eval() == expected
 
 

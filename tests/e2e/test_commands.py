@@ -39,7 +39,13 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_leaves_what_the_readme_says(digits_run: Path) -> None:
     found = {str(path.relative_to(digits_run)) for path in digits_run.rglob("*") if path.is_file()}
-    assert {"config.yaml", "train.log", "metrics.jsonl", "checkpoints/last.pt", "checkpoints/best.pt"} <= found
+    assert {
+        "config.yaml",
+        "train.log",
+        "metrics.jsonl",
+        "checkpoints/last.pt",
+        "checkpoints/best.pt",
+    } <= found
     assert {"checkpoints/last.pt.sha256", "checkpoints/best.pt.sha256"} <= found
     assert {"checkpoints/last.1.pt", "checkpoints/last.1.pt.sha256"} <= found
     assert any(name.startswith("tensorboard/events") for name in found)
@@ -64,7 +70,9 @@ def test_the_log_begins_with_the_command_the_version_and_the_commit(digits_run: 
     assert facts["command"] in first
 
 
-def test_a_resumed_run_says_its_command_too(cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_resumed_run_says_its_command_too(
+    cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch
+) -> None:
     shutil.copytree(digits_run.parent, tmp_path / "outputs")
     monkeypatch.chdir(tmp_path)
     status, _, err = cli("train", *QUICK, "resume=auto")
@@ -73,21 +81,30 @@ def test_a_resumed_run_says_its_command_too(cli: Cli, digits_run: Path, tmp_path
     assert sum(f"(mldec {mldec.__version__}, commit " in line for line in lines) == 2
 
 
-def test_half_precision_of_a_run_is_left_out_on_a_cpu(cli: Cli, digits_run: Path, tmp_path: Path) -> None:
+def test_half_precision_of_a_run_is_left_out_on_a_cpu(
+    cli: Cli, digits_run: Path, tmp_path: Path
+) -> None:
     path = digits_run / "checkpoints" / "best.pt"
     state = read_torch(path)
     state["config"]["train"]["precision"] = "bf16"
     torch.save(state, tmp_path / "half.pt")
     status, out, err = cli("evaluate", tmp_path / "half.pt", "--plugin", "patches")
     assert status == 0, err
-    assert "evaluated in fp32 on a CPU; train.precision=bf16, as in the run, is much slower here" in out
+    assert (
+        "evaluated in fp32 on a CPU; train.precision=bf16, as in the run, is much slower here"
+        in out
+    )
     assert f"  {state['best']['value']:7.3f}\n" in out
-    status, out, err = cli("evaluate", tmp_path / "half.pt", "--plugin", "patches", "train.precision=bf16")
+    status, out, err = cli(
+        "evaluate", tmp_path / "half.pt", "--plugin", "patches", "train.precision=bf16"
+    )
     assert status == 0, err
     assert "train.precision=bf16 is slow on a CPU" in out
 
 
-def test_the_folder_of_a_run_stands_for_its_best_checkpoint(cli: Cli, digits_run: Path, tmp_path: Path) -> None:
+def test_the_folder_of_a_run_stands_for_its_best_checkpoint(
+    cli: Cli, digits_run: Path, tmp_path: Path
+) -> None:
     status, out, err = cli("evaluate", digits_run, "--plugin", "patches")
     assert status == 0, err
     best = read_torch(digits_run / "checkpoints" / "best.pt")["best"]["value"]
@@ -98,7 +115,9 @@ def test_the_folder_of_a_run_stands_for_its_best_checkpoint(cli: Cli, digits_run
     one_line(err, "empty is no folder of a run: there is neither", "best.pt nor", "last.pt")
 
 
-def test_a_run_starts_from_the_folder_of_another(cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_run_starts_from_the_folder_of_another(
+    cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch
+) -> None:
     folder = Path(shutil.copytree(digits_run, tmp_path / "old"))
     (folder / "checkpoints" / "best.pt").unlink()
     monkeypatch.chdir(tmp_path)
@@ -118,7 +137,9 @@ def test_tensorboard_reads_the_run(digits_run: Path) -> None:
     assert [event.step for event in events.Scalars("val/mAP")] == [4, 8]
 
 
-def test_an_existing_run_is_not_overwritten(cli: Cli, digits_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_run_is_not_overwritten(
+    cli: Cli, digits_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(digits_run.parents[1])
     before = (digits_run / "checkpoints" / "last.pt").read_bytes()
     status, _, err = cli("train", *QUICK)
@@ -127,7 +148,9 @@ def test_an_existing_run_is_not_overwritten(cli: Cli, digits_run: Path, monkeypa
     assert (digits_run / "checkpoints" / "last.pt").read_bytes() == before
 
 
-def test_evaluate_gives_the_number_of_the_run_and_writes_it(cli: Cli, digits_run: Path, tmp_path: Path) -> None:
+def test_evaluate_gives_the_number_of_the_run_and_writes_it(
+    cli: Cli, digits_run: Path, tmp_path: Path
+) -> None:
     best = digits_run / "checkpoints" / "best.pt"
     words = ["--plugin", "patches", "--json", tmp_path / "r.json", "--csv", tmp_path / "r.csv"]
     status, out, err = cli("evaluate", best, *words)
@@ -149,18 +172,30 @@ def test_evaluate_gives_the_number_of_the_run_and_writes_it(cli: Cli, digits_run
     assert float(rows[3]["AP"]) == pytest.approx(found["per_class"]["three"]["AP"])
 
 
-def test_evaluate_takes_settings_and_other_weights(cli: Cli, digits_run: Path, tmp_path: Path) -> None:
+def test_evaluate_takes_settings_and_other_weights(
+    cli: Cli, digits_run: Path, tmp_path: Path
+) -> None:
     last = digits_run / "checkpoints" / "last.pt"
     for weights, key in (("ema", "val/mAP"), ("raw", "val_raw/mAP")):
         path = tmp_path / f"{weights}.json"
         status, _, err = cli(
-            "evaluate", last, "--weights", weights, "train.workers=1", "--json", path, "--plugin", "patches"
+            "evaluate",
+            last,
+            "--weights",
+            weights,
+            "train.workers=1",
+            "--json",
+            path,
+            "--plugin",
+            "patches",
         )
         assert status == 0, err
         assert json.loads(path.read_text())["metrics"]["mAP"] == pytest.approx(
             read_torch(last)["metrics"][key], abs=1e-9
         )
-    status, _, err = cli("evaluate", last, "data.val_images=7", "--json", path, "--plugin", "patches")
+    status, _, err = cli(
+        "evaluate", last, "data.val_images=7", "--json", path, "--plugin", "patches"
+    )
     assert json.loads(path.read_text())["images"] == 7
 
 
@@ -177,17 +212,29 @@ def test_evaluate_takes_settings_and_other_weights(cli: Cli, digits_run: Path, t
         (["--json", "/nowhere/r.json"], ["cannot write /nowhere/r.json"]),
     ],
 )
-def test_evaluate_refuses_in_one_line(cli: Cli, digits_run: Path, words: list[str], parts: list[str]) -> None:
-    status, out, err = cli("evaluate", digits_run / "checkpoints" / "best.pt", "--plugin", "patches", *words)
+def test_evaluate_refuses_in_one_line(
+    cli: Cli, digits_run: Path, words: list[str], parts: list[str]
+) -> None:
+    status, out, err = cli(
+        "evaluate", digits_run / "checkpoints" / "best.pt", "--plugin", "patches", *words
+    )
     assert status == 1
     assert out == ""
     one_line(err, *parts)
 
 
-def test_classes_of_checkpoint_and_data_must_agree(cli: Cli, digits_run: Path, tmp_path: Path) -> None:
+def test_classes_of_checkpoint_and_data_must_agree(
+    cli: Cli, digits_run: Path, tmp_path: Path
+) -> None:
     write_coco(tmp_path, classes=12)
     best = digits_run / "checkpoints" / "best.pt"
-    words = ["--plugin", "patches", "data=coco", f"data.root={tmp_path}", f"data.cache_dir={tmp_path / 'cache'}"]
+    words = [
+        "--plugin",
+        "patches",
+        "data=coco",
+        f"data.root={tmp_path}",
+        f"data.cache_dir={tmp_path / 'cache'}",
+    ]
     status, _, err = cli("evaluate", best, *words)
     assert status == 1
     one_line(err, "best.pt knows 10 classes, the data has 12")
@@ -196,7 +243,16 @@ def test_classes_of_checkpoint_and_data_must_agree(cli: Cli, digits_run: Path, t
 def test_predict_names_files_and_folders(cli: Cli, digits_run: Path, scenes: Path) -> None:
     best = digits_run / "checkpoints" / "best.pt"
     status, out, err = cli(
-        "predict", best, scenes, scenes / "a.png", "--top", "3", "--plugin", "patches", "--device", "cpu"
+        "predict",
+        best,
+        scenes,
+        scenes / "a.png",
+        "--top",
+        "3",
+        "--plugin",
+        "patches",
+        "--device",
+        "cpu",
     )
     assert status == 0, err
     lines = out.splitlines()
@@ -213,7 +269,9 @@ def test_predict_names_files_and_folders(cli: Cli, digits_run: Path, scenes: Pat
     assert lines[0].endswith(": " + words)
 
 
-def test_predict_writes_json_above_a_threshold(cli: Cli, digits_run: Path, scenes: Path, tmp_path: Path) -> None:
+def test_predict_writes_json_above_a_threshold(
+    cli: Cli, digits_run: Path, scenes: Path, tmp_path: Path
+) -> None:
     best = digits_run / "checkpoints" / "best.pt"
     options = ["--threshold", "0.3", "--plugin", "patches"]
     status, out, err = cli("predict", best, scenes, "--json", "-", *options)
@@ -228,23 +286,33 @@ def test_predict_writes_json_above_a_threshold(cli: Cli, digits_run: Path, scene
     again = json.loads((tmp_path / "p.json").read_text())
     for answer, other in zip(answers, again, strict=True):
         assert answer["image"] == other["image"]
-        assert [i["score"] for i in answer["predictions"]] == pytest.approx([i["score"] for i in other["predictions"]])
+        assert [i["score"] for i in answer["predictions"]] == pytest.approx(
+            [i["score"] for i in other["predictions"]]
+        )
 
 
-def test_the_image_size_applies_to_a_run_of_ours(cli: Cli, digits_run: Path, scenes: Path, tmp_path: Path) -> None:
+def test_the_image_size_applies_to_a_run_of_ours(
+    cli: Cli, digits_run: Path, scenes: Path, tmp_path: Path
+) -> None:
     best, shared = digits_run / "checkpoints" / "best.pt", ["--plugin", "patches"]
     plain = cli("predict", best, scenes / "a.png", *shared)[1]
     assert cli("predict", best, scenes / "a.png", *shared, "--image-size", "64")[1] == plain
     assert cli("predict", best, scenes / "a.png", *shared, "--image-size", "32")[1] != plain
-    status, _, err = cli("evaluate", best, *shared, "--image-size", "32", "--json", tmp_path / "r.json")
+    status, _, err = cli(
+        "evaluate", best, *shared, "--image-size", "32", "--json", tmp_path / "r.json"
+    )
     assert status == 0, err
     assert json.loads((tmp_path / "r.json").read_text())["images"] == 40
 
 
-def test_predict_goes_on_after_a_bad_image(cli: Cli, digits_run: Path, scenes: Path, tmp_path: Path) -> None:
+def test_predict_goes_on_after_a_bad_image(
+    cli: Cli, digits_run: Path, scenes: Path, tmp_path: Path
+) -> None:
     (tmp_path / "bad.jpg").write_bytes((scenes / "b.jpg").read_bytes()[:300])
     best = digits_run / "checkpoints" / "best.pt"
-    status, out, err = cli("predict", best, scenes / "a.png", tmp_path, scenes / "b.jpg", "--plugin", "patches")
+    status, out, err = cli(
+        "predict", best, scenes / "a.png", tmp_path, scenes / "b.jpg", "--plugin", "patches"
+    )
     assert status == 1
     assert len(out.splitlines()) == 2
     one_line(err, str(tmp_path / "bad.jpg"))
@@ -252,7 +320,10 @@ def test_predict_goes_on_after_a_bad_image(cli: Cli, digits_run: Path, scenes: P
 
 def test_predict_refuses_what_is_not_there(cli: Cli, digits_run: Path, tmp_path: Path) -> None:
     best = digits_run / "checkpoints" / "best.pt"
-    for path, part in ((tmp_path / "x.jpg", "no such file or folder"), (tmp_path, "the folder holds no image")):
+    for path, part in (
+        (tmp_path / "x.jpg", "no such file or folder"),
+        (tmp_path, "the folder holds no image"),
+    ):
         status, _, err = cli("predict", best, path, "--plugin", "patches")
         assert status == 1
         one_line(err, str(path), part)
@@ -274,10 +345,19 @@ def test_predict_refuses_what_is_not_there(cli: Cli, digits_run: Path, tmp_path:
         ),
         (["+experiment=digits", "head.num_groups=many"], ["'many' is not a whole number or null"]),
         (["+experiment=digits", "head.num_groups=0"], ["head.num_groups is 0"]),
-        (["+experiment=digits", "optim.name=adamm"], ["optim.name 'adamm' is unknown", "did you mean"]),
-        (["+experiment=digits", "train.batch_size=63", "train.accumulate=2"], ["train.batch_size 63 is not divisible"]),
+        (
+            ["+experiment=digits", "optim.name=adamm"],
+            ["optim.name 'adamm' is unknown", "did you mean"],
+        ),
+        (
+            ["+experiment=digits", "train.batch_size=63", "train.accumulate=2"],
+            ["train.batch_size 63 is not divisible"],
+        ),
         (["+experiment=digits", "head=gap", "+head.num_groups=3"], ["GAP takes no such argument"]),
-        (["+experiment=digits", "loss._target_=os.system"], ["loss._target_ 'os.system' is refused"]),
+        (
+            ["+experiment=digits", "loss._target_=os.system"],
+            ["loss._target_ 'os.system' is refused"],
+        ),
         (["+experiment=digits", "init=nothing.pt"], ["no checkpoint at nothing.pt"]),
         (["+experiment=digits", "resume=nothing.pt"], ["resume=nothing.pt: there is no such file"]),
         (["+experiment=digits", "name=a/b"], ["name 'a/b' cannot be the name of a folder"]),
@@ -326,7 +406,10 @@ def test_resume_ends_where_the_run_would_have(
     status, out, err = cli("train", *QUICK, "resume=auto")
     assert status == 0, err
     assert "epoch 2 of 2" in out
-    steps = [json.loads(line)["step"] for line in Path("outputs/digits/metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"]
+        for line in Path("outputs/digits/metrics.jsonl").read_text().splitlines()
+    ]
     assert steps == [2, 4, 4, 6, 8, 8]
     status, _, err = cli("train", *QUICK, "resume=auto", "optim.lr=1")
     assert status == 1
@@ -345,7 +428,9 @@ def test_help_answers_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "+experiment=digits" in done.stdout
-    assert time.perf_counter() - start < 5  # generous: it takes about half a second on a quiet machine
+    assert (
+        time.perf_counter() - start < 5
+    )  # generous: it takes about half a second on a quiet machine
 
 
 def test_init_starts_a_new_run_from_weights(
@@ -353,7 +438,9 @@ def test_init_starts_a_new_run_from_weights(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     best = digits_run / "checkpoints" / "best.pt"
-    status, out, err = cli("train", *QUICK, f"init={best}", "train.epochs=1", "optim.lr=1e-9", "train.ema_decay=null")
+    status, out, err = cli(
+        "train", *QUICK, f"init={best}", "train.epochs=1", "optim.lr=1e-9", "train.ema_decay=null"
+    )
     assert status == 0, err
     assert "tensors loaded" in out
     began = read_torch(best)
@@ -365,7 +452,15 @@ def test_init_starts_a_new_run_from_weights(
 
 def test_a_run_without_standard_streams_trains_to_its_end(tmp_path: Path) -> None:
     # As under cron and in daemons; the loader processes inherit it.
-    command = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-m", "mldec.train", *QUICK]
+    command = [
+        "sh",
+        "-c",
+        'exec "$0" "$@" <&- >&- 2>&-',
+        sys.executable,
+        "-m",
+        "mldec.train",
+        *QUICK,
+    ]
     done = subprocess.run([*command, "train.epochs=1", "train.workers=1"], cwd=tmp_path)
     assert done.returncode == 0
     assert read_torch(tmp_path / "outputs/digits/checkpoints/last.pt")["epoch"] == 1
@@ -375,7 +470,11 @@ def test_a_run_without_standard_streams_trains_to_its_end(tmp_path: Path) -> Non
 def test_a_full_disk_under_standard_output_ends_a_run_in_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "mldec.train", *QUICK], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "mldec.train", *QUICK],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
         )
     assert done.returncode == 1
     one_line(done.stderr, "cannot write standard output: No space left on device")

@@ -26,7 +26,9 @@ def torchrun(processes: int, *words: str | Path) -> list[str]:
     return [sys.executable, *launcher, *map(str, words)]
 
 
-def finish(folder: Path, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+def finish(
+    folder: Path, command: list[str], **environment: str
+) -> subprocess.CompletedProcess[str]:
     folder.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
@@ -52,7 +54,9 @@ def test_two_processes_train_as_one(tmp_path: Path, two: Path) -> None:
         assert a == pytest.approx(b, rel=1e-3)
 
 
-def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(tmp_path: Path, two: Path) -> None:
+def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(
+    tmp_path: Path, two: Path
+) -> None:
     launch = torchrun(2, "--max-restarts", "1", *TRAIN, "train.save_every_steps=1")
     done = finish(tmp_path, launch, PATCHES_SIGNAL="SIGKILL:3:1")
     assert done.returncode == 0, done.stderr
@@ -67,7 +71,9 @@ def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(tmp
 def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path: Path) -> None:
     log = tmp_path / "outputs" / "digits" / "metrics.jsonl"
     command = torchrun(2, *TRAIN, "train.epochs=1000", "train.log_every=1")
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     while not (log.exists() and log.read_text()):
         assert process.poll() is None
         time.sleep(0.1)
@@ -86,7 +92,11 @@ def test_float64_losses_do_not_depend_on_the_processes(tmp_path: Path) -> None:
         folder = tmp_path / str(processes)
         done = finish(folder, torchrun(processes, PLUGINS / "divided.py", folder))
         assert done.returncode == 0, done.stderr
-        assert done.stdout.count("left out: image 7 is broken") == done.stdout.count("left out: image 30") == 2
+        assert (
+            done.stdout.count("left out: image 7 is broken")
+            == done.stdout.count("left out: image 30")
+            == 2
+        )
         outcomes.append((numbers(folder), json.loads((folder / "outcome.json").read_text())))
     for one, two in zip(outcomes[0][0], outcomes[1][0], strict=True):
         assert one == pytest.approx(two, rel=1e-6)
@@ -111,7 +121,9 @@ def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
     torch.set_num_threads(threads)
     for processes in (2, 5):
         target = tmp_path / f"{processes}.json"
-        done = finish(tmp_path, torchrun(processes, "-m", "mldec.evaluate", *words, "--json", target))
+        done = finish(
+            tmp_path, torchrun(processes, "-m", "mldec.evaluate", *words, "--json", target)
+        )
         assert done.returncode == 0, done.stderr
         assert target.read_text() == (tmp_path / "1.json").read_text()
 
@@ -126,10 +138,14 @@ def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
         ("train.batch_size=0", "train.batch_size is 0: it must be at least 1"),
     ],
 )
-def test_a_user_fault_of_all_processes_is_said_once(tmp_path: Path, word: str, message: str) -> None:
+def test_a_user_fault_of_all_processes_is_said_once(
+    tmp_path: Path, word: str, message: str
+) -> None:
     done = finish(tmp_path, torchrun(2, *TRAIN, word))
     assert done.returncode != 0
-    assert [line for line in done.stderr.splitlines() if line.startswith("mldec: ")] == [f"mldec: {message}"]
+    assert [line for line in done.stderr.splitlines() if line.startswith("mldec: ")] == [
+        f"mldec: {message}"
+    ]
 
 
 def test_no_process_waits_for_one_that_found_the_folder_in_use(tmp_path: Path) -> None:
@@ -139,6 +155,9 @@ def test_no_process_waits_for_one_that_found_the_folder_in_use(tmp_path: Path) -
         lock.take()
         done = finish(tmp_path, torchrun(2, *TRAIN))
     assert done.returncode != 0
-    assert f"mldec: {folder}: another run is using this folder (process {os.getpid()} on " in done.stderr
+    assert (
+        f"mldec: {folder}: another run is using this folder (process {os.getpid()} on "
+        in done.stderr
+    )
     assert "RuntimeError" not in done.stderr
     assert list(folder.iterdir()) == []

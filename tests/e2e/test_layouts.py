@@ -19,12 +19,33 @@ from mldec.losses.prior import read_prior
 
 Cli = Callable[..., tuple[int, str, str]]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-DATA = {"coco": "coco", "voc": "voc2007", "openimages": "openimages_miil", "imagenet": "imagenet", "csv": "csv"}
-FIRST = {"openimages": "mAP_partial", "imagenet": "top1"}  # the metric that "best" follows; else mAP
+DATA = {
+    "coco": "coco",
+    "voc": "voc2007",
+    "openimages": "openimages_miil",
+    "imagenet": "imagenet",
+    "csv": "csv",
+}
+FIRST = {
+    "openimages": "mAP_partial",
+    "imagenet": "top1",
+}  # the metric that "best" follows; else mAP
 LOSS = {"openimages": "partial", "imagenet": "asl_single_label"}
 # A network of one layer, for one epoch.
-TINY = ["plugins=[patches]", "backbone=patches", f"--config-dir={CONFIGS}", "head.embed_dim=32", "head.mlp_dim=32"]
-TINY += ["data.image_size=32", "train.epochs=1", "train.batch_size=16", "train.workers=0", "device=cpu"]
+TINY = [
+    "plugins=[patches]",
+    "backbone=patches",
+    f"--config-dir={CONFIGS}",
+    "head.embed_dim=32",
+    "head.mlp_dim=32",
+]
+TINY += [
+    "data.image_size=32",
+    "train.epochs=1",
+    "train.batch_size=16",
+    "train.workers=0",
+    "device=cpu",
+]
 PLUGIN = ["--plugin", "patches"]
 
 
@@ -55,17 +76,25 @@ def report(cli: Cli, checkpoint: Path, *words: str | Path) -> dict:
 
 
 @pytest.mark.parametrize("layout", DATA)
-def test_a_layout_is_checked_trained_on_and_evaluated(cli: Cli, tree: Callable[[str], Path], layout: str) -> None:
+def test_a_layout_is_checked_trained_on_and_evaluated(
+    cli: Cli, tree: Callable[[str], Path], layout: str
+) -> None:
     root, name = tree(layout), f"digits_{layout}"
     words = [f"data.{key}=folders" for key in ["class_map"] if layout == "imagenet"]
-    status, out, err = cli("check_data", f"data={DATA[layout]}", f"data.root={root}", "train.workers=0", *words)
+    status, out, err = cli(
+        "check_data", f"data={DATA[layout]}", f"data.root={root}", "train.workers=0", *words
+    )
     assert status == 0, err + out
-    train, val = (47, 23) if layout == "coco" else (48, 24)  # its reader leaves out scenes without a digit
+    train, val = (
+        (47, 23) if layout == "coco" else (48, 24)
+    )  # its reader leaves out scenes without a digit
     assert f"train: {train} " in out
     assert f"val: {val} " in out
     status, _, err = cli("train", f"+experiment={name}", f"data.root={root}", *TINY)
     assert status == 0, err
-    lines = [json.loads(line) for line in Path("outputs", name, "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in Path("outputs", name, "metrics.jsonl").read_text().splitlines()
+    ]
     found = report(cli, Path("outputs", name, "checkpoints", "best.pt"))
     metric = FIRST.get(layout, "mAP")
     assert next(iter(found["metrics"])) == metric
@@ -80,11 +109,30 @@ def test_shards_give_the_metrics_of_the_files(
 ) -> None:
     root = tree(layout)
     words = [f"data.{key}=folders" for key in ["class_map"] if layout == "imagenet"]
-    packing = [f"data={DATA[layout]}", f"data.root={root}", *words, "--images", "20", "--workers", "0"]
+    packing = [
+        f"data={DATA[layout]}",
+        f"data.root={root}",
+        *words,
+        "--images",
+        "20",
+        "--workers",
+        "0",
+    ]
     script(monkeypatch, "pack_shards", "shards", *packing)
-    shared = ["+experiment=digits", *TINY, "data.augment=none", "data.cutout=0", f"loss={LOSS.get(layout, 'asl')}"]
+    shared = [
+        "+experiment=digits",
+        *TINY,
+        "data.augment=none",
+        "data.cutout=0",
+        f"loss={LOSS.get(layout, 'asl')}",
+    ]
     if layout == "imagenet":
-        shared += ["data.flip=true", "data.crop=0.5", "data.test_crop=0.9", "data.interpolation=random"]
+        shared += [
+            "data.flip=true",
+            "data.crop=0.5",
+            "data.test_crop=0.9",
+            "data.interpolation=random",
+        ]
     settings = {
         "files": [f"data={DATA[layout]}", f"data.root={root}", *words],
         "shards": ["data=shards", "data.root=shards"],
@@ -93,7 +141,9 @@ def test_shards_give_the_metrics_of_the_files(
     for name, data in settings.items():
         status, _, err = cli("train", *shared, *data, f"name={name}")
         assert status == 0, err
-        reports[name] = report(cli, Path("outputs", name, "checkpoints", "last.pt"), "--weights", "raw")
+        reports[name] = report(
+            cli, Path("outputs", name, "checkpoints", "last.pt"), "--weights", "raw"
+        )
     assert reports["files"]["metrics"] == reports["shards"]["metrics"]
     assert reports["files"]["per_class"] == reports["shards"]["per_class"]
 
@@ -102,7 +152,13 @@ def test_estimated_priors_are_kept_over_a_stop_and_written_at_the_end(
     cli: Cli, tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tree("openimages")
-    words = ["+experiment=digits_openimages", f"data.root={root}", *TINY, "loss=partial_selective", "train.epochs=2"]
+    words = [
+        "+experiment=digits_openimages",
+        f"data.root={root}",
+        *TINY,
+        "loss=partial_selective",
+        "train.epochs=2",
+    ]
     assert cli("train", *words, "name=whole")[0] == 0
     monkeypatch.setattr(patches, "forwards", 0)
     monkeypatch.setenv("PATCHES_SIGNAL", "SIGTERM:2")
@@ -115,14 +171,20 @@ def test_estimated_priors_are_kept_over_a_stop_and_written_at_the_end(
     assert "outputs/stopped/class_prior.csv" in out
     whole, stopped = (Path("outputs", name) for name in ("whole", "stopped"))
     assert (whole / "class_prior.csv").read_bytes() == (stopped / "class_prior.csv").read_bytes()
-    assert_equal(*(read_torch(run / "checkpoints" / "last.pt")["model"] for run in (whole, stopped)))
+    assert_equal(
+        *(read_torch(run / "checkpoints" / "last.pt")["model"] for run in (whole, stopped))
+    )
     assert all(0 < prior < 1 for prior in read_prior(whole / "class_prior.csv"))
-    status, _, err = cli("train", *words, "name=second", f"loss.class_prior={whole}/class_prior.csv")
+    status, _, err = cli(
+        "train", *words, "name=second", f"loss.class_prior={whole}/class_prior.csv"
+    )
     assert status == 0, err
     assert not Path("outputs/second/class_prior.csv").exists()  # nothing was estimated
 
 
-def test_without_a_valid_class_a_run_ends_at_its_first_evaluation(cli: Cli, tree: Callable[[str], Path]) -> None:
+def test_without_a_valid_class_a_run_ends_at_its_first_evaluation(
+    cli: Cli, tree: Callable[[str], Path]
+) -> None:
     root = tree("openimages")
     rows = (root / "data.csv").read_text().splitlines()
     mids = sorted({mid for row in rows for mid in re.findall(r"/m/\w+", row)})
@@ -135,9 +197,13 @@ def test_without_a_valid_class_a_run_ends_at_its_first_evaluation(cli: Cli, tree
     one_line(err, "mAP_partial does not exist: no class has both a positive and a negative")
 
 
-def test_reports_call_counts_counts_and_name_confusions(cli: Cli, tree: Callable[[str], Path]) -> None:
+def test_reports_call_counts_counts_and_name_confusions(
+    cli: Cli, tree: Callable[[str], Path]
+) -> None:
     for layout in ("openimages", "imagenet"):
-        status, _, err = cli("train", f"+experiment=digits_{layout}", f"data.root={tree(layout)}", *TINY)
+        status, _, err = cli(
+            "train", f"+experiment=digits_{layout}", f"data.root={tree(layout)}", *TINY
+        )
         assert status == 0, err
     status, out, _ = cli("evaluate", "outputs/digits_openimages/checkpoints/best.pt", *PLUGIN)
     percent, _, counts = out.partition("number of classes:\n")

@@ -39,7 +39,10 @@ def test_a_label_with_a_tab_ends_the_run_before_it_begins(cli: Cli) -> None:
     write_csv(["dog", "red\tcar"])
     status, _, err = cli("train", *WORDS, "data=csv", "data.root=own")
     assert status == 1
-    one_line(err, r"data.csv, row 3: the class name 'red\tcar' has the control character U+0009: rename it")
+    one_line(
+        err,
+        r"data.csv, row 3: the class name 'red\tcar' has the control character U+0009: rename it",
+    )
     assert not list(Path().rglob("*.pt"))
 
 
@@ -49,7 +52,13 @@ def test_whatever_names_are_trained_on_can_be_read_again(cli: Cli) -> None:
     status, _, err = cli("train", *WORDS, "data=csv", "data.root=own", "name=odd")
     assert status == 0, err
     status, out, err = cli(
-        "predict", "outputs/odd/checkpoints/best.pt", "own/0.png", "--plugin", "patches", "--json", "-"
+        "predict",
+        "outputs/odd/checkpoints/best.pt",
+        "own/0.png",
+        "--plugin",
+        "patches",
+        "--json",
+        "-",
     )
     assert status == 0, err
     (answer,) = json.loads(out)
@@ -60,7 +69,9 @@ def test_coco_categories_of_one_name_end_the_run_before_it_begins(cli: Cli) -> N
     write_coco(Path("coco"))
     file = Path("coco", "annotations", "instances_train2014.json")
     file.write_text(file.read_text().replace("thing 2", "thing 0"))
-    file.with_name("instances_val2014.json").write_text(file.read_text().replace("train2014", "val2014"))
+    file.with_name("instances_val2014.json").write_text(
+        file.read_text().replace("train2014", "val2014")
+    )
     status, _, err = cli("train", *WORDS, "data=coco", "data.root=coco")
     assert status == 1
     one_line(err, "the categories 1 and 5 are both called 'thing 0': merge or rename them")
@@ -81,4 +92,8 @@ def test_a_thin_image_is_left_out_and_named(cli: Cli, caplog: pytest.LogCaptureF
     assert "thin.png: its 10,000,000 x 1 pixels need" in caplog.text
     status, _, err = cli("train", *words, "name=stop")
     assert status == 1
-    one_line(err, "thin.png: its 10,000,000 x 1 pixels need", "the limit is 178,956,970; restore the file")
+    one_line(
+        err,
+        "thin.png: its 10,000,000 x 1 pixels need",
+        "the limit is 178,956,970; restore the file",
+    )

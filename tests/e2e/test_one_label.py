@@ -31,7 +31,9 @@ def test_the_whole_way_with_the_parts_of_the_imagenet_recipe(
     metrics = json.loads(Path("results.json").read_text())["metrics"]
     assert list(metrics) == ["top1", "top5", "class_accuracy", "ECE"]
     for index in range(2):
-        Image.fromarray(made(digit).val.dataset[index][0].permute(1, 2, 0).numpy()).save(f"{index}.png")
+        Image.fromarray(made(digit).val.dataset[index][0].permute(1, 2, 0).numpy()).save(
+            f"{index}.png"
+        )
     status, out, err = cli("predict", best, "0.png", "1.png", "--plugin", "patches", "--json", "-")
     assert status == 0, err
     for answer in json.loads(out):  # a softmax: one label an image, however the model was trained
@@ -42,11 +44,26 @@ def test_the_whole_way_with_the_parts_of_the_imagenet_recipe(
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["mix.mixup=0.2", "loss=asl_single_label"], ["mix makes soft labels", "choose loss=bce or cross_entropy"]),
-        (["loss.target_threshold=0.2"], ["loss.target_threshold: CrossEntropy takes no such argument"]),
-        (["train.repeats=3", "train.batch_size=72"], ["train.repeats 3 needs as many images as a batch", "72"]),
-        (["loss=asl"], ["AsymmetricLoss is for several labels an image, the data has one label an image"]),
-        (["data=digits"], ["CrossEntropy is for one label an image, the data has several labels an image"]),
+        (
+            ["mix.mixup=0.2", "loss=asl_single_label"],
+            ["mix makes soft labels", "choose loss=bce or cross_entropy"],
+        ),
+        (
+            ["loss.target_threshold=0.2"],
+            ["loss.target_threshold: CrossEntropy takes no such argument"],
+        ),
+        (
+            ["train.repeats=3", "train.batch_size=72"],
+            ["train.repeats 3 needs as many images as a batch", "72"],
+        ),
+        (
+            ["loss=asl"],
+            ["AsymmetricLoss is for several labels an image, the data has one label an image"],
+        ),
+        (
+            ["data=digits"],
+            ["CrossEntropy is for one label an image, the data has several labels an image"],
+        ),
         (["data.top_k=11"], ["data.top_k 11 needs as many classes; there are 10"]),
         (["head.num_groups=12"], ["head.num_groups 12 is above the 10 classes"]),
         (["backbone.drop_path=0.1"], ["backbone.drop_path: Patches takes no such argument"]),
@@ -66,7 +83,12 @@ def test_drop_path_on_a_network_of_timm_without_it_is_refused_at_the_start(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["backbone=tresnet_m", "backbone.name=vgg11", "backbone.pretrained=false", "backbone.drop_path=0.1"]
+    words = [
+        "backbone=tresnet_m",
+        "backbone.name=vgg11",
+        "backbone.pretrained=false",
+        "backbone.drop_path=0.1",
+    ]
     status, _, err = cli("train", "+experiment=digits_single", "device=cpu", *words)
     assert status == 1
     one_line(err, "backbone.drop_path=0.1: vgg11 takes no such setting; leave it out")

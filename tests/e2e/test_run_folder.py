@@ -38,8 +38,16 @@ def test_a_second_run_is_stopped_and_a_killed_one_gives_its_folder_free(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "outputs" / "digits"
-    words = [*QUICK, "train.epochs=1000", "train.log_every=1", "train.workers=1", "train.save_every_steps=1"]
-    first = subprocess.Popen([sys.executable, "-m", "mldec.train", *words], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    words = [
+        *QUICK,
+        "train.epochs=1000",
+        "train.log_every=1",
+        "train.workers=1",
+        "train.save_every_steps=1",
+    ]
+    first = subprocess.Popen(
+        [sys.executable, "-m", "mldec.train", *words], cwd=tmp_path, stdout=subprocess.DEVNULL
+    )
     try:
         while not (folder / "metrics.jsonl").exists() or not numbers(folder):
             assert first.poll() is None
@@ -47,7 +55,11 @@ def test_a_second_run_is_stopped_and_a_killed_one_gives_its_folder_free(
         for word in ("seed=1", "resume=auto", f"resume={folder}/checkpoints/last.pt"):
             status, _, err = cli("train", *QUICK, word)
             assert status == 1
-            one_line(err, f"{folder}: another run is using this folder (process {first.pid} on ", "name=...")
+            one_line(
+                err,
+                f"{folder}: another run is using this folder (process {first.pid} on ",
+                "name=...",
+            )
     finally:
         first.kill()
         first.wait()
@@ -61,7 +73,9 @@ def test_a_second_run_is_stopped_and_a_killed_one_gives_its_folder_free(
     assert not (folder / "run.lock").exists()
 
 
-def test_the_checkpoint_of_another_run_does_not_replace_this_one(run: Path, cli: Cli, tmp_path: Path) -> None:
+def test_the_checkpoint_of_another_run_does_not_replace_this_one(
+    run: Path, cli: Cli, tmp_path: Path
+) -> None:
     other = tmp_path / "elsewhere" / "last.pt"
     other.parent.mkdir()
     shutil.copy(run / "checkpoints" / "last.pt", other)
@@ -75,7 +89,9 @@ def test_the_checkpoint_of_another_run_does_not_replace_this_one(run: Path, cli:
     status, out, _ = cli("train", *QUICK, "train.epochs=3", f"resume={other}", "name=other")
     assert (status, "epoch 3 of 3" in out, "missing" in out) == (0, True, False)
     assert [line["step"] for line in numbers(tmp_path / "outputs" / "other")] == [10, 12, 12]
-    assert read_torch(tmp_path / "outputs" / "other" / "checkpoints" / "last.pt")["log"]["lines"] == 3
+    assert (
+        read_torch(tmp_path / "outputs" / "other" / "checkpoints" / "last.pt")["log"]["lines"] == 3
+    )
     assert cli("train", *QUICK, "resume=outputs/digits/checkpoints/last.1.pt").status == 0
 
 
@@ -88,7 +104,9 @@ def test_a_restart_goes_on_from_its_own_checkpoint(
     assert (status, "epoch 3 of 2" in out) == (0, True)
 
 
-def test_the_runs_of_a_sweep_each_have_their_folder(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runs_of_a_sweep_each_have_their_folder(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     words = [*QUICK, "-m", "seed=0,1", "hydra.sweep.dir=sweep", "train.epochs=1"]
     assert cli("train", *words).status == 0
@@ -101,7 +119,12 @@ def test_the_runs_of_a_sweep_each_have_their_folder(cli: Cli, tmp_path: Path, mo
 @pytest.mark.parametrize("name", ["config.yaml", "train.log"])
 @pytest.mark.parametrize("start", ["new", "resume"])
 def test_a_full_disk_at_the_start_is_one_line(
-    name: str, start: str, cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    start: str,
+    cli: Cli,
+    digits_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "outputs" / "digits"
@@ -116,7 +139,9 @@ def test_a_full_disk_at_the_start_is_one_line(
     before = content(folder / "checkpoints")
     status, _, err = cli("train", *words)
     assert status == 1
-    one_line(err, f"cannot write {folder / name}: No space left on device; free space", "resume=auto")
+    one_line(
+        err, f"cannot write {folder / name}: No space left on device; free space", "resume=auto"
+    )
     assert content(folder / "checkpoints") == before
     assert not (folder / "run.lock").exists()
     full.unlink(missing_ok=True)
@@ -159,12 +184,16 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = ["path,labels,split"]
     for number in range(24):
         Image.new("RGB", (16, 16), (10 * number, 0, 0)).save(root / f"{number}.png")
-        rows.append(f"{number}.png,{'red' if number % 2 else 'green'},{'val' if number >= 16 else 'train'}")
+        rows.append(
+            f"{number}.png,{'red' if number % 2 else 'green'},{'val' if number >= 16 else 'train'}"
+        )
     (root / "data.csv").write_text("\n".join(rows) + "\n")
     return root
 
 
-def test_a_change_of_the_data_is_refused_at_a_resume(photos: Path, cli: Cli, tmp_path: Path) -> None:
+def test_a_change_of_the_data_is_refused_at_a_resume(
+    photos: Path, cli: Cli, tmp_path: Path
+) -> None:
     base = [word for word in QUICK if not word.startswith("data.")]
     base += ["data=csv", "data.image_size=32", "train.batch_size=8"]
     words = [*base, f"data.root={photos}", "train.epochs=1"]
@@ -178,7 +207,12 @@ def test_a_change_of_the_data_is_refused_at_a_resume(photos: Path, cli: Cli, tmp
     for change, said in [
         (table.replace("3.png,red", "3.png,green", 1), "other labels of the same training images"),
         (table.replace("15.png,red,train\n", "", 1), "16 training images, now 15"),
-        (table.replace("1.png,red,train\n2.png,green,train\n", "2.png,green,train\n1.png,red,train\n", 1), "order"),
+        (
+            table.replace(
+                "1.png,red,train\n2.png,green,train\n", "2.png,green,train\n1.png,red,train\n", 1
+            ),
+            "order",
+        ),
     ]:
         assert change != table
         (photos / "data.csv").write_text(change)
@@ -199,7 +233,14 @@ def test_a_change_of_the_data_is_refused_at_a_resume(photos: Path, cli: Cli, tmp
     words[words.index(f"data.root={photos}")] = f"data.root={tmp_path / 'moved'}"
     assert cli("train", *words, "train.epochs=3", "resume=auto").status == 0
     assert (
-        cli("evaluate", last, "--plugin", "patches", "data.changed=refuse", f"data.root={tmp_path / 'moved'}").status
+        cli(
+            "evaluate",
+            last,
+            "--plugin",
+            "patches",
+            "data.changed=refuse",
+            f"data.root={tmp_path / 'moved'}",
+        ).status
         == 0
     )
 

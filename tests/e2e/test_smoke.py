@@ -11,12 +11,25 @@ from support import write_coco
 
 def own_map(folder: Path, root: Path, *words: str) -> dict:
     """Train on a COCO tree and return the report of an evaluation on its training images."""
-    settings = [f"data.root={root}", f"data.cache_dir={folder / 'cache'}", "train.workers=1", "device=cpu"]
+    settings = [
+        f"data.root={root}",
+        f"data.cache_dir={folder / 'cache'}",
+        "train.workers=1",
+        "device=cpu",
+    ]
     train = [sys.executable, "-m", "mldec.train", "+experiment=coco_smoke", *settings, *words]
     done = subprocess.run(train, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     last = "outputs/coco_smoke/checkpoints/last.pt"
-    evaluate = [sys.executable, "-m", "mldec.evaluate", last, "data.val=train2014", "--json", "results.json"]
+    evaluate = [
+        sys.executable,
+        "-m",
+        "mldec.evaluate",
+        last,
+        "data.val=train2014",
+        "--json",
+        "results.json",
+    ]
     done = subprocess.run(evaluate, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "results.json").read_text())
@@ -38,10 +51,18 @@ def test_real_photos_are_learnt_by_heart(tmp_path: Path, sample_data: Path) -> N
     assert report["metrics"]["mAP"] >= 95
 
 
-def test_an_image_that_breaks_in_training_is_one_line_and_the_checkpoint_stays(tmp_path: Path) -> None:
+def test_an_image_that_breaks_in_training_is_one_line_and_the_checkpoint_stays(
+    tmp_path: Path,
+) -> None:
     root = tmp_path / "coco"
     write_coco(root, classes=3, images=12)
-    settings = ["+experiment=coco_smoke", "data.root=coco", "data.cache_dir=cache", "data.image_size=64", "device=cpu"]
+    settings = [
+        "+experiment=coco_smoke",
+        "data.root=coco",
+        "data.cache_dir=cache",
+        "data.image_size=64",
+        "device=cpu",
+    ]
     settings += ["train.batch_size=6", "train.epochs=1", "train.workers=1"]
     command = [sys.executable, "-m", "mldec.train", *settings]
     assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0

@@ -38,7 +38,12 @@ def same_end(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize(("name", "forward"), MOMENTS)
 def test_a_signal_saves_and_ends_with_its_status(
-    name: str, forward: int, cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    forward: int,
+    cli: Cli,
+    digits_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(patches, "forwards", 0)
@@ -87,8 +92,12 @@ def test_a_killed_loader_process_is_one_line_and_nothing_is_lost(
         patch.setattr(patches, "interrupt", kill_workers)
         status, _, err = cli("train", *QUICK, "train.workers=1", "train.eval_batch_size=8")
     assert status == 1
-    one_line(err, "a loader process died", "lower train.workers", "saved in ", "resume=auto goes on")
-    assert read_torch(tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt")["step"] == min(forward, 4)
+    one_line(
+        err, "a loader process died", "lower train.workers", "saved in ", "resume=auto goes on"
+    )
+    assert read_torch(tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt")["step"] == min(
+        forward, 4
+    )
     assert cli("train", *QUICK, "resume=auto").status == 0
     same_end(digits_run, tmp_path / "outputs" / "digits")
 
@@ -122,7 +131,10 @@ def test_a_process_whose_loader_hangs_ends_when_asked(tmp_path: Path) -> None:
     log = tmp_path / "outputs" / "digits" / "metrics.jsonl"
     words = [*QUICK, "train.epochs=1000", "train.workers=2", "train.log_every=1"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "mldec.train", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "mldec.train", *words],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     while not (log.exists() and log.read_text()):
         assert process.poll() is None
@@ -142,17 +154,32 @@ def test_a_process_whose_loader_hangs_ends_when_asked(tmp_path: Path) -> None:
 def test_the_soak_script_finds_nothing(tmp_path: Path) -> None:
     words = ["--kills", "2", "--signals", "1", "--flips", "5", "--worlds", "--no-saving"]
     words += ["--pairs", "0", "--disks", "0", "--workers", "1", "--shm", "0"]
-    command = [sys.executable, str(ROOT / "scripts" / "soak.py"), *words, "--json", str(tmp_path / "soak.json")]
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "soak.py"),
+        *words,
+        "--json",
+        str(tmp_path / "soak.json"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "soak.json").read_text())["figures"]
-    assert (figures["kills"]["kills"], figures["kills"]["lost"], figures["kills"]["equal"]) == (2, 0, 2)
+    assert (figures["kills"]["kills"], figures["kills"]["lost"], figures["kills"]["equal"]) == (
+        2,
+        0,
+        2,
+    )
     stops = figures["signals"]
     assert (stops["in_order"], stops["lost"], stops["wrong_status"]) == (1, 0, 0)
     assert stops["equal"] == stops["sent"]
     assert figures["flips"]["noticed"] == 5
     loaders = figures["workers"]
-    assert (loaders["ended_by_it"], loaders["one_line"], loaders["lost"], loaders["equal"]) == (1, 1, 0, 1)
+    assert (loaders["ended_by_it"], loaders["one_line"], loaders["lost"], loaders["equal"]) == (
+        1,
+        1,
+        0,
+        1,
+    )
 
 
 @pytest.fixture
@@ -163,7 +190,9 @@ def run(digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return tmp_path / "outputs" / "digits"
 
 
-def test_a_damaged_checkpoint_falls_back_on_the_one_before(run: Path, cli: Cli, digits_run: Path) -> None:
+def test_a_damaged_checkpoint_falls_back_on_the_one_before(
+    run: Path, cli: Cli, digits_run: Path
+) -> None:
     last = run / "checkpoints" / "last.pt"
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1
@@ -200,17 +229,23 @@ def test_a_half_written_log_is_cut_back(run: Path, cli: Cli, digits_run: Path) -
     same_end(digits_run, run)
 
 
-def test_a_folder_deleted_in_mid_run_is_made_again(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_deleted_in_mid_run_is_made_again(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     forwards = iter(range(1, 100))
     monkeypatch.setattr(
-        patches, "interrupt", lambda: shutil.rmtree(tmp_path / "outputs") if next(forwards) == 8 else None
+        patches,
+        "interrupt",
+        lambda: shutil.rmtree(tmp_path / "outputs") if next(forwards) == 8 else None,
     )
     assert cli("train", *QUICK).status == 0
     assert read_torch(tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt")["epoch"] == 2
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs").write_text("a file where the folder should be")
     status, _, err = cli("train", *QUICK)
@@ -218,11 +253,20 @@ def test_a_folder_that_cannot_be_written_is_one_line(cli: Cli, tmp_path: Path, m
     one_line(err, "cannot use ", "outputs")
 
 
-def test_out_of_memory_names_what_lowers_it(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_names_what_lowers_it(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own" / "loss").mkdir(parents=True)
     (tmp_path / "own" / "loss" / "hungry.yaml").write_text("_target_: patches.Hungry\n")
-    words = [word for word in QUICK if not word.startswith("--config-dir") and word != "backbone=patches"]
+    words = [
+        word for word in QUICK if not word.startswith("--config-dir") and word != "backbone=patches"
+    ]
     status, _, err = cli("train", f"--config-dir={tmp_path / 'own'}", *words, "loss=hungry")
     assert status == 1
-    one_line(err, "out of memory on cpu: 16 training images at a time", "train.accumulate=2", "data.image_size")
+    one_line(
+        err,
+        "out of memory on cpu: 16 training images at a time",
+        "train.accumulate=2",
+        "data.image_size",
+    )

@@ -45,7 +45,18 @@ QUICK = [
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Digits in the NUS-WIDE layout, and a finished run on them; tests must not change it."""
     folder = tmp_path_factory.mktemp("zsl")
-    made = [str(SCRIPT), "--layout", "nuswide", "data", "--train", "96", "--val", "48", "--size", "32"]
+    made = [
+        str(SCRIPT),
+        "--layout",
+        "nuswide",
+        "data",
+        "--train",
+        "96",
+        "--val",
+        "48",
+        "--size",
+        "32",
+    ]
     for words in (made, ["-m", "mldec.train", *QUICK, "data.root=data", "data.cache_dir=cache"]):
         done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -75,28 +86,42 @@ def test_evaluate_gives_the_number_of_the_run(command: Cli, folder: Path, tmp_pa
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["metrics"]["zsl_mAP"] == pytest.approx(state["best"]["value"], abs=1e-9)
     assert sum(row["unseen"] for row in found["per_class"].values()) == 8
-    assert ["zsl_mAP", f"{state['best']['value']:.3f}"] in [line.split() for line in out.splitlines()]
+    assert ["zsl_mAP", f"{state['best']['value']:.3f}"] in [
+        line.split() for line in out.splitlines()
+    ]
 
 
-def test_evaluate_on_all_images_and_on_other_unseen_classes(command: Cli, folder: Path, tmp_path: Path) -> None:
+def test_evaluate_on_all_images_and_on_other_unseen_classes(
+    command: Cli, folder: Path, tmp_path: Path
+) -> None:
     status, out, err = command("evaluate", "data.val_images=all")
     assert status == 0, err
     assert "zsl_all_mAP" in out
     assert "on 48 images" in out
     other = tmp_path / "other"
     shutil.copytree(folder / "data", other)
-    text = (other / "data.csv").read_text().replace("grey", "black")  # ten classes that the run had no name for
+    text = (
+        (other / "data.csv").read_text().replace("grey", "black")
+    )  # ten classes that the run had no name for
     (other / "data.csv").write_text(text)
     names = (other / "wordvec_array.txt").read_text().replace("grey", "black")
     (other / "wordvec_array.txt").write_text(names)
-    (other / "benchmark_81_v0.json").write_text(json.dumps({"test class": ["blacktwo", "blackone", "redsix"]}))
+    (other / "benchmark_81_v0.json").write_text(
+        json.dumps({"test class": ["blacktwo", "blackone", "redsix"]})
+    )
     status, _, err = command("evaluate", f"data.root={other}", "--json", tmp_path / "r.json")
     assert status == 0, err
     rows = json.loads((tmp_path / "r.json").read_text())["per_class"]
-    assert [name for name, row in rows.items() if row["unseen"]] == ["blackone", "blacktwo", "redsix"]
+    assert [name for name, row in rows.items() if row["unseen"]] == [
+        "blackone",
+        "blacktwo",
+        "redsix",
+    ]
 
 
-def test_evaluate_refuses_vectors_of_another_width(command: Cli, folder: Path, tmp_path: Path) -> None:
+def test_evaluate_refuses_vectors_of_another_width(
+    command: Cli, folder: Path, tmp_path: Path
+) -> None:
     names = (folder / "data/wordvec_array.txt").read_text().split()
     (tmp_path / "v.txt").write_text("".join(f"{name} 1.0 {len(name)}.5\n" for name in names))
     status, _, err = command("evaluate", f"data.vectors={tmp_path / 'v.txt'}")
@@ -107,19 +132,37 @@ def test_evaluate_refuses_vectors_of_another_width(command: Cli, folder: Path, t
         check_queries(saved, Classes(saved.names), "best.pt")
 
 
-def test_predict_knows_its_own_classes_and_new_ones(command: Cli, folder: Path, tmp_path: Path) -> None:
+def test_predict_knows_its_own_classes_and_new_ones(
+    command: Cli, folder: Path, tmp_path: Path
+) -> None:
     image = some_image(folder)
     status, _, err = command("predict", image, "--top", "40", "--json", tmp_path / "own.json")
     assert status == 0, err
-    own = {item["name"]: item["score"] for item in json.loads((tmp_path / "own.json").read_text())[0]["predictions"]}
+    own = {
+        item["name"]: item["score"]
+        for item in json.loads((tmp_path / "own.json").read_text())[0]["predictions"]
+    }
     assert len(own) == 40
     vectors = read_vectors(folder / "data/wordvec_array.pth", ["redfive", "bluetwo"])
-    lines = [f"{name} {' '.join(map(str, row.tolist()))}\n" for name, row in zip(("a", "b"), vectors, strict=True)]
+    lines = [
+        f"{name} {' '.join(map(str, row.tolist()))}\n"
+        for name, row in zip(("a", "b"), vectors, strict=True)
+    ]
     (tmp_path / "v.txt").write_text("".join(lines) + "c " + "0.1 " * 14 + "\n")
-    words = ["--classes", "b, a,c", "--vectors", tmp_path / "v.txt", "--json", tmp_path / "new.json"]
+    words = [
+        "--classes",
+        "b, a,c",
+        "--vectors",
+        tmp_path / "v.txt",
+        "--json",
+        tmp_path / "new.json",
+    ]
     status, _, err = command("predict", image, *words)
     assert status == 0, err
-    new = {item["name"]: item["score"] for item in json.loads((tmp_path / "new.json").read_text())[0]["predictions"]}
+    new = {
+        item["name"]: item["score"]
+        for item in json.loads((tmp_path / "new.json").read_text())[0]["predictions"]
+    }
     assert new.keys() == {"a", "b", "c"}
     assert new["a"] == pytest.approx(own["redfive"], abs=1e-6)
     assert new["b"] == pytest.approx(own["bluetwo"], abs=1e-6)
@@ -135,23 +178,43 @@ def test_predict_knows_its_own_classes_and_new_ones(command: Cli, folder: Path, 
         (["--classes", "redfive"], "--classes and --vectors need each other"),
         (["--vectors", "data/wordvec_array.pth"], "--classes and --vectors need each other"),
         (["--classes", " ,", "--vectors", "data/wordvec_array.pth"], "names no class"),
-        (["--classes", "redfive,redfive", "--vectors", "data/wordvec_array.pth"], "'redfive' twice"),
-        (["--classes", "zebra", "--vectors", "data/wordvec_array.pth"], "1 of 1 names have no vector: zebra"),
-        (["--classes", "zebra", "--vectors", "narrow.txt"], "of 14 numbers, the data has vectors of 2 numbers"),
+        (
+            ["--classes", "redfive,redfive", "--vectors", "data/wordvec_array.pth"],
+            "'redfive' twice",
+        ),
+        (
+            ["--classes", "zebra", "--vectors", "data/wordvec_array.pth"],
+            "1 of 1 names have no vector: zebra",
+        ),
+        (
+            ["--classes", "zebra", "--vectors", "narrow.txt"],
+            "of 14 numbers, the data has vectors of 2 numbers",
+        ),
         (["--classes", "zebra", "--vectors", "data/data.csv"], "data.csv"),
         (["--classes", "zebra", "--vectors", "nowhere.txt"], "nowhere.txt cannot be read"),
     ],
 )
-def test_predict_refuses_in_one_line(command: Cli, folder: Path, words: list[str], part: str) -> None:
+def test_predict_refuses_in_one_line(
+    command: Cli, folder: Path, words: list[str], part: str
+) -> None:
     (folder / "narrow.txt").write_text("zebra 1.0 2.5\nhorse 1.0 2.0\n")
     status, _, err = command("predict", some_image(folder), *words)
     assert status == 1
     one_line(err, part)
 
 
-def test_a_checkpoint_of_its_own_classes_takes_no_others(cli: Cli, digits_run: Path, folder: Path) -> None:
+def test_a_checkpoint_of_its_own_classes_takes_no_others(
+    cli: Cli, digits_run: Path, folder: Path
+) -> None:
     best, image = digits_run / "checkpoints/best.pt", some_image(folder)
-    words = ["--plugin", "patches", "--classes", "redfive", "--vectors", folder / "data/wordvec_array.pth"]
+    words = [
+        "--plugin",
+        "patches",
+        "--classes",
+        "redfive",
+        "--vectors",
+        folder / "data/wordvec_array.pth",
+    ]
     status, _, err = cli("predict", best, image, *words)
     assert status == 1
     one_line(err, "knows its own classes only")
@@ -161,7 +224,8 @@ def test_a_run_goes_on_with_the_same_vectors_only(folder: Path) -> None:
     saved = checkpoint.load(folder / "outputs/zsl/checkpoints/last.pt").classes
     check_classes(saved, saved, "last.pt")
     with pytest.raises(
-        CheckpointError, match=r"^last\.pt is of other word vectors than the data: put the same .* back$"
+        CheckpointError,
+        match=r"^last\.pt is of other word vectors than the data: put the same .* back$",
     ):
         check_classes(saved, replace(saved, queries=saved.queries.flip(0)), "last.pt")
 
@@ -179,12 +243,19 @@ def test_a_head_of_another_width_than_the_vectors(
 
 
 def test_check_data_lists_the_nearest_seen_classes(cli: Cli, folder: Path, tmp_path: Path) -> None:
-    words = ["data=nuswide_zsl", f"data.root={folder / 'data'}", f"data.cache_dir={tmp_path}", "train.workers=0"]
+    words = [
+        "data=nuswide_zsl",
+        f"data.root={folder / 'data'}",
+        f"data.cache_dir={tmp_path}",
+        "train.workers=0",
+    ]
     status, out, err = cli("check_data", *words, "--json", tmp_path / "r.json")
     assert status == 0, err
     near = json.loads((tmp_path / "r.json").read_text())["nearest_seen"]
     assert len(near) == 8
     for name, found in near.items():
-        assert [cosine for _, cosine in found] == pytest.approx([0.5] * 3)  # the digit or the colour is the same
+        assert [cosine for _, cosine in found] == pytest.approx(
+            [0.5] * 3
+        )  # the digit or the colour is the same
         assert {other for other, _ in found}.isdisjoint(near)
         assert f"unseen {name}: nearest {found[0][0]} 0.50, " in out

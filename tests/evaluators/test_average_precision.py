@@ -68,7 +68,13 @@ def voc(scores, labels):
 def voc_2007(scores, labels):
     """Mean of the best precision at recall of at least 0, 0.1, .. 1, with recall in whole numbers."""
     steps, positives = precision_and_recall(scores, labels), int(labels.sum())
-    return sum(max(hits / rank for hits, rank in steps if 10 * hits >= tenth * positives) for tenth in range(11)) / 11
+    return (
+        sum(
+            max(hits / rank for hits, rank in steps if 10 * hits >= tenth * positives)
+            for tenth in range(11)
+        )
+        / 11
+    )
 
 
 # Definitions
@@ -78,7 +84,9 @@ def voc_2007(scores, labels):
 @pytest.mark.parametrize("rows", [1, 2, 10, 500])
 def test_it_is_that_of_scikit_learn(rows, levels):
     scores, targets = predictions(rows, levels=levels)
-    expected = [average_precision_score(labels, column) for column, labels in columns(scores, targets)]
+    expected = [
+        average_precision_score(labels, column) for column, labels in columns(scores, targets)
+    ]
     assert one(scores, targets).tolist() == pytest.approx(expected, rel=1e-12)
 
 
@@ -93,7 +101,9 @@ def test_it_is_that_of_torchmetrics(levels, unknown):
     torch.testing.assert_close(one(probabilities, targets), expected.double(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "reference"), [("none", official), ("envelope", voc), ("11point", voc_2007)])
+@pytest.mark.parametrize(
+    ("name", "reference"), [("none", official), ("envelope", voc), ("11point", voc_2007)]
+)
 @pytest.mark.parametrize("rows", [1, 7, 10, 11, 300])
 def test_without_ties_it_is_the_loop_of_its_definition(name, reference, rows):
     scores, targets = predictions(rows, seed=rows)
@@ -113,14 +123,18 @@ def test_the_11_points_fall_on_exact_recalls(positives):
 @pytest.mark.parametrize("levels", [2, 5, 20])
 def test_the_envelope_of_tied_scores_is_that_of_the_curve_of_scikit_learn(levels):
     scores, targets = predictions(levels=levels)
-    for found, (column, labels) in zip(one(scores, targets, "envelope"), columns(scores, targets), strict=True):
+    for found, (column, labels) in zip(
+        one(scores, targets, "envelope"), columns(scores, targets), strict=True
+    ):
         precision, recall, _ = precision_recall_curve(labels, column)  # recall falls
         best = np.maximum.accumulate(precision[:-1])
         assert found.item() == pytest.approx((-np.diff(recall) * best).sum(), rel=1e-12)
 
 
 def test_equal_scores_share_one_rank():
-    assert one(torch.zeros(10, 1), (torch.arange(10) < 3)[:, None].int()).tolist() == pytest.approx([0.3])
+    assert one(torch.zeros(10, 1), (torch.arange(10) < 3)[:, None].int()).tolist() == pytest.approx(
+        [0.3]
+    )
 
 
 def test_an_interpolation_never_lowers_the_value():
@@ -157,7 +171,9 @@ def test_all_positive_is_1():
 def test_only_the_order_of_the_scores_matters(levels):
     scores, targets = predictions(levels=levels)
     for name in INTERPOLATIONS:
-        assert torch.equal(one(scores, targets, name), one(torch.exp(scores / 4) - 7, targets, name))
+        assert torch.equal(
+            one(scores, targets, name), one(torch.exp(scores / 4) - 7, targets, name)
+        )
 
 
 def test_scores_apart_by_one_unit_in_the_last_place_are_not_tied():
@@ -196,7 +212,9 @@ def test_the_order_of_the_rows_does_not_change_a_bit(levels, unknown):
 def test_blocks_of_rows_are_the_same_as_one_tensor(size):
     scores, targets = predictions(levels=5, unknown=0.2)
     whole = average_precision(scores, targets, interpolations=INTERPOLATIONS)
-    blocks = average_precision(scores.split(size), targets.split(size), interpolations=INTERPOLATIONS)
+    blocks = average_precision(
+        scores.split(size), targets.split(size), interpolations=INTERPOLATIONS
+    )
     for name in INTERPOLATIONS:
         assert torch.equal(blocks[name], whole[name])
 
@@ -204,7 +222,9 @@ def test_blocks_of_rows_are_the_same_as_one_tensor(size):
 @pytest.mark.parametrize("classes", [1, 63, 64, 65, 200])
 def test_any_number_of_classes_keeps_its_order(classes):
     scores, targets = predictions(30, classes, levels=9)
-    expected = [average_precision_score(labels, column) for column, labels in columns(scores, targets)]
+    expected = [
+        average_precision_score(labels, column) for column, labels in columns(scores, targets)
+    ]
     assert one(scores, targets).tolist() == pytest.approx(expected, rel=1e-12)
 
 

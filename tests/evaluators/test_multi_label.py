@@ -14,7 +14,9 @@ KEYS = ["CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1"]
 
 def predictions(rows=120, classes=9, levels=None, unknown=0.0, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    targets = (torch.rand(rows, classes, generator=generator) < torch.linspace(0.05, 0.6, classes)).to(torch.int8)
+    targets = (
+        torch.rand(rows, classes, generator=generator) < torch.linspace(0.05, 0.6, classes)
+    ).to(torch.int8)
     logits = 1.5 * torch.randn(rows, classes, generator=generator) + 2 * targets - 1
     if levels:
         logits = (logits * levels / 6).round()
@@ -52,15 +54,29 @@ def naive(decided, targets):
 
     counts = []
     for c in range(len(decided[0])):
-        pairs = [(row[c], labels[c]) for row, labels in zip(decided, targets.tolist(), strict=True) if labels[c] != -1]
-        counts.append((sum(d and y for d, y in pairs), sum(d for d, _ in pairs), sum(y for _, y in pairs)))
+        pairs = [
+            (row[c], labels[c])
+            for row, labels in zip(decided, targets.tolist(), strict=True)
+            if labels[c] != -1
+        ]
+        counts.append(
+            (sum(d and y for d, y in pairs), sum(d for d, _ in pairs), sum(y for _, y in pairs))
+        )
     precision = [share(hits, predicted) for hits, predicted, _ in counts]
     recall = [share(hits, positives) for hits, _, positives in counts]
     f1 = [harmonic(p, r) for p, r in zip(precision, recall, strict=True)]
     cp, cr = np.mean(precision), np.mean(recall)
     hits, predicted, positives = (sum(column) for column in zip(*counts, strict=True))
     op, recall_overall = share(hits, predicted), share(hits, positives)
-    means = (cp, cr, harmonic(cp, cr), np.mean(f1), op, recall_overall, harmonic(op, recall_overall))
+    means = (
+        cp,
+        cr,
+        harmonic(cp, cr),
+        np.mean(f1),
+        op,
+        recall_overall,
+        harmonic(op, recall_overall),
+    )
     return {
         "means": [100 * mean for mean in means],
         "precision": [100 * p for p in precision],
@@ -115,11 +131,17 @@ def test_means_are_those_of_scikit_learn(suffix):
     logits, targets = predictions()
     _, metrics = evaluated(logits, targets)
     decided = np.array(decide(logits, **({"k": 3} if suffix else {"threshold": 0.5})))
-    macro = precision_recall_fscore_support(targets.numpy(), decided, average="macro", zero_division=0)
-    micro = precision_recall_fscore_support(targets.numpy(), decided, average="micro", zero_division=0)
+    macro = precision_recall_fscore_support(
+        targets.numpy(), decided, average="macro", zero_division=0
+    )
+    micro = precision_recall_fscore_support(
+        targets.numpy(), decided, average="micro", zero_division=0
+    )
     found = [metrics[key + suffix] for key in ("CP", "CR", "CF1_mean", "OP", "OR", "OF1")]
     assert found == pytest.approx([100 * value for value in (*macro[:3], *micro[:3])], rel=1e-9)
-    assert metrics["CF1" + suffix] == pytest.approx(200 * macro[0] * macro[1] / (macro[0] + macro[1]), rel=1e-9)
+    assert metrics["CF1" + suffix] == pytest.approx(
+        200 * macro[0] * macro[1] / (macro[0] + macro[1]), rel=1e-9
+    )
     assert metrics["CF1" + suffix] != pytest.approx(metrics["CF1_mean" + suffix], abs=1e-3)
 
 
@@ -149,7 +171,9 @@ def test_the_threshold_is_a_probability(threshold):
 
 
 def test_a_probability_at_the_threshold_is_not_above_it():
-    evaluator, _ = evaluated(torch.tensor([[0.0, 1e-6]]), torch.ones(1, 2, dtype=torch.int8), threshold=0.5)
+    evaluator, _ = evaluated(
+        torch.tensor([[0.0, 1e-6]]), torch.ones(1, 2, dtype=torch.int8), threshold=0.5
+    )
     assert evaluator.per_class()["recall"] == [0, 100]
 
 
@@ -200,7 +224,9 @@ def test_nothing_depends_on_the_batches_or_on_the_order_of_the_images():
 def test_unannotated_labels_count_nowhere():
     logits, targets = predictions(unknown=0.3)
     evaluator, metrics = evaluated(logits, targets)
-    swapped = torch.where(targets == -1, -logits, logits)  # the top 3 of an image may change, nothing else
+    swapped = torch.where(
+        targets == -1, -logits, logits
+    )  # the top 3 of an image may change, nothing else
     other, again = evaluated(swapped, targets)
     assert {key: value for key, value in again.items() if "@" not in key} == {
         key: value for key, value in metrics.items() if "@" not in key
@@ -211,9 +237,13 @@ def test_unannotated_labels_count_nowhere():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_formats_are_taken_as_their_float32_value(dtype):
     logits, targets = predictions()
-    assert evaluated(logits.to(dtype), targets)[1] == evaluated(logits.to(dtype).float(), targets)[1]
     assert (
-        evaluated(logits, targets.long())[1] == evaluated(logits, targets.float())[1] == evaluated(logits, targets)[1]
+        evaluated(logits.to(dtype), targets)[1] == evaluated(logits.to(dtype).float(), targets)[1]
+    )
+    assert (
+        evaluated(logits, targets.long())[1]
+        == evaluated(logits, targets.float())[1]
+        == evaluated(logits, targets)[1]
     )
 
 

@@ -25,7 +25,9 @@ def predictions() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(ROWS, CLASSES, generator=generator) + (targets == 1), targets
 
 
-def evaluated(logits: torch.Tensor, targets: torch.Tensor) -> tuple[PartialLabelEvaluator, dict[str, float]]:
+def evaluated(
+    logits: torch.Tensor, targets: torch.Tensor
+) -> tuple[PartialLabelEvaluator, dict[str, float]]:
     evaluator = PartialLabelEvaluator(logits.shape[1])
     for block, labels in zip(logits.split(40), targets.split(40), strict=True):
         evaluator.update(block, labels)
@@ -36,7 +38,10 @@ def test_only_annotated_labels_of_valid_classes_count() -> None:
     logits, targets = predictions()
     evaluator, found = evaluated(logits, targets)
     valid = [0, 2, 4, 6]
-    kept = [(logits[targets[:, c] >= 0, c].numpy(), targets[targets[:, c] >= 0, c].numpy()) for c in valid]
+    kept = [
+        (logits[targets[:, c] >= 0, c].numpy(), targets[targets[:, c] >= 0, c].numpy())
+        for c in valid
+    ]
     values = [100 * average_precision_score(labels, scores) for scores, labels in kept]
     weights = [int(labels.sum()) for _, labels in kept]
     assert next(iter(found)) == "mAP_partial"
@@ -62,7 +67,9 @@ def plain_map(logits: torch.Tensor, targets: torch.Tensor) -> float:
     return evaluator.compute()["mAP"]
 
 
-def test_the_naive_number_comes_with_a_warning_only_where_it_differs(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_naive_number_comes_with_a_warning_only_where_it_differs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     logits, targets = predictions()
     with caplog.at_level(logging.WARNING):
         _, full = evaluated(logits[:, :1], targets[:, :1].clamp(min=0))
@@ -79,7 +86,9 @@ def test_without_a_valid_class_there_is_no_number() -> None:
 
 
 def in_a_process(rank: int, world_size: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size
+    )
     logits, targets = predictions()
     cuts = [0, 0, 50, ROWS][rank : rank + 2]  # the first process has no image
     evaluator = PartialLabelEvaluator(CLASSES)

@@ -33,14 +33,18 @@ def test_metrics_equal_torchmetrics(case):
     evaluator, metrics = evaluated(logits, one_hot(labels))
     assert list(metrics) == ["top1", "top5", "class_accuracy", "ECE"]
     accuracy = {"num_classes": CLASSES, "average": "micro"}
-    assert metrics["top1"] == pytest.approx(100 * multiclass_accuracy(logits, labels, **accuracy).item(), rel=1e-6)
+    assert metrics["top1"] == pytest.approx(
+        100 * multiclass_accuracy(logits, labels, **accuracy).item(), rel=1e-6
+    )
     top5 = multiclass_accuracy(logits, labels, top_k=5, **accuracy).item()
     assert metrics["top5"] == pytest.approx(100 * top5, rel=1e-6)
     by_class = multiclass_accuracy(logits, labels, num_classes=CLASSES, average=None)
     assert metrics["class_accuracy"] == pytest.approx(100 * by_class.mean().item(), rel=1e-6)
     assert evaluator.per_class()["accuracy"] == pytest.approx((100 * by_class).tolist(), rel=1e-6)
     assert evaluator.per_class()["images"] == labels.bincount(minlength=CLASSES).tolist()
-    error = multiclass_calibration_error(logits.softmax(1), labels, CLASSES, n_bins=15, norm="l1").item()
+    error = multiclass_calibration_error(
+        logits.softmax(1), labels, CLASSES, n_bins=15, norm="l1"
+    ).item()
     assert metrics["ECE"] == pytest.approx(100 * error, rel=1e-5)
     assert 20 < metrics["top1"] < metrics["top5"] < 100
 
@@ -79,9 +83,13 @@ def test_pairs_come_by_their_number(case):
     np.add.at(confusion, (labels.numpy(), logits.argmax(1).numpy()), 1)
     np.fill_diagonal(confusion, 0)
     expected = sorted(((-n, *pair) for pair, n in np.ndenumerate(confusion) if n))
-    assert evaluator.pairs(1000) == [(a, b, -n) for n, (a, b) in ((n, (a, b)) for n, a, b in expected)]
+    assert evaluator.pairs(1000) == [
+        (a, b, -n) for n, (a, b) in ((n, (a, b)) for n, a, b in expected)
+    ]
     assert evaluator.pairs(3) == evaluator.pairs(1000)[:3]
-    assert sum(n for _, _, n in evaluator.pairs(1000)) == round(IMAGES * (1 - metrics["top1"] / 100))
+    assert sum(n for _, _, n in evaluator.pairs(1000)) == round(
+        IMAGES * (1 - metrics["top1"] / 100)
+    )
 
 
 def test_ece_by_hand():
@@ -92,7 +100,11 @@ def test_ece_by_hand():
 
 
 def test_few_classes_have_no_top5_and_an_explicit_one_is_refused():
-    assert list(evaluated(torch.eye(3), one_hot([0, 1, 2], 3), (3,))[1]) == ["top1", "class_accuracy", "ECE"]
+    assert list(evaluated(torch.eye(3), one_hot([0, 1, 2], 3), (3,))[1]) == [
+        "top1",
+        "class_accuracy",
+        "ECE",
+    ]
     with pytest.raises(ConfigError, match=r"data\.top_k 5 needs as many classes; there are 3"):
         SingleLabelEvaluator(3, top_k=5)
     with pytest.raises(ConfigError, match="top_k 1"):
@@ -126,5 +138,7 @@ def test_confident_answers_are_in_the_last_bin():
 def test_a_broken_network_has_no_accuracy(value):
     logits = torch.eye(4)
     logits[2, 1] = value
-    with pytest.raises(DataError, match="a score is not finite: top-1 has no meaning; look at the model's logits"):
+    with pytest.raises(
+        DataError, match="a score is not finite: top-1 has no meaning; look at the model's logits"
+    ):
         evaluated(logits, one_hot([0, 1, 2, 3], 4), (4,))

@@ -27,10 +27,14 @@ def test_each_size_by_itself_as_scikit_learn():
     for name, bit in (("small", 1), ("medium", 2), ("large", 4)):
         shown = (TARGETS.numpy() & bit) > 0
         expected = [
-            100 * average_precision_score(y, s) for y, s in zip(shown.T, LOGITS.numpy().T, strict=True) if y.any()
+            100 * average_precision_score(y, s)
+            for y, s in zip(shown.T, LOGITS.numpy().T, strict=True)
+            if y.any()
         ]
         assert metrics[f"mAP_{name}"] == pytest.approx(np.mean(expected))
-        assert [value for value in per_class[f"AP_{name}"] if value == value] == pytest.approx(expected)
+        assert [value for value in per_class[f"AP_{name}"] if value == value] == pytest.approx(
+            expected
+        )
     assert len(per_class["AP_small"]) == 5
     assert np.isnan(per_class["AP_small"][4])
 

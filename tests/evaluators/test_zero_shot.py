@@ -44,7 +44,9 @@ def at_k(logits, targets, k):
         for place in sorted(range(len(row)), key=row.__getitem__)[-k:]
     )
     precision, recall = hits / (len(logits) * k), hits / targets.sum().item()
-    return [100 * value for value in (precision, recall, 2 * precision * recall / (precision + recall))]
+    return [
+        100 * value for value in (precision, recall, 2 * precision * recall / (precision + recall))
+    ]
 
 
 def check(found, kind, logits, targets):
@@ -55,7 +57,9 @@ def check(found, kind, logits, targets):
     skipped = np.mean([value for value, some in zip(precision, positive, strict=True) if some])
     assert found[f"{kind}_mAP_skip_empty"] == pytest.approx(100 * skipped, abs=1e-9)
     for k in (3, 5):
-        assert [found[f"{kind}_{name}@{k}"] for name in ("P", "R", "F1")] == pytest.approx(at_k(logits, targets, k))
+        assert [found[f"{kind}_{name}@{k}"] for name in ("P", "R", "F1")] == pytest.approx(
+            at_k(logits, targets, k)
+        )
 
 
 @pytest.mark.parametrize("empty", [(), (4, 8)])
@@ -69,11 +73,15 @@ def test_over_images_with_an_unseen_label(empty):
     check(found, "gzsl", logits, targets)
     seen = 100 * np.mean(precisions(logits[:, SEEN], targets[:, SEEN]))
     assert found["seen_mAP"] == pytest.approx(seen)
-    assert found["harmonic_mAP"] == pytest.approx(2 * seen * found["zsl_mAP"] / (seen + found["zsl_mAP"]))
+    assert found["harmonic_mAP"] == pytest.approx(
+        2 * seen * found["zsl_mAP"] / (seen + found["zsl_mAP"])
+    )
     columns = evaluator.per_class()
     assert columns["positives"] == targets.sum(0).tolist()
     assert [place for place, value in enumerate(columns["unseen"]) if value] == list(UNSEEN)
-    assert np.nan_to_num(columns["AP"]) == pytest.approx([100 * value for value in precisions(logits, targets)])
+    assert np.nan_to_num(columns["AP"]) == pytest.approx(
+        [100 * value for value in precisions(logits, targets)]
+    )
 
 
 @pytest.mark.parametrize("empty", [(), (4, 8)])
@@ -91,7 +99,9 @@ def test_over_all_images(empty):
     columns = evaluator.per_class()
     assert columns["positives"] == targets.sum(0).tolist()
     assert np.isnan(np.array(columns["AP_zsl"])[SEEN]).all()
-    assert np.nan_to_num(np.array(columns["AP_zsl"])[list(UNSEEN)]).mean() == pytest.approx(found["zsl_mAP"])
+    assert np.nan_to_num(np.array(columns["AP_zsl"])[list(UNSEEN)]).mean() == pytest.approx(
+        found["zsl_mAP"]
+    )
 
 
 def test_both_protocols_agree_on_the_same_images():
@@ -106,7 +116,15 @@ def test_both_protocols_agree_on_the_same_images():
 def test_the_first_number_is_the_one_to_follow_and_all_are_plain(images):
     _, found = evaluated(*predictions(), images=images)
     assert next(iter(found)) == "zsl_mAP"
-    assert {"gzsl_mAP", "seen_mAP", "harmonic_mAP", "zsl_F1@3", "zsl_F1@5", "gzsl_F1@3", "gzsl_F1@5"} <= found.keys()
+    assert {
+        "gzsl_mAP",
+        "seen_mAP",
+        "harmonic_mAP",
+        "zsl_F1@3",
+        "zsl_F1@5",
+        "gzsl_F1@3",
+        "gzsl_F1@5",
+    } <= found.keys()
     assert all(type(value) is float for value in found.values())
     json.dumps(found, allow_nan=False)
 
@@ -135,7 +153,9 @@ def test_what_cannot_be(options, part):
 
 
 def in_a_process(rank: int, world_size: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size
+    )
     logits, targets = predictions((4, 8))
     first, last = [0, 0, 50, ROWS][rank : rank + 2]  # the first process has no image
     for images in ("unseen", "all"):
@@ -162,11 +182,20 @@ def test_queries_do_not_see_one_another():
     """So one pass over all classes gives the logits of a pass over the unseen ones: what the class above rests on."""
     torch.manual_seed(0)
     head = MLDecoder(64, 925, num_groups=None, word_dim=300).eval()
-    tokens, words = torch.randn(2, 49, 64), torch.nn.functional.normalize(torch.randn(1006, 300), dim=1)
+    tokens, words = (
+        torch.randn(2, 49, 64),
+        torch.nn.functional.normalize(torch.randn(1006, 300), dim=1),
+    )
     together = head(tokens, words)
     for place in (0, 500, 1005):
-        torch.testing.assert_close(head(tokens, words[place, None]), together[:, place, None], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            head(tokens, words[place, None]), together[:, place, None], rtol=1e-5, atol=1e-5
+        )
     unseen = torch.randperm(1006)[:81]
-    torch.testing.assert_close(head(tokens, words[unseen]), together[:, unseen], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        head(tokens, words[unseen]), together[:, unseen], rtol=1e-5, atol=1e-5
+    )
     other = MLDecoder(64, 925, num_groups=None, word_dim=300, self_attention=True).eval()
-    assert not torch.allclose(other(tokens, words[:1]), other(tokens, words)[:, :1], rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(
+        other(tokens, words[:1]), other(tokens, words)[:, :1], rtol=1e-3, atol=1e-3
+    )

@@ -15,7 +15,9 @@ from mldec.files.archive import refuse_bomb
 def test_what_torch_and_zipfile_store_is_no_bomb(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"a": torch.zeros(1000), "b": [1, "text"]}, path)
-    assert b"PK\x06\x07" in path.read_bytes()[-42:], "torch.save no longer writes records of 64 bits"
+    assert b"PK\x06\x07" in path.read_bytes()[-42:], (
+        "torch.save no longer writes records of 64 bits"
+    )
     refuse_bomb(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a/data.pkl", b"x")
@@ -29,16 +31,24 @@ def test_an_old_file_of_torch_is_no_archive(tmp_path: Path) -> None:
     refuse_bomb(tmp_path / "old.pt")
 
 
-def wide(*, unpacked: int = 1000, packed: int = 1000, offset: int = 0, extra: bytes | None = None) -> bytes:
+def wide(
+    *, unpacked: int = 1000, packed: int = 1000, offset: int = 0, extra: bytes | None = None
+) -> bytes:
     """Return an archive of one stored member whose sizes and place stand in a field of 64 bits, as past 4 GiB."""
     archive = hostile.Archive({"a/0": bytes(1000)})
     full = archive.directory(unpacked=2**32 - 1, packed=2**32 - 1, offset=2**32 - 1)
     if extra is None:
-        extra = struct.pack("<2H", 0x7075, 1) + b"x" + struct.pack("<2H3Q", 1, 24, unpacked, packed, offset)
+        extra = (
+            struct.pack("<2H", 0x7075, 1)
+            + b"x"
+            + struct.pack("<2H3Q", 1, 24, unpacked, packed, offset)
+        )
     directory = full[:30] + struct.pack("<H", len(extra)) + full[32:] + extra
     start, size = len(archive.body), len(directory)
     end = archive.end(offset=2**32 - 1, size=2**32 - 1, count=2**16 - 1)
-    return archive.body + directory + archive.end_64(offset=start, size=size, place=start + size) + end
+    return (
+        archive.body + directory + archive.end_64(offset=start, size=size, place=start + size) + end
+    )
 
 
 def test_sizes_of_64_bits_are_read(tmp_path: Path) -> None:

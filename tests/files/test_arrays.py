@@ -49,7 +49,9 @@ NPY = {
 
 
 @pytest.mark.parametrize("name", NPY)
-def test_odd_npy_files_end_in_one_reason(tmp_path: Path, name: str, recwarn: pytest.WarningsRecorder) -> None:
+def test_odd_npy_files_end_in_one_reason(
+    tmp_path: Path, name: str, recwarn: pytest.WarningsRecorder
+) -> None:
     path = tmp_path / "a.npy"
     path.write_bytes(NPY[name])
     with pytest.raises(ValueError, match=r".") as caught:
@@ -91,7 +93,11 @@ def test_an_npz_of_members_that_overlap(tmp_path: Path) -> None:
         info = archive.infolist()[0]
         for number in range(100):  # the directory names the same bytes again and again
             copy = zipfile.ZipInfo(f"a{number}.npy")
-            copy.file_size, copy.compress_size, copy.CRC = info.file_size, info.compress_size, info.CRC
+            copy.file_size, copy.compress_size, copy.CRC = (
+                info.file_size,
+                info.compress_size,
+                info.CRC,
+            )
             copy.header_offset = info.header_offset
             archive.filelist.append(copy)
     with pytest.raises(ValueError, match="claims more bytes than it has"):

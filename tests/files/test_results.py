@@ -9,10 +9,19 @@ from pathlib import Path
 import pytest
 
 from mldec.errors import ConfigError, DataError
-from mldec.files.results import JsonLines, JsonList, ResultFile, check_targets, to_json, write_result
+from mldec.files.results import (
+    JsonLines,
+    JsonList,
+    ResultFile,
+    check_targets,
+    to_json,
+    write_result,
+)
 
 
-def test_targets_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_that_cannot_be_written_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = str(tmp_path / "r.json")
     check_targets(file, None, "-", "/dev/null")
     with pytest.raises(ConfigError, match="it is a folder; add the name of a file"):
@@ -71,7 +80,9 @@ def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 100_000])
 def test_a_full_disk_names_the_file(size: int) -> None:
-    with pytest.raises(DataError, match="cannot write /dev/full: No space left on device; free space"):
+    with pytest.raises(
+        DataError, match="cannot write /dev/full: No space left on device; free space"
+    ):
         write_result("/dev/full", "x" * size)
     with pytest.raises(DataError, match="/dev/full"), JsonLines("/dev/full") as lines:
         lines.add("x" * size)
@@ -93,7 +104,11 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-ROWS = [{"image": "a", "predictions": [{"name": "x", "score": 0.5}, {"name": "y", "score": 0.25}]}, {"image": "b"}, []]
+ROWS = [
+    {"image": "a", "predictions": [{"name": "x", "score": 0.5}, {"name": "y", "score": 0.25}]},
+    {"image": "b"},
+    [],
+]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

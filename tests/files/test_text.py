@@ -13,7 +13,15 @@ import mldec
 from mldec.data.transforms import read_image
 from mldec.errors import DataError
 from mldec.files import text
-from mldec.files.text import csv_columns, csv_rows, open_binary, open_text, read_json, read_lines, read_text
+from mldec.files.text import (
+    csv_columns,
+    csv_rows,
+    open_binary,
+    open_text,
+    read_json,
+    read_lines,
+    read_text,
+)
 
 PACKAGE = Path(mldec.__file__).parent
 
@@ -85,7 +93,10 @@ def test_lines_without_blanks(tmp_path: Path) -> None:
     file = tmp_path / "list.txt"
     file.write_bytes(b"\xef\xbb\xbf one\r\n\n \ntwo")
     assert read_lines(file, "") == ["one", "two"]
-    for content, reason in ((b" \n\n", "is empty; see there"), (b"caf\xe9", r"is not UTF-8 text \(byte 3\)")):
+    for content, reason in (
+        (b" \n\n", "is empty; see there"),
+        (b"caf\xe9", r"is not UTF-8 text \(byte 3\)"),
+    ):
         file.write_bytes(content)
         with pytest.raises(DataError, match=rf"list\.txt {reason}"):
             read_lines(file, "see there")

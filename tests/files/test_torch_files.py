@@ -27,7 +27,12 @@ def test_the_checksum_file_is_what_sha256sum_reads(tmp_path: Path) -> None:
     save(tmp_path / "last.pt", {**STATE, "epoch": 4})
     digest = hashlib.sha256((tmp_path / "last.pt").read_bytes()).hexdigest()
     assert (tmp_path / "last.pt.sha256").read_text() == f"{digest}  last.pt\n"
-    assert subprocess.run(["sha256sum", "-c", "last.pt.sha256"], cwd=tmp_path, capture_output=True).returncode == 0
+    assert (
+        subprocess.run(
+            ["sha256sum", "-c", "last.pt.sha256"], cwd=tmp_path, capture_output=True
+        ).returncode
+        == 0
+    )
 
 
 def test_a_crash_between_the_renames_leaves_a_checkpoint_that_loads(
@@ -88,7 +93,9 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_a_checksum_file_of_another_program_is_read(tmp_path: Path, form: str, encoding: str) -> None:
+def test_a_checksum_file_of_another_program_is_read(
+    tmp_path: Path, form: str, encoding: str
+) -> None:
     path, record = tmp_path / "last.pt", tmp_path / "last.pt.sha256"
     save(path, STATE)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -120,7 +127,9 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         read_torch(tmp_path / "pipe.pt")
 
 
-def test_a_file_that_asks_for_too_much_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_asks_for_too_much_memory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def load(*_: object, **__: object) -> None:
         raise MemoryError
 

@@ -19,7 +19,13 @@ pytestmark = [
 ]
 
 # The real network of the digits experiment, on few scenes: batch norm, dropout and a convolutional backbone.
-SHORT = ["+experiment=digits", "data.train_images=512", "data.val_images=256", "train.epochs=2", "device=cuda"]
+SHORT = [
+    "+experiment=digits",
+    "data.train_images=512",
+    "data.val_images=256",
+    "train.epochs=2",
+    "device=cuda",
+]
 
 
 def train(folder: Path, *words: str) -> Path:
@@ -39,7 +45,13 @@ def losses(run: Path) -> list[float]:
 @pytest.mark.parametrize("compiled", ["false", "true"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_every_precision_trains(tmp_path: Path, precision: str, compiled: str) -> None:
-    run = train(tmp_path, *SHORT, f"train.precision={precision}", f"train.compile={compiled}", "train.log_every=2")
+    run = train(
+        tmp_path,
+        *SHORT,
+        f"train.precision={precision}",
+        f"train.compile={compiled}",
+        "train.log_every=2",
+    )
     found = losses(run)
     assert found[-1] < found[0]
     state = read_torch(run / "checkpoints" / "last.pt")

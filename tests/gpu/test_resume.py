@@ -53,12 +53,16 @@ def train(folder: Path, *words: str, stop_at_forward: int = 0) -> int:
 def assert_same_run(one: Path, other: Path) -> None:
     """Compare checkpoints and metrics.jsonl of two runs to the last bit, but for times."""
     for name in ("last.pt", "best.pt"):
-        assert_equal(read_torch(one / "checkpoints" / name), read_torch(other / "checkpoints" / name))
+        assert_equal(
+            read_torch(one / "checkpoints" / name), read_torch(other / "checkpoints" / name)
+        )
     assert numbers(one) == numbers(other)
 
 
 @pytest.mark.parametrize(("device", "precision"), CASES)
-def test_a_stopped_and_resumed_run_ends_with_the_same_bits(tmp_path: Path, device: str, precision: str) -> None:
+def test_a_stopped_and_resumed_run_ends_with_the_same_bits(
+    tmp_path: Path, device: str, precision: str
+) -> None:
     words = [f"device={device}", f"train.precision={precision}"]
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
 
@@ -78,4 +82,6 @@ def test_two_runs_of_one_seed_are_the_same_on_the_device(tmp_path: Path, precisi
     for name in ("one", "other"):
         assert train(tmp_path / name, *words) == 0
 
-    assert_same_run(tmp_path / "one" / "outputs" / "digits", tmp_path / "other" / "outputs" / "digits")
+    assert_same_run(
+        tmp_path / "one" / "outputs" / "digits", tmp_path / "other" / "outputs" / "digits"
+    )

@@ -12,7 +12,9 @@ def test_logits_are_linear_in_the_mean_of_the_tokens():
     assert logits.shape == (2, 4)
     for b in range(2):
         means = [sum(tokens[b, n, c].item() for n in range(9)) / 9 for c in range(6)]
-        expected = [sum(w * m for w, m in zip(weight[k], means, strict=True)) + bias[k] for k in range(4)]
+        expected = [
+            sum(w * m for w, m in zip(weight[k], means, strict=True)) + bias[k] for k in range(4)
+        ]
         assert logits[b].tolist() == pytest.approx(expected, rel=1e-9)
 
 

@@ -24,16 +24,24 @@ def small(num_classes=7, seed=0, **options):
 
 
 def some_tokens(batch=3, tokens=9, seed=1):
-    return torch.randn(batch, tokens, IN, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        batch, tokens, IN, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def some_words(count, width=5, seed=2):
-    return torch.randn(count, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        count, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def part(head, prefix):
     """The tensors below a name, without it."""
-    return {name[len(prefix) :]: value for name, value in head.state_dict().items() if name.startswith(prefix)}
+    return {
+        name[len(prefix) :]: value
+        for name, value in head.state_dict().items()
+        if name.startswith(prefix)
+    }
 
 
 def norm(x, weights, name):
@@ -43,7 +51,9 @@ def norm(x, weights, name):
 def official(head, tokens, *, doubled=True, words=None):
     """The description of the official forward with torch's attention, queries first; the pooling is a loop."""
     state, dim = head.state_dict(), head.embed.out_features
-    memory = F.relu(F.linear(tokens, state["embed.weight"], state["embed.bias"])).transpose(0, 1)  # [N, B, D]
+    memory = F.relu(F.linear(tokens, state["embed.weight"], state["embed.bias"])).transpose(
+        0, 1
+    )  # [N, B, D]
     if words is None:
         queries = state["queries"]
     else:
@@ -58,7 +68,11 @@ def official(head, tokens, *, doubled=True, words=None):
         attended, averaged = attention(target, memory, memory)
         target = norm(target + attended, weights, "norm2")
         hidden = F.relu(F.linear(target, weights["mlp.0.weight"], weights["mlp.0.bias"]))
-        target = norm(target + F.linear(hidden, weights["mlp.3.weight"], weights["mlp.3.bias"]), weights, "norm3")
+        target = norm(
+            target + F.linear(hidden, weights["mlp.3.weight"], weights["mlp.3.bias"]),
+            weights,
+            "norm3",
+        )
     return pooled(head, target.transpose(0, 1)), averaged
 
 
@@ -69,7 +83,10 @@ def pooled(head, decoded):
         columns = [decoded[:, group] @ weight[:, 0] + bias[0] for group in range(decoded.shape[1])]
     else:
         size = weight.shape[2]
-        columns = [decoded[:, c // size] @ weight[c // size, :, c % size] + bias[c] for c in range(len(bias))]
+        columns = [
+            decoded[:, c // size] @ weight[c // size, :, c % size] + bias[c]
+            for c in range(len(bias))
+        ]
     return torch.stack(columns, dim=1)
 
 
@@ -77,7 +94,8 @@ def pooled(head, decoded):
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "num_groups"), [(7, None), (7, 7), (7, 100), (12, 4), (7, 3), (7, 1), (1, None), (23, 11)]
+    ("num_classes", "num_groups"),
+    [(7, None), (7, 7), (7, 100), (12, 4), (7, 3), (7, 1), (1, None), (23, 11)],
 )
 @pytest.mark.parametrize("queries", ["random", "learned", "orthogonal"])
 @torch.no_grad()
@@ -100,7 +118,9 @@ def test_forward_without_the_doubled_query_equals_the_description_without_that_a
 @torch.no_grad()
 def test_two_layers_are_the_layer_applied_twice_with_weights_of_their_own():
     head = small(11, num_groups=4, num_layers=2)
-    torch.testing.assert_close(head(some_tokens()), official(head, some_tokens())[0], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        head(some_tokens()), official(head, some_tokens())[0], rtol=1e-10, atol=1e-10
+    )
     changed = copy.deepcopy(head)
     changed.layers[1].mlp[0].weight.mul_(2)
     assert not torch.allclose(changed(some_tokens()), head(some_tokens()))
@@ -114,7 +134,9 @@ def test_with_self_attention_it_is_the_transformer_decoder_of_torch(num_groups, 
     target = head.queries.expand(3, -1, -1)
     memory = F.relu(head.embed(some_tokens()))
     for number in range(num_layers):
-        layer = nn.TransformerDecoderLayer(DIM, HEADS, MLP, dropout=0.1, batch_first=True, dtype=torch.float64).eval()
+        layer = nn.TransformerDecoderLayer(
+            DIM, HEADS, MLP, dropout=0.1, batch_first=True, dtype=torch.float64
+        ).eval()
         state = part(head, f"layers.{number}.")
         for ours, theirs in names.items():
             state = {name.replace(f"{ours}.", f"{theirs}."): value for name, value in state.items()}
@@ -123,7 +145,9 @@ def test_with_self_attention_it_is_the_transformer_decoder_of_torch(num_groups, 
     torch.testing.assert_close(head(some_tokens()), pooled(head, target), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_groups": 3}, {"self_attention": True}, {"doubled_query": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_groups": 3}, {"self_attention": True}, {"doubled_query": False}]
+)
 @torch.no_grad()
 def test_training_without_dropout_equals_evaluation(options):
     head = small(dropout=0.0, **options)
@@ -141,7 +165,9 @@ def test_an_image_has_the_same_logits_in_any_batch():
 @torch.no_grad()
 def test_the_order_of_the_tokens_does_not_matter():
     head, order = small(), torch.tensor([4, 0, 8, 2, 6, 1, 7, 3, 5])
-    torch.testing.assert_close(head(some_tokens()[:, order]), head(some_tokens()), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        head(some_tokens()[:, order]), head(some_tokens()), rtol=1e-12, atol=1e-12
+    )
 
 
 # Groups
@@ -162,7 +188,9 @@ def test_the_order_of_the_tokens_does_not_matter():
         (1, 100, 1, 1),
     ],
 )
-def test_groups_are_clipped_to_the_classes_and_their_size_is_a_true_ceiling(num_classes, num_groups, groups, size):
+def test_groups_are_clipped_to_the_classes_and_their_size_is_a_true_ceiling(
+    num_classes, num_groups, groups, size
+):
     head = MLDecoder(4, num_classes, num_groups=num_groups, embed_dim=8, num_heads=2, mlp_dim=8)
     assert head.queries.shape == (groups, 8)
     assert head.pool_weight.shape == (groups, 8, size)
@@ -174,7 +202,9 @@ def test_one_hundred_groups_are_the_default():
     assert MLDecoder(4, 1000, embed_dim=8, mlp_dim=8).queries.shape == (100, 8)
 
 
-@pytest.mark.parametrize(("num_classes", "num_groups"), [(12, 4), (13, 4), (1001, 100), (6, 6), (5, 4)])
+@pytest.mark.parametrize(
+    ("num_classes", "num_groups"), [(12, 4), (13, 4), (1001, 100), (6, 6), (5, 4)]
+)
 @torch.no_grad()
 def test_a_class_is_decided_by_its_group_and_by_no_other(num_classes, num_groups):
     head = small(num_classes, num_groups=num_groups)
@@ -256,9 +286,12 @@ def test_every_tensor_starts_as_in_the_official_code():
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "num_groups", "std"), [(80, 100, 0.0486), (1000, 100, 0.0152), (9605, 200, 0.0065)]
+    ("num_classes", "num_groups", "std"),
+    [(80, 100, 0.0486), (1000, 100, 0.0152), (9605, 200, 0.0065)],
 )
-def test_the_pooling_starts_with_the_spread_measured_in_the_official_code(num_classes, num_groups, std):
+def test_the_pooling_starts_with_the_spread_measured_in_the_official_code(
+    num_classes, num_groups, std
+):
     torch.manual_seed(0)
     head = MLDecoder(8, num_classes, num_groups=num_groups, mlp_dim=8)
     assert head.pool_weight.std().item() == pytest.approx(std, rel=0.02)
@@ -286,10 +319,15 @@ def test_the_pooling_of_a_zero_shot_head_starts_with_the_official_spread():
         (81, {"num_groups": None, "word_dim": 300}, 7_321_089),
     ],
 )
-def test_the_number_of_trainable_parameters_is_that_of_the_official_head(num_classes, options, count):
+def test_the_number_of_trainable_parameters_is_that_of_the_official_head(
+    num_classes, options, count
+):
     with torch.device("meta"):
         head = MLDecoder(2048, num_classes, **options)
-    assert sum(parameter.numel() for parameter in head.parameters() if parameter.requires_grad) == count
+    assert (
+        sum(parameter.numel() for parameter in head.parameters() if parameter.requires_grad)
+        == count
+    )
 
 
 # Queries
@@ -316,7 +354,9 @@ def test_learned_queries_are_trained_from_the_same_start_as_random_ones():
 @pytest.mark.parametrize("groups", [1, 10, 64])
 def test_orthogonal_queries_are_orthogonal_and_as_long_as_random_ones(groups):
     head = MLDecoder(IN, groups, embed_dim=64, mlp_dim=8, queries="orthogonal")
-    torch.testing.assert_close(head.queries @ head.queries.t(), 64 * torch.eye(groups), rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        head.queries @ head.queries.t(), 64 * torch.eye(groups), rtol=0, atol=1e-3
+    )
 
 
 def test_more_orthogonal_queries_than_dimensions_keep_their_length():
@@ -351,7 +391,9 @@ def test_the_doubled_query_changes_next_to_nothing_in_evaluation():
 
 def seen_by_the_first_norm(head, tokens):
     seen = []
-    handle = head.layers[0].norm1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
+    handle = head.layers[0].norm1.register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0].detach().clone())
+    )
     head(tokens)
     handle.remove()
     return seen[0]
@@ -430,20 +472,29 @@ def test_a_word_as_wide_as_the_decoder_is_not_projected():
         {**head.state_dict(), "queries": words.relu(), "pool_weight": head.pool_weight.expand(4, -1, -1),
          "pool_bias": head.pool_bias.expand(4)}
     )  # fmt: skip
-    torch.testing.assert_close(head(some_tokens(), words), closed(some_tokens()), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        head(some_tokens(), words), closed(some_tokens()), rtol=1e-12, atol=1e-12
+    )
 
 
 @torch.no_grad()
 def test_zero_shot_queries_do_not_see_each_other():
     head, words = small(word_dim=5, num_groups=None), some_words(12)
     together = head(some_tokens(), words)
-    torch.testing.assert_close(head(some_tokens(), words[:5]), together[:, :5], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(head(some_tokens(), words.flip(0)), together.flip(1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        head(some_tokens(), words[:5]), together[:, :5], rtol=1e-12, atol=1e-12
+    )
+    torch.testing.assert_close(
+        head(some_tokens(), words.flip(0)), together.flip(1), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_no_parameter_of_a_zero_shot_head_belongs_to_a_class():
     shapes = [
-        {name: tensor.shape for name, tensor in small(count, word_dim=5, num_groups=None).state_dict().items()}
+        {
+            name: tensor.shape
+            for name, tensor in small(count, word_dim=5, num_groups=None).state_dict().items()
+        }
         for count in (3, 1000)
     ]
     assert shapes[0] == shapes[1]
@@ -470,11 +521,15 @@ def test_every_trainable_parameter_gets_a_gradient(options):
     head = small(9, **options).train()
     words = some_words(9, options["word_dim"]) if "word_dim" in options else None
     head(some_tokens(), words).square().sum().backward()
-    without = [name for name, p in head.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    without = [
+        name for name, p in head.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0
+    ]
     assert not without
 
 
-@pytest.mark.parametrize("options", [{}, {"num_groups": 3}, {"self_attention": True}, {"num_layers": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_groups": 3}, {"self_attention": True}, {"num_layers": 2}]
+)
 @torch.no_grad()
 def test_bfloat16_autocast_stays_near_float32(options):
     torch.manual_seed(0)

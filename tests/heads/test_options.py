@@ -18,11 +18,18 @@ def build(path, num_classes):
     if sum(parameter.numel() for parameter in head.parameters()) < TOO_BIG:
         return target(2048, num_classes, **node), 2048
     known = inspect.signature(target).parameters
-    return target(64, num_classes, **{**node, **{key: value for key, value in NARROW.items() if key in known}}), 64
+    return target(
+        64, num_classes, **{**node, **{key: value for key, value in NARROW.items() if key in known}}
+    ), 64
 
 
 def test_there_are_options():
-    assert {path.stem for path in FILES} >= {"gap", "ml_decoder", "transformer_decoder", "query2label"}
+    assert {path.stem for path in FILES} >= {
+        "gap",
+        "ml_decoder",
+        "transformer_decoder",
+        "query2label",
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

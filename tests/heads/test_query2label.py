@@ -95,16 +95,22 @@ def official(head, tokens):
 @torch.no_grad()
 def test_an_encoder_layer_without_positions_is_that_of_torch():
     ours = randomise(EncoderLayer(DIM, HEADS, MLP, 0.1))
-    theirs = nn.TransformerEncoderLayer(DIM, HEADS, MLP, batch_first=True, dtype=torch.float64).eval()
+    theirs = nn.TransformerEncoderLayer(
+        DIM, HEADS, MLP, batch_first=True, dtype=torch.float64
+    ).eval()
     theirs.load_state_dict(as_in_torch(ours.state_dict()))
     tokens = noise(2, 9, DIM)
-    torch.testing.assert_close(ours(tokens, torch.zeros(9, DIM)), theirs(tokens), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        ours(tokens, torch.zeros(9, DIM)), theirs(tokens), rtol=1e-10, atol=1e-10
+    )
 
 
 @torch.no_grad()
 def test_a_decoder_layer_without_positions_is_that_of_torch():
     ours = randomise(DecoderLayer(DIM, HEADS, MLP, 0.1, query_step="self_attention"))
-    theirs = nn.TransformerDecoderLayer(DIM, HEADS, MLP, batch_first=True, dtype=torch.float64).eval()
+    theirs = nn.TransformerDecoderLayer(
+        DIM, HEADS, MLP, batch_first=True, dtype=torch.float64
+    ).eval()
     theirs.load_state_dict(as_in_torch(ours.state_dict()))
     x, tokens = noise(2, 5, DIM), noise(2, 9, DIM, seed=2)
     torch.testing.assert_close(ours(x, tokens)[0], theirs(x, tokens), rtol=1e-10, atol=1e-10)
@@ -131,7 +137,9 @@ def test_forward_equals_the_official_description(options):
     tokens = noise(3, 16, options.get("in_features", DIM))
     logits = head(tokens)
     assert logits.shape == (3, 5)
-    torch.testing.assert_close(logits, official(head, tokens)[0], rtol=0, atol=1e-5)  # positions are float32
+    torch.testing.assert_close(
+        logits, official(head, tokens)[0], rtol=0, atol=1e-5
+    )  # positions are float32
 
 
 @pytest.mark.parametrize("side", [1, 2, 7, 12, 14])
@@ -161,7 +169,11 @@ def test_only_self_attention_lets_labels_see_each_other(self_attention):
 def test_without_self_attention_its_norm_is_gone_too():
     names = {name.split(".")[2] for name in small().state_dict() if name.startswith("decoder.")}
     assert names == {"cross_attn", "mlp", "norm2", "norm3"}
-    names = {name.split(".")[2] for name in small(self_attention=True).state_dict() if name.startswith("decoder.")}
+    names = {
+        name.split(".")[2]
+        for name in small(self_attention=True).state_dict()
+        if name.startswith("decoder.")
+    }
     assert names == {"self_attn", "cross_attn", "mlp", "norm1", "norm2", "norm3"}
 
 
@@ -209,11 +221,15 @@ def test_attention_is_that_of_the_last_decoder_layer_averaged_over_heads(self_at
     assert torch.equal(logits, head(tokens))
 
 
-@pytest.mark.parametrize("options", [{}, {"self_attention": True}, {"in_features": 10, "input_proj": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"self_attention": True}, {"in_features": 10, "input_proj": True}]
+)
 def test_every_parameter_gets_a_gradient(options):
     head = small(**options).train()
     head(noise(3, 9, options.get("in_features", DIM))).square().sum().backward()
-    assert [name for name, p in head.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
+    assert [
+        name for name, p in head.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0
+    ] == []
 
 
 @pytest.mark.parametrize("options", [{}, {"in_features": 10, "input_proj": True}])
@@ -221,7 +237,13 @@ def test_every_parameter_gets_a_gradient(options):
 def test_bfloat16_autocast_stays_near_float32(options):
     torch.manual_seed(0)
     width = options.get("in_features", DIM)
-    head = Query2Label(**{"in_features": DIM, **options}, num_classes=5, embed_dim=DIM, num_heads=HEADS, mlp_dim=MLP)
+    head = Query2Label(
+        **{"in_features": DIM, **options},
+        num_classes=5,
+        embed_dim=DIM,
+        num_heads=HEADS,
+        mlp_dim=MLP,
+    )
     head.eval()
     tokens = torch.randn(4, 49, width)
     exact = head(tokens)
@@ -254,7 +276,9 @@ def test_tokens_of_no_square_map_are_refused(count):
 
 def test_it_starts_as_in_the_official_code():
     torch.manual_seed(0)
-    head = Query2Label(48, 300, embed_dim=64, num_heads=4, mlp_dim=256, input_proj=True, self_attention=True)
+    head = Query2Label(
+        48, 300, embed_dim=64, num_heads=4, mlp_dim=256, input_proj=True, self_attention=True
+    )
     state = head.state_dict()
     uniform = {"input_proj.weight": 48**-0.5, "fc_weight": 64**-0.5, "fc_bias": 64**-0.5}
     constant = {"norm.weight": 1, "norm.bias": 0}
@@ -271,7 +295,9 @@ def test_it_starts_as_in_the_official_code():
     for name, bound in uniform.items():
         values = state[name]
         assert bound * (1 - 20 / values.numel()) < values.abs().max() <= bound, name
-        assert values.std().item() == pytest.approx(bound / math.sqrt(3), rel=6 / math.sqrt(2 * values.numel())), name
+        assert values.std().item() == pytest.approx(
+            bound / math.sqrt(3), rel=6 / math.sqrt(2 * values.numel())
+        ), name
         assert abs(values.mean().item()) < 6 * bound / math.sqrt(3 * values.numel()), name
     for name, value in constant.items():
         assert (state[name] == value).all(), name
@@ -290,7 +316,10 @@ def test_the_official_sizes_are_the_defaults():
     layer = attention + mlp + 2 * 2 * 2048
     assert (len(head.encoder), len(head.decoder)) == (1, 2)
     assert head.decoder[0].cross_attn.num_heads == 4
-    assert sum(p.numel() for p in head.parameters()) == 3 * layer + 2 * 2048 + 80 * 2048 + 80 * 2048 + 80
+    assert (
+        sum(p.numel() for p in head.parameters())
+        == 3 * layer + 2 * 2048 + 80 * 2048 + 80 * 2048 + 80
+    )
 
 
 # Errors

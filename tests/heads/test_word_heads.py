@@ -46,7 +46,9 @@ def slowly(head, tokens, words):
     return torch.stack(columns)
 
 
-@pytest.mark.parametrize(("group_size", "count"), [(4, 8), (4, 7), (4, 3), (4, 1), (1, 5), (16, 40), (8, 9)])
+@pytest.mark.parametrize(
+    ("group_size", "count"), [(4, 8), (4, 7), (4, 3), (4, 1), (1, 5), (16, 40), (8, 9)]
+)
 @pytest.mark.parametrize("num_layers", [1, 2])
 @torch.no_grad()
 def test_group_decoding_equals_the_description(group_size, count, num_layers):
@@ -89,7 +91,10 @@ def test_the_length_of_a_vector_does_not_matter():
 
 def test_the_parameters_do_not_grow_with_the_classes():
     shapes = [
-        {name: parameter.shape for name, parameter in WordGroupDecoder(IN, count, **SMALL).named_parameters()}
+        {
+            name: parameter.shape
+            for name, parameter in WordGroupDecoder(IN, count, **SMALL).named_parameters()
+        }
         for count in (3, 3000)
     ]
     assert shapes[0] == shapes[1]
@@ -147,7 +152,9 @@ def test_the_baseline_equals_its_formula():
 
 
 @pytest.mark.parametrize("kind", [WordGroupDecoder, WordGAP])
-@pytest.mark.parametrize(("words", "expected"), [(None, "got none"), (some(3, 4), "got vectors of width 4")])
+@pytest.mark.parametrize(
+    ("words", "expected"), [(None, "got none"), (some(3, 4), "got vectors of width 4")]
+)
 def test_wrong_queries_are_refused(kind, words, expected):
     with pytest.raises(ConfigError, match=f"word_dim=5 .*{expected}"):
         kind(IN, 7, word_dim=WORD)(some(1, 2, IN).float(), words)

@@ -18,7 +18,9 @@ def batch(dtype=torch.float64, seed=0, shape=(6, 11), exclusive=False):
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(*shape, dtype=torch.float64, generator=generator)
     if exclusive:
-        targets = F.one_hot(torch.randint(shape[1], (shape[0],), generator=generator), shape[1]).double()
+        targets = F.one_hot(
+            torch.randint(shape[1], (shape[0],), generator=generator), shape[1]
+        ).double()
     else:
         targets = (torch.rand(*shape, generator=generator) < 0.3).double()
     return logits.to(dtype).requires_grad_(), targets
@@ -60,14 +62,18 @@ def everything(loss, logits, targets):
 @pytest.mark.parametrize("focal_grad", [False, True])
 def test_value_and_gradient_are_those_of_the_formula(gamma_neg, gamma_pos, clip, focal_grad):
     logits, targets = batch()
-    loss = AsymmetricLoss(gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip, focal_grad=focal_grad)
+    loss = AsymmetricLoss(
+        gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip, focal_grad=focal_grad
+    )
     value, gradient = everything(loss, logits, targets)
     expected = [
         one_element(x, y, gamma_neg, gamma_pos, clip, focal_grad)
         for x, y in zip(logits.flatten().tolist(), targets.flatten().tolist(), strict=True)
     ]
     assert value.item() == pytest.approx(sum(item for item, _ in expected), rel=1e-9)
-    assert gradient.flatten().tolist() == pytest.approx([item for _, item in expected], rel=1e-7, abs=1e-12)
+    assert gradient.flatten().tolist() == pytest.approx(
+        [item for _, item in expected], rel=1e-7, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize(("gamma_neg", "gamma_pos"), GAMMAS)
@@ -79,9 +85,13 @@ def test_value_and_gradient_are_those_of_timm(gamma_neg, gamma_pos, clip, focal_
     theirs = timm.loss.AsymmetricLossMultiLabel(
         gamma_neg, gamma_pos, clip, disable_torch_grad_focal_loss=not focal_grad, reduction="sum"
     )
-    ours = AsymmetricLoss(gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip, focal_grad=focal_grad)
+    ours = AsymmetricLoss(
+        gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip, focal_grad=focal_grad
+    )
     logits, targets = batch(torch.float32)
-    for found, expected in zip(everything(ours, logits, targets), everything(theirs, logits, targets), strict=True):
+    for found, expected in zip(
+        everything(ours, logits, targets), everything(theirs, logits, targets), strict=True
+    ):
         # A power below 1 has an endless slope at 0: there timm's gradient is not a number.
         assert found.isfinite().all()
         usable = expected.isfinite()
@@ -91,9 +101,13 @@ def test_value_and_gradient_are_those_of_timm(gamma_neg, gamma_pos, clip, focal_
 
 def test_the_defaults_are_the_coco_recipe():
     logits, targets = batch()
-    recipe = AsymmetricLoss(gamma_neg=4, gamma_pos=0, clip=0.05, focal_grad=False, reduction="sum", eps=1e-8)
+    recipe = AsymmetricLoss(
+        gamma_neg=4, gamma_pos=0, clip=0.05, focal_grad=False, reduction="sum", eps=1e-8
+    )
     for found, expected in zip(
-        everything(AsymmetricLoss(), logits, targets), everything(recipe, logits, targets), strict=True
+        everything(AsymmetricLoss(), logits, targets),
+        everything(recipe, logits, targets),
+        strict=True,
     ):
         assert torch.equal(found, expected)
 
@@ -113,7 +127,9 @@ def test_the_gradient_through_the_focal_weight_is_the_slope_of_the_value(gamma_n
     assert torch.autograd.gradcheck(lambda x: loss(x, targets), logits)
     detached = AsymmetricLoss(gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=0.0)
     assert torch.equal(loss(logits, targets), detached(logits, targets))
-    assert not torch.allclose(everything(loss, logits, targets)[1], everything(detached, logits, targets)[1])
+    assert not torch.allclose(
+        everything(loss, logits, targets)[1], everything(detached, logits, targets)[1]
+    )
 
 
 @pytest.mark.parametrize("gamma_neg", [0.0, 0.5, 1.0, 4.0])
@@ -122,7 +138,9 @@ def test_the_gradient_through_the_focal_weight_is_the_slope_of_the_value(gamma_n
 @pytest.mark.parametrize("clip", [0.05, 0.3])
 def test_negatives_below_the_clip_cost_exactly_nothing(gamma_neg, focal_grad, dtype, clip):
     edge = math.log(clip / (1 - clip))
-    logits = torch.tensor([[-100.0, -50, -20, -10, -5, edge - 0.5, edge - 1e-3]], dtype=dtype).requires_grad_()
+    logits = torch.tensor(
+        [[-100.0, -50, -20, -10, -5, edge - 0.5, edge - 1e-3]], dtype=dtype
+    ).requires_grad_()
     loss = AsymmetricLoss(gamma_neg=gamma_neg, clip=clip, focal_grad=focal_grad)
     value, gradient = everything(loss, logits, torch.zeros_like(logits))
     assert value.item() == 0
@@ -165,9 +183,13 @@ def single_value(logits, targets, gamma_neg, gamma_pos, smoothing):
     return total / len(logits)
 
 
-@pytest.mark.parametrize(("gamma_neg", "gamma_pos"), [(4.0, 0.0), (4.0, 1.0), (0.0, 0.0), (2.0, 3.0), (1.5, 0.5)])
+@pytest.mark.parametrize(
+    ("gamma_neg", "gamma_pos"), [(4.0, 0.0), (4.0, 1.0), (0.0, 0.0), (2.0, 3.0), (1.5, 0.5)]
+)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
-def test_single_label_value_is_that_of_the_formula_and_the_gradient_its_slope(gamma_neg, gamma_pos, smoothing):
+def test_single_label_value_is_that_of_the_formula_and_the_gradient_its_slope(
+    gamma_neg, gamma_pos, smoothing
+):
     logits, targets = batch(exclusive=True)
     loss = AsymmetricLossSingleLabel(gamma_neg=gamma_neg, gamma_pos=gamma_pos, smoothing=smoothing)
     expected = single_value(logits.tolist(), targets.tolist(), gamma_neg, gamma_pos, smoothing)
@@ -205,7 +227,13 @@ def test_single_label_defaults_are_the_official_ones():
 
 LOSSES = [
     *[
-        AsymmetricLoss(gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip, focal_grad=focal_grad, reduction=reduction)
+        AsymmetricLoss(
+            gamma_neg=gamma_neg,
+            gamma_pos=gamma_pos,
+            clip=clip,
+            focal_grad=focal_grad,
+            reduction=reduction,
+        )
         for gamma_neg, gamma_pos in GAMMAS
         for clip in (0.0, 0.05)
         for focal_grad in (False, True)
@@ -236,7 +264,12 @@ def test_short_formats_give_a_finite_float32_loss_near_the_exact_one(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_extreme_logits_give_finite_losses_and_gradients(dtype):
     logits = torch.tensor(
-        [[100.0, -100, 0, 100, -100], [-100, -100, -100, 100, -100], [30, -30, 20, -20, 17], [0, 0, 0, 0, 0]],
+        [
+            [100.0, -100, 0, 100, -100],
+            [-100, -100, -100, 100, -100],
+            [30, -30, 20, -20, 17],
+            [0, 0, 0, 0, 0],
+        ],
         dtype=dtype,
     ).requires_grad_()
     for loss in LOSSES:

@@ -52,8 +52,14 @@ def naive(logits, targets, *, smoothing=0.0, target_threshold=None, class_weight
 @pytest.mark.parametrize("class_weights", [None, WEIGHTS])
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("unknown", [False, True])
-def test_value_and_gradient_are_those_of_the_formula(smoothing, target_threshold, class_weights, soft, unknown):
-    options = {"smoothing": smoothing, "target_threshold": target_threshold, "class_weights": class_weights}
+def test_value_and_gradient_are_those_of_the_formula(
+    smoothing, target_threshold, class_weights, soft, unknown
+):
+    options = {
+        "smoothing": smoothing,
+        "target_threshold": target_threshold,
+        "class_weights": class_weights,
+    }
     logits, targets = batch(soft=soft, unknown=unknown)
     value, gradient = everything(BinaryCrossEntropy(reduction="sum", **options), logits, targets)
     expected, slope = naive(logits, targets, **options)
@@ -68,11 +74,15 @@ def test_value_and_gradient_are_those_of_the_formula(smoothing, target_threshold
 def test_it_is_the_binary_cross_entropy_of_torch(reduction, soft):
     logits, targets = batch(soft=soft)
     found = everything(BinaryCrossEntropy(reduction=reduction), logits, targets)
-    expected = everything(lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction=reduction), logits, targets)
+    expected = everything(
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction=reduction), logits, targets
+    )
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("options", [{}, {"smoothing": 0.1}, {"target_threshold": 0.2}, {"class_weights": WEIGHTS}])
+@pytest.mark.parametrize(
+    "options", [{}, {"smoothing": 0.1}, {"target_threshold": 0.2}, {"class_weights": WEIGHTS}]
+)
 def test_unannotated_labels_cost_exactly_nothing(options):
     logits, targets = batch(unknown=True)
     loss = BinaryCrossEntropy(reduction="sum", **options)
@@ -85,8 +95,12 @@ def test_unannotated_labels_cost_exactly_nothing(options):
 
 def test_unannotated_labels_count_as_0_in_the_mean():
     logits, targets = batch(unknown=True)
-    total = F.binary_cross_entropy_with_logits(logits[targets >= 0], targets[targets >= 0], reduction="sum")
-    torch.testing.assert_close(BinaryCrossEntropy()(logits, targets), total / 40, rtol=1e-12, atol=0)
+    total = F.binary_cross_entropy_with_logits(
+        logits[targets >= 0], targets[targets >= 0], reduction="sum"
+    )
+    torch.testing.assert_close(
+        BinaryCrossEntropy()(logits, targets), total / 40, rtol=1e-12, atol=0
+    )
 
 
 @pytest.mark.parametrize("target_threshold", [None, 0.2])
@@ -106,20 +120,26 @@ def test_mixed_labels_cost_what_they_cost_in_timm(smoothing, target_threshold):
 def test_a_soft_target_counts_as_1_only_above_the_threshold():
     logits = torch.zeros(1, 4, dtype=torch.float64).requires_grad_()
     targets = torch.tensor([[0.0, 0.25, 0.250001, 1.0]])
-    _, gradient = everything(BinaryCrossEntropy(target_threshold=0.25, reduction="sum"), logits, targets)
+    _, gradient = everything(
+        BinaryCrossEntropy(target_threshold=0.25, reduction="sum"), logits, targets
+    )
     assert gradient.tolist() == [[0.5, 0.5, -0.5, -0.5]]
 
 
 def test_smoothing_moves_targets_towards_a_half():
     logits = torch.zeros(1, 2, dtype=torch.float64).requires_grad_()
-    _, gradient = everything(BinaryCrossEntropy(smoothing=0.2, reduction="sum"), logits, torch.tensor([[0, 1]]))
+    _, gradient = everything(
+        BinaryCrossEntropy(smoothing=0.2, reduction="sum"), logits, torch.tensor([[0, 1]])
+    )
     assert gradient.flatten().tolist() == pytest.approx([0.5 - 0.1, 0.5 - 0.9])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_short_formats_give_a_finite_float32_loss(dtype):
     logits, targets = batch(dtype, unknown=True)
-    value, gradient = everything(BinaryCrossEntropy(class_weights=WEIGHTS), logits, targets.to(torch.int8))
+    value, gradient = everything(
+        BinaryCrossEntropy(class_weights=WEIGHTS), logits, targets.to(torch.int8)
+    )
     assert value.dtype == torch.float32
     assert gradient.dtype == dtype
     assert gradient.isfinite().all()
@@ -128,9 +148,13 @@ def test_short_formats_give_a_finite_float32_loss(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("options", [{}, {"smoothing": 0.1}, {"target_threshold": 0.2}, {"reduction": "sum"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"smoothing": 0.1}, {"target_threshold": 0.2}, {"reduction": "sum"}]
+)
 def test_extreme_logits_give_finite_losses_and_gradients(dtype, options):
-    logits = torch.tensor([[100.0, -100], [100, -100], [100, -100], [0, 0]], dtype=dtype).requires_grad_()
+    logits = torch.tensor(
+        [[100.0, -100], [100, -100], [100, -100], [0, 0]], dtype=dtype
+    ).requires_grad_()
     targets = torch.tensor([[0, 0], [1, 1], [-1, -1], [0, 1]])
     value, gradient = everything(BinaryCrossEntropy(**options), logits, targets)
     assert value.isfinite()
@@ -138,10 +162,14 @@ def test_extreme_logits_give_finite_losses_and_gradients(dtype, options):
     assert gradient[0, 0] > 0 > gradient[1, 1]  # a hopeless error still has a gradient
 
 
-@pytest.mark.parametrize("options", [{}, {"smoothing": 0.1}, {"target_threshold": 0.2}, {"reduction": "sum"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"smoothing": 0.1}, {"target_threshold": 0.2}, {"reduction": "sum"}]
+)
 def test_the_largest_logits_without_a_label_cost_nothing(options):
     logits = torch.tensor([[3e38, -3e38, math.inf, 0.0]]).requires_grad_()
-    value, gradient = everything(BinaryCrossEntropy(**options), logits, torch.tensor([[-1, -1, -1, -1]]))
+    value, gradient = everything(
+        BinaryCrossEntropy(**options), logits, torch.tensor([[-1, -1, -1, -1]])
+    )
     assert value == 0
     assert torch.equal(gradient, torch.zeros(1, 4))
 
@@ -173,7 +201,9 @@ def test_targets_of_another_shape_are_refused():
 @pytest.mark.parametrize("count", [1, 4, 6])
 def test_a_wrong_number_of_class_weights_is_refused_with_both_numbers(count):
     logits, targets = batch()
-    with pytest.raises(ConfigError, match=rf"loss\.class_weights has {count} values for 5 classes") as caught:
+    with pytest.raises(
+        ConfigError, match=rf"loss\.class_weights has {count} values for 5 classes"
+    ) as caught:
         BinaryCrossEntropy(class_weights=[1.0] * count)(logits, targets)
     assert "\n" not in str(caught.value)
 

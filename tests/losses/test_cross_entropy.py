@@ -27,7 +27,8 @@ def everything(loss, logits, targets):
 def test_mixed_labels_cost_what_they_cost_in_timm():
     logits, targets = batch(soft=True)
     torch.testing.assert_close(
-        everything(CrossEntropy(), logits, targets), everything(timm.loss.SoftTargetCrossEntropy(), logits, targets)
+        everything(CrossEntropy(), logits, targets),
+        everything(timm.loss.SoftTargetCrossEntropy(), logits, targets),
     )
 
 
@@ -35,7 +36,9 @@ def test_mixed_labels_cost_what_they_cost_in_timm():
 def test_it_is_the_cross_entropy_of_torch_with_class_indices(smoothing):
     logits, targets = batch()
     found = everything(CrossEntropy(smoothing=smoothing), logits, targets)
-    expected = everything(lambda x, y: F.cross_entropy(x, y.argmax(1), label_smoothing=smoothing), logits, targets)
+    expected = everything(
+        lambda x, y: F.cross_entropy(x, y.argmax(1), label_smoothing=smoothing), logits, targets
+    )
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
 
 
@@ -56,7 +59,9 @@ def test_soft_targets_follow_the_formula(smoothing):
 
 def test_the_default_does_not_smooth():
     logits, targets = batch()
-    assert torch.equal(CrossEntropy()(logits, targets), CrossEntropy(smoothing=0.0)(logits, targets))
+    assert torch.equal(
+        CrossEntropy()(logits, targets), CrossEntropy(smoothing=0.0)(logits, targets)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -72,7 +77,9 @@ def test_short_formats_give_a_finite_float32_loss(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_extreme_logits_give_finite_losses_and_gradients(dtype, smoothing):
-    logits = torch.tensor([[100.0, -100, 0], [100, 100, 100], [-100, -100, -100]], dtype=dtype).requires_grad_()
+    logits = torch.tensor(
+        [[100.0, -100, 0], [100, 100, 100], [-100, -100, -100]], dtype=dtype
+    ).requires_grad_()
     for right in range(3):
         targets = F.one_hot(torch.full((3,), right), 3)
         value, gradient = everything(CrossEntropy(smoothing=smoothing), logits, targets)
@@ -118,7 +125,9 @@ def test_a_target_out_of_range_is_refused_with_its_value(value):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("labels", "total"), [([0, 0, 0], "0"), ([1, 1, 0], "2"), ([0.5, 0, 0], "0.5")])
+@pytest.mark.parametrize(
+    ("labels", "total"), [([0, 0, 0], "0"), ([1, 1, 0], "2"), ([0.5, 0, 0], "0.5")]
+)
 def test_labels_that_do_not_sum_to_1_are_refused_with_their_sum(labels, total):
     targets = torch.tensor([[1.0, 0, 0], [float(label) for label in labels]])
     with pytest.raises(DataError, match=rf"sum to {total}: .*loss=asl") as caught:

@@ -38,7 +38,9 @@ def test_an_option_gives_one_finite_number_that_falls_along_its_gradient(path, d
     assert logits.grad.abs().sum() > 0
     with torch.no_grad():
         step = 0.01 / logits.grad.float().abs().max()
-        assert loss(logits.float() - step * logits.grad.float(), targets) < loss(logits.float(), targets)
+        assert loss(logits.float() - step * logits.grad.float(), targets) < loss(
+            logits.float(), targets
+        )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

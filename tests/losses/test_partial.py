@@ -12,7 +12,9 @@ TARGETS = torch.tensor([[1, 0, -1, -1], [0, -1, 1, -1]])
 def test_fully_annotated_data_costs_what_the_asymmetric_loss_says() -> None:
     targets = TARGETS.clamp(min=0)
     partial = PartialAsymmetricLoss(gamma_pos=1, gamma_neg=4, clip=0.05)
-    torch.testing.assert_close(partial(LOGITS, targets), AsymmetricLoss(gamma_pos=1, gamma_neg=4)(LOGITS, targets))
+    torch.testing.assert_close(
+        partial(LOGITS, targets), AsymmetricLoss(gamma_pos=1, gamma_neg=4)(LOGITS, targets)
+    )
 
 
 def test_ignored_labels_have_no_gradient() -> None:
@@ -26,7 +28,10 @@ def test_the_likely_ones_of_the_whole_batch_are_left_out() -> None:
     logits = LOGITS.clone().requires_grad_()
     PartialAsymmetricLoss(mode="selective", likelihood_top_k=1)(logits, TARGETS).backward()
     left_out = (logits.grad == 0) & (TARGETS == -1)
-    assert left_out.nonzero().tolist() == [[0, 2], [0, 3]]  # the two highest of four, both in the first image
+    assert left_out.nonzero().tolist() == [
+        [0, 2],
+        [0, 3],
+    ]  # the two highest of four, both in the first image
 
 
 def test_more_than_all_unannotated_labels_is_all_of_them() -> None:

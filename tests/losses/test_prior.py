@@ -41,7 +41,9 @@ def test_selection_goes_by_the_estimate() -> None:
 
 
 def test_a_resumed_run_goes_on_with_the_estimate(tmp_path: Path) -> None:
-    whole, first, second = (PartialAsymmetricLoss(mode="selective", class_prior="estimate") for _ in range(3))
+    whole, first, second = (
+        PartialAsymmetricLoss(mode="selective", class_prior="estimate") for _ in range(3)
+    )
     whole(LOGITS[:3], TARGETS[:3])
     first(LOGITS[:3], TARGETS[:3])
     torch.save(first.state_dict(), tmp_path / "state.pt")

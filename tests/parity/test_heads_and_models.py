@@ -24,7 +24,9 @@ def tokens(seed: int, channels: int) -> torch.Tensor:
 )
 def test_ml_decoder(name: str, seed: int, classes: int, groups: int | None) -> None:
     head = MLDecoder(512, classes, num_groups=groups, word_dim=None if groups else 300).eval()
-    head.load_state_dict(official.head_weights(official.read(f"head_{name}.keys"), released.ML_DECODER))
+    head.load_state_dict(
+        official.head_weights(official.read(f"head_{name}.keys"), released.ML_DECODER)
+    )
     queries = None if groups else torch.from_numpy(fill.word_vectors(classes))
     with torch.no_grad():
         logits = head(tokens(seed, 512), queries)
@@ -48,7 +50,9 @@ def test_query2label(name: str) -> None:
     ).eval()
     weights = official.head_weights(facts["keys"], released.QUERY2LABEL)
     weights["fc_weight"], weights["fc_bias"] = weights["fc_weight"][0], weights["fc_bias"][0]
-    weights["input_proj.weight"] = weights["input_proj.weight"].flatten(1)  # a 1 x 1 convolution there
+    weights["input_proj.weight"] = weights["input_proj.weight"].flatten(
+        1
+    )  # a 1 x 1 convolution there
     head.load_state_dict(weights)
     with torch.no_grad():
         logits = head(tokens(facts["features_seed"], facts["features"]))
@@ -66,11 +70,15 @@ def test_query2label(name: str) -> None:
 )
 def test_whole_model(name: str, backbone: str, size: int, classes: int, groups: int) -> None:
     config = override(compose([f"+experiment=coco_{backbone}"]), [f"head.num_groups={groups}"])
-    model = build.model(build.check(config), Classes(tuple(map(str, range(classes)))), pretrained=False).eval()
+    model = build.model(
+        build.check(config), Classes(tuple(map(str, range(classes)))), pretrained=False
+    ).eval()
     weights = official.model_weights(official.read(f"{name}.keys"))
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected
-    assert all(key.endswith(("num_batches_tracked", "backbone.mean", "backbone.std")) for key in missing)
+    assert all(
+        key.endswith(("num_batches_tracked", "backbone.mean", "backbone.std")) for key in missing
+    )
     images = torch.from_numpy(fill.images(size))
     with torch.no_grad():
         pooled, logits = model.backbone(images).mean(1), model(images)

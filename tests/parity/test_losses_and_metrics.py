@@ -15,12 +15,16 @@ LOSSES = official.read("losses")
 PARTIAL = official.read("partial_labels")
 
 
-@pytest.mark.parametrize("case", LOSSES["cases"], ids=lambda case: f"{case['kind']}-{case['gamma_neg']}")
+@pytest.mark.parametrize(
+    "case", LOSSES["cases"], ids=lambda case: f"{case['kind']}-{case['gamma_neg']}"
+)
 def test_loss(case: dict) -> None:
     logits = torch.tensor(LOSSES["logits"], requires_grad=True)
     gammas = {"gamma_neg": case["gamma_neg"], "gamma_pos": case["gamma_pos"]}
     if case["kind"] == "multi_label":
-        loss = AsymmetricLoss(**gammas, clip=case["clip"], focal_grad=case["focal_weight_has_gradient"])
+        loss = AsymmetricLoss(
+            **gammas, clip=case["clip"], focal_grad=case["focal_weight_has_gradient"]
+        )
         targets = torch.tensor(LOSSES["targets"])
     else:
         loss = AsymmetricLossSingleLabel(**gammas, smoothing=case["label_smoothing"])
@@ -42,7 +46,11 @@ ARGUMENTS = {
 @pytest.mark.parametrize("case", PARTIAL["loss"]["cases"], ids=lambda case: case["mode"])
 def test_partial_loss(case: dict) -> None:
     facts = PARTIAL["loss"]
-    arguments = {ARGUMENTS.get(key, key): value for key, value in case.items() if key not in ("loss", "grad_row0")}
+    arguments = {
+        ARGUMENTS.get(key, key): value
+        for key, value in case.items()
+        if key not in ("loss", "grad_row0")
+    }
     arguments["mode"] = MODES.get(case["mode"], case["mode"])
     if "prior_threshold" in case:
         arguments["class_prior"] = facts["class_prior"]
@@ -70,7 +78,9 @@ def test_average_precision_of_partial_labels() -> None:
     evaluator.update(torch.from_numpy(scores), torch.from_numpy(targets))
     metrics = evaluator.compute()
     assert metrics["mAP_partial"] == pytest.approx(expected["mAP_percent"], abs=1e-5)
-    assert metrics["mAP_weighted"] == pytest.approx(expected["positives_weighted_percent"], abs=1e-5)
+    assert metrics["mAP_weighted"] == pytest.approx(
+        expected["positives_weighted_percent"], abs=1e-5
+    )
     for kind in ("labels", "positives", "negatives"):
         assert metrics[f"classes_without_{kind}"] == expected[f"classes_without_{kind}"]
 
@@ -88,7 +98,9 @@ def test_zero_shot_metrics() -> None:
     assert len(expected) == 16
     for name, percent in expected.items():
         # Theirs are over all images, which is zsl_all here.
-        ours = name.replace("zsl_", "zsl_all_", name.startswith("zsl_")).removesuffix("_empty_as_zero")
+        ours = name.replace("zsl_", "zsl_all_", name.startswith("zsl_")).removesuffix(
+            "_empty_as_zero"
+        )
         assert found[ours] == pytest.approx(percent, abs=1e-5), name
 
 
@@ -104,8 +116,12 @@ def test_average_precision() -> None:
     expected = official.read("average_precision")
     scores, targets = scores_and_targets()
     found = average_precision(scores, targets, interpolations=("none", "envelope"))
-    assert 100 * found["none"].mean().item() == pytest.approx(expected["official_mAP_percent"], abs=1e-5)
-    assert 100 * found["none"].mean().item() == pytest.approx(expected["sklearn_macro_percent"], abs=1e-5)
+    assert 100 * found["none"].mean().item() == pytest.approx(
+        expected["official_mAP_percent"], abs=1e-5
+    )
+    assert 100 * found["none"].mean().item() == pytest.approx(
+        expected["sklearn_macro_percent"], abs=1e-5
+    )
     assert 100 * found["envelope"].mean().item() == pytest.approx(
         expected["query2label_interpolated_mAP_percent"], abs=1e-5
     )

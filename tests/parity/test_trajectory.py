@@ -19,17 +19,29 @@ from mldec.training.trainer import Trainer
 def test_twenty_steps(tmp_path: Path) -> None:
     facts = official.read("trajectory_tresnet_m")
     images, labels = (torch.from_numpy(array) for array in fill.training_set())
-    words = ["head.dropout=0.0", "train.precision=fp32", "device=cpu", "train.workers=0", "backbone.pretrained=false"]
+    words = [
+        "head.dropout=0.0",
+        "train.precision=fp32",
+        "device=cpu",
+        "train.workers=0",
+        "backbone.pretrained=false",
+    ]
     words += [f"train.{key}={facts[key]}" for key in ("epochs", "batch_size", "ema_decay")]
     words += [f"optim.lr={facts['max_lr']}", f"optim.weight_decay={facts['weight_decay']}"]
     config = compose(["+experiment=coco_tresnet_m", *words])
     classes = Classes(tuple(map(str, range(facts["classes"]))))
     parts = build.check(config)
     model = build.model(parts, classes).double()
-    model.load_state_dict(official.model_weights(official.read("tresnet_m_coco_224.keys")), strict=False)
+    model.load_state_dict(
+        official.model_weights(official.read("tresnet_m_coco_224.keys")), strict=False
+    )
     split = Split(torch.utils.data.TensorDataset(images, labels), classes)
-    data = DataModule(lambda: split, lambda: split, MultiLabelEvaluator, EvalTransform(image_size=64))
-    job = Trainer(config, model, build.loss(parts), data, folder=tmp_path, device=torch.device("cpu"))
+    data = DataModule(
+        lambda: split, lambda: split, MultiLabelEvaluator, EvalTransform(image_size=64)
+    )
+    job = Trainer(
+        config, model, build.loss(parts), data, folder=tmp_path, device=torch.device("cpu")
+    )
     job.learner.net.train()
 
     size = facts["batch_size"]
@@ -39,11 +51,16 @@ def test_twenty_steps(tmp_path: Path) -> None:
         np.testing.assert_allclose(group["betas"][0], expected["beta1"], rtol=1e-6)
         start = expected["step"] % facts["steps_per_epoch"] * size
         rows = slice(start, start + size)
-        loss = job.learner.learn([Batch(images[rows].double(), labels[rows], torch.arange(size))], size).loss
+        loss = job.learner.learn(
+            [Batch(images[rows].double(), labels[rows], torch.arange(size))], size
+        ).loss
         np.testing.assert_allclose(loss, expected["loss"], rtol=1e-6)
 
     assert job.learner.ema is not None
-    for net, key in ((job.learner.model, "final_logits"), (job.learner.ema.module, "final_ema_logits")):
+    for net, key in (
+        (job.learner.model, "final_logits"),
+        (job.learner.ema.module, "final_ema_logits"),
+    ):
         with torch.no_grad():
             logits = net.eval()(images[:4].double())[:, :8]
         np.testing.assert_allclose(logits, facts[key], rtol=1e-6, atol=1e-9)

@@ -39,7 +39,13 @@ class Noise:
 
 
 def main(folder: Path) -> None:
-    words = ["train.epochs=2", "train.batch_size=16", "train.workers=0", "train.log_every=1", "device=cpu"]
+    words = [
+        "train.epochs=2",
+        "train.batch_size=16",
+        "train.workers=0",
+        "train.log_every=1",
+        "device=cpu",
+    ]
     config = compose(["+experiment=digits", *words])
     device = torch.device("cpu")
     with distributed.processes(device):
@@ -56,7 +62,9 @@ def main(folder: Path) -> None:
             "skip",
         )
         model = Classifier(Patches(), head).double()
-        job = Trainer(config, model, AsymmetricLoss(), data, folder=folder / "checkpoints", device=device)
+        job = Trainer(
+            config, model, AsymmetricLoss(), data, folder=folder / "checkpoints", device=device
+        )
         log = RunLog(folder)
         metrics = job.fit(log)
         log.close()

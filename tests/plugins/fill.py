@@ -44,7 +44,9 @@ def word_vectors(count: int, width: int = 300) -> np.ndarray:
     return np.random.RandomState(width).standard_normal((count, width)).astype(np.float32)
 
 
-def training_set(count: int = 40, size: int = 64, classes: int = 80) -> tuple[np.ndarray, np.ndarray]:
+def training_set(
+    count: int = 40, size: int = 64, classes: int = 80
+) -> tuple[np.ndarray, np.ndarray]:
     """Return images [count, 3, size, size] float32 in [0, 1] and multi-hot labels [count, classes] float32."""
     r = np.random.RandomState(7)
     coarse = r.randint(0, 256, (count, 3, 8, 8)).astype(np.float32) / 255

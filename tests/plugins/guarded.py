@@ -28,7 +28,9 @@ from mldec.runtime.console import to_console
 
 SECONDS = 20
 MEMORY = 2**30  # bytes that a case may use beyond what the process had before
-CEILING = 3 * 2**30  # bytes after which the kernel gives a case no more: for the sake of the machine
+CEILING = (
+    3 * 2**30
+)  # bytes after which the kernel gives a case no more: for the sake of the machine
 PROCESSES = 4  # loader workers that a case may start
 
 STEERING = ("Cc", "Zl", "Zp")  # categories of Unicode: controls, and ends of lines and paragraphs
@@ -91,10 +93,14 @@ def guarded(call: Callable[[], object]) -> Ended:
     assert used < MEMORY, f"it used {used / 2**20:.0f} MiB"
     assert status in STATUS, ended
     assert "Traceback" not in ended.err, ended.err
-    assert not (status == 1 and (len(lines) != 1 or not lines[0].startswith("mldec: "))), f"not one line: {lines}"
+    assert not (status == 1 and (len(lines) != 1 or not lines[0].startswith("mldec: "))), (
+        f"not one line: {lines}"
+    )
 
     if status != 2:  # where argparse repeats what was typed
-        odd = {letter for letter in ended.out + ended.err if unicodedata.category(letter) in STEERING} - {"\n"}
+        odd = {
+            letter for letter in ended.out + ended.err if unicodedata.category(letter) in STEERING
+        } - {"\n"}
         assert not odd, f"would steer a terminal: {sorted(odd)} in {ended.out + ended.err!r}"
     return ended
 
@@ -122,7 +128,10 @@ def _captured() -> Iterator[tuple[_Stream, _Stream]]:
 def _restored() -> Iterator[None]:
     """Put back what a command changes in its process, which ends with it otherwise."""
     folder, words, variables = Path.cwd(), sys.argv, dict(os.environ)
-    random_state, deterministic = torch.get_rng_state(), torch.are_deterministic_algorithms_enabled()
+    random_state, deterministic = (
+        torch.get_rng_state(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
     log = logging.getLogger("mldec")
     handlers = list(log.handlers)
     try:
@@ -161,7 +170,9 @@ def _limited() -> Iterator[None]:
     handler = signal.signal(signal.SIGALRM, ring)
     multiprocessing.process.BaseProcess.start = start  # type: ignore[method-assign]
     resource.setrlimit(resource.RLIMIT_DATA, (_status("VmData") + CEILING, hard))
-    signal.setitimer(signal.ITIMER_REAL, SECONDS, 1)  # again, should the first one be lost in a callback
+    signal.setitimer(
+        signal.ITIMER_REAL, SECONDS, 1
+    )  # again, should the first one be lost in a callback
     try:
         yield
     finally:

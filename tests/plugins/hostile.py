@@ -25,7 +25,11 @@ from mldec.data.base import Classes
 
 VARIABLE = "MLDEC_HOSTILE"
 NAMES = ("zero", "one", "two")
-WORDS = ["+experiment=digits", "backbone.name=test_resnet", "backbone.model_args.channels=[16,16,16,16]"]
+WORDS = [
+    "+experiment=digits",
+    "backbone.name=test_resnet",
+    "backbone.model_args.channels=[16,16,16,16]",
+]
 WORDS += ["head.embed_dim=32", "head.mlp_dim=32", "train.workers=0"]
 
 
@@ -104,14 +108,18 @@ def calls(trace: Path) -> dict[str, Calls]:
         "__builtin__.eval": Calls("__builtin__", "eval", python),
         "builtins.open": Calls("builtins", "open", str(trace), "w"),
         "builtins.__import__": Calls("builtins", "__import__", "antigravity"),
-        "builtins.getattr": Calls("builtins", "getattr", Calls("builtins", "__import__", "os"), "system"),
+        "builtins.getattr": Calls(
+            "builtins", "getattr", Calls("builtins", "__import__", "os"), "system"
+        ),
         "builtins.breakpoint": Calls("builtins", "breakpoint"),
         "importlib.import_module": Calls("importlib", "import_module", "antigravity"),
         "runpy.run_path": Calls("runpy", "run_path", str(trace.with_suffix(".py"))),
         "runpy._run_code": Calls("runpy", "_run_code", python, {}),
         "pty.spawn": Calls("pty", "spawn", ["touch", str(trace)]),
         "timeit.timeit": Calls("timeit", "timeit", python, "pass", 1),
-        "code.InteractiveInterpreter": Calls("code", "InteractiveInterpreter", {"__name__": python}),
+        "code.InteractiveInterpreter": Calls(
+            "code", "InteractiveInterpreter", {"__name__": python}
+        ),
         "webbrowser.open": Calls("webbrowser", "open", "https://example.invalid"),
         "torch.hub.load": Calls("torch.hub", "load", str(trace.parent), "model", "local"),
         "torch.load": Calls("torch", "load", str(trace.with_suffix(".pkl")), None, None),
@@ -120,7 +128,9 @@ def calls(trace: Path) -> dict[str, Calls]:
         "torch.storage._load_from_bytes": Calls(
             "torch.storage", "_load_from_bytes", pickled(Calls("os", "system", shell))
         ),
-        "numpy._reconstruct": Calls("numpy.core.multiarray", "_reconstruct", Calls("numpy", "ndarray"), (0,), b"b"),
+        "numpy._reconstruct": Calls(
+            "numpy.core.multiarray", "_reconstruct", Calls("numpy", "ndarray"), (0,), b"b"
+        ),
         "numpy.load": Calls("numpy", "load", str(trace), None, True),
         "numpy.f2py": Calls("numpy.f2py.capi_maps", "getinit", shell, {}),
         "functools.partial": Calls("functools", "partial", Calls("os", "system", shell)),
@@ -134,7 +144,9 @@ def calls(trace: Path) -> dict[str, Calls]:
         "pathlib.Path": Calls("pathlib", "PosixPath", str(trace)),
         "socket.socket": Calls("socket", "create_connection", ("127.0.0.1", 9)),
         "ctypes.CDLL": Calls("ctypes", "CDLL", str(trace)),
-        "hydra.utils.instantiate": Calls("hydra.utils", "instantiate", {"_target_": "os.system", "command": shell}),
+        "hydra.utils.instantiate": Calls(
+            "hydra.utils", "instantiate", {"_target_": "os.system", "command": shell}
+        ),
         "mldec.build": Calls("mldec.build", "importlib.import_module", "antigravity"),
     }
 
@@ -147,8 +159,14 @@ def pickles(folder: Path, trace: Path) -> None:
     system = dangerous["os.system"]
     for protocol in range(6):
         (folder / f"pickle-{protocol}.pth").write_bytes(pickled({"model": system}, protocol))
-        head = pickled(0x1950A86A20F9469CFC6C, 2) + pickled(1001, 2) + pickled({"little_endian": True}, 2)
-        (folder / f"legacy-{protocol}.pth").write_bytes(head + pickled({"model": system}, protocol) + pickled([], 2))
+        head = (
+            pickled(0x1950A86A20F9469CFC6C, 2)
+            + pickled(1001, 2)
+            + pickled({"little_endian": True}, 2)
+        )
+        (folder / f"legacy-{protocol}.pth").write_bytes(
+            head + pickled({"model": system}, protocol) + pickled([], 2)
+        )
     for opcode in ("stack_global", "inst", "obj", "newobj", "build"):
         archive(folder / f"opcode-{opcode}.pth", pickled({"model": system}, opcode=opcode))
     with tarfile.open(folder / "tar.pth", "w") as file:
@@ -157,7 +175,12 @@ def pickles(folder: Path, trace: Path) -> None:
             content = pickled({"model": system})
             info.size = len(content)
             file.addfile(info, io.BytesIO(content))
-    archive(folder / "constants.pth", pickled({"model": 1}), constants=b"", **{"constants.pkl": pickled(system)})
+    archive(
+        folder / "constants.pth",
+        pickled({"model": 1}),
+        constants=b"",
+        **{"constants.pkl": pickled(system)},
+    )
     archive(folder / "archive.pt2", pickled(system), "models/model.json", archive_format=b"pt2")
     with warnings.catch_warnings(action="ignore"):
         torch.jit.script(nn.Linear(2, 2)).save(str(folder / "torchscript.pth"))
@@ -180,7 +203,10 @@ def good(words: list[str] = WORDS, queries: torch.Tensor | None = None) -> dict[
         "step": 4,
         "model": weights,
         "ema": {name: tensor.clone() for name, tensor in weights.items()},
-        "optimizer": {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 1e-4, "params": [0]}]},
+        "optimizer": {
+            "state": {0: {"exp_avg": torch.zeros(3)}},
+            "param_groups": [{"lr": 1e-4, "params": [0]}],
+        },
         "scaler": {},
         "steps_per_epoch": 4,
         "loss": {},
@@ -223,7 +249,9 @@ def _shadowed(**attributes: Any) -> OrderedDict[str, Any]:
     return value
 
 
-with warnings.catch_warnings(action="ignore"):  # torch is about to drop them, but files that hold them stay
+with warnings.catch_warnings(
+    action="ignore"
+):  # torch is about to drop them, but files that hold them stay
     QUANTISED = torch._empty_affine_quantized([3], scale=0.1, zero_point=0, dtype=torch.qint8)
 
 TARGETS = [
@@ -395,7 +423,10 @@ def broken(folder: Path) -> None:
     archive(folder / "memory.pt", pickled({"model": memory}))
     archive(folder / "doubled.pt", pickled({"weight": _doubled(1, 40)}))
     archive(folder / "list.pt", pickled([1, 2]))
-    with zipfile.ZipFile(whole) as old, zipfile.ZipFile(folder / "deflated.pt", "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        zipfile.ZipFile(whole) as old,
+        zipfile.ZipFile(folder / "deflated.pt", "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         for member in old.infolist():
             new.writestr(member.filename, old.read(member))
     with zipfile.ZipFile(folder / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as file:
@@ -415,11 +446,28 @@ class Archive:
 
     def __init__(self, members: dict[str, bytes | tuple[bytes, int]]) -> None:
         self.body = b""
-        self.entries: list[tuple[str, int, int, int, int]] = []  # name, method, packed, unpacked, offset
+        self.entries: list[
+            tuple[str, int, int, int, int]
+        ] = []  # name, method, packed, unpacked, offset
         for name, content in members.items():
-            data, unpacked, method = (content, len(content), 0) if isinstance(content, bytes) else (*content, 8)
+            data, unpacked, method = (
+                (content, len(content), 0) if isinstance(content, bytes) else (*content, 8)
+            )
             self.entries.append((name, method, len(data), unpacked, len(self.body)))
-            head = struct.pack("<4s5H3L2H", b"PK\x03\x04", 20, 0, method, 0, 0, 0, len(data), unpacked, len(name), 0)
+            head = struct.pack(
+                "<4s5H3L2H",
+                b"PK\x03\x04",
+                20,
+                0,
+                method,
+                0,
+                0,
+                0,
+                len(data),
+                unpacked,
+                len(name),
+                0,
+            )
             self.body += head + name.encode() + data
 
     def directory(self, **lies: int) -> bytes:
@@ -427,20 +475,40 @@ class Archive:
         written = b""
         for name, *values in self.entries:
             told = dict(zip(("method", "packed", "unpacked", "offset"), values, strict=True)) | lies
-            fields = (20, 20, 0, told["method"], 0, 0, 0, told["packed"], told["unpacked"], len(name))
-            written += struct.pack("<4s6H3L5H2L", b"PK\x01\x02", *fields, 0, 0, 0, 0, 0, told["offset"])
+            fields = (
+                20,
+                20,
+                0,
+                told["method"],
+                0,
+                0,
+                0,
+                told["packed"],
+                told["unpacked"],
+                len(name),
+            )
+            written += struct.pack(
+                "<4s6H3L5H2L", b"PK\x01\x02", *fields, 0, 0, 0, 0, 0, told["offset"]
+            )
             written += name.encode()
         return written
 
-    def end(self, *, offset: int, size: int, count: int | None = None, comment: bytes = b"") -> bytes:
+    def end(
+        self, *, offset: int, size: int, count: int | None = None, comment: bytes = b""
+    ) -> bytes:
         """Return an end record."""
         number = len(self.entries) if count is None else count
-        return struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, number, number, size, offset, len(comment)) + comment
+        return (
+            struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, number, number, size, offset, len(comment))
+            + comment
+        )
 
     def end_64(self, *, offset: int, size: int, place: int) -> bytes:
         """Return an end record of 64 bits that lies at a place, and its locator."""
         number = len(self.entries)
-        record = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 20, 20, 0, 0, number, number, size, offset)
+        record = struct.pack(
+            "<4sQ2H2L4Q", b"PK\x06\x06", 44, 20, 20, 0, 0, number, number, size, offset
+        )
         return record + struct.pack("<4sLQL", b"PK\x06\x07", 0, place, 1)
 
 
@@ -511,8 +579,15 @@ def data_files(folder: Path) -> None:
     }.items():
         torch.save(value, folder / f"data-{name}.pth")
     for attribute in ("items", "get", "values", "keys", "__class__"):
-        start = b"\x80\x02ccollections\nOrderedDict\n)R" + pickled("/m/0a")[2:-1] + pickled("Ball")[2:-1] + b"s"
-        archive(folder / f"data-shadowed-{attribute}.pth", start + pickled({attribute: 5})[2:-1] + b"b.")
+        start = (
+            b"\x80\x02ccollections\nOrderedDict\n)R"
+            + pickled("/m/0a")[2:-1]
+            + pickled("Ball")[2:-1]
+            + b"s"
+        )
+        archive(
+            folder / f"data-shadowed-{attribute}.pth", start + pickled({attribute: 5})[2:-1] + b"b."
+        )
     (folder / "data-unhashable.pth").write_bytes(b"\x80\x02}]K\x01s.")
     archive(folder / "data-unhashable-zip.pth", b"\x80\x02}]K\x01s.")
     archive(folder / "data-persistent.pth", b"\x80\x02K\x01Q.")
@@ -543,26 +618,50 @@ def images(folder: Path, trace: Path) -> None:
     eps = f"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n{script}\nshowpage\n%%EOF\n"
     (folder / "eps.jpg").write_text(eps)
     (folder / "postscript.eps").write_text(eps)
-    (folder / "pdf.jpg").write_bytes(b"%PDF-1.4\n1 0 obj<</OpenAction<</S/JavaScript/JS(x)>>>>endobj\n%%EOF")
+    (folder / "pdf.jpg").write_bytes(
+        b"%PDF-1.4\n1 0 obj<</OpenAction<</S/JavaScript/JS(x)>>>>endobj\n%%EOF"
+    )
     svg = f'<svg xmlns="http://www.w3.org/2000/svg"><script href="file://{trace}"/></svg>'
-    (folder / "svg.png").write_text(f'<?xml version="1.0"?><!DOCTYPE s [<!ENTITY x SYSTEM "file:///etc/passwd">]>{svg}')
-    (folder / "mvg.png").write_text(f"push graphic-context\nimage over 0,0 0,0 'ephemeral:{trace}'\n")
+    (folder / "svg.png").write_text(
+        f'<?xml version="1.0"?><!DOCTYPE s [<!ENTITY x SYSTEM "file:///etc/passwd">]>{svg}'
+    )
+    (folder / "mvg.png").write_text(
+        f"push graphic-context\nimage over 0,0 0,0 'ephemeral:{trace}'\n"
+    )
     (folder / "xpm.gif").write_bytes(b'/* XPM */ static char *a[] = {"9 9 1 1", "a c black"')
     (folder / "pickle.jpg").write_bytes(pickled(calls(trace)["os.system"]))
     (folder / "empty.png").touch()
     header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
     chunk = b"IHDR" + header
-    png = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    (folder / "bomb.png").write_bytes(png + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT")))
-    entries = {256: 60_000, 257: 60_000, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 60_000, 279: 1}
+    png = (
+        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    )
+    (folder / "bomb.png").write_bytes(
+        png + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    )
+    entries = {
+        256: 60_000,
+        257: 60_000,
+        258: 8,
+        259: 1,
+        262: 1,
+        273: 8,
+        277: 1,
+        278: 60_000,
+        279: 1,
+    }
     tags = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries.items())
-    (folder / "bomb.tif").write_bytes(b"II*\0" + struct.pack("<IH", 8, len(entries)) + tags + bytes(4))
+    (folder / "bomb.tif").write_bytes(
+        b"II*\0" + struct.pack("<IH", 8, len(entries)) + tags + bytes(4)
+    )
     jpeg = io.BytesIO()
     Image.new("RGB", (64, 64)).save(jpeg, "JPEG")
     (folder / "half.jpg").write_bytes(jpeg.getvalue()[:300])
     start = jpeg.getvalue().index(b"\xff\xc0")
     (folder / "bomb.jpg").write_bytes(
-        jpeg.getvalue()[: start + 5] + struct.pack(">HH", 65_500, 65_500) + jpeg.getvalue()[start + 9 :]
+        jpeg.getvalue()[: start + 5]
+        + struct.pack(">HH", 65_500, 65_500)
+        + jpeg.getvalue()[start + 9 :]
     )
 
 

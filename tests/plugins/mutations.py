@@ -20,12 +20,76 @@ Path = tuple[Any, ...]  # of keys and indices into a tree of dictionaries and li
 
 # What a name may hold: controls, escapes, right-to-left marks, letters that differ in case or normal form only.
 NAMES = [
-    *("", " ", "dog", "DOG", "cat;dog", "dog;dog", "a\tb", "a\nb", "a\r", "\x00", "a\x00b", "\x1b[31m", "\x7f", "\x85"),
-    *("\u202e", "\u2028", "\ufeff", "e\u0301", "\xe9", "\u65e5", "..", "../x", "/etc/passwd", "C:x", "a\\b", "a/../b"),
-    *("1", "1.5", "nan", "None", "true", "#", '"', "'", ",", "'; --", "{}", "%s", "${name}", "x" * 300, "x" * 140_000),
+    *(
+        "",
+        " ",
+        "dog",
+        "DOG",
+        "cat;dog",
+        "dog;dog",
+        "a\tb",
+        "a\nb",
+        "a\r",
+        "\x00",
+        "a\x00b",
+        "\x1b[31m",
+        "\x7f",
+        "\x85",
+    ),
+    *(
+        "\u202e",
+        "\u2028",
+        "\ufeff",
+        "e\u0301",
+        "\xe9",
+        "\u65e5",
+        "..",
+        "../x",
+        "/etc/passwd",
+        "C:x",
+        "a\\b",
+        "a/../b",
+    ),
+    *(
+        "1",
+        "1.5",
+        "nan",
+        "None",
+        "true",
+        "#",
+        '"',
+        "'",
+        ",",
+        "'; --",
+        "{}",
+        "%s",
+        "${name}",
+        "x" * 300,
+        "x" * 140_000,
+    ),
 ]
 NUMBERS = [
-    *(0, 1, -1, 2, 3, 7, 255, 2**31, 2**53, 2**63, 10**6, 10**12, 10**20, -(10**12), 0.5, -0.5, 1.5, 1e-6, 1e-300),
+    *(
+        0,
+        1,
+        -1,
+        2,
+        3,
+        7,
+        255,
+        2**31,
+        2**53,
+        2**63,
+        10**6,
+        10**12,
+        10**20,
+        -(10**12),
+        0.5,
+        -0.5,
+        1.5,
+        1e-6,
+        1e-300,
+    ),
     *(1e300, float("nan"), float("inf"), -float("inf")),
 ]
 
@@ -43,14 +107,52 @@ def weighted(*branches: tuple[int, SearchStrategy[Any]]) -> SearchStrategy[Any]:
 
 def few(one: SearchStrategy[Any]) -> SearchStrategy[list[Any]]:
     """Return one change, most of the time: a second one is often not reached."""
-    return weighted((3, one.map(lambda change: [change])), (1, st.lists(one, min_size=2, max_size=4)))
+    return weighted(
+        (3, one.map(lambda change: [change])), (1, st.lists(one, min_size=2, max_size=4))
+    )
 
 
 # --- settings -------------------------------------------------------------------------------------
 
 FRAGMENTS = [
-    *("", " ", "null", "~", "true", "yes", "[]", "[1,2]", "[[", "[", "]", "{", "}", "{}", "{a:1}", "{a:{b:2}}", "{a"),
-    *("'", '"', "'x", "\\", "\\,", "a: b", "a:b:c", "- x", "---", "...", "|", ">", "&a", "*a", "!!int x", "!x", "? a"),
+    *(
+        "",
+        " ",
+        "null",
+        "~",
+        "true",
+        "yes",
+        "[]",
+        "[1,2]",
+        "[[",
+        "[",
+        "]",
+        "{",
+        "}",
+        "{}",
+        "{a:1}",
+        "{a:{b:2}}",
+        "{a",
+    ),
+    *(
+        "'",
+        '"',
+        "'x",
+        "\\",
+        "\\,",
+        "a: b",
+        "a:b:c",
+        "- x",
+        "---",
+        "...",
+        "|",
+        ">",
+        "&a",
+        "*a",
+        "!!int x",
+        "!x",
+        "? a",
+    ),
     *(
         "!!python/object/apply:os.getcwd []",
         "@",
@@ -67,15 +169,85 @@ FRAGMENTS = [
         "(",
         "sum(1)",
     ),
-    *("choice(1,2)", "range(1,3)", "sort(2,1)", "${", "${}", "${name}", "${train}", "${nope}", "${oc.env:NOPE_}"),
-    *("${oc.env:HOME}", "${.}", "${..name}", "${hydra:run.dir}", "${oc.decode:x}", "${a:${b}}", "$", "\\${x}", "???"),
-    *("nan", "inf", "-inf", "1e400", "1e-400", "0x10", "1_000", "0b1", "1:30", "2020-01-01", "9" * 5000, "[" * 500),
-    *("cpu", "cuda", "cuda:99", "cpu:x", "cuda:-1", "auto", "fp16", "bf16", "adam", "sgd", "cosine", "elem", "skip"),
-    *("gap", "digits", "digits_single", "digits_zsl", "csv", "coco", "asl", "bce", "cross_entropy", "partial", "tiny"),
-    *("ml_decoder", "ml_decoder_small", "ml_decoder_zsl_small", "query2label", "mldecoder", "nope", "os", "patches"),
+    *(
+        "choice(1,2)",
+        "range(1,3)",
+        "sort(2,1)",
+        "${",
+        "${}",
+        "${name}",
+        "${train}",
+        "${nope}",
+        "${oc.env:NOPE_}",
+    ),
+    *(
+        "${oc.env:HOME}",
+        "${.}",
+        "${..name}",
+        "${hydra:run.dir}",
+        "${oc.decode:x}",
+        "${a:${b}}",
+        "$",
+        "\\${x}",
+        "???",
+    ),
+    *(
+        "nan",
+        "inf",
+        "-inf",
+        "1e400",
+        "1e-400",
+        "0x10",
+        "1_000",
+        "0b1",
+        "1:30",
+        "2020-01-01",
+        "9" * 5000,
+        "[" * 500,
+    ),
+    *(
+        "cpu",
+        "cuda",
+        "cuda:99",
+        "cpu:x",
+        "cuda:-1",
+        "auto",
+        "fp16",
+        "bf16",
+        "adam",
+        "sgd",
+        "cosine",
+        "elem",
+        "skip",
+    ),
+    *(
+        "gap",
+        "digits",
+        "digits_single",
+        "digits_zsl",
+        "csv",
+        "coco",
+        "asl",
+        "bce",
+        "cross_entropy",
+        "partial",
+        "tiny",
+    ),
+    *(
+        "ml_decoder",
+        "ml_decoder_small",
+        "ml_decoder_zsl_small",
+        "query2label",
+        "mldecoder",
+        "nope",
+        "os",
+        "patches",
+    ),
 ]
 # A bytes argument that is not UTF-8 comes with such letters; NUL cannot be in an argument.
-_ARGUMENT = st.characters(exclude_categories=["Cs"], exclude_characters="\0") | st.sampled_from("\udc80\udcff")
+_ARGUMENT = st.characters(exclude_categories=["Cs"], exclude_characters="\0") | st.sampled_from(
+    "\udc80\udcff"
+)
 # What asks for days of work or for the network is no fault of a program that does it.
 SLOW = ("train.compile", "data.val_images", "data.max_digits", "hydra")
 
@@ -94,7 +266,9 @@ def keys(known: Sequence[str]) -> SearchStrategy[str]:
         place %= len(key)
         return key[:place] + change + key[place + 1 :]
 
-    almost = st.builds(near, real, st.integers(0, 40), st.sampled_from(["", ".", "X", "=", "@", "[0]", "\x1b"]))
+    almost = st.builds(
+        near, real, st.integers(0, 40), st.sampled_from(["", ".", "X", "=", "@", "[0]", "\x1b"])
+    )
     return weighted((10, real), (1, almost), (1, st.text(_ARGUMENT, max_size=8)))
 
 
@@ -188,8 +362,18 @@ def edits(size: int, *, text: bool = False) -> SearchStrategy[list[Edit]]:
         places, new = st.integers(0, size), st.sampled_from(TOKENS)
         token = st.builds(Edit, places, st.integers(0, 2), new)
         cuts = st.builds(Edit, places, st.just(size) | st.integers(1, 30), st.just(b""))
-        return few(weighted((4, token), (1, cuts), (1, st.builds(Edit, places, st.just(1), st.binary(max_size=2)))))
-    places = st.integers(0, min(size, 500)) | st.integers(-min(size, 1500) - 1, -1) | st.integers(0, size)
+        return few(
+            weighted(
+                (4, token),
+                (1, cuts),
+                (1, st.builds(Edit, places, st.just(1), st.binary(max_size=2))),
+            )
+        )
+    places = (
+        st.integers(0, min(size, 500))
+        | st.integers(-min(size, 1500) - 1, -1)
+        | st.integers(0, size)
+    )
     flips = st.builds(Edit, places, st.just(1), st.binary(min_size=1, max_size=1))
     insertions = st.builds(Edit, places, st.integers(0, 8), st.binary(max_size=8))
     cuts = st.builds(Edit, places, st.just(size) | st.integers(0, 1000), st.just(b""))
@@ -254,7 +438,15 @@ TENSOR_CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "expanded": lambda t: torch.zeros(1).expand(10**9),
     "strided": lambda t: torch.zeros(4 * max(1, t.numel()))[::4][: t.numel()].reshape(t.shape),
 }
-TREE_CHANGES = ("replace", "delete", "rename", "add", "repeat", "swap with the next", "wrap in a list")
+TREE_CHANGES = (
+    "replace",
+    "delete",
+    "rename",
+    "add",
+    "repeat",
+    "swap with the next",
+    "wrap in a list",
+)
 
 
 def paths(tree: Any, path: Path = ()) -> list[Path]:
@@ -271,7 +463,9 @@ def paths(tree: Any, path: Path = ()) -> list[Path]:
     return found
 
 
-def changes(tree: Any, odd: SearchStrategy[Any], extra: Sequence[str] = ()) -> SearchStrategy[list[Change]]:
+def changes(
+    tree: Any, odd: SearchStrategy[Any], extra: Sequence[str] = ()
+) -> SearchStrategy[list[Change]]:
     """Return one to three changes of a tree, each of its branches as likely as another.
 
     Args:
@@ -290,14 +484,18 @@ def changes(tree: Any, odd: SearchStrategy[Any], extra: Sequence[str] = ()) -> S
 
     def at(path: Path) -> SearchStrategy[Change]:
         what = st.sampled_from(["replace", "replace", "replace", *TREE_CHANGES])
-        common = st.builds(change, st.just(path), what, odd, st.sampled_from([*extra, "", "x", "\x1b[31m"]))
+        common = st.builds(
+            change, st.just(path), what, odd, st.sampled_from([*extra, "", "x", "\x1b[31m"])
+        )
         if not isinstance(at_path(tree, path), Tensor):
             return common
         return common | st.builds(Change, st.just(path), st.sampled_from(list(TENSOR_CHANGES)))
 
     # Hypothesis likes the first of several things: let it be the largest.
     largest_first = sorted(branches, key=lambda branch: -len(branches[branch]))
-    places = st.sampled_from(largest_first).flatmap(lambda branch: st.sampled_from(branches[branch]))
+    places = st.sampled_from(largest_first).flatmap(
+        lambda branch: st.sampled_from(branches[branch])
+    )
     return few(places.flatmap(at))
 
 
@@ -328,7 +526,9 @@ def _apply(parent: Any, key: Any, value: Any, change: Change) -> None:
         if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized:
             parent[key] = TENSOR_CHANGES[change.what](value)
     elif change.what == "replace":
-        parent[key] = TENSORS[change.value]() if change.value in list(TENSORS) else _copy(change.value)
+        parent[key] = (
+            TENSORS[change.value]() if change.value in list(TENSORS) else _copy(change.value)
+        )
     elif change.what == "delete":
         del parent[key]
     elif change.what == "wrap in a list":
@@ -358,9 +558,17 @@ def _copy(value: Any) -> Any:
 
 def json_values() -> SearchStrategy[Any]:
     """Return what JSON can hold, and Python's reader takes: also NaN, and numbers beyond any range."""
-    plain = st.none() | st.booleans() | st.sampled_from([*NUMBERS, 10**400]) | names() | st.just("\ud800")
+    plain = (
+        st.none()
+        | st.booleans()
+        | st.sampled_from([*NUMBERS, 10**400])
+        | names()
+        | st.just("\ud800")
+    )
     return (
-        plain | st.lists(plain, max_size=2) | st.dictionaries(st.sampled_from(["id", "name", "x"]), plain, max_size=2)
+        plain
+        | st.lists(plain, max_size=2)
+        | st.dictionaries(st.sampled_from(["id", "name", "x"]), plain, max_size=2)
     )
 
 
@@ -383,18 +591,36 @@ class Cell:
     text: str = ""
 
 
-CELL_CHANGES = ("text", "text", "text", "text", "drop row", "repeat row", "drop column", "repeat column", "one more")
+CELL_CHANGES = (
+    "text",
+    "text",
+    "text",
+    "text",
+    "drop row",
+    "repeat row",
+    "drop column",
+    "repeat column",
+    "one more",
+)
 ENCODINGS = ("utf-8", "utf-8", "utf-8", "utf-8", "utf-8-sig", "utf-16", "latin-1")
 ENDS = ("\n", "\n", "\n", "\r\n", "\r")
 
 
 def cells(rows: int, columns: int) -> SearchStrategy[list[Cell]]:
     """Return one to four changes of a table."""
-    one = st.builds(Cell, st.integers(0, rows - 1), st.integers(0, columns - 1), st.sampled_from(CELL_CHANGES), names())
+    one = st.builds(
+        Cell,
+        st.integers(0, rows - 1),
+        st.integers(0, columns - 1),
+        st.sampled_from(CELL_CHANGES),
+        names(),
+    )
     return few(one)
 
 
-def changed_table(table: Sequence[Sequence[str]], list_of_changes: Sequence[Cell]) -> list[list[str]]:
+def changed_table(
+    table: Sequence[Sequence[str]], list_of_changes: Sequence[Cell]
+) -> list[list[str]]:
     """Return a copy of a table after some changes."""
     rows = [list(row) for row in table]
     for change in list_of_changes:
@@ -411,7 +637,9 @@ def changed_table(table: Sequence[Sequence[str]], list_of_changes: Sequence[Cell
         else:
             for row in rows:
                 part = row[change.column : change.column + 1]
-                row[change.column : change.column + 1] = part * 2 if change.what == "repeat column" else []
+                row[change.column : change.column + 1] = (
+                    part * 2 if change.what == "repeat column" else []
+                )
     return rows
 
 
@@ -441,10 +669,16 @@ ARRAY_CHANGES: dict[str, Callable[[np.ndarray], Any]] = {
     "one more than it is": lambda a: a + 1 if a.dtype.kind in "iu" else a,
     "negative": lambda a: -a - 1 if a.dtype.kind in "iu" else a,
     "huge": lambda a: np.full_like(a, 10**9, dtype=np.int64) if a.dtype.kind in "iu" else a,
-    "absolute path": lambda a: np.full_like(a, b"/etc/passwd", dtype="S20") if a.dtype.kind == "S" else a,
-    "path to above": lambda a: np.full_like(a, b"../../x.png", dtype="S20") if a.dtype.kind == "S" else a,
+    "absolute path": lambda a: (
+        np.full_like(a, b"/etc/passwd", dtype="S20") if a.dtype.kind == "S" else a
+    ),
+    "path to above": lambda a: (
+        np.full_like(a, b"../../x.png", dtype="S20") if a.dtype.kind == "S" else a
+    ),
     "not UTF-8": lambda a: np.full_like(a, b"\xff\xfe", dtype="S20") if a.dtype.kind == "S" else a,
-    "other name": lambda a: np.array([*a[:-1].tolist(), "\x1b[31m"]) if a.dtype.kind == "U" and a.ndim else a,
+    "other name": lambda a: (
+        np.array([*a[:-1].tolist(), "\x1b[31m"]) if a.dtype.kind == "U" and a.ndim else a
+    ),
     "structured": lambda a: np.zeros(a.shape, [("x", "i4")]),
 }
 

@@ -50,7 +50,11 @@ def write_coco(root: Path, *, classes: int = 3, images: int = 12) -> None:
         content = {
             "images": [{"id": number, "file_name": name} for number, name in enumerate(names)],
             "annotations": [
-                {"id": number, "image_id": number, "category_id": categories[number % classes]["id"]}
+                {
+                    "id": number,
+                    "image_id": number,
+                    "category_id": categories[number % classes]["id"],
+                }
                 for number in range(images)
             ],
             "categories": categories,
@@ -86,10 +90,14 @@ def one_line(err: str, *parts: str) -> None:
 def cpu_seconds(command: list[str], **environment: str) -> float:
     """Run a command that must succeed, and return the processor time it took, in user and system mode."""
     before = os.times()
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **environment}
+    )
     after = os.times()
     assert done.returncode == 0, done.stderr
-    return after.children_user + after.children_system - before.children_user - before.children_system
+    return (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
 
 
 def assert_equal(one: Any, other: Any, path: str = "") -> None:

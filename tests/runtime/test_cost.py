@@ -27,18 +27,35 @@ class Free(nn.Module):
         return images.new_empty(len(images), images.shape[-1], self.num_features)
 
 
-def head_macs(head: Callable[..., nn.Module], tokens: int, num_classes: int, **arguments: Any) -> float:
+def head_macs(
+    head: Callable[..., nn.Module], tokens: int, num_classes: int, **arguments: Any
+) -> float:
     with torch.device("meta"):
-        return multiply_accumulates(Classifier(Free(), head(2048, num_classes, **arguments)), tokens)
+        return multiply_accumulates(
+            Classifier(Free(), head(2048, num_classes, **arguments)), tokens
+        )
 
 
 def formula(t: int, k: int, n: int, *, self_attention: bool = False) -> int:
     """Multiply-accumulates of a decoder head, term by term, with the widths of the paper."""
     c, d, f, g = 2048, 768, 2048, -(-n // k)
     embedding, keys_and_values = t * c * d, 2 * t * d * d
-    queries_and_output, attention, feed_forward, pooling = 2 * k * d * d, 2 * k * t * d, 2 * k * d * f, k * d * g
+    queries_and_output, attention, feed_forward, pooling = (
+        2 * k * d * d,
+        2 * k * t * d,
+        2 * k * d * f,
+        k * d * g,
+    )
     among = 4 * k * d * d + 2 * k * k * d if self_attention else 0
-    return embedding + keys_and_values + queries_and_output + attention + feed_forward + pooling + among
+    return (
+        embedding
+        + keys_and_values
+        + queries_and_output
+        + attention
+        + feed_forward
+        + pooling
+        + among
+    )
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +75,13 @@ def test_the_paper_is_met(figures: dict[str, Any], number: int) -> None:
     assert row["difference"] == pytest.approx(row["gmac"] - row["paper_gmac"])
 
 
-@pytest.mark.parametrize(("tokens", "groups", "classes"), [(196, 20, 80), (196, 80, 80), (49, 100, 9600), (5, 3, 10)])
+@pytest.mark.parametrize(
+    ("tokens", "groups", "classes"), [(196, 20, 80), (196, 80, 80), (49, 100, 9600), (5, 3, 10)]
+)
 def test_counter_against_the_closed_formula(tokens: int, groups: int, classes: int) -> None:
-    assert head_macs(MLDecoder, tokens, classes, num_groups=groups) == formula(tokens, groups, classes)
+    assert head_macs(MLDecoder, tokens, classes, num_groups=groups) == formula(
+        tokens, groups, classes
+    )
     full = head_macs(MLDecoder, tokens, groups, num_groups=None, self_attention=True)
     assert full == formula(tokens, groups, groups, self_attention=True)
 
@@ -103,11 +124,22 @@ def test_word_queries_cost_their_projection_and_one_product_each() -> None:
         assert multiply_accumulates(model, 49, (count, 300)) == expected
 
 
-def test_the_command_for_queries(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_for_queries(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = ["+experiment=nuswide_zsl_tresnet_m", "head.embed_dim=32", "head.mlp_dim=32"]
     monkeypatch.setattr(measure_queries, "MODEL", small)
     done = cli(
-        "benchmark", "queries", "--device", "cpu", "--batch-size", "1", "--seconds", "0.01", "--json", tmp_path / "q"
+        "benchmark",
+        "queries",
+        "--device",
+        "cpu",
+        "--batch-size",
+        "1",
+        "--seconds",
+        "0.01",
+        "--json",
+        tmp_path / "q",
     )
     assert done.status == 0, done.err
     figures = json.loads((tmp_path / "q").read_text())["figures"]
@@ -116,7 +148,9 @@ def test_the_command_for_queries(cli: Callable[..., Any], tmp_path: Path, monkey
 
 
 def find(**wanted: Any) -> Row:
-    return next(row for row in rows() if all(getattr(row, name) == value for name, value in wanted.items()))
+    return next(
+        row for row in rows() if all(getattr(row, name) == value for name, value in wanted.items())
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +161,10 @@ def test_parameters(network: str, backbone: float, head: int, head_all: int) -> 
     row = find(where="figure 5", network=network, method="ML-Decoder")
     model = build_row(row)
     assert isinstance(model, Classifier)
-    assert count_parameters(model.head) == (head, head_all)  # as published; 80 frozen queries of width 768
+    assert count_parameters(model.head) == (
+        head,
+        head_all,
+    )  # as published; 80 frozen queries of width 768
     trainable, total = count_parameters(model.backbone)
     assert trainable == total
     assert trainable / 1e6 == pytest.approx(backbone, abs=0.005)
@@ -144,14 +181,20 @@ def test_parameters_of_the_published_heads(classes: int, groups: int, trainable:
     assert count_parameters(head) == (trainable, trainable + groups * 768)
 
 
-@pytest.mark.parametrize(("network", "width", "gap"), [("ResNet-18", 512, 1.814), ("ResNet-50", 2048, 4.089)])
+@pytest.mark.parametrize(
+    ("network", "width", "gap"), [("ResNet-18", 512, 1.814), ("ResNet-50", 2048, 4.089)]
+)
 def test_figure_6_by_hand(figures: dict[str, Any], network: str, width: int, gap: float) -> None:
     plain, decoder = [row for row in figures["figure_6"] if row["backbone"] == network]
-    assert plain["gmac"] == pytest.approx(gap, abs=1e-3)  # as published by torchvision: 1.81 and 4.09
+    assert plain["gmac"] == pytest.approx(
+        gap, abs=1e-3
+    )  # as published by torchvision: 1.81 and 4.09
     narrower = 49 * (2048 - width) * 768  # the formula is for tokens of 2,048
     head = formula(49, 100, 1000) - narrower - width * 1000
     assert decoder["gmac"] - plain["gmac"] == pytest.approx(head / 1e9, abs=1e-9)
-    assert plain["trainable_parameters"] == {"ResNet-18": 11_689_512, "ResNet-50": 25_557_032}[network]
+    assert (
+        plain["trainable_parameters"] == {"ResNet-18": 11_689_512, "ResNet-50": 25_557_032}[network]
+    )
 
 
 def test_rows_are_built_on_the_meta_device() -> None:

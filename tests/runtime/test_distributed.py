@@ -33,8 +33,12 @@ def test_a_rank_without_a_group_is_one_line(
     one_line(err, "RANK is set, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not", "torchrun", "unset RANK")
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [("two", "4"), ("-1", "4"), ("4", "4"), ("0", "four"), ("0", "0")])
-def test_ranks_that_are_none_are_refused(rank: str, world_size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rank", "world_size"), [("two", "4"), ("-1", "4"), ("4", "4"), ("0", "four"), ("0", "0")]
+)
+def test_ranks_that_are_none_are_refused(
+    rank: str, world_size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     described = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "host", "MASTER_PORT": "1"}
     for name, value in described.items():
         monkeypatch.setenv(name, value)
@@ -87,20 +91,36 @@ def test_a_restarted_process_does_not_hear_the_fault_before(
     assert distributed.said_once(LINE) == f"rank 1: {LINE}"
 
 
-def test_without_torchrun_each_process_speaks(join: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchrun_each_process_speaks(
+    join: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
     join(1)
     assert distributed.said_once(LINE) == f"rank 1: {LINE}"
 
 
 # Devices: what a user types is checked in one place.
-ODD = ["banana", "", "cpu:x", "cpu:0", "cuda:-1", "cuda:x", "cuda:\u0663", "cuda:0 ", " cuda", "cuda:", "cuda:1:2"]
+ODD = [
+    "banana",
+    "",
+    "cpu:x",
+    "cpu:0",
+    "cuda:-1",
+    "cuda:x",
+    "cuda:\u0663",
+    "cuda:0 ",
+    " cuda",
+    "cuda:",
+    "cuda:1:2",
+]
 ODD += ["mps", "meta", "xla", "CPU", "cpu:99999999999", "cpu\n", "cuda:" + "9" * 5000]
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_an_unknown_device_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is unknown: choose auto, cpu, cuda or cuda:<number>") as caught:
+    with pytest.raises(
+        ConfigError, match="is unknown: choose auto, cpu, cuda or cuda:<number>"
+    ) as caught:
         pick_device(name)
     assert len(str(caught.value)) < 200
 
@@ -116,7 +136,9 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert pick_device("cuda:1") == torch.device("cuda:1")
     assert pick_device("cuda") == torch.device("cuda")
     for name in ("cuda:2", "cuda:0099", "cuda:9999"):
-        with pytest.raises(ConfigError, match=f"device {name} is not there: 2 CUDA devices; use device=cpu"):
+        with pytest.raises(
+            ConfigError, match=f"device {name} is not there: 2 CUDA devices; use device=cpu"
+        ):
             pick_device(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("LOCAL_RANK", "1")

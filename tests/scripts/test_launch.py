@@ -27,9 +27,15 @@ def test_several_nodes_train(tmp_path: Path) -> None:
     jobs = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        job = subprocess.Popen(launch, shell=True, cwd=tmp_path / name, stderr=subprocess.PIPE, text=True)
+        job = subprocess.Popen(
+            launch, shell=True, cwd=tmp_path / name, stderr=subprocess.PIPE, text=True
+        )
         jobs.append(job)
     for job in jobs:
         assert job.wait(timeout=120) == 0, job.stderr.read() if job.stderr else ""
-    kept = [name for name in ("first", "second") if (tmp_path / name / "outputs/digits/checkpoints/best.pt").exists()]
+    kept = [
+        name
+        for name in ("first", "second")
+        if (tmp_path / name / "outputs/digits/checkpoints/best.pt").exists()
+    ]
     assert len(kept) == 1, "one process writes the run"

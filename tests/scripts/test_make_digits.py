@@ -34,7 +34,11 @@ Make = Callable[..., Path]
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     def make(layout: str, *words: str, out: str = "out") -> Path:
         counts = ["--train", str(TRAIN), "--val", str(VAL), "--size", "32"]
-        monkeypatch.setattr(sys, "argv", ["make_digits.py", "--layout", layout, str(tmp_path / out), *counts, *words])
+        monkeypatch.setattr(
+            sys,
+            "argv",
+            ["make_digits.py", "--layout", layout, str(tmp_path / out), *counts, *words],
+        )
         make_digits.main()
         return tmp_path / out
 
@@ -67,12 +71,20 @@ def test_coco(make: Make) -> None:
         assert [names[key] for key in sorted(names)] == list(NAMES)
         assert len(content["images"]) == count
         assert len({entry["id"] for entry in content["annotations"]}) == len(content["annotations"])
-        for image, scene in zip(content["images"], [scene for scene in drawn if scene.split == split], strict=True):
+        for image, scene in zip(
+            content["images"], [scene for scene in drawn if scene.split == split], strict=True
+        ):
             check_image(out / f"{split}2014" / image["file_name"], scene)
             assert image["file_name"] == f"COCO_{split}2014_{image['id']:012}.jpg"
             found = [entry for entry in content["annotations"] if entry["image_id"] == image["id"]]
-            boxes = [(left, top, left + w, top + h) for left, top, w, h in (entry["bbox"] for entry in found)]
-            objects = [(NAMES.index(names[entry["category_id"]]), box) for entry, box in zip(found, boxes, strict=True)]
+            boxes = [
+                (left, top, left + w, top + h)
+                for left, top, w, h in (entry["bbox"] for entry in found)
+            ]
+            objects = [
+                (NAMES.index(names[entry["category_id"]]), box)
+                for entry, box in zip(found, boxes, strict=True)
+            ]
             assert objects == scene.objects
             assert all(entry["area"] == entry["bbox"][2] * entry["bbox"][3] for entry in found)
             seen.add(image["id"])
@@ -82,7 +94,10 @@ def test_coco(make: Make) -> None:
 def test_voc(make: Make) -> None:
     root, drawn = make("voc") / "VOCdevkit" / "VOC2007", scenes()
     main = root / "ImageSets" / "Main"
-    ids = {part: (main / f"{part}.txt").read_text().split() for part in ("train", "val", "trainval", "test")}
+    ids = {
+        part: (main / f"{part}.txt").read_text().split()
+        for part in ("train", "val", "trainval", "test")
+    }
     assert ids["train"] + ids["val"] == ids["trainval"]
     assert (len(ids["trainval"]), len(ids["test"])) == (TRAIN, VAL)
     assert len(list(main.iterdir())) == 4 * 21
@@ -91,7 +106,8 @@ def test_voc(make: Make) -> None:
         check_image(root / "JPEGImages" / f"{name}.jpg", scene)
         things = ElementTree.parse(root / "Annotations" / f"{name}.xml").getroot().findall("object")
         corners = [
-            [int(thing.findtext(f"bndbox/{tag}", "")) for tag in ("xmin", "ymin", "xmax", "ymax")] for thing in things
+            [int(thing.findtext(f"bndbox/{tag}", "")) for tag in ("xmin", "ymin", "xmax", "ymax")]
+            for thing in things
         ]
         labels = [VOC.index(thing.findtext("name")) for thing in things]
         boxes = [(left - 1, top - 1, right, bottom) for left, top, right, bottom in corners]
@@ -100,7 +116,10 @@ def test_voc(make: Make) -> None:
         difficult += sum(hard)
         part = "trainval" if scene.split == "train" else "test"
         for number, class_name in enumerate(VOC):
-            said = dict(line.split() for line in (main / f"{class_name}_{part}.txt").read_text().splitlines())
+            said = dict(
+                line.split()
+                for line in (main / f"{class_name}_{part}.txt").read_text().splitlines()
+            )
             own = [flag for label, flag in zip(labels, hard, strict=True) if label == number]
             assert int(said[name]) == (-1 if not own else 0 if all(own) else 1)
     assert difficult > 0
@@ -140,28 +159,40 @@ def test_nuswide(make: Make) -> None:
     assert list(unseen) == ["test class"]
     assert set(unseen["test class"]) < set(names)
     seen = [index for index, name in enumerate(names) if name not in unseen["test class"]]
-    assert ((vectors[:, seen] > 0).sum(1) > 0).all()  # every part of an unseen class is learnt from seen ones
-    assert vectors[:, names.index("redfive")] @ vectors[:, names.index("redsix")] == pytest.approx(0.5)
+    assert (
+        (vectors[:, seen] > 0).sum(1) > 0
+    ).all()  # every part of an unseen class is learnt from seen ones
+    assert vectors[:, names.index("redfive")] @ vectors[:, names.index("redsix")] == pytest.approx(
+        0.5
+    )
     for row, scene in zip(found, drawn, strict=True):
         tags = row["label"].strip("[]").split(", ")
         colours = [colour for colour in make_digits.COLOURS if tags[0].startswith(colour)]
         assert sorted(tags) == sorted(colours[0] + NAMES[digit] for digit in scene.digits)
         with Image.open(out / row["filepath"]) as image:
-            light = np.asarray(image, float).mean((0, 1)) / np.asarray(scene.image, float).mean((0, 1))
+            light = np.asarray(image, float).mean((0, 1)) / np.asarray(scene.image, float).mean(
+                (0, 1)
+            )
         assert np.abs(light - make_digits.COLOURS[colours[0]]).max() < 0.1
         assert row["split_name"] == scene.split
 
 
 def test_imagenet(make: Make) -> None:
     out, drawn = make("imagenet"), scenes(least=1, most=1)
-    pairs = [line.split(" ", 1) for line in (out / "LOC_synset_mapping.txt").read_text().splitlines()]
+    pairs = [
+        line.split(" ", 1) for line in (out / "LOC_synset_mapping.txt").read_text().splitlines()
+    ]
     assert [name for _, name in pairs] == list(NAMES)
     assert sorted(wnid for wnid, _ in pairs) == [wnid for wnid, _ in pairs]
     for split, count in (("train", TRAIN), ("val", VAL)):
         assert sorted(path.name for path in (out / split).iterdir()) == [wnid for wnid, _ in pairs]
-        files = sorted((out / split).rglob("*.JPEG"), key=lambda path: int(path.stem.rpartition("_")[2]))
+        files = sorted(
+            (out / split).rglob("*.JPEG"), key=lambda path: int(path.stem.rpartition("_")[2])
+        )
         assert len(files) == count
-        for file, scene in zip(files, [scene for scene in drawn if scene.split == split], strict=True):
+        for file, scene in zip(
+            files, [scene for scene in drawn if scene.split == split], strict=True
+        ):
             assert [int(file.parent.name[1:])] == scene.digits
             check_image(file, scene)
 
@@ -176,10 +207,18 @@ def test_csv(make: Make) -> None:
 
 @pytest.mark.parametrize("layout", sorted(make_digits.LAYOUTS))
 def test_the_same_words_give_the_same_files(make: Make, layout: str) -> None:
-    one, two, other = make(layout, out="a"), make(layout, out="b"), make(layout, "--seed", "1", out="c")
+    one, two, other = (
+        make(layout, out="a"),
+        make(layout, out="b"),
+        make(layout, "--seed", "1", out="c"),
+    )
 
     def content(folder: Path) -> dict[str, bytes]:
-        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        return {
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
 
     assert content(one) == content(two) != content(other)
 

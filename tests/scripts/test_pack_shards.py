@@ -58,7 +58,11 @@ def pack(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pack:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*") if path.suffix != ".json"}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*.*")
+        if path.suffix != ".json"
+    }
 
 
 def test_every_image_and_target_is_that_of_the_files(pack: Pack, root: Path) -> None:
@@ -85,14 +89,18 @@ def test_the_shards_are_those_of_webdataset(pack: Pack, root: Path) -> None:
     assert len(tars) == 6
     members: list[tuple[str, bytes]] = []
     with np.load(folder / "index.npz") as index:
-        assert index["sha256"].tolist() == [hashlib.sha256(tar.read_bytes()).hexdigest() for tar in tars]
+        assert index["sha256"].tolist() == [
+            hashlib.sha256(tar.read_bytes()).hexdigest() for tar in tars
+        ]
         assert index["bytes"].tolist() == [tar.stat().st_size for tar in tars]
         assert index["classes"].tolist() == list(names.values())
     for path in tars:
         with tarfile.open(path) as tar:
             members += [(member.name, tar.extractfile(member).read()) for member in tar]  # type: ignore[union-attr]
     assert len(members) == 2 * IMAGES
-    for number, (image, annotation) in enumerate(zip(described["images"], described["annotations"], strict=True)):
+    for number, (image, annotation) in enumerate(
+        zip(described["images"], described["annotations"], strict=True)
+    ):
         (name, pixels), (label_name, labels) = members[2 * number : 2 * number + 2]
         assert (name, label_name) == (f"{number:09}.jpg", f"{number:09}.json")
         assert pixels == (root / "train2014" / image["file_name"]).read_bytes()
@@ -103,7 +111,11 @@ def test_a_kill_and_a_restart_lose_nothing(pack: Pack, root: Path, tmp_path: Pat
     out = tmp_path / "killed"
     process = subprocess.Popen([sys.executable, str(SCRIPT), *command(root, out, "--images", "1")])
     deadline = time.monotonic() + 50
-    while len(list(out.rglob("shard-*.tar"))) < 3 and time.monotonic() < deadline and process.poll() is None:
+    while (
+        len(list(out.rglob("shard-*.tar"))) < 3
+        and time.monotonic() < deadline
+        and process.poll() is None
+    ):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -112,12 +124,16 @@ def test_a_kill_and_a_restart_lose_nothing(pack: Pack, root: Path, tmp_path: Pat
     assert not (out / "val" / "index.npz").exists()
     (out / "train" / "shard-000039.tmp").write_bytes(b"half a shard")
     pack("--images", "1", out="killed")
-    assert {name: (out / "train" / name).stat().st_mtime_ns for name in done} == done  # not packed twice
+    assert {
+        name: (out / "train" / name).stat().st_mtime_ns for name in done
+    } == done  # not packed twice
     assert content(out) == content(pack("--images", "1", out="whole"))
     assert len(list(out.rglob("shard-*.tar"))) == 2 * IMAGES
 
 
-def test_other_settings_or_data_do_not_go_on(pack: Pack, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_settings_or_data_do_not_go_on(
+    pack: Pack, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = pack()
     with pytest.raises(SystemExit):
         pack("--short-side", "10")
@@ -131,7 +147,9 @@ def test_other_settings_or_data_do_not_go_on(pack: Pack, root: Path, capsys: pyt
     one_line(capsys.readouterr().err, "holds shards of other data")
 
 
-def test_short_side_makes_large_images_smaller_and_leaves_the_others(pack: Pack, root: Path) -> None:
+def test_short_side_makes_large_images_smaller_and_leaves_the_others(
+    pack: Pack, root: Path
+) -> None:
     out = pack("--short-side", "23")
     dataset = made(shards, root=str(out)).train.dataset
     for index, path in enumerate(sorted((root / "train2014").iterdir())):

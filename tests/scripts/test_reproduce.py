@@ -88,13 +88,22 @@ def reproduce(
 
 
 def test_a_dry_run_prints_the_commands_and_an_empty_table(reproduce, tmp_path: Path) -> None:
-    status, out, _ = reproduce("table1", "--dry-run", "--seeds", "2", "--gpus", "8", "train.workers=2")
+    status, out, _ = reproduce(
+        "table1", "--dry-run", "--seeds", "2", "--gpus", "8", "train.workers=2"
+    )
     assert status == 0
-    commands = [line for line in out.splitlines() if line.startswith("  torchrun --nproc-per-node 8 -m mldec.train ")]
+    commands = [
+        line
+        for line in out.splitlines()
+        if line.startswith("  torchrun --nproc-per-node 8 -m mldec.train ")
+    ]
     assert len(commands) == 8
     assert commands[0].endswith("head=gap name=coco_tresnet_m_gap seed=0 train.workers=2")
     assert "name=coco_tresnet_m_k20_seed1 seed=1" in commands[6]
-    assert "| GAP | mAP | 87.0 | - | 0 | 0.0 | - | not run |" in (tmp_path / "outputs/reproduce/table1.md").read_text()
+    assert (
+        "| GAP | mAP | 87.0 | - | 0 | 0.0 | - | not run |"
+        in (tmp_path / "outputs/reproduce/table1.md").read_text()
+    )
 
 
 def test_missing_data_ends_with_its_section(reproduce) -> None:
@@ -103,7 +112,9 @@ def test_missing_data_ends_with_its_section(reproduce) -> None:
     one_line(err, "nowhere/voc is not there", "see DATASETS.md, section Pascal VOC 2007 and 2012")
 
 
-def test_without_a_gpu_nothing_starts(reproduce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_nothing_starts(
+    reproduce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "all" / "voc").mkdir(parents=True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     status, _, err = reproduce("voc", "--data-root", "all")
@@ -114,7 +125,13 @@ def test_without_a_gpu_nothing_starts(reproduce, tmp_path: Path, monkeypatch: py
 def test_it_trains_what_is_not_finished_and_says_what_came_out(
     reproduce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["+experiment=digits", "head=gap", "data.image_size=16", "data.train_images=32", "data.val_images=32"]
+    words = [
+        "+experiment=digits",
+        "head=gap",
+        "data.image_size=16",
+        "data.train_images=32",
+        "data.val_images=32",
+    ]
     words += ["train.workers=0"]
     row = rows.Row("tiny", "GAP", words, {"mAP": 50.0, "CF1": 40.0}, "made up")
     monkeypatch.setitem(run.TABLES, "table1", ("Tiny", [row]))
@@ -150,7 +167,10 @@ def claim(better: bool) -> object:
     ],
 )
 def test_verdicts(first: list[float], second: list[float], better: bool, verdict: str) -> None:
-    given = {name: {"values": dict(enumerate(map(float, values)))} for name, values in (("a", first), ("b", second))}
+    given = {
+        name: {"values": dict(enumerate(map(float, values)))}
+        for name, values in (("a", first), ("b", second))
+    }
     assert small.judge(claim(better), given)["verdict"] == verdict
 
 
@@ -172,12 +192,24 @@ def test_a_study_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     def fake(row: object, seed: int) -> dict:
         asked.append((row.name, seed))
-        return {"row": row.name, "seed": seed, "metric": "mAP", "value": 50.0 + seed, "cpu_seconds": 1.0}
+        return {
+            "row": row.name,
+            "seed": seed,
+            "metric": "mAP",
+            "value": 50.0 + seed,
+            "cpu_seconds": 1.0,
+        }
 
     monkeypatch.setattr(small, "run", fake)
     line = {"row": "gap", "seed": 1, "metric": "mAP", "value": 7.0, "cpu_seconds": 1.0}
     (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
     small.study(small.ROWS[:2])
-    assert asked == [("gap", 0), ("transformer", 0), ("transformer", 1), ("gap", 2), ("transformer", 2)]
+    assert asked == [
+        ("gap", 0),
+        ("transformer", 0),
+        ("transformer", 1),
+        ("gap", 2),
+        ("transformer", 2),
+    ]
     small.forget("gap")
     assert {found["row"] for found in small.finished()} == {"transformer"}

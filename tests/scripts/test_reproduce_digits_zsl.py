@@ -14,7 +14,13 @@ from mldec.config.compose import compose
 from mldec.data.digits.coloured import choose_unseen, digits_zsl
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce" / "digits_zsl.py"
-SMALL = ["data.train_images=16", "data.val_images=40", "data.image_size=32", "train.epochs=1", "train.workers=0"]
+SMALL = [
+    "data.train_images=16",
+    "data.val_images=40",
+    "data.image_size=32",
+    "train.epochs=1",
+    "train.workers=0",
+]
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +29,12 @@ def script() -> dict[str, Any]:
 
 
 def test_every_row_composes(script: dict[str, Any]) -> None:
-    rows = {row: compose(["+experiment=digits_zsl", *choice]) for row, choice in script["ROWS"].items()}
-    assert [(config.train.query_noise > 0, config.train.random_queries) for config in rows.values()] == [
+    rows = {
+        row: compose(["+experiment=digits_zsl", *choice]) for row, choice in script["ROWS"].items()
+    }
+    assert [
+        (config.train.query_noise > 0, config.train.random_queries) for config in rows.values()
+    ] == [
         (False, 0),
         (False, 0),
         (True, 0),
@@ -33,12 +43,17 @@ def test_every_row_composes(script: dict[str, Any]) -> None:
         (False, 0),
         (False, 0),
     ]
-    assert len({(config.head["_target_"], config.head.get("group_size")) for config in rows.values()}) == 4
+    assert (
+        len({(config.head["_target_"], config.head.get("group_size")) for config in rows.values()})
+        == 4
+    )
 
 
 def test_chance_is_the_prior_and_half_the_attributes_are_worth_more(script: dict[str, Any]) -> None:
     found = script["references"](compose(["+experiment=digits_zsl", "data.val_images=1500"]))
-    dataset = made(digits_zsl, val_images=1500, image_size=40, colours=4, unseen=8).val.dataset  # as the experiment
+    dataset = made(
+        digits_zsl, val_images=1500, image_size=40, colours=4, unseen=8
+    ).val.dataset  # as the experiment
     prior = torch.stack([dataset[index][1] for index in range(1500)])[:, choose_unseen(4, 8, 0)]
     assert found["chance"] == pytest.approx(100 * prior[prior.any(1)].float().mean().item())
     assert 10 < found["chance"] < 18
@@ -49,7 +64,11 @@ def test_chance_is_the_prior_and_half_the_attributes_are_worth_more(script: dict
 
 def test_a_summary_has_mean_and_spread_of_each_row(script: dict[str, Any]) -> None:
     runs = [
-        {"row": row, "seed": seed, **dict.fromkeys((*script["METRICS"], *script["REFERENCES"], "times_chance"), value)}
+        {
+            "row": row,
+            "seed": seed,
+            **dict.fromkeys((*script["METRICS"], *script["REFERENCES"], "times_chance"), value),
+        }
         for row, seed, value in (("both", 0, 10.0), ("both", 1, 20.0), ("noise", 0, 7.0))
     ]
     table = script["summary"](runs)
@@ -60,12 +79,19 @@ def test_a_summary_has_mean_and_spread_of_each_row(script: dict[str, Any]) -> No
 
 
 def test_a_broken_off_table_goes_on(
-    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "table.json"
-    monkeypatch.setattr(sys, "argv", ["digits_zsl.py", str(path), "--seeds", "1", "device=cpu", *SMALL])
+    monkeypatch.setattr(
+        sys, "argv", ["digits_zsl.py", str(path), "--seeds", "1", "device=cpu", *SMALL]
+    )
     names = script["main"].__globals__
-    monkeypatch.setitem(names, "ROWS", {row: script["ROWS"][row] for row in ("no augmentation", "both")})
+    monkeypatch.setitem(
+        names, "ROWS", {row: script["ROWS"][row] for row in ("no augmentation", "both")}
+    )
     script["main"]()
     whole = json.loads(path.read_text())
     assert [one["row"] for one in whole["runs"]] == ["no augmentation", "both"]

@@ -49,8 +49,12 @@ def test_the_second_one_is_told_who_has_the_folder(tmp_path: Path) -> None:
     with RunLock(tmp_path) as first, RunLock(tmp_path) as second:
         first.take()
         record = json.loads((tmp_path / "run.lock").read_text())
-        expected = rf"another run is using this folder \(process {os.getpid()} on {record['host']}, "
-        with pytest.raises(RunInUseError, match=expected + rf"started {record['started'][:10]}.*name="):
+        expected = (
+            rf"another run is using this folder \(process {os.getpid()} on {record['host']}, "
+        )
+        with pytest.raises(
+            RunInUseError, match=expected + rf"started {record['started'][:10]}.*name="
+        ):
             second.take()
         second.release()
         assert (tmp_path / "run.lock").exists(), "who has no lock takes away none"
@@ -117,7 +121,9 @@ def test_a_file_that_is_removed_while_it_is_opened_is_not_locked(
             second.take()
 
 
-def test_a_restart_by_torchrun_waits_for_the_process_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_by_torchrun_waits_for_the_process_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job 7")
     before, other = RunLock(tmp_path), RunLock(tmp_path)
     before.take()
@@ -153,7 +159,9 @@ def test_a_heartbeat_decides_where_there_are_no_locks(
         third.take()
 
 
-def test_a_folder_without_heartbeats_for_three_minutes_is_free(tmp_path: Path, no_flock: None) -> None:
+def test_a_folder_without_heartbeats_for_three_minutes_is_free(
+    tmp_path: Path, no_flock: None
+) -> None:
     record = {"host": "elsewhere", "process": 1, "started": "yesterday"}
     (tmp_path / "run.lock").write_text(json.dumps(record))
     with RunLock(tmp_path) as lock:
@@ -201,7 +209,9 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(DataError, match=r"cannot write .*/run.lock: No space left on device; free space"):
+    with pytest.raises(
+        DataError, match=r"cannot write .*/run.lock: No space left on device; free space"
+    ):
         RunLock(tmp_path).take()
     monkeypatch.undo()
     with RunLock(tmp_path) as lock:

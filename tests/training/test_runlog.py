@@ -40,7 +40,11 @@ def resumed(folder: Path, content: bytes | None, lines: int = 4) -> tuple[list[s
         ("".join([*WHOLE[:4], WHOLE[4][:9]]).encode(), WHOLE[:4], 0),
         ("".join([*WHOLE[:3], WHOLE[3][:9]]).encode(), WHOLE[:3], 1),  # cut in a line
         ("".join(WHOLE[:4]).encode()[:-1], WHOLE[:3], 1),  # the last newline is lost
-        ("".join([WHOLE[0], WHOLE[1][:9], *WHOLE[2:5]]).encode(), [WHOLE[0], WHOLE[3]], 2),  # two melted into one
+        (
+            "".join([WHOLE[0], WHOLE[1][:9], *WHOLE[2:5]]).encode(),
+            [WHOLE[0], WHOLE[3]],
+            2,
+        ),  # two melted into one
         (b"\xff\xfe" + "".join(WHOLE).encode(), WHOLE[1:4], 1),
         ("".join(WHOLE).encode("utf-16"), [], 4),
         (b"\0" * 100 + b"\n" + "".join(WHOLE[1:]).encode(), WHOLE[1:4], 1),
@@ -51,13 +55,20 @@ def resumed(folder: Path, content: bytes | None, lines: int = 4) -> tuple[list[s
     ],
 )
 def test_a_damaged_log_is_mended_and_named(
-    content: bytes | None, left: list[str], missing: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    content: bytes | None,
+    left: list[str],
+    missing: int,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert resumed(tmp_path, content) == (left, len(left))
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == (missing > 0)
     if missing:
-        assert f"metrics.jsonl: {missing} of the 4 lines that the run had written are missing" in warnings[0]
+        assert (
+            f"metrics.jsonl: {missing} of the 4 lines that the run had written are missing"
+            in warnings[0]
+        )
 
 
 def test_a_log_that_is_right_is_not_written_again(tmp_path: Path) -> None:
@@ -70,7 +81,13 @@ def test_a_log_that_is_right_is_not_written_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "step"),
-    [("train.log", 0), ("train.log", 4), ("tensorboard", 0), ("tensorboard", 4), ("metrics.jsonl.tmp", 4)],
+    [
+        ("train.log", 0),
+        ("train.log", 4),
+        ("tensorboard", 0),
+        ("tensorboard", 4),
+        ("metrics.jsonl.tmp", 4),
+    ],
 )
 def test_a_full_disk_at_the_start_is_named(
     name: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -86,7 +103,9 @@ def test_a_full_disk_at_the_start_is_named(
 
 
 @pytest.mark.parametrize("name", ["train.log", "metrics.jsonl", "tensorboard"])
-def test_a_full_disk_later_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_later_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = RunLog(tmp_path)
     log.scalars(1, 0, {"loss": 0.5})
     if name == "tensorboard":
@@ -96,7 +115,9 @@ def test_a_full_disk_later_is_named(name: str, tmp_path: Path, monkeypatch: pyte
     else:
         (tmp_path / name).unlink()
         (tmp_path / name).symlink_to("/dev/full")
-    with pytest.raises(DataError, match=rf"cannot write .*{name}.*: No space left on device; free space"):
+    with pytest.raises(
+        DataError, match=rf"cannot write .*{name}.*: No space left on device; free space"
+    ):
         write_something(log)
 
 
@@ -119,7 +140,9 @@ def fill(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / name).symlink_to("/dev/full")
 
 
-def test_tensorboard_reads_what_was_written_and_forgets_what_came_after_a_resume(tmp_path: Path) -> None:
+def test_tensorboard_reads_what_was_written_and_forgets_what_came_after_a_resume(
+    tmp_path: Path,
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = RunLog(tmp_path)
@@ -131,7 +154,11 @@ def test_tensorboard_reads_what_was_written_and_forgets_what_came_after_a_resume
     log.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.25), (2, 0.5), (3, 7.0)]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [
+        (1, 0.25),
+        (2, 0.5),
+        (3, 7.0),
+    ]
 
 
 def test_messages_are_lines_of_a_file_in_any_script(tmp_path: Path) -> None:

@@ -61,13 +61,22 @@ def squares(train: int = 32) -> DataModule:
 
 @pytest.fixture
 def config() -> Config:
-    words = ["train.epochs=4", "train.batch_size=8", "train.workers=0", "optim.lr=0.01", "train.ema_decay=0.9"]
+    words = [
+        "train.epochs=4",
+        "train.batch_size=8",
+        "train.workers=0",
+        "optim.lr=0.01",
+        "train.ema_decay=0.9",
+    ]
     return override(compose(["+experiment=digits"]), words)
 
 
 CUDA = pytest.param(
     "cuda",
-    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")],
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+    ],
 )
 
 
@@ -85,7 +94,9 @@ def trainer(
     model = Classifier(Patches(), head).to(dtype)
     loss = loss or AsymmetricLoss()
     device = torch.device("cpu" if config.device == "auto" else config.device)
-    return Trainer(config, model.to(device), loss, squares(train), folder=folder / "checkpoints", device=device)
+    return Trainer(
+        config, model.to(device), loss, squares(train), folder=folder / "checkpoints", device=device
+    )
 
 
 def fit(job: Trainer, folder: Path) -> dict[str, float]:
@@ -112,7 +123,12 @@ def test_it_learns(config: Config, tmp_path: Path) -> None:
     assert list(lines[-1])[:3] == ["step", "epoch", "val/mAP"]
 
 
-ONE_LABEL = ["optim.name=lamb", "schedule.name=cosine_epochs", "schedule.warmup_epochs=1", "schedule.cooldown_epochs=1"]
+ONE_LABEL = [
+    "optim.name=lamb",
+    "schedule.name=cosine_epochs",
+    "schedule.warmup_epochs=1",
+    "schedule.cooldown_epochs=1",
+]
 ONE_LABEL += ["train.repeats=3", "train.accumulate=2", "mix.mixup=0.1", "mix.cutmix=1.0"]
 
 
@@ -133,7 +149,9 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    make = partial(trainer, loss=BinaryCrossEntropy(target_threshold=0.2) if config.mix.on else None)
+    make = partial(
+        trainer, loss=BinaryCrossEntropy(target_threshold=0.2) if config.mix.on else None
+    )
     fit(make(config, whole), whole)
 
     class Killed(Exception):
@@ -159,7 +177,10 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     fit(second, parts)
 
     for name in ("last.pt", "best.pt"):
-        one, other = read_torch(whole / "checkpoints" / name), read_torch(parts / "checkpoints" / name)
+        one, other = (
+            read_torch(whole / "checkpoints" / name),
+            read_torch(parts / "checkpoints" / name),
+        )
         other["config"]["train"]["workers"] = 0
         assert_equal(one, other)
     assert numbers(whole) == numbers(parts)
@@ -171,20 +192,27 @@ def test_resume_takes_a_longer_run_and_refuses_another_one(config: Config, tmp_p
     resume(longer, tmp_path)
     fit(longer, tmp_path)
     assert longer.epoch == 4
-    assert longer.learner.optimizer.param_groups[0]["lr"] == pytest.approx(config.optim.lr / 25 / 1e4, rel=1e-3)
+    assert longer.learner.optimizer.param_groups[0]["lr"] == pytest.approx(
+        config.optim.lr / 25 / 1e4, rel=1e-3
+    )
     with pytest.raises(
-        CheckpointError, match=r"other settings \(optim.lr: 0.01 -> 0.02\): put them back, or start a new"
+        CheckpointError,
+        match=r"other settings \(optim.lr: 0.01 -> 0.02\): put them back, or start a new",
     ):
         resume(trainer(override(config, ["optim.lr=0.02"]), tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("loss", [AsymmetricLoss, MeanSquare])
 @pytest.mark.parametrize("train", [32, 29])
-def test_accumulation_changes_nothing(config: Config, tmp_path: Path, loss: type[nn.Module], train: int) -> None:
+def test_accumulation_changes_nothing(
+    config: Config, tmp_path: Path, loss: type[nn.Module], train: int
+) -> None:
     results = []
     for accumulate in (1, 2, 4):
         job = trainer(
-            override(config, [f"train.accumulate={accumulate}", "train.batch_size=16", "train.epochs=2"]),
+            override(
+                config, [f"train.accumulate={accumulate}", "train.batch_size=16", "train.epochs=2"]
+            ),
             tmp_path / str(accumulate),
             loss=loss(),
             train=train,
@@ -202,7 +230,10 @@ def test_accumulation_changes_nothing(config: Config, tmp_path: Path, loss: type
 def test_auto_on_a_cpu_is_fp32_to_the_bit(config: Config, tmp_path: Path) -> None:
     runs = {}
     for precision in ("fp32", "auto"):
-        job = trainer(override(config, [f"train.precision={precision}", "train.epochs=2"]), tmp_path / precision)
+        job = trainer(
+            override(config, [f"train.precision={precision}", "train.epochs=2"]),
+            tmp_path / precision,
+        )
         fit(job, tmp_path / precision)
         runs[precision] = job
     assert_equal(runs["auto"].learner.state_dict(), runs["fp32"].learner.state_dict())
@@ -221,11 +252,17 @@ def test_fp16_goes_on_from_steps_without_a_scale(config: Config, tmp_path: Path)
     assert job.learner.scaler.get_scale() == 65536
 
 
-@pytest.mark.parametrize(("epochs", "cooldown", "flat"), [(8, 1, 1), (8, 4, 4), (2, 10, 1), (1, 10, 0)])
+@pytest.mark.parametrize(
+    ("epochs", "cooldown", "flat"), [(8, 1, 1), (8, 4, 4), (2, 10, 1), (1, 10, 0)]
+)
 def test_a_cooldown_is_at_most_half_of_the_run(
     config: Config, tmp_path: Path, epochs: int, cooldown: int, flat: int
 ) -> None:
-    words = [f"train.epochs={epochs}", "schedule.name=cosine_epochs", f"schedule.cooldown_epochs={cooldown}"]
+    words = [
+        f"train.epochs={epochs}",
+        "schedule.name=cosine_epochs",
+        f"schedule.cooldown_epochs={cooldown}",
+    ]
     learner = trainer(override(config, [*words, "schedule.min_lr=1e-6"]), tmp_path).learner
     steps = learner.steps // epochs
     rates = []
@@ -241,7 +278,11 @@ def test_a_cooldown_is_at_most_half_of_the_run(
 def test_every_precision_trains_and_keeps_float32_weights(
     config: Config, tmp_path: Path, precision: str, channels_last: str, device: str
 ) -> None:
-    words = [f"train.precision={precision}", f"train.channels_last={channels_last}", "train.clip_grad=10"]
+    words = [
+        f"train.precision={precision}",
+        f"train.channels_last={channels_last}",
+        "train.clip_grad=10",
+    ]
     words.append(f"device={device}")
     job = trainer(override(config, words), tmp_path)
     metrics = fit(job, tmp_path)
@@ -256,7 +297,9 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(config: Config, tmp_pat
     job = trainer(config, tmp_path, loss=Exploding())
     stepped = []
     job.learner.optimizer.register_step_post_hook(
-        lambda *_: stepped.append({name: tensor.clone() for name, tensor in job.learner.model.state_dict().items()})
+        lambda *_: stepped.append(
+            {name: tensor.clone() for name, tensor in job.learner.model.state_dict().items()}
+        )
     )
     with pytest.raises(NonFiniteError) as caught:
         fit(job, tmp_path)
@@ -297,9 +340,13 @@ def test_a_step_that_is_not_finite_stops_or_is_skipped(
 ) -> None:
     config = override(config, [f"train.clip_grad={clip}"])
     message = "the loss is nan" if what == "loss" else "the gradients are not finite"
-    with pytest.raises(NonFiniteError, match=f"{message}.* in step 3 .*weights are those before it.*square "):
+    with pytest.raises(
+        NonFiniteError, match=f"{message}.* in step 3 .*weights are those before it.*square "
+    ):
         fit(trainer(config, tmp_path / "stop", loss=Spoilt(what)), tmp_path / "stop")
-    job = trainer(override(config, ["train.nonfinite=skip", "train.log_every=1"]), tmp_path, loss=Spoilt(what))
+    job = trainer(
+        override(config, ["train.nonfinite=skip", "train.log_every=1"]), tmp_path, loss=Spoilt(what)
+    )
     assert job.learner.ema is not None
     for net in (job.learner.model, job.learner.ema.module):
         net.register_buffer("seen", torch.zeros(()))
@@ -308,7 +355,9 @@ def test_a_step_that_is_not_finite_stops_or_is_skipped(
 
     def watched(*arguments: Any, **named: Any) -> Any:
         job.learner.model.seen += 1  # as batch norm would
-        before.append({name: tensor.clone() for name, tensor in job.learner.model.state_dict().items()})
+        before.append(
+            {name: tensor.clone() for name, tensor in job.learner.model.state_dict().items()}
+        )
         return learn(*arguments, **named)
 
     job.learner.learn = watched  # type: ignore[method-assign]
@@ -317,7 +366,9 @@ def test_a_step_that_is_not_finite_stops_or_is_skipped(
     after["seen"] -= 1
     assert_equal(skipped, after)
     assert not torch.equal(before[1]["head.pool_bias"], skipped["head.pool_bias"])
-    assert [line["train/skipped_steps"] for line in numbers(tmp_path) if "train/loss" in line][:5] == [0, 0, 1, 1, 1]
+    assert [line["train/skipped_steps"] for line in numbers(tmp_path) if "train/loss" in line][
+        :5
+    ] == [0, 0, 1, 1, 1]
     assert any(message in text and "it is left out" in text for text in caplog.messages)
 
 
@@ -369,14 +420,23 @@ def test_best_holds_the_weights_that_scored(config: Config, tmp_path: Path) -> N
     assert best["best"]["epoch"] == best["epoch"]
     key = "val/mAP" if best["best"]["weights"] == "ema" else "val_raw/mAP"
     assert best["metrics"][key] == best["best"]["value"]
-    scores = [line[key] for line in numbers(tmp_path) for key in ("val/mAP", "val_raw/mAP") if key in line]
+    scores = [
+        line[key] for line in numbers(tmp_path) for key in ("val/mAP", "val_raw/mAP") if key in line
+    ]
     assert best["best"]["value"] == max(scores)
 
 
 def test_the_moving_average_follows_its_formula(config: Config, tmp_path: Path) -> None:
     job = trainer(config, tmp_path)
     job.learner.model.register_buffer("counter", torch.tensor(0))
-    job = Trainer(config, job.learner.model, AsymmetricLoss(), squares(), folder=tmp_path, device=torch.device("cpu"))
+    job = Trainer(
+        config,
+        job.learner.model,
+        AsymmetricLoss(),
+        squares(),
+        folder=tmp_path,
+        device=torch.device("cpu"),
+    )
     before = {name: tensor.clone() for name, tensor in job.learner.ema.module.state_dict().items()}
     job.learner.model.counter += 5
     with torch.no_grad():
@@ -392,7 +452,8 @@ def test_evaluation_leaves_training_as_it_was(config: Config, tmp_path: Path) ->
     fit(trainer(config, always), always)
     fit(trainer(override(config, ["train.eval_every=4"]), once), once)
     assert_equal(
-        read_torch(always / "checkpoints" / "last.pt")["model"], read_torch(once / "checkpoints" / "last.pt")["model"]
+        read_torch(always / "checkpoints" / "last.pt")["model"],
+        read_torch(once / "checkpoints" / "last.pt")["model"],
     )
     assert sum("val/mAP" in line for line in numbers(once)) == 1
 
@@ -408,7 +469,11 @@ def test_metrics_that_are_not_finite_become_null(tmp_path: Path) -> None:
 def test_compiled_training_gives_the_same_weights(config: Config, tmp_path: Path) -> None:
     results = []
     for word in ("train.compile=false", "train.compile=true"):
-        words = [word, "train.epochs=1", "optim.name=sgd"]  # adam would turn rounding noise into steps
+        words = [
+            word,
+            "train.epochs=1",
+            "optim.name=sgd",
+        ]  # adam would turn rounding noise into steps
         job = trainer(override(config, words), tmp_path / word, dropout=0.0)
         fit(job, tmp_path / word)
         results.append(job.learner.model.state_dict())
@@ -418,11 +483,27 @@ def test_compiled_training_gives_the_same_weights(config: Config, tmp_path: Path
 @pytest.mark.parametrize(
     ("place", "value", "fault"),
     [
-        ("optimizer/param_groups/0/betas", "xy", "does not fit the optimiser: the 'betas' of group 0"),
-        ("optimizer/state/0/exp_avg", torch.zeros(3, 3), "the 'exp_avg' of parameter 0 is of another shape or kind"),
-        ("scaler", {"scale": "x"}, "does not fit the precision: the 'scale' of its scaler is no number"),
+        (
+            "optimizer/param_groups/0/betas",
+            "xy",
+            "does not fit the optimiser: the 'betas' of group 0",
+        ),
+        (
+            "optimizer/state/0/exp_avg",
+            torch.zeros(3, 3),
+            "the 'exp_avg' of parameter 0 is of another shape or kind",
+        ),
+        (
+            "scaler",
+            {"scale": "x"},
+            "does not fit the precision: the 'scale' of its scaler is no number",
+        ),
         ("scaler", {}, "does not fit the precision"),
-        ("loss", {"a": torch.zeros(1), "b": torch.zeros(1)}, "does not fit the optimiser, the loss or the precision"),
+        (
+            "loss",
+            {"a": torch.zeros(1), "b": torch.zeros(1)},
+            "does not fit the optimiser, the loss or the precision",
+        ),
         ("step", 0, "its 'step' is 0, and after 4 epochs"),
     ],
 )

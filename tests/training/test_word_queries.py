@@ -49,16 +49,22 @@ class Recording(nn.Module):
         return (logits.sigmoid() - targets).square().sum()
 
 
-def learner(*words: str, head: str = "full", loss: nn.Module | None = None, queries: Tensor | None = WORDS) -> Learner:
+def learner(
+    *words: str, head: str = "full", loss: nn.Module | None = None, queries: Tensor | None = WORDS
+) -> Learner:
     torch.manual_seed(0)
     model = Classifier(Patches(), HEADS[head]())
     config = compose(["+experiment=digits", *words])
     device = torch.device("cpu")
-    return Learner(config, model, loss or AsymmetricLoss(), device=device, steps=10, queries=queries)
+    return Learner(
+        config, model, loss or AsymmetricLoss(), device=device, steps=10, queries=queries
+    )
 
 
 def batch() -> Batch:
-    images = torch.randint(256, (3, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        256, (3, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     return Batch(images, TARGETS, torch.arange(3))
 
 
@@ -80,7 +86,10 @@ def test_noise_is_a_fraction_of_the_spread() -> None:
     difference = queries - words
     assert difference.std().item() == pytest.approx(1, rel=0.02)
     assert abs(difference.mean().item()) < 0.02
-    assert abs(torch.corrcoef(torch.stack([difference.flatten(), words.flatten()]))[0, 1].item()) < 0.02
+    assert (
+        abs(torch.corrcoef(torch.stack([difference.flatten(), words.flatten()]))[0, 1].item())
+        < 0.02
+    )
 
 
 def test_random_queries_come_last_and_are_positive() -> None:
@@ -148,7 +157,9 @@ def test_each_step_draws_anew_and_as_its_number_says() -> None:
 
 @pytest.mark.parametrize("name", ["query_noise", "random_queries"])
 def test_without_word_queries_they_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"train.{name} has no effect: the data has no word queries"):
+    with pytest.raises(
+        ConfigError, match=f"train.{name} has no effect: the data has no word queries"
+    ):
         learner(f"train.{name}=1", queries=None)
 
 
@@ -162,21 +173,48 @@ def test_below_zero_is_refused(name: str) -> None:
 
 
 def settings(*words: str) -> Config:
-    small = ["data.train_images=32", "data.val_images=60", "data.image_size=32", "data.colours=2", "data.unseen=2"]
-    narrow = ["head.embed_dim=16", "head.num_heads=2", "head.mlp_dim=16", "train.batch_size=8", "train.workers=0"]
-    config = compose(["+experiment=digits_zsl", *small, *narrow, "device=cpu", "train.epochs=2", *words])
-    return dataclasses.replace(config, plugins=["patches"], backbone={"_target_": "patches.Patches"})
+    small = [
+        "data.train_images=32",
+        "data.val_images=60",
+        "data.image_size=32",
+        "data.colours=2",
+        "data.unseen=2",
+    ]
+    narrow = [
+        "head.embed_dim=16",
+        "head.num_heads=2",
+        "head.mlp_dim=16",
+        "train.batch_size=8",
+        "train.workers=0",
+    ]
+    config = compose(
+        ["+experiment=digits_zsl", *small, *narrow, "device=cpu", "train.epochs=2", *words]
+    )
+    return dataclasses.replace(
+        config, plugins=["patches"], backbone={"_target_": "patches.Patches"}
+    )
 
 
-@pytest.mark.parametrize("head", ["ml_decoder_zsl_small", "ml_decoder_zsl_groups_small", "ml_decoder_zsl_single_small"])
-def test_a_resumed_run_equals_one_that_was_not_stopped_and_carries_vectors(head: str, tmp_path: Path) -> None:
-    words = ["train.query_noise=0.3", "train.random_queries=1", "train.precision=bf16", f"head={head}"]
+@pytest.mark.parametrize(
+    "head", ["ml_decoder_zsl_small", "ml_decoder_zsl_groups_small", "ml_decoder_zsl_single_small"]
+)
+def test_a_resumed_run_equals_one_that_was_not_stopped_and_carries_vectors(
+    head: str, tmp_path: Path
+) -> None:
+    words = [
+        "train.query_noise=0.3",
+        "train.random_queries=1",
+        "train.precision=bf16",
+        f"head={head}",
+    ]
     run(settings(*words, "train.keep_last=4"), tmp_path / "whole")
     middle = tmp_path / "whole" / "checkpoints" / "last.2.pt"
     assert (read_torch(middle)["epoch"], read_torch(middle)["step"]) == (1, 4)
     torch.manual_seed(99)
     run(settings(*words, "train.keep_last=4", f"resume={middle}"), tmp_path / "again")
-    one, other = (read_torch(tmp_path / name / "checkpoints" / "last.pt") for name in ("whole", "again"))
+    one, other = (
+        read_torch(tmp_path / name / "checkpoints" / "last.pt") for name in ("whole", "again")
+    )
     assert_equal(one, other)
     assert one["classes"]["queries"].shape == (20, 300)
     assert next(iter(one["metrics"])) == "val/zsl_mAP"

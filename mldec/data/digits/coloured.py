@@ -79,16 +79,26 @@ def coloured_digits(
         ValueError: A value is out of range.
     """
     check_sizes(
-        image_size=image_size, train_images=train_images, val_images=val_images, max_digits=max_digits, seed=seed
+        image_size=image_size,
+        train_images=train_images,
+        val_images=val_images,
+        max_digits=max_digits,
+        seed=seed,
     )
     names = class_names(colours)
     task = MultiLabel(threshold)
 
     train, val = split_writings(seed)
-    draw = partial(draw_coloured, classes=tuple(range(len(names))), size=image_size, max_digits=max_digits)
+    draw = partial(
+        draw_coloured, classes=tuple(range(len(names))), size=image_size, max_digits=max_digits
+    )
     return DataModule(
-        load_train=lambda: Split(Scenes(partial(draw, writings=train), train_images), Classes(names)),
-        load_val=lambda: Split(Scenes(partial(draw, writings=val), val_images, seed), Classes(names)),
+        load_train=lambda: Split(
+            Scenes(partial(draw, writings=train), train_images), Classes(names)
+        ),
+        load_val=lambda: Split(
+            Scenes(partial(draw, writings=val), val_images, seed), Classes(names)
+        ),
         make_evaluator=task.evaluator,
         transform=EvalTransform(image_size=image_size),
     )
@@ -125,7 +135,11 @@ def digits_zsl(
         ValueError: A value is out of range, or so many classes are unseen that a colour or a digit is.
     """
     check_sizes(
-        image_size=image_size, train_images=train_images, val_images=val_images, max_digits=max_digits, seed=seed
+        image_size=image_size,
+        train_images=train_images,
+        val_images=val_images,
+        max_digits=max_digits,
+        seed=seed,
     )
     names = class_names(colours)
     queries = class_queries(colours, vectors)
@@ -166,7 +180,9 @@ def class_queries(colours: int, vectors: str) -> Tensor:
     if vectors == "one_hot":
         return torch.cat([torch.eye(colours)[colour], torch.eye(10)[digit]], 1)
 
-    generator = torch.Generator().manual_seed(0)  # a vocabulary does not change with the data's seed
+    generator = torch.Generator().manual_seed(
+        0
+    )  # a vocabulary does not change with the data's seed
     words = torch.randn(10 + len(COLOURS), VECTOR_WIDTH, generator=generator)
     return (words[digit] + words[10 + colour]) / 2**0.5
 
@@ -183,11 +199,16 @@ def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
     colour_order, digit_order = rng.permutation(colours), rng.permutation(10)
 
     # Along the diagonals of the table of shuffled colours and digits: each has every colour once.
-    cells = [(row, (row + diagonal) % 10) for diagonal in range(10) for row in range(colours)][:count]
+    cells = [(row, (row + diagonal) % 10) for diagonal in range(10) for row in range(colours)][
+        :count
+    ]
     chosen = sorted(10 * int(colour_order[row]) + int(digit_order[column]) for row, column in cells)
 
     seen = set(range(10 * colours)) - set(chosen)
-    if len({number // 10 for number in seen}) < colours or len({number % 10 for number in seen}) < 10:
+    if (
+        len({number // 10 for number in seen}) < colours
+        or len({number % 10 for number in seen}) < 10
+    ):
         raise ValueError(
             f"unseen is {count}: of {10 * colours} classes it leaves a colour or a digit unseen; set fewer"
         )
@@ -204,7 +225,9 @@ def draw_coloured(
     full: bool = False,
 ) -> tuple[Image.Image, Tensor]:
     """Return an RGB scene and its target int8 [K] of 1 and 0, in the order of `classes`; see `compose_coloured`."""
-    scene, shown = compose_coloured(rng, writings, classes, size=size, max_digits=max_digits, full=full)
+    scene, shown = compose_coloured(
+        rng, writings, classes, size=size, max_digits=max_digits, full=full
+    )
     return scene, torch.tensor([number in shown for number in classes], dtype=torch.int8)
 
 

@@ -60,7 +60,11 @@ def digits(
         ValueError: A value is out of range.
     """
     check_sizes(
-        image_size=image_size, train_images=train_images, val_images=val_images, max_digits=max_digits, seed=seed
+        image_size=image_size,
+        train_images=train_images,
+        val_images=val_images,
+        max_digits=max_digits,
+        seed=seed,
     )
     task = MultiLabel(threshold)
     train, val = split_writings(seed)
@@ -69,7 +73,9 @@ def digits(
     learnt = Scenes(partial(draw, writings=train), train_images, draw_target=draw_labels)
     return DataModule(
         load_train=lambda: Split(learnt, Classes(NAMES)),
-        load_val=lambda: Split(Scenes(partial(draw, writings=val), val_images, seed), Classes(NAMES)),
+        load_val=lambda: Split(
+            Scenes(partial(draw, writings=val), val_images, seed), Classes(NAMES)
+        ),
         make_evaluator=task.evaluator,
         transform=EvalTransform(image_size=image_size),
     )
@@ -118,15 +124,21 @@ def draw_scene(
     sizes: tuple[float, float] = SIZES,
 ) -> tuple[Image.Image, Tensor]:
     """Return an RGB scene and its target int8 [10] of 1 and 0; see `compose`."""
-    scene, placed = compose(rng, writings, size=size, max_digits=max_digits, empty=empty, sizes=sizes)
+    scene, placed = compose(
+        rng, writings, size=size, max_digits=max_digits, empty=empty, sizes=sizes
+    )
     target = torch.zeros(len(NAMES), dtype=torch.int8)
     target[[int(writings.labels[row]) for row, _ in placed]] = 1
     return scene, target
 
 
-def draw_target(rng: np.random.Generator, *, writings: Writings, size: int, max_digits: int) -> Tensor:
+def draw_target(
+    rng: np.random.Generator, *, writings: Writings, size: int, max_digits: int
+) -> Tensor:
     """Return the target int8 [10] of a scene that is not painted; see `draw_scene`."""
-    rows = rng.integers(len(writings.labels), size=len(boxes(rng, size, how_many(rng, max_digits, EMPTY), SIZES)))
+    rows = rng.integers(
+        len(writings.labels), size=len(boxes(rng, size, how_many(rng, max_digits, EMPTY), SIZES))
+    )
     target = torch.zeros(len(NAMES), dtype=torch.int8)
     target[writings.labels[rows]] = 1
     return target
@@ -167,7 +179,9 @@ def _background(rng: np.random.Generator, size: int, middle: float) -> Image.Ima
         draw.ellipse((left, top, left + width, top + height), fill=_clutter(rng, middle))
     for _ in range(rng.integers(STROKES + 1)):
         points = (rng.uniform(0, 1, 6) * size).tolist()  # two segments
-        draw.line(points, fill=_clutter(rng, middle), width=max(1, round(rng.uniform(0.015, 0.04) * size)))
+        draw.line(
+            points, fill=_clutter(rng, middle), width=max(1, round(rng.uniform(0.015, 0.04) * size))
+        )
     return scene
 
 

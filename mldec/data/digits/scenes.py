@@ -32,7 +32,9 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, right and
 class Writings:
     """N handwritten digits."""
 
-    masks: np.ndarray  # [N, 10, 10] uint8: ink, 0 to 255; the border is empty, so that a turn cuts nothing off
+    masks: (
+        np.ndarray
+    )  # [N, 10, 10] uint8: ink, 0 to 255; the border is empty, so that a turn cuts nothing off
     labels: np.ndarray  # [N]: 0 to 9
     rows: np.ndarray  # [N]: row in scikit-learn's data set
 
@@ -42,7 +44,9 @@ def split_writings(seed: int) -> tuple[Writings, Writings]:
     from sklearn.datasets import load_digits  # slow to import
 
     data = load_digits()
-    masks = np.pad(np.round(data.images * (255 / 16)).astype(np.uint8), ((0, 0), (1, 1), (1, 1)))  # stored as 0 to 16
+    masks = np.pad(
+        np.round(data.images * (255 / 16)).astype(np.uint8), ((0, 0), (1, 1), (1, 1))
+    )  # stored as 0 to 16
     shuffled = np.random.default_rng(seed).permutation(len(masks))
     by_digit = [shuffled[data.target[shuffled] == digit] for digit in range(len(NAMES))]
     held_out = [round(len(rows) * VAL_FRACTION) for rows in by_digit]
@@ -81,7 +85,9 @@ class Scenes:
         """Return the scene uint8 [3, S, S] and its target int8 [K] of 1 and 0."""
         if not 0 <= index < self.num_images:
             raise IndexError(f"scene {index} of {self.num_images}")
-        rng = np.random.default_rng(random.getrandbits(64) if self.seed is None else (self.seed, index))
+        rng = np.random.default_rng(
+            random.getrandbits(64) if self.seed is None else (self.seed, index)
+        )
         scene, target = self.draw(rng)
         return to_tensor(scene), target
 
@@ -93,7 +99,9 @@ class Scenes:
 
     def name(self, index: int) -> str:
         """Describe the scene in messages: it has no path."""
-        return f"digit scene {index}" + (" (drawn anew each time)" if self.seed is None else f" of seed {self.seed}")
+        return f"digit scene {index}" + (
+            " (drawn anew each time)" if self.seed is None else f" of seed {self.seed}"
+        )
 
 
 def how_many(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) -> int:
@@ -101,12 +109,16 @@ def how_many(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) ->
     return 0 if rng.random() < empty else int(rng.integers(1, max_digits + 1))
 
 
-def boxes(rng: np.random.Generator, size: int, count: int, sizes: tuple[float, float] = SIZES) -> list[Box]:
+def boxes(
+    rng: np.random.Generator, size: int, count: int, sizes: tuple[float, float] = SIZES
+) -> list[Box]:
     """Draw up to `count` squares with little overlap; one that finds no room is left out."""
     boxes: list[Box] = []
     for _ in range(count):
         for share, across, down in rng.random((TRIES, 3)).tolist():
-            side = round((sizes[0] + share * (sizes[1] - sizes[0])) * size)  # anew at each try: a small one may fit
+            side = round(
+                (sizes[0] + share * (sizes[1] - sizes[0])) * size
+            )  # anew at each try: a small one may fit
             left, top = int(across * (size - side + 1)), int(down * (size - side + 1))
             box = (left, top, left + side, top + side)
             if all(_overlap(box, other) <= OVERLAP for other in boxes):
@@ -131,18 +143,30 @@ def tilted(rng: np.random.Generator, mask: np.ndarray, side: int) -> Image.Image
     # Keeps the centre (m, m) of the mask at the centre (s, s) of the square.
     m, s = len(mask) / 2, side / 2
     matrix = (cos, sin, m - (cos + sin) * s, -sin, cos, m - (cos - sin) * s)
-    return Image.fromarray(mask).transform((side, side), Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC)
+    return Image.fromarray(mask).transform(
+        (side, side), Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC
+    )
 
 
 def noisy(rng: np.random.Generator, scene: Image.Image) -> Image.Image:
     """Add independent uniform noise to every value."""
-    noise = rng.integers(-NOISE, NOISE, (scene.height, scene.width, 3), dtype=np.int8, endpoint=True)
-    return Image.fromarray(np.clip(np.asarray(scene) + noise.astype(np.int16), 0, 255).astype(np.uint8))
+    noise = rng.integers(
+        -NOISE, NOISE, (scene.height, scene.width, 3), dtype=np.int8, endpoint=True
+    )
+    return Image.fromarray(
+        np.clip(np.asarray(scene) + noise.astype(np.int16), 0, 255).astype(np.uint8)
+    )
 
 
-def check_sizes(*, image_size: int, train_images: int, val_images: int, max_digits: int = 1, seed: int) -> None:
+def check_sizes(
+    *, image_size: int, train_images: int, val_images: int, max_digits: int = 1, seed: int
+) -> None:
     """Raise a `ValueError` that names the first setting of the scenes that is out of its range."""
-    values = {"image_size": (image_size, 16), "train_images": (train_images, 1), "val_images": (val_images, 1)}
+    values = {
+        "image_size": (image_size, 16),
+        "train_images": (train_images, 1),
+        "val_images": (val_images, 1),
+    }
     values |= {"max_digits": (max_digits, 1), "seed": (seed, 0)}
     for name, (value, minimum) in values.items():
         if value < minimum:

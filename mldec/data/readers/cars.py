@@ -38,7 +38,9 @@ def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | Non
     """
     task = SingleLabel(top_k)
     folder = check_folder(root, "Stanford-Cars", _SEE)
-    return Source(load=partial(_load_split, folder), train=train, val=val, task=task, where=folder, see=_SEE)
+    return Source(
+        load=partial(_load_split, folder), train=train, val=val, task=task, where=folder, see=_SEE
+    )
 
 
 def _load_split(root: Path, split: str, cache: TableCache) -> LabelledImages:
@@ -49,7 +51,9 @@ def _load_split(root: Path, split: str, cache: TableCache) -> LabelledImages:
         folder, sources = root, [root / _ONE_FILE]
     else:
         folder = root / f"cars_{split}"
-        folder = folder / folder.name if (folder / folder.name).is_dir() else folder  # as the copy on Kaggle nests it
+        folder = (
+            folder / folder.name if (folder / folder.name).is_dir() else folder
+        )  # as the copy on Kaggle nests it
         sources = [_annotations(root, split), root / "devkit" / "cars_meta.mat"]
 
     table = cache.table(f"cars {split}", sources, partial(_parse, sources, split))
@@ -64,7 +68,9 @@ def _annotations(root: Path, split: str) -> Path:
     for file in (root / _LABELLED, root / "devkit" / _LABELLED):
         if file.is_file():
             return file
-    raise DataError(f"{root}: {_LABELLED} is absent; cars_test_annos.mat of the devkit has no labels; {_SEE}")
+    raise DataError(
+        f"{root}: {_LABELLED} is absent; cars_test_annos.mat of the devkit has no labels; {_SEE}"
+    )
 
 
 def _parse(sources: list[Path], split: str) -> Table:
@@ -75,7 +81,9 @@ def _parse(sources: list[Path], split: str) -> Table:
         if key not in (annotations.dtype.names or ()):
             raise DataError(f"{sources[0]}: its annotations have no field {key!r}; {_SEE}")
 
-    names = check_names([str(name) for name in _load(sources[-1], "class_names")], sources[-1], _SEE)
+    names = check_names(
+        [str(name) for name in _load(sources[-1], "class_names")], sources[-1], _SEE
+    )
     builder = TableBuilder(_SEE, classes=names)
     for number, annotation in enumerate(annotations, 1):
         if one_file and bool(annotation["test"]) != (split == "test"):
@@ -83,7 +91,9 @@ def _parse(sources: list[Path], split: str) -> Table:
         where = f"{sources[0]}, annotation {number}"
         label = annotation["class"]
         if not isinstance(label, int | np.integer) or not 1 <= label <= len(names):
-            raise DataError(f"{where}: class {label} is not a number from 1 to {len(names)}; {_SEE}")
+            raise DataError(
+                f"{where}: class {label} is not a number from 1 to {len(names)}; {_SEE}"
+            )
         builder.add(str(annotation[file_key]), {int(label) - 1: 1}, where)  # MATLAB counts from 1
     return builder.build(sources[0])
 
@@ -96,7 +106,9 @@ def _load(file: Path, name: str) -> np.ndarray:
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror or error}); {_SEE}") from error
     except Exception as error:  # on a damaged file scipy raises almost anything
-        raise DataError(f"{file} is not a MATLAB file ({' '.join(str(error).split())}); {_SEE}") from error
+        raise DataError(
+            f"{file} is not a MATLAB file ({' '.join(str(error).split())}); {_SEE}"
+        ) from error
     if name not in content:
         raise DataError(f"{file} has no variable {name!r}; {_SEE}")
     return np.atleast_1d(content[name])

@@ -39,7 +39,14 @@ def cifar100(*, root: str, top_k: int | None = None) -> Source:
     task = SingleLabel(top_k)
     folder = check_folder(root, "CIFAR-100", _SEE)
     folder = folder / "cifar-100-python" if (folder / "cifar-100-python").is_dir() else folder
-    return Source(load=partial(_load_split, folder), train="train", val="test", task=task, where=folder, see=_SEE)
+    return Source(
+        load=partial(_load_split, folder),
+        train="train",
+        val="test",
+        task=task,
+        where=folder,
+        see=_SEE,
+    )
 
 
 class Pictures:
@@ -93,17 +100,27 @@ def _load_split(folder: Path, split: str, cache: TableCache) -> LabelledImages:
     content = _unpickle(file)
 
     pixels, labels = content.get("data"), content.get("fine_labels")
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3 * _SIDE * _SIDE,):
-        raise DataError(f"{file}: its 'data' is not uint8 of {3 * _SIDE * _SIDE} values per picture; {_SEE}")
+    if (
+        not isinstance(pixels, np.ndarray)
+        or pixels.dtype != np.uint8
+        or pixels.shape[1:] != (3 * _SIDE * _SIDE,)
+    ):
+        raise DataError(
+            f"{file}: its 'data' is not uint8 of {3 * _SIDE * _SIDE} values per picture; {_SEE}"
+        )
     if not isinstance(labels, list) or len(labels) != len(pixels) or not len(labels):
         raise DataError(f"{file}: its 'fine_labels' are not one label per picture; {_SEE}")
-    wrong = next((label for label in labels if type(label) is not int or not 0 <= label < len(classes)), None)
+    wrong = next(
+        (label for label in labels if type(label) is not int or not 0 <= label < len(classes)), None
+    )
     if wrong is not None:
         raise DataError(f"{file}: the label {wrong!r} is not below {len(classes)}; {_SEE}")
 
     # Stored as rows of red, then green, then blue.
     pictures = np.ascontiguousarray(pixels.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1))
-    return LabelledImages(Pictures(file, pictures), from_single(np.array(labels), len(classes)), classes)
+    return LabelledImages(
+        Pictures(file, pictures), from_single(np.array(labels), len(classes)), classes
+    )
 
 
 def _read_names(file: Path) -> tuple[str, ...]:
@@ -114,7 +131,9 @@ def _read_names(file: Path) -> tuple[str, ...]:
 
 
 def _dtype(kind: str, align: Any = False, copy: Any = False) -> np.dtype:
-    return np.dtype(kind, bool(align), bool(copy))  # Python 2 wrote 0 and 1, of which numpy now warns
+    return np.dtype(
+        kind, bool(align), bool(copy)
+    )  # Python 2 wrote 0 and 1, of which numpy now warns
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -138,7 +157,9 @@ def _unpickle(file: Path) -> dict[str, Any]:
             content = _ArraysOnly(stream, encoding="latin1").load()  # written by Python 2
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}); {_SEE}") from error
-    except Exception as error:  # of a damaged file almost anything: EOFError, IndexError, MemoryError
+    except (
+        Exception
+    ) as error:  # of a damaged file almost anything: EOFError, IndexError, MemoryError
         what = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{file} is refused or damaged ({what}); restore it, {_SEE}") from error
     if not isinstance(content, dict):

@@ -95,7 +95,9 @@ def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], La
     if seed < 0:
         raise ValueError(f"labels_seed is {seed}: it must be 0 or more")
     if drop and keep is not None:
-        raise ValueError(f"drop_labels is {drop} and keep_per_class is {keep}: they exclude each other, leave one out")
+        raise ValueError(
+            f"drop_labels is {drop} and keep_per_class is {keep}: they exclude each other, leave one out"
+        )
 
     if keep is not None:
         return partial(fixed_per_class, n=keep, seed=seed)
@@ -113,14 +115,20 @@ def load_split(
 ) -> LabelledImages:
     """Return the images of one split; see `coco`."""
     annotations = root / "annotations" / f"instances_{split}.json"
-    table = cache.table("coco", [annotations], partial(_parse, annotations), values=range(2 * NO_AREA))
+    table = cache.table(
+        "coco", [annotations], partial(_parse, annotations), values=range(2 * NO_AREA)
+    )
     if annotated_only:
         table = table.select(np.diff(table.labels.starts) > 0)  # an entry is always an object
     if not len(table):
-        raise DataError(f"{annotations}: no image {'with an object' if annotated_only else 'at all'}; {_SEE}")
+        raise DataError(
+            f"{annotations}: no image {'with an object' if annotated_only else 'at all'}; {_SEE}"
+        )
 
     if sizes and (table.labels.values >= NO_AREA).any():
-        raise DataError(f"{annotations}: an object has no valid area, which data.sizes=true needs; {_SEE}")
+        raise DataError(
+            f"{annotations}: an object has no valid area, which data.sizes=true needs; {_SEE}"
+        )
     labels = table.labels if sizes else table.labels.recode(PRESENT)
     which = "images with an object" if annotated_only else "images"
     log.info("coco %s: %s %s, %d classes", split, f"{len(table):,}", which, len(table.classes))
@@ -128,7 +136,9 @@ def load_split(
     if thin is not None:
         labels = thin(labels)
         left = f"{(labels.dense() >= 0).mean():.2%}"
-        log.info("coco %s: %s of the labels are kept, the others count as not annotated", split, left)
+        log.info(
+            "coco %s: %s of the labels are kept, the others count as not annotated", split, left
+        )
     return in_folder(replace(table, labels=labels), root / split, _SEE)
 
 
@@ -137,7 +147,9 @@ def _parse(annotations: Path) -> Table:
     try:
         return _tabulate(annotations, _indexed(content))
     except KeyError as error:
-        raise DataError(f"{annotations} is not a COCO instances file: no key {error}; {_SEE}") from error
+        raise DataError(
+            f"{annotations} is not a COCO instances file: no key {error}; {_SEE}"
+        ) from error
     except DataError:
         raise
     except (TypeError, AttributeError, ValueError) as error:
@@ -169,8 +181,14 @@ def _tabulate(annotations: Path, index: COCO) -> Table:
     for annotation in index.dataset["annotations"]:
         row, column = rows.get(annotation["image_id"]), columns.get(annotation["category_id"])
         if row is None or column is None:
-            what = f"image {annotation['image_id']}" if row is None else f"category {annotation['category_id']}"
-            raise DataError(f"{annotations}: annotation {annotation.get('id')} names the unknown {what}; {_SEE}")
+            what = (
+                f"image {annotation['image_id']}"
+                if row is None
+                else f"category {annotation['category_id']}"
+            )
+            raise DataError(
+                f"{annotations}: annotation {annotation.get('id')} names the unknown {what}; {_SEE}"
+            )
         owners.append(row)
         classes.append(column)
         sizes.append(_size(annotation))
@@ -183,7 +201,9 @@ def _tabulate(annotations: Path, index: COCO) -> Table:
     )
 
     where = f"{annotations}: file_name of image"
-    files = [path_inside(index.imgs[image]["file_name"], f"{where} {image}", _SEE) for image in rows]
+    files = [
+        path_inside(index.imgs[image]["file_name"], f"{where} {image}", _SEE) for image in rows
+    ]
     names = {category: index.cats[category]["name"] for category in columns}
     return Table(encode_paths(files), labels, _names(annotations, names, columns))
 

@@ -18,9 +18,7 @@ from mldec.errors import DataError
 
 _SEE = "see DATASETS.md, section MS-COCO zero-shot"
 
-_UNSEEN = (
-    "airplane,bus,cat,dog,cow,elephant,umbrella,tie,snowboard,skateboard,cup,knife,cake,couch,keyboard,sink,scissors"
-)
+_UNSEEN = "airplane,bus,cat,dog,cow,elephant,umbrella,tie,snowboard,skateboard,cup,knife,cake,couch,keyboard,sink,scissors"
 _UNUSED = (
     "traffic light,fire hydrant,stop sign,parking meter,sports ball,baseball bat,"
     "baseball glove,tennis racket,wine glass,hot dog,potted plant,dining table,cell phone,"
@@ -63,7 +61,9 @@ def coco_zsl(
         val_images=val_images,
         where=where,
     )
-    return Source(load=partial(_load_split, folder), train=train, val=val, task=task, where=folder, see=_SEE)
+    return Source(
+        load=partial(_load_split, folder), train=train, val=val, task=task, where=folder, see=_SEE
+    )
 
 
 def _load_split(folder: Path, split: str, cache: TableCache) -> LabelledImages:

@@ -70,7 +70,15 @@ def csv_table(
     form = Form(separator, given_names(classes, folder, _SEE), exclusive, val, val_fraction, seed)
     task = _task(source, exclusive, threshold, top_k)
     load = partial(_load_split, source, pictures, form)
-    return Source(load=load, train=train, val=val, task=task, where=source, see=_SEE, folder_setting="data.images")
+    return Source(
+        load=load,
+        train=train,
+        val=val,
+        task=task,
+        where=source,
+        see=_SEE,
+        folder_setting="data.images",
+    )
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,9 @@ def _task(source: Path, exclusive: bool, threshold: float, top_k: int | None) ->
     if exclusive:
         return SingleLabel(top_k)
     if top_k is not None:
-        raise ValueError(f"top_k is {top_k}, for one label per image: set data.exclusive=true or leave it out")
+        raise ValueError(
+            f"top_k is {top_k}, for one label per image: set data.exclusive=true or leave it out"
+        )
     task = MultiLabel(threshold)
 
     try:
@@ -100,7 +110,9 @@ def _task(source: Path, exclusive: bool, threshold: float, top_k: int | None) ->
     return PartialLabels() if has_negatives else task
 
 
-def _load_split(source: Path, pictures: Path, form: Form, split: str, cache: TableCache) -> LabelledImages:
+def _load_split(
+    source: Path, pictures: Path, form: Form, split: str, cache: TableCache
+) -> LabelledImages:
     settings = sha256(repr((split, form)).encode(errors="surrogateescape")).hexdigest()
     table = cache.table(f"csv {settings}", [source], partial(_parse, source, split, form))
     log_split("csv", split, table)
@@ -114,7 +126,9 @@ def _parse(source: Path, split: str, form: Form) -> Table:
     header = [name.strip().lower() for name in header]
     if not {"path", "labels"} <= set(header) <= set(_COLUMNS) or len(set(header)) < len(header):
         columns = ", ".join(header)
-        raise DataError(f"{source}: the columns {columns} are not path, labels[, negatives][, split]; {_SEE}")
+        raise DataError(
+            f"{source}: the columns {columns} are not path, labels[, negatives][, split]; {_SEE}"
+        )
 
     builder = TableBuilder(_SEE, classes=form.classes, default=-1 if "negatives" in header else 0)
     splits = []
@@ -141,12 +155,16 @@ def _labels(row: dict[str, str], form: Form, where: str) -> dict[str, int]:
     if both := set(positives) & set(negatives):
         raise DataError(f"{where}: the class {min(both)!r} is in labels and in negatives; {_SEE}")
     if form.exclusive and len(positives) != 1:
-        raise DataError(f"{where} has {len(positives)} labels; data.exclusive=true wants one; {_SEE}")
+        raise DataError(
+            f"{where} has {len(positives)} labels; data.exclusive=true wants one; {_SEE}"
+        )
     return {**dict.fromkeys(negatives, 0), **dict.fromkeys(positives, 1)}
 
 
 def _names(text: str, form: Form, where: str) -> list[str]:
-    names = [as_name(name.strip(), where, _SEE) for name in text.split(form.separator) if name.strip()]
+    names = [
+        as_name(name.strip(), where, _SEE) for name in text.split(form.separator) if name.strip()
+    ]
     if len(set(names)) < len(names):
         raise DataError(f"{where}: {text!r} has a label twice; {_SEE}")
     return names

@@ -83,7 +83,10 @@ def readable(wnids: list[str]) -> tuple[str, ...]:
     names = [lemmas.get(wnid, wnid) for wnid in wnids]
 
     count = Counter(names)
-    return tuple(f"{name} ({wnid})" if count[name] > 1 else name for name, wnid in zip(names, wnids, strict=True))
+    return tuple(
+        f"{name} ({wnid})" if count[name] > 1 else name
+        for name, wnid in zip(names, wnids, strict=True)
+    )
 
 
 def _info(name: str) -> str:
@@ -108,9 +111,13 @@ def _read_split(root: Path, split: str, wnids: list[str], cache: TableCache) -> 
     candidates = [root / _SOLUTION, *(parent / _SOLUTION for parent in root.parents[:3])]
     solution = next((file for file in candidates if file.is_file()), None)
     if solution is None:
-        raise DataError(f"{folder} has images and no folders, and {candidates[0]} with their classes is absent; {_SEE}")
+        raise DataError(
+            f"{folder} has images and no folders, and {candidates[0]} with their classes is absent; {_SEE}"
+        )
     settings = sha256(" ".join(wnids).encode()).hexdigest()
-    return cache.table(f"imagenet {settings}", [solution], partial(_parse_solution, solution, wnids, names))
+    return cache.table(
+        f"imagenet {settings}", [solution], partial(_parse_solution, solution, wnids, names)
+    )
 
 
 def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) -> Table:
@@ -119,7 +126,9 @@ def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) ->
     rows = csv_rows(solution, _SEE)
     _, header = next(rows, (1, []))
     if header != ["ImageId", "PredictionString"]:
-        raise DataError(f"{solution}: its header is {','.join(header)!r}, not ImageId,PredictionString; {_SEE}")
+        raise DataError(
+            f"{solution}: its header is {','.join(header)!r}, not ImageId,PredictionString; {_SEE}"
+        )
 
     images = []
     for line, row in rows:
@@ -141,8 +150,12 @@ def _with_real_labels(table: Table, file: Path) -> Table:
     """Replace the labels by those of "Are we done with ImageNet?" (arXiv 2006.07159)."""
     real_labels = read_json(file, _SEE)
     num_classes = len(table.classes)
-    if not isinstance(real_labels, list) or not all(_is_classes(row, num_classes) for row in real_labels):
-        raise DataError(f"{file} is not a list with class indices below {num_classes} for each image; {_SEE}")
+    if not isinstance(real_labels, list) or not all(
+        _is_classes(row, num_classes) for row in real_labels
+    ):
+        raise DataError(
+            f"{file} is not a list with class indices below {num_classes} for each image; {_SEE}"
+        )
 
     entries = []
     for name in table.files.tolist():
@@ -158,4 +171,6 @@ def _with_real_labels(table: Table, file: Path) -> Table:
 
 
 def _is_classes(row: object, count: int) -> bool:
-    return isinstance(row, list) and all(type(column) is int and 0 <= column < count for column in row)
+    return isinstance(row, list) and all(
+        type(column) is int and 0 <= column < count for column in row
+    )

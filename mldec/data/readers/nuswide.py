@@ -97,7 +97,9 @@ class _Row(NamedTuple):
 def _load_split(root: Path, csv_file: str, split: str, cache: TableCache) -> LabelledImages:
     source = root / csv_file
     table = cache.table(f"nuswide-{split}", [source], partial(_parse, source, split))
-    log.info("nuswide %s: %s images, %s classes", split, f"{len(table):,}", f"{len(table.classes):,}")
+    log.info(
+        "nuswide %s: %s images, %s classes", split, f"{len(table):,}", f"{len(table.classes):,}"
+    )
     return in_folder(table, root, _SEE)
 
 
@@ -106,7 +108,11 @@ def _parse(source: Path, split: str) -> Table:
     rows = list(_rows(source))
     other_splits = Counter(row.split for row in rows if row.split not in _SPLITS)
     if other_splits:
-        log.warning("%s: rows of other splits than train and val are left out: %s", source, dict(other_splits))
+        log.warning(
+            "%s: rows of other splits than train and val are left out: %s",
+            source,
+            dict(other_splits),
+        )
 
     names = sorted({name for row in rows if row.split in _SPLITS for name in row.labels})
     if not names:
@@ -130,7 +136,12 @@ def _rows(source: Path) -> Iterator[_Row]:
             continue
         # An empty list would be a class '' that shifts every column; MultiLabelBinarizer makes it one.
         labels = [name.strip() for name in fields[1].translate(_LIST_MARKS).split(",")]
-        yield _Row(line, fields[0], [as_name(name, where, _SEE) for name in labels if name], fields[2].strip())
+        yield _Row(
+            line,
+            fields[0],
+            [as_name(name, where, _SEE) for name in labels if name],
+            fields[2].strip(),
+        )
 
 
 def _refuse_swapped(source: Path) -> None:
@@ -151,7 +162,9 @@ def _check_row(row: list[str], number: int, where: str) -> None:
     if len(row) != 3:
         raise DataError(f'{where}: {len(row)} columns, not 3 (path, "[labels]", split); {_SEE}')
     if number == 1 and row[2].strip() in _SPLITS:
-        raise DataError(f"{where}: an image, where a header is wanted; add one such as path,label,split, {_SEE}")
+        raise DataError(
+            f"{where}: an image, where a header is wanted; add one such as path,label,split, {_SEE}"
+        )
 
 
 def _roles(source: Path, names: Sequence[str]) -> Roles:

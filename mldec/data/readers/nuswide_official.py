@@ -57,13 +57,20 @@ def nuswide_official(
     concepts = folder / "ConceptsList" / "Concepts81.txt"
     where = f"{concepts} ({_SEE})"
     task = ZeroShot(
-        roles=lambda names: split_classes(names, unseen=read_lines(concepts, _SEE), seen=None, where=where),
+        roles=lambda names: split_classes(
+            names, unseen=read_lines(concepts, _SEE), seen=None, where=where
+        ),
         vectors=lambda names: class_vectors(folder, vectors, names, order=names),
         val_images=val_images,
         where=f"{folder} ({_SEE})",
     )
     return Source(
-        load=partial(_load_split, folder, images), train="Train", val="Test", task=task, where=folder, see=_SEE
+        load=partial(_load_split, folder, images),
+        train="Train",
+        val="Test",
+        task=task,
+        where=folder,
+        see=_SEE,
     )
 
 
@@ -77,7 +84,9 @@ def _load_split(root: Path, images: str, split: str, cache: TableCache) -> Label
         "tags": root / "NUS_WID_Tags" / f"{split}_Tags1k.dat",
         **{concept: _concept_file(root, concept, split) for concept in concepts},
     }
-    table = cache.table(f"nuswide-official-{split}", list(sources.values()), partial(_parse, sources, concepts))
+    table = cache.table(
+        f"nuswide-official-{split}", list(sources.values()), partial(_parse, sources, concepts)
+    )
 
     # Most images are gone from Flickr, and copies of the others have other names.
     files = _find(root / images, table.files)
@@ -87,7 +96,9 @@ def _load_split(root: Path, images: str, split: str, cache: TableCache) -> Label
         raise DataError(f"{root / images}: none of the {total} images of {split} is there; {_SEE}")
     if not is_present.all():
         first = table.files[np.flatnonzero(~is_present)[0]].decode()
-        text = "nuswide_official %s: %s of %s listed images are absent and left out, the first is %s"
+        text = (
+            "nuswide_official %s: %s of %s listed images are absent and left out, the first is %s"
+        )
         log.warning(text, split, f"{np.count_nonzero(~is_present):,}", total, first)
 
     present = table.select(is_present)
@@ -152,7 +163,9 @@ def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
     An image has the listed path, or another name with the same Flickr number, the second part of a name.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; set data.images to the folder of the images, {_SEE}")
+        raise DataError(
+            f"{folder} is not a folder; set data.images to the folder of the images, {_SEE}"
+        )
 
     present = set()
     for directory, _, files in os.walk(folder):
@@ -161,7 +174,9 @@ def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
 
     by_number = {_flickr_number(path): path for path in sorted(present)} | {"": ""}
     names = [os.fsdecode(file) for file in listed.tolist()]
-    return encode_paths([name if name in present else by_number.get(_flickr_number(name), "") for name in names])
+    return encode_paths(
+        [name if name in present else by_number.get(_flickr_number(name), "") for name in names]
+    )
 
 
 def _flickr_number(path: str) -> str:

@@ -77,9 +77,15 @@ def openimages(
     return Source(load=load, train=train, val=val, task=PartialLabels(), where=folder, see=_SEE)
 
 
-def _load_split(root: Path, split: str, cache: TableCache, *, names: str, prefix: int) -> LabelledImages:
+def _load_split(
+    root: Path, split: str, cache: TableCache, *, names: str, prefix: int
+) -> LabelledImages:
     folder = root / "annotations"
-    sources = statements, trainable, descriptions = folder / LABELS[split], folder / TRAINABLE, folder / DESCRIPTIONS
+    sources = statements, trainable, descriptions = (
+        folder / LABELS[split],
+        folder / TRAINABLE,
+        folder / DESCRIPTIONS,
+    )
     parse = partial(_parse, statements, trainable, descriptions, names, prefix)
     table = cache.table(f"openimages {names} {prefix}", sources, parse)
 
@@ -92,7 +98,11 @@ def log_table(what: str, table: Table) -> None:
     present = int(np.count_nonzero(table.labels.values == 1))
     counts = f"{len(table):,} images, {len(table.classes):,} classes"
     log.info(
-        "%s: %s, %s present and %s absent", what, counts, f"{present:,}", f"{len(table.labels.values) - present:,}"
+        "%s: %s, %s present and %s absent",
+        what,
+        counts,
+        f"{present:,}",
+        f"{len(table.labels.values) - present:,}",
     )
 
 
@@ -103,18 +113,26 @@ def _parse(statements: Path, trainable: Path, descriptions: Path, names: str, pr
     # The file is sorted by image, but nothing says that it must be: several runs of rows may be of one image.
     ids, image_of_run = np.unique(run_ids, return_inverse=True)
     if not np.char.isalnum(ids).all():  # an id becomes a path
-        raise DataError(f"{statements}: {ids[~np.char.isalnum(ids)][0].decode()!r} is not an image id; {_SEE}")
-    labels, clashes = from_statements(image_of_run[runs], classes, values, num_images=len(ids), num_classes=len(mids))
+        raise DataError(
+            f"{statements}: {ids[~np.char.isalnum(ids)][0].decode()!r} is not an image id; {_SEE}"
+        )
+    labels, clashes = from_statements(
+        image_of_run[runs], classes, values, num_images=len(ids), num_classes=len(mids)
+    )
     log_clashes(statements, clashes)
 
     files = np.char.add(ids, b".jpg")
     if prefix:
         files = np.char.add(np.char.add(ids.astype(f"S{prefix}"), b"/"), files)
     display = {} if names == "mid" else read_descriptions(descriptions, _SEE)
-    return Table(files, labels, class_names(mids, display, descriptions if display else trainable, _SEE))
+    return Table(
+        files, labels, class_names(mids, display, descriptions if display else trainable, _SEE)
+    )
 
 
-def _read_statements(path: Path, mids: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _read_statements(
+    path: Path, mids: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the ids of runs of rows [R], and of each statement on a known class its run, class and value [M]."""
     columns = {mid: column for column, mid in enumerate(mids)}
     run_ids: list[np.ndarray] = [np.zeros(0, "S1")]
@@ -123,16 +141,22 @@ def _read_statements(path: Path, mids: Sequence[str]) -> tuple[np.ndarray, np.nd
 
     header = ["ImageID", "Source", "LabelName", "Confidence"]
     for first, (image_ids, _, label_names, confidences) in csv_columns(path, header, _SEE):
-        values_here = np.fromiter(map(_CONFIDENCE.get, confidences, repeat(-1)), np.int8, len(confidences))
+        values_here = np.fromiter(
+            map(_CONFIDENCE.get, confidences, repeat(-1)), np.int8, len(confidences)
+        )
         if values_here.min() < 0:
             row = int(values_here.argmin())
             fault = f"row {first + row} has Confidence {confidences[row]!r}, not 1 or 0: not human-verified labels?"
             raise DataError(f"{path}: {fault} {_SEE}")
-        classes_here = np.fromiter(map(columns.get, label_names, repeat(-1)), np.int32, len(label_names))
+        classes_here = np.fromiter(
+            map(columns.get, label_names, repeat(-1)), np.int32, len(label_names)
+        )
         try:
             ids_here = np.array(image_ids, np.bytes_)
         except UnicodeEncodeError as error:
-            raise DataError(f"{path}: an image id after row {first - 1} is not ASCII; {_SEE}") from error
+            raise DataError(
+                f"{path}: an image id after row {first - 1} is not ASCII; {_SEE}"
+            ) from error
 
         # A run starts where the image id is not that of the row before.
         starts_run = np.append(True, ids_here[1:] != ids_here[:-1])
@@ -148,21 +172,31 @@ def _read_statements(path: Path, mids: Sequence[str]) -> tuple[np.ndarray, np.nd
         num_known += len(classes[-1])
 
     log_dropped(path, num_rows - num_known, num_rows)
-    return np.concatenate(run_ids), np.concatenate(runs), np.concatenate(classes), np.concatenate(values)
+    return (
+        np.concatenate(run_ids),
+        np.concatenate(runs),
+        np.concatenate(classes),
+        np.concatenate(values),
+    )
 
 
 def log_dropped(path: Path, dropped: int, rows: int) -> None:
     """Log how many labels are of classes outside the list."""
     if dropped:
         log.info(
-            "%s: %s of %s labels are of classes outside the class list: left out", path, f"{dropped:,}", f"{rows:,}"
+            "%s: %s of %s labels are of classes outside the class list: left out",
+            path,
+            f"{dropped:,}",
+            f"{rows:,}",
         )
 
 
 def log_clashes(path: Path, clashes: int) -> None:
     """Log how many labels are said to be both present and absent."""
     if clashes:
-        log.warning("%s: %s labels are both present and absent: taken as present", path, f"{clashes:,}")
+        log.warning(
+            "%s: %s labels are both present and absent: taken as present", path, f"{clashes:,}"
+        )
 
 
 def read_mids(path: Path, see: str) -> tuple[str, ...]:
@@ -186,7 +220,9 @@ def read_descriptions(path: Path, see: str) -> dict[str, str]:
     return {mid: name for _, (mids, names) in pieces for mid, name in zip(mids, names, strict=True)}
 
 
-def class_names(mids: Sequence[str], display: Mapping[str, str], source: Path, see: str) -> tuple[str, ...]:
+def class_names(
+    mids: Sequence[str], display: Mapping[str, str], source: Path, see: str
+) -> tuple[str, ...]:
     """Return one name a class: its display name, told apart from others by its place; the MID where there is none.
 
     Args:
@@ -199,4 +235,6 @@ def class_names(mids: Sequence[str], display: Mapping[str, str], source: Path, s
         DataError: for a name that no class may have.
     """
     names = [without_quotes(display.get(mid, "")) or mid for mid in mids]
-    return told_apart([as_name(name, f"{source}: {mid!r}", see) for mid, name in zip(mids, names, strict=True)])
+    return told_apart(
+        [as_name(name, f"{source}: {mid!r}", see) for mid, name in zip(mids, names, strict=True)]
+    )

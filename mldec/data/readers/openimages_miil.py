@@ -13,7 +13,13 @@ import numpy as np
 from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
 from mldec.data.labels import from_statements
-from mldec.data.readers.openimages import class_names, log_clashes, log_dropped, log_table, read_mids
+from mldec.data.readers.openimages import (
+    class_names,
+    log_clashes,
+    log_dropped,
+    log_table,
+    read_mids,
+)
 from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, encode_paths, path_inside
@@ -56,7 +62,9 @@ def openimages_miil(
     return Source(load=load, train=train, val=val, task=PartialLabels(), where=folder, see=_SEE)
 
 
-def _load_split(root: Path, split: str, cache: TableCache, *, names: str, class_list: str | None) -> LabelledImages:
+def _load_split(
+    root: Path, split: str, cache: TableCache, *, names: str, class_list: str | None
+) -> LabelledImages:
     data, display = root / "data.csv", root / "mid_to_classes.pth"
     class_file = root / class_list if class_list else None
     display_file = display if names == "display" and display.exists() else None
@@ -85,7 +93,9 @@ def _parse(data: Path, split: str, class_file: Path | None, display_file: Path |
     )
     log_clashes(data, clashes)
     display = _read_display(display_file) if display_file else {}
-    table = Table(files, labels, class_names(mids, display, display_file or class_file or data, _SEE))
+    table = Table(
+        files, labels, class_names(mids, display, display_file or class_file or data, _SEE)
+    )
     return table.select(splits == split)
 
 
@@ -94,10 +104,14 @@ def _read(data: Path, codes: "_Codes") -> tuple[np.ndarray, ...]:
     files, splits = [np.zeros(0, "S1")], [np.zeros(0, "U1")]
     rows, classes, values = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], [np.zeros(0, np.int8)]
 
-    for first, columns in csv_columns(data, ["image_id", "class_list", "class_list_neg", "split"], _SEE):
+    for first, columns in csv_columns(
+        data, ["image_id", "class_list", "class_list_neg", "split"], _SEE
+    ):
         image_ids, positives, negatives, split = columns
         where = f"{data}, row"
-        paths = [path_inside(path, f"{where} {row}", _SEE) for row, path in enumerate(image_ids, first)]
+        paths = [
+            path_inside(path, f"{where} {row}", _SEE) for row, path in enumerate(image_ids, first)
+        ]
         files.append(encode_paths(paths))
         splits.append(np.array(split))
 
@@ -135,7 +149,9 @@ class _Codes:
         return code
 
 
-def _read_lists(data: Path, first: int, texts: Sequence[str], codes: _Codes) -> tuple[np.ndarray, np.ndarray]:
+def _read_lists(
+    data: Path, first: int, texts: Sequence[str], codes: _Codes
+) -> tuple[np.ndarray, np.ndarray]:
     """Read texts such as "['/m/02fq_6', '/m/02jfl0']": all their codes, and how many each has. Nothing is evaluated."""
     all_codes, lengths = array("i"), array("i")
     for row, text in enumerate(texts, first):
@@ -147,7 +163,9 @@ def _read_lists(data: Path, first: int, texts: Sequence[str], codes: _Codes) -> 
                 all_codes.extend([codes.code(token) for token in inner.split(",")])
         except ValueError as error:
             shown = text if len(text) < 80 else f"{text[:77]}..."
-            raise DataError(f"{data}: row {row} has {shown!r}, not a list of quoted class ids; {_SEE}") from error
+            raise DataError(
+                f"{data}: row {row} has {shown!r}, not a list of quoted class ids; {_SEE}"
+            ) from error
         lengths.append(len(all_codes) - before)
     return np.array(all_codes, np.int32), np.array(lengths, np.int32)
 
@@ -171,6 +189,8 @@ def _read_display(path: Path) -> dict[str, str]:
         display = read_torch(path)
     except CheckpointError as error:
         raise DataError(f"{error}; it must be a plain dict of MID to name, {_SEE}") from error
-    if not isinstance(display, dict) or not all(isinstance(part, str) for item in display.items() for part in item):
+    if not isinstance(display, dict) or not all(
+        isinstance(part, str) for item in display.items() for part in item
+    ):
         raise DataError(f"{path} is not a dict of MID to name; {_SEE}")
     return display

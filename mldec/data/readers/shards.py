@@ -18,7 +18,12 @@ _SEE = "see DATASETS.md, section Tar shards"
 
 
 def shards(
-    *, root: str, train: str = "train", val: str = "val", threshold: float = 0.5, top_k: int | None = None
+    *,
+    root: str,
+    train: str = "train",
+    val: str = "val",
+    threshold: float = 0.5,
+    top_k: int | None = None,
 ) -> Source:
     """Return a data set that was packed into shards, with the images, targets and classes of the files it is made of.
 

@@ -49,7 +49,9 @@ def vg500(
     if num_classes < 1:
         raise ValueError(f"num_classes is {num_classes}: it must be at least 1")
     folder = check_folder(root, "Visual Genome 500", _SEE)
-    names = given_names(classes, folder, _SEE) or tuple(f"class {column}" for column in range(num_classes))
+    names = given_names(classes, folder, _SEE) or tuple(
+        f"class {column}" for column in range(num_classes)
+    )
     if len(names) != num_classes:
         raise DataError(
             f"{folder / str(classes)} names {len(names)} classes, data.num_classes is {num_classes}; {_SEE}"
@@ -72,7 +74,9 @@ def _parse(sources: list[Path], num_classes: int) -> Table:
     images = _read_list(image_list)
     for other in other_lists:
         if shared := set(images).intersection(_read_list(other)):
-            raise DataError(f"{image_list} and {other} share {len(shared):,} images, such as {min(shared)}; {_SEE}")
+            raise DataError(
+                f"{image_list} and {other} share {len(shared):,} images, such as {min(shared)}; {_SEE}"
+            )
 
     labels = _read_labels(label_file)
     absent = [name for name in images if name not in labels]
@@ -83,7 +87,9 @@ def _parse(sources: list[Path], num_classes: int) -> Table:
     builder = TableBuilder(_SEE, classes=[str(column) for column in range(num_classes)])
     for number, name in enumerate(images, 1):
         row = labels[name]
-        if not isinstance(row, list) or not all(type(column) is int and 0 <= column < num_classes for column in row):
+        if not isinstance(row, list) or not all(
+            type(column) is int and 0 <= column < num_classes for column in row
+        ):
             what = f"not indices below {num_classes}"
             raise DataError(f"{label_file}: {name} has the labels {str(row)[:60]}, {what}; {_SEE}")
         builder.add(name, dict.fromkeys(row, 1), f"{image_list}, line {number}")
@@ -99,5 +105,7 @@ def _read_list(file: Path) -> list[str]:
 def _read_labels(file: Path) -> dict[str, Any]:
     content = read_json(file, _SEE)
     if not isinstance(content, dict):
-        raise DataError(f"{file} is JSON of another task: not image name -> indices of classes; {_SEE}")
+        raise DataError(
+            f"{file} is JSON of another task: not image name -> indices of classes; {_SEE}"
+        )
     return content

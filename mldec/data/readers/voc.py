@@ -80,17 +80,29 @@ def _find(root: Path, year: int) -> Path:
     for folder in inner if other_year else [root, *inner]:
         if (folder / "ImageSets").is_dir():
             return folder
-    raise DataError(f"{root} holds no VOC{year} (a folder with ImageSets); set data.root or data.year, {_SEE}")
+    raise DataError(
+        f"{root} holds no VOC{year} (a folder with ImageSets); set data.root or data.year, {_SEE}"
+    )
 
 
-def _load_split(folder: Path, split: str, cache: TableCache, *, difficult: Difficult) -> LabelledImages:
+def _load_split(
+    folder: Path, split: str, cache: TableCache, *, difficult: Difficult
+) -> LabelledImages:
     listing, annotations = folder / "ImageSets" / "Main" / f"{split}.txt", folder / "Annotations"
     parse = partial(_parse, listing, annotations)
     table = cache.table("voc", [listing, annotations], parse, values=range(DIFFICULT + 1))
 
-    log.info("%s %s: %s images, %d classes", folder.name, split, f"{len(table):,}", len(table.classes))
+    log.info(
+        "%s %s: %s images, %d classes", folder.name, split, f"{len(table):,}", len(table.classes)
+    )
     only_difficult = f"{table.labels.counts(DIFFICULT).sum():,}"
-    log.info("%s %s: %s labels of difficult objects only: %s", folder.name, split, only_difficult, difficult)
+    log.info(
+        "%s %s: %s labels of difficult objects only: %s",
+        folder.name,
+        split,
+        only_difficult,
+        difficult,
+    )
     labels = table.labels.recode({DIFFICULT: MEANINGS[difficult]})
     return in_folder(Table(table.files, labels, table.classes), folder / "JPEGImages", _SEE)
 
@@ -130,10 +142,15 @@ def _objects(path: Path) -> list[tuple[str, bool]]:
     """
     root = _read_xml(path)
     if root.tag != "annotation":
-        raise DataError(f"{path} is not a VOC annotation: its root is <{root.tag[:40]}>, not <annotation>; {_SEE}")
+        raise DataError(
+            f"{path} is not a VOC annotation: its root is <{root.tag[:40]}>, not <annotation>; {_SEE}"
+        )
     found = []
     for thing in root.findall("object"):
-        name, difficult = thing.findtext("name", "").strip(), thing.findtext("difficult", "0").strip()
+        name, difficult = (
+            thing.findtext("name", "").strip(),
+            thing.findtext("difficult", "0").strip(),
+        )
         if not name:
             raise DataError(f"{path} is not a VOC annotation: an <object> has no <name>; {_SEE}")
         if difficult not in ("0", "1"):
@@ -151,13 +168,19 @@ def _read_xml(path: Path) -> ElementTree.Element:
         with open_binary(path) as file:
             data = file.read(LARGEST_XML + 1)
         if len(data) > LARGEST_XML:
-            raise DataError(f"{path} has more than {LARGEST_XML:,} bytes: not a VOC annotation; {_SEE}")
+            raise DataError(
+                f"{path} has more than {LARGEST_XML:,} bytes: not a VOC annotation; {_SEE}"
+            )
         text = data.decode("utf-8-sig")
         if "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper():
-            raise DataError(f"{path} declares a document type or entities, which is refused; {_SEE}")
+            raise DataError(
+                f"{path} declares a document type or entities, which is refused; {_SEE}"
+            )
         return ElementTree.fromstring(text)
     except FileNotFoundError as error:
-        what = "is absent, though its image is listed (no labels of the test split of 2012 are public)"
+        what = (
+            "is absent, though its image is listed (no labels of the test split of 2012 are public)"
+        )
         raise DataError(f"{path} {what}; {_SEE}") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); {_SEE}") from error

@@ -55,7 +55,9 @@ class Index:
 # Kind of numbers (U text, i whole, f float, b truth) and dimensions of each array.
 FORMS = {
     **dict.fromkeys(("shards", "sha256", "classes"), ("U", 1)),
-    **dict.fromkeys(("bytes", "first", "offsets", "sizes", "starts", "label_classes", "values"), ("i", 1)),
+    **dict.fromkeys(
+        ("bytes", "first", "offsets", "sizes", "starts", "label_classes", "values"), ("i", 1)
+    ),
     **dict.fromkeys(("rest", "format"), ("i", 0)),
     "exclusive": ("b", 0),
     "queries": ("f", 2),
@@ -130,13 +132,23 @@ class TarShards:
             try:
                 sha256 = sha256_of(shard)
                 with tarfile.open(shard, "r:") as tar:
-                    strange = [member.name for member in tar if not member.isreg() or not MEMBER.fullmatch(member.name)]
+                    strange = [
+                        member.name
+                        for member in tar
+                        if not member.isreg() or not MEMBER.fullmatch(member.name)
+                    ]
             except (OSError, tarfile.TarError) as error:
-                raise DataError(f"{shard} cannot be read as a tar file ({error}); pack it again, {_SEE}") from error
+                raise DataError(
+                    f"{shard} cannot be read as a tar file ({error}); pack it again, {_SEE}"
+                ) from error
             if strange:
-                raise DataError(f"{shard} is refused: its member {strange[0]!r} is no plain file of an image; {_SEE}")
+                raise DataError(
+                    f"{shard} is refused: its member {strange[0]!r} is no plain file of an image; {_SEE}"
+                )
             if sha256 != self.index.sha256[number]:
-                raise DataError(f"{shard} is damaged: its sha256 is not that of the index; pack it again, {_SEE}")
+                raise DataError(
+                    f"{shard} is damaged: its sha256 is not that of the index; pack it again, {_SEE}"
+                )
 
     def _shard(self, index: int) -> Path:
         number = int(np.searchsorted(self.index.first, self.numbers[index], "right")) - 1
@@ -164,9 +176,13 @@ def load_shards(folder: Path) -> LabelledImages:
     for name, size in zip(index.shards.tolist(), index.bytes.tolist(), strict=True):
         shard = folder / name
         if shard.is_symlink() or not shard.is_file():
-            raise DataError(f"{shard} is {'a link' if shard.is_symlink() else 'absent'}; pack it again, {_SEE}")
+            raise DataError(
+                f"{shard} is {'a link' if shard.is_symlink() else 'absent'}; pack it again, {_SEE}"
+            )
         if shard.stat().st_size != size:
-            raise DataError(f"{shard} has {shard.stat().st_size:,} bytes instead of {size:,}; pack it again, {_SEE}")
+            raise DataError(
+                f"{shard} has {shard.stat().st_size:,} bytes instead of {size:,}; pack it again, {_SEE}"
+            )
 
     classes = tuple(index.classes.tolist())
     log.info("shards %s: %s images, %d classes", folder, f"{len(index.offsets):,}", len(classes))
@@ -182,16 +198,22 @@ def read_index(path: Path) -> Index:
     try:
         arrays: dict[str, Any] = read_npz(path, Index.__dataclass_fields__)
     except FileNotFoundError as error:
-        raise DataError(f"{path} is absent: the split is not packed, or not to its end; {_SEE}") from error
+        raise DataError(
+            f"{path} is absent: the split is not packed, or not to its end; {_SEE}"
+        ) from error
     except KeyError as error:
         raise DataError(f"{path} is no index of shards: {error.args[0]}; {_SEE}") from error
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); pack the split again, {_SEE}") from error
-    odd = [name for name, form in FORMS.items() if (arrays[name].dtype.kind, arrays[name].ndim) != form]
+    odd = [
+        name for name, form in FORMS.items() if (arrays[name].dtype.kind, arrays[name].ndim) != form
+    ]
     if odd:
         raise DataError(f"{path} is no index of shards: its {odd[0]} are of another type; {_SEE}")
     if arrays["format"] != FORMAT:
-        raise DataError(f"{path} is of format {arrays['format']}, not {FORMAT}; pack the split again, {_SEE}")
+        raise DataError(
+            f"{path} is of format {arrays['format']}, not {FORMAT}; pack the split again, {_SEE}"
+        )
     return Index(**arrays)
 
 
@@ -202,20 +224,33 @@ def index_fault(index: Index) -> str | None:
     if odd:
         return f"{odd[0]!r} is not the name of a shard"
     lengths = (len(index.sha256), len(index.bytes), len(index.first) - 1)
-    if lengths != (count,) * 3 or len(index.sizes) != images or len(index.starts) != images + 1 or not images:
+    if (
+        lengths != (count,) * 3
+        or len(index.sizes) != images
+        or len(index.starts) != images + 1
+        or not images
+    ):
         return "its arrays do not fit each other"
     if index.first[0] != 0 or index.first[-1] != images or (np.diff(index.first) <= 0).any():
         return "its shards do not add up"
     ends = np.repeat(index.bytes, np.diff(index.first))
-    if (index.offsets < 0).any() or (index.sizes < 0).any() or (index.offsets > ends - index.sizes).any():
+    if (
+        (index.offsets < 0).any()
+        or (index.sizes < 0).any()
+        or (index.offsets > ends - index.sizes).any()
+    ):
         return "an image lies outside its shard"
     if fault := names_fault(index.classes.tolist()):
         return fault
-    if index.queries.size and (len(index.queries) != len(index.classes) or not np.isfinite(index.queries).all()):
+    if index.queries.size and (
+        len(index.queries) != len(index.classes) or not np.isfinite(index.queries).all()
+    ):
         return "its word vectors are not one for each class"
     return labels_of(index).fault(range(-1, 2))
 
 
 def labels_of(index: Index) -> Labels:
     """Return the labels in an index."""
-    return Labels(index.starts, index.label_classes, index.values, len(index.classes), int(index.rest))
+    return Labels(
+        index.starts, index.label_classes, index.values, len(index.classes), int(index.rest)
+    )

@@ -39,7 +39,9 @@ class ZeroShot:
     vectors: Callable[[Sequence[str]], Tensor]
     val_images: str
     where: str
-    _known: dict[tuple[str, ...], tuple[Roles, Tensor]] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[tuple[str, ...], tuple[Roles, Tensor]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         if self.val_images not in IMAGES:
@@ -88,7 +90,9 @@ def _with_class(images: LabelledImages, columns: list[int]) -> LabelledImages:
     return images.select(images.labels.select_classes(columns).counts_per_image() > 0)
 
 
-def split_classes(names: Sequence[str], *, unseen: Sequence[str], seen: Sequence[str] | None, where: str) -> Roles:
+def split_classes(
+    names: Sequence[str], *, unseen: Sequence[str], seen: Sequence[str] | None, where: str
+) -> Roles:
     """Return the indices of the seen and of the unseen classes among all names, each ascending.
 
     The official code takes them from Python sets, whose order is the hash table's; sorted ones keep tables readable.
@@ -104,7 +108,9 @@ def split_classes(names: Sequence[str], *, unseen: Sequence[str], seen: Sequence
     """
     seen = [name for name in names if name not in set(unseen)] if seen is None else seen
     faults = {
-        "are named twice": [name for group in (seen, unseen) for name in set(group) if group.count(name) > 1],
+        "are named twice": [
+            name for group in (seen, unseen) for name in set(group) if group.count(name) > 1
+        ],
         "are both seen and unseen": set(seen) & set(unseen),
         "do not occur in the data": {*seen, *unseen} - set(names),
         "of the data are neither seen nor unseen": set(names) - {*seen, *unseen},
@@ -130,7 +136,9 @@ def neighbours(train: Classes, val: Classes) -> dict[str, list[tuple[str, float]
     if val.queries is None:
         return {}
     seen = set(train.names)
-    return nearest(val.names, val.queries, [place for place, name in enumerate(val.names) if name in seen])
+    return nearest(
+        val.names, val.queries, [place for place, name in enumerate(val.names) if name in seen]
+    )
 
 
 def warn_of_twins(seen: Sequence[str], unseen: Sequence[str]) -> None:

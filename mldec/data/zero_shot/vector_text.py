@@ -37,7 +37,12 @@ def read_text(path: Path, names: Sequence[str], see: str) -> Tensor:
         DataError: a name without a vector, a wanted line of another width, or a file that is no such text.
         OSError: the file cannot be read.
     """
-    wanted = {form.encode() for name in names for text in [name, *_words(name)] for form in _spellings(text)}
+    wanted = {
+        form.encode()
+        for name in names
+        for text in [name, *_words(name)]
+        for form in _spellings(text)
+    }
     found = _scan(path, wanted, see)
     vectors = {name: _look_up(name, found) for name in names}
     by_mean = [name for name, vector in vectors.items() if vector is None and len(_words(name)) > 1]
@@ -94,7 +99,9 @@ def _scan(path: Path, wanted: set[bytes], see: str) -> dict[bytes, np.ndarray]:
             elif word in wanted:
                 found[word] = vector
     if repeated:
-        log.warning("%s: the first line counts of the words that have several: %s", path, listed(repeated))
+        log.warning(
+            "%s: the first line counts of the words that have several: %s", path, listed(repeated)
+        )
     return found
 
 
@@ -109,7 +116,9 @@ def _layout(path: Path, first: bytes, second: bytes, see: str) -> tuple[int, byt
         # Numbers counted from the end, because a word may hold blanks; the word itself may be a number.
         width = min(len(list(takewhile(_is_number, reversed(fields)))), len(fields) - 1)
     if width < 1 or b"\0" in first:
-        raise DataError(f"{path} is not a text file with a word and its numbers in each line; {see}")
+        raise DataError(
+            f"{path} is not a text file with a word and its numbers in each line; {see}"
+        )
     return width, b"\t" if b"\t" in first else b" "
 
 

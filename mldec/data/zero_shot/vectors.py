@@ -24,7 +24,9 @@ _SEE = "see DATASETS.md, section Word vectors"
 _TORCH_FILES = (".pth", ".pt", ".pickle", ".pkl")
 
 
-def read_vectors(source: str | Path, names: Sequence[str], *, order: Sequence[str] | None = None) -> Tensor:
+def read_vectors(
+    source: str | Path, names: Sequence[str], *, order: Sequence[str] | None = None
+) -> Tensor:
     """Return the word vectors of some names.
 
     Args:
@@ -47,7 +49,9 @@ def read_vectors(source: str | Path, names: Sequence[str], *, order: Sequence[st
         raise DataError(f"the class names: {fault}; {_SEE}")
     if str(source).startswith("clip:"):
         model, _, weights = str(source).removeprefix("clip:").partition(":")
-        return _checked(encode_text(names, model=model, weights=weights or "openai"), names, str(source))
+        return _checked(
+            encode_text(names, model=model, weights=weights or "openai"), names, str(source)
+        )
     path = Path(source)
     try:
         if path.suffix in _TORCH_FILES:
@@ -61,7 +65,9 @@ def read_vectors(source: str | Path, names: Sequence[str], *, order: Sequence[st
     return _checked(found, names, str(path))
 
 
-def class_vectors(folder: Path, source: str, names: Sequence[str], *, order: Sequence[str]) -> Tensor:
+def class_vectors(
+    folder: Path, source: str, names: Sequence[str], *, order: Sequence[str]
+) -> Tensor:
     """Return the word vectors of a data set's classes: what its reader passes `data.vectors` to.
 
     Args:
@@ -82,7 +88,11 @@ def class_vectors(folder: Path, source: str, names: Sequence[str], *, order: Seq
 
 
 def encode_text(
-    names: Sequence[str], *, model: str = "ViT-B-32", weights: str = "openai", prompt: str = "a photo of a {}."
+    names: Sequence[str],
+    *,
+    model: str = "ViT-B-32",
+    weights: str = "openai",
+    prompt: str = "a photo of a {}.",
 ) -> Tensor:
     """Return what a text encoder of open-clip makes of the names: float32 [K, D], rows of length 1.
 
@@ -98,13 +108,17 @@ def encode_text(
     try:
         import open_clip
     except ImportError as error:
-        raise ConfigError(f"vectors clip:{model} need open-clip: pip install open-clip-torch") from error
+        raise ConfigError(
+            f"vectors clip:{model} need open-clip: pip install open-clip-torch"
+        ) from error
     try:
         encoder = open_clip.create_model(model, pretrained=weights).eval()
         tokens = open_clip.get_tokenizer(model)([prompt.format(name) for name in names])
     except Exception as error:  # whatever a download or a model list raises
         reason = " ".join(str(error).split())
-        raise ConfigError(f"vectors clip:{model}:{weights} cannot be had from open-clip ({reason})") from error
+        raise ConfigError(
+            f"vectors clip:{model}:{weights} cannot be had from open-clip ({reason})"
+        ) from error
     with torch.no_grad():
         return encoder.encode_text(tokens, normalize=True).float()
 
@@ -125,7 +139,9 @@ def nearest(
     unit = torch.nn.functional.normalize(vectors.float(), dim=1)
     cosines, places = (unit[rows] @ unit[columns].T).topk(min(k, len(columns)), dim=1)
     return {
-        names[row]: [(names[columns[place]], cosine) for place, cosine in zip(near, values, strict=True)]
+        names[row]: [
+            (names[columns[place]], cosine) for place, cosine in zip(near, values, strict=True)
+        ]
         for row, near, values in zip(rows, places.tolist(), cosines.tolist(), strict=True)
     }
 
@@ -155,10 +171,14 @@ def _read_torch(path: Path) -> np.ndarray:
                 f"and wordvec_array.pth; swap the two files back, {_SEE}"
             ) from error
         raise DataError(f"{error}; {_SEE}") from error
-    if isinstance(loaded, dict) and len(loaded) == 1:  # the form of SDL, the same group's earlier work
+    if (
+        isinstance(loaded, dict) and len(loaded) == 1
+    ):  # the form of SDL, the same group's earlier work
         loaded = next(iter(loaded.values()))
     if not isinstance(loaded, Tensor):
-        raise DataError(f"{path} holds a {type(loaded).__name__} where one tensor is wanted; {_SEE}")
+        raise DataError(
+            f"{path} holds a {type(loaded).__name__} where one tensor is wanted; {_SEE}"
+        )
     return loaded.float().numpy()
 
 
@@ -180,7 +200,9 @@ def _read_npy(path: Path) -> np.ndarray:
         return array.astype(np.float32)
 
 
-def _by_name(path: Path, array: np.ndarray, names: Sequence[str], order: Sequence[str] | None) -> Tensor:
+def _by_name(
+    path: Path, array: np.ndarray, names: Sequence[str], order: Sequence[str] | None
+) -> Tensor:
     """Pick the names' rows out of an array whose own names are `order`."""
     if order is None:
         order = _names_beside(path)
@@ -189,9 +211,13 @@ def _by_name(path: Path, array: np.ndarray, names: Sequence[str], order: Sequenc
     if array.ndim == 3 and shape[0] == 1:
         array = array[0]
     if array.ndim != 2 or len(order) not in array.shape:
-        raise DataError(f"{path} has shape {list(shape)}, which does not fit {len(order):,} names; {_SEE}")
+        raise DataError(
+            f"{path} has shape {list(shape)}, which does not fit {len(order):,} names; {_SEE}"
+        )
     if array.shape[0] == array.shape[1]:
-        raise DataError(f"{path} has shape {list(shape)}: rows or columns may be the names', add another name; {_SEE}")
+        raise DataError(
+            f"{path} has shape {list(shape)}: rows or columns may be the names', add another name; {_SEE}"
+        )
     rows = array if array.shape[0] == len(order) else array.T
     places = {name: place for place, name in enumerate(order)}
     missing = [name for name in names if name not in places]
@@ -222,5 +248,7 @@ def _checked(vectors: Tensor, names: Sequence[str], where: str) -> Tensor:
     ):
         bad = [names[row] for row in rows.nonzero().flatten().tolist()]
         if bad:
-            raise DataError(f"{where}: the vector of {bad[0]!r} ({len(bad)} of {len(names):,}) {fault}; {_SEE}")
+            raise DataError(
+                f"{where}: the vector of {bad[0]!r} ({len(bad)} of {len(names):,}) {fault}; {_SEE}"
+            )
     return vectors

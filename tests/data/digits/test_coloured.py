@@ -122,7 +122,10 @@ def test_colours_are_far_from_each_other():
     for number, one in enumerate(COLOURS.values()):
         for other in list(COLOURS.values())[:number]:
             assert np.abs(np.subtract(one, other)).max() >= 127
-    hues = {round(12 * colorsys.rgb_to_hsv(*(value / 255 for value in rgb))[0]) for rgb in COLOURS.values()}
+    hues = {
+        round(12 * colorsys.rgb_to_hsv(*(value / 255 for value in rgb))[0])
+        for rgb in COLOURS.values()
+    }
     assert len(hues) == 12
 
 
@@ -135,7 +138,9 @@ def test_training_never_shows_an_unseen_class_and_validation_shows_all(zero_shot
     assert set(seen) | unseen == set(names)
     assert (len(seen), len(unseen)) == (96, 24)
     assert not set(seen) & unseen
-    assert set(zero_shot.train.dataset.draw.keywords["classes"]) == {names.index(name) for name in seen}
+    assert set(zero_shot.train.dataset.draw.keywords["classes"]) == {
+        names.index(name) for name in seen
+    }
     assert drawn(zero_shot.train.dataset).shape == (300, 96)
     shown = drawn(zero_shot.val.dataset).any(0)
     assert sum(name in unseen for name, found in zip(names, shown, strict=True) if found) > 15
@@ -148,7 +153,9 @@ def test_the_columns_of_training_targets_are_the_seen_classes(zero_shot):
     random.seed(3)
     rng = np.random.default_rng(random.getrandbits(64))
     drawing = dataset.draw.keywords
-    _, shown = compose_coloured(rng, drawing["writings"], drawing["classes"], size=64, max_digits=2, full=True)
+    _, shown = compose_coloured(
+        rng, drawing["writings"], drawing["classes"], size=64, max_digits=2, full=True
+    )
     all_names, names = zero_shot.val.classes.names, zero_shot.train.classes.names
     expected = sorted(all_names[place] for place in shown)
     assert sorted(names[column] for column in target.nonzero().flatten().tolist()) == expected != []
@@ -225,4 +232,6 @@ def test_wrong_thresholds_are_refused_at_the_start():
 
 
 def test_names_say_colour_and_digit():
-    assert class_names(2) == tuple(f"{colour} {digit}" for colour in ("red", "green") for digit in NAMES)
+    assert class_names(2) == tuple(
+        f"{colour} {digit}" for colour in ("red", "green") for digit in NAMES
+    )

@@ -86,7 +86,9 @@ def test_training_scenes_are_new_at_each_draw_and_follow_the_global_seed(data):
         return [data.train.dataset[0] for _ in range(5)]
 
     first, again, other = draw(1), draw(1), draw(2)
-    assert all(torch.equal(a, b) and torch.equal(s, t) for (a, s), (b, t) in zip(first, again, strict=True))
+    assert all(
+        torch.equal(a, b) and torch.equal(s, t) for (a, s), (b, t) in zip(first, again, strict=True)
+    )
     assert len({image.numpy().tobytes() for image, _ in first + other}) == 10
 
 
@@ -270,6 +272,12 @@ def test_a_single_digit_is_one_label_of_a_writing_that_training_never_shows() ->
 
 
 def test_single_digits_refuse_what_cannot_be() -> None:
-    for wrong in ({"image_size": 8}, {"train_images": 0}, {"val_images": 0}, {"seed": -1}, {"top_k": 1}):
+    for wrong in (
+        {"image_size": 8},
+        {"train_images": 0},
+        {"val_images": 0},
+        {"seed": -1},
+        {"top_k": 1},
+    ):
         with pytest.raises(ConfigError):
             made(digit, **wrong)

@@ -37,7 +37,9 @@ def test_every_digit_is_cut_alike():
     assert len(val.rows) / 1797 == pytest.approx(0.25, abs=0.01)
     for number in range(10):
         held_out = (val.labels == number).sum()
-        assert held_out / ((train.labels == number).sum() + held_out) == pytest.approx(0.25, abs=0.01)
+        assert held_out / ((train.labels == number).sum() + held_out) == pytest.approx(
+            0.25, abs=0.01
+        )
 
 
 def test_the_seed_decides_which_writings_are_held_out():
@@ -59,7 +61,9 @@ def test_writings_are_those_of_scikit_learn():
 def test_a_nearest_writing_classifier_works_on_clean_squares():
     """The labels fit the pictures: checked without the composer."""
     train, val = split_writings(0)
-    flat, queries = (part.masks.reshape(len(part.masks), -1).astype(np.float32) for part in (train, val))
+    flat, queries = (
+        part.masks.reshape(len(part.masks), -1).astype(np.float32) for part in (train, val)
+    )
     distance = (queries**2).sum(1)[:, None] - 2 * queries @ flat.T + (flat**2).sum(1)
     assert (train.labels[distance.argmin(1)] == val.labels).mean() > 0.97
 

@@ -44,15 +44,24 @@ def python2(content):
 
 def content(split):
     labels = LABELS[split]
-    pixels = np.random.default_rng(len(labels)).integers(0, 256, (len(labels), 3072), dtype=np.uint8)
-    return {"data": pixels, "fine_labels": labels, "coarse_labels": [0] * len(labels), "batch_label": split}
+    pixels = np.random.default_rng(len(labels)).integers(
+        0, 256, (len(labels), 3072), dtype=np.uint8
+    )
+    return {
+        "data": pixels,
+        "fine_labels": labels,
+        "coarse_labels": [0] * len(labels),
+        "batch_label": split,
+    }
 
 
 def write(folder, name, data, form=python2):
     (folder / name).write_bytes(form(data))
 
 
-@pytest.fixture(params=[python2, lambda data: pickle.dumps(data, protocol=3)], ids=["python2", "python3"])
+@pytest.fixture(
+    params=[python2, lambda data: pickle.dumps(data, protocol=3)], ids=["python2", "python3"]
+)
 def root(tmp_path, request):
     folder = tmp_path / "cifar100" / "cifar-100-python"
     folder.mkdir(parents=True)
@@ -111,7 +120,9 @@ def test_a_hostile_pickle_does_nothing(root, tmp_path):
     assert not (tmp_path / "done").exists()
 
 
-@pytest.mark.parametrize("name", ["builtins eval", "numpy load", "numpy.core.multiarray fromfile", "os system"])
+@pytest.mark.parametrize(
+    "name", ["builtins eval", "numpy load", "numpy.core.multiarray fromfile", "os system"]
+)
 def test_only_what_arrays_need_may_be_named(root, name):
     module, function = name.split()
     (root / "cifar-100-python" / "test").write_bytes(f"c{module}\n{function}\n.".encode())
@@ -132,7 +143,10 @@ def test_only_what_arrays_need_may_be_named(root, name):
 )
 def test_wrong_content(root, change, expected):
     write(
-        root / "cifar-100-python", "test", {**content("test"), **change}, pickle.dumps if "x" in expected else python2
+        root / "cifar-100-python",
+        "test",
+        {**content("test"), **change},
+        pickle.dumps if "x" in expected else python2,
     )
     with pytest.raises(DataError, match=expected) as caught:
         build(root)

@@ -20,7 +20,11 @@ from mldec.errors import ConfigError, DataError
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.partial import PartialAsymmetricLoss
 
-CATEGORIES = [{"id": 7, "name": "train"}, {"id": 1, "name": "person"}, {"id": 90, "name": "tooth brush"}]
+CATEGORIES = [
+    {"id": 7, "name": "train"},
+    {"id": 1, "name": "person"},
+    {"id": 90, "name": "tooth brush"},
+]
 # Image id -> category ids of its objects. Not in order, one image without an object, one class twice.
 TRAIN = {30: [7], 4: [90, 1, 1], 12: [], 5: [1]}
 VAL = {8: [7, 90], 6: []}
@@ -28,7 +32,12 @@ VAL = {8: [7, 90], 6: []}
 
 def content(split, objects, categories=CATEGORIES):
     annotations = [
-        {"id": 100 * image + number, "image_id": image, "category_id": category, "iscrowd": int(category == 90)}
+        {
+            "id": 100 * image + number,
+            "image_id": image,
+            "category_id": category,
+            "iscrowd": int(category == 90),
+        }
         for image, numbers in objects.items()
         for number, category in enumerate(numbers)
     ]
@@ -54,14 +63,24 @@ def root(tmp_path):
         (tmp_path / "coco" / split).mkdir()
         for image in data["images"]:
             colour = (image["id"], 100, 200)
-            Image.new("RGB", (9, 6), colour).save(tmp_path / "coco" / split / image["file_name"], quality=95)
+            Image.new("RGB", (9, 6), colour).save(
+                tmp_path / "coco" / split / image["file_name"], quality=95
+            )
     return tmp_path / "coco"
 
 
 @pytest.fixture
 def build(root, tmp_path):
     def build(**arguments):
-        data = made(coco, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        data = made(
+            coco,
+            **{
+                "root": str(root),
+                "image_size": 16,
+                "cache_dir": str(tmp_path / "cache"),
+                **arguments,
+            },
+        )
         assert data.train.classes.names == data.val.classes.names  # reads both splits
         return data
 
@@ -120,7 +139,9 @@ def test_samples(build, root):
 
 def test_training_images_are_augmented_and_validation_images_are_not(build):
     data = build()
-    assert len({data.train.dataset[0][0].numpy().tobytes() for _ in range(8)}) > 1  # the colour of the cutout alone
+    assert (
+        len({data.train.dataset[0][0].numpy().tobytes() for _ in range(8)}) > 1
+    )  # the colour of the cutout alone
     assert len({data.val.dataset[0][0].numpy().tobytes() for _ in range(8)}) == 1
     plain = build(augment="none", cutout=0)
     assert len({plain.train.dataset[0][0].numpy().tobytes() for _ in range(8)}) == 1
@@ -143,7 +164,9 @@ def test_a_target_is_the_callers_own(build):
 def test_the_evaluator_gets_the_threshold(build, threshold, recall):
     evaluator = build(threshold=threshold).evaluator()
     # Probability 0.73 of the true class; the third class is never there.
-    evaluator.update(torch.tensor([[1.0, -1.0, -9.0], [-1.0, 1.0, -9.0]]), torch.tensor([[1, 0, 0], [0, 1, 0]]))
+    evaluator.update(
+        torch.tensor([[1.0, -1.0, -9.0], [-1.0, 1.0, -9.0]]), torch.tensor([[1, 0, 0], [0, 1, 0]])
+    )
     metrics = evaluator.compute()
     assert next(iter(metrics)) == "mAP"
     assert metrics["OR"] == pytest.approx(recall)
@@ -168,9 +191,15 @@ def test_nothing_is_printed(build, capsys):
 
 def test_workers_hold_arrays_only(build):
     dataset = build().train.dataset
-    held = {name: type(value) for part in (dataset, dataset.storage) for name, value in vars(part).items()}
+    held = {
+        name: type(value)
+        for part in (dataset, dataset.storage)
+        for name, value in vars(part).items()
+    }
     assert held["files"] is np.ndarray
-    assert {type(vars(dataset.labels)[name]) for name in ("starts", "classes", "values")} == {np.ndarray}
+    assert {type(vars(dataset.labels)[name]) for name in ("starts", "classes", "values")} == {
+        np.ndarray
+    }
     assert dataset.storage.files.dtype.kind == "S"
     assert not {list, dict, set, tuple} & set(held.values())
     assert pickle.loads(pickle.dumps(dataset))[0][1].tolist() == [1, 0, 1]
@@ -181,7 +210,10 @@ def test_other_splits_and_names_in_inner_folders(root, build):
         (root / "mine" / folder).mkdir(parents=True)
         Image.new("RGB", (5, 5)).save(root / "mine" / folder / "x \u00e4.png")
     data = content("mine", {1: [1], 2: [7]})
-    data["images"] = [{"id": 1, "file_name": "b/x \u00e4.png"}, {"id": 2, "file_name": "a/x \u00e4.png"}]
+    data["images"] = [
+        {"id": 1, "file_name": "b/x \u00e4.png"},
+        {"id": 2, "file_name": "a/x \u00e4.png"},
+    ]
     write(root, "mine", data)
     dataset = build(val="mine").val.dataset
     assert dataset.name(0) == str(root / "mine" / "b" / "x \u00e4.png")
@@ -221,7 +253,10 @@ def test_the_layout_of_2017(build, root):
 
 def with_areas(areas):
     """Image id -> (category, area) of each object."""
-    data = content("val2014", {image: [category for category, _ in objects] for image, objects in areas.items()})
+    data = content(
+        "val2014",
+        {image: [category for category, _ in objects] for image, objects in areas.items()},
+    )
     flat = [area for objects in areas.values() for _, area in objects]
     for annotation, area in zip(data["annotations"], flat, strict=True):
         annotation["area"] = area
@@ -309,14 +344,19 @@ def test_only_training_labels_are_taken_away(build):
 
 
 def test_the_seed_decides_which_labels_go(build):
-    seen = {str(targets(build(drop_labels=0.5, labels_seed=seed).train)) for seed in (0, 0, 1, 2, 3)}
+    seen = {
+        str(targets(build(drop_labels=0.5, labels_seed=seed).train)) for seed in (0, 0, 1, 2, 3)
+    }
     assert 1 < len(seen) <= 4
 
 
 def test_the_log_says_how_much_is_left(build, caplog):
     with caplog.at_level(logging.INFO, "mldec"):
         build(keep_per_class=1)
-    assert "coco train2014: 66.67% of the labels are kept, the others count as not annotated" in caplog.messages
+    assert (
+        "coco train2014: 66.67% of the labels are kept, the others count as not annotated"
+        in caplog.messages
+    )
 
 
 def test_partial_labels_need_a_loss_that_takes_them(build):
@@ -346,7 +386,9 @@ def test_thinning_that_cannot_be(build, options, expected):
 
 
 def test_the_sample_lies_in_the_official_splits(sample_data, tmp_path):
-    data = made(coco, root=str(sample_data / "coco2014_mini"), cache_dir=str(tmp_path), annotated_only=False)
+    data = made(
+        coco, root=str(sample_data / "coco2014_mini"), cache_dir=str(tmp_path), annotated_only=False
+    )
     official = {}
     for split, part, total in (("train2014", data.train, 82783), ("val2014", data.val, 40504)):
         with gzip.open(sample_data / "coco2014_ids" / f"{split}_ids.txt.gz", "rt") as file:
@@ -358,7 +400,10 @@ def test_the_sample_lies_in_the_official_splits(sample_data, tmp_path):
 
 def test_counts_of_the_sample(sample_data, tmp_path):
     root, cache = str(sample_data / "coco2014_mini"), str(tmp_path)
-    few, every = made(coco, root=root, cache_dir=cache), made(coco, root=root, cache_dir=cache, annotated_only=False)
+    few, every = (
+        made(coco, root=root, cache_dir=cache),
+        made(coco, root=root, cache_dir=cache, annotated_only=False),
+    )
     assert (len(few.train.dataset), len(few.val.dataset)) == (59, 38)
     assert (len(every.train.dataset), len(every.val.dataset)) == (60, 40)
     gone = {Path(name).stem for name in set(names(every.val)) - set(names(few.val))}
@@ -368,13 +413,19 @@ def test_counts_of_the_sample(sample_data, tmp_path):
 def test_classes_and_labels_of_the_sample(sample_data, tmp_path):
     root = sample_data / "coco2014_mini"
     data = made(coco, root=str(root), cache_dir=str(tmp_path), image_size=32, annotated_only=False)
-    expected = (sample_data / "label_embeddings" / "coco80_category_id_order.txt").read_text().split("\n")
+    expected = (
+        (sample_data / "label_embeddings" / "coco80_category_id_order.txt").read_text().split("\n")
+    )
     assert list(data.val.classes.names) == [line for line in expected if line]
     for split, part in (("train2014", data.train), ("val2014", data.val)):
         raw = json.loads(annotation_file(root, split).read_text())
         names_of = {category["id"]: category["name"] for category in raw["categories"]}
         for index, image in enumerate(sorted(raw["images"], key=lambda image: image["id"])):
-            shown = {names_of[a["category_id"]] for a in raw["annotations"] if a["image_id"] == image["id"]}
+            shown = {
+                names_of[a["category_id"]]
+                for a in raw["annotations"]
+                if a["image_id"] == image["id"]
+            }
             assert part.dataset.name(index).endswith(image["file_name"])
             row = part.dataset.labels.row(index).numpy()
             assert {part.classes.names[column] for column in row.nonzero()[0]} == shown
@@ -415,7 +466,10 @@ def replace_text(path, text, later):
 
 def test_a_file_of_another_size_is_read_again(build, root, monkeypatch):
     build()
-    assert replace_text(annotation_file(root, "val2014"), json.dumps(content("val2014", {8: [1]})), 0) != 0
+    assert (
+        replace_text(annotation_file(root, "val2014"), json.dumps(content("val2014", {8: [1]})), 0)
+        != 0
+    )
     assert targets(build().val) == [[1, 0, 0]]
     forbid_parsing(monkeypatch)
     build()
@@ -423,7 +477,9 @@ def test_a_file_of_another_size_is_read_again(build, root, monkeypatch):
 
 def test_a_file_of_another_time_is_read_again(build, root, monkeypatch):
     build()
-    text = annotation_file(root, "val2014").read_text().replace('"category_id": 7', '"category_id": 1')
+    text = (
+        annotation_file(root, "val2014").read_text().replace('"category_id": 7', '"category_id": 1')
+    )
     assert replace_text(annotation_file(root, "val2014"), text, 1000) == 0
     assert targets(build().val) == [[1, 0, 1]]
     forbid_parsing(monkeypatch)
@@ -491,7 +547,9 @@ SPOILERS = [spoiler for name, spoiler in sorted(globals().items()) if name.start
 
 
 @pytest.mark.parametrize("spoil", SPOILERS, ids=lambda spoil: spoil.__name__)
-def test_a_damaged_or_foreign_cache_file_is_ignored_and_rebuilt(build, tmp_path, monkeypatch, spoil):
+def test_a_damaged_or_foreign_cache_file_is_ignored_and_rebuilt(
+    build, tmp_path, monkeypatch, spoil
+):
     expected = targets(build().train)
     for path in cache_files(tmp_path):
         spoil(path)
@@ -643,7 +701,11 @@ def test_image_folder_missing(build, root):
 
 
 def test_train_and_val_with_different_classes(build, root):
-    write(root, "val2014", content("val2014", {8: [1]}, [*CATEGORIES, {"id": 91, "name": "hair brush"}]))
+    write(
+        root,
+        "val2014",
+        content("val2014", {8: [1]}, [*CATEGORIES, {"id": 91, "name": "hair brush"}]),
+    )
     message = fault(build)
     assert str(root) in message
     assert "train (3) and val (4)" in message
@@ -678,7 +740,9 @@ def test_an_image_that_breaks_later_is_named(build, root):
         data.val.dataset[0]
 
 
-@pytest.mark.parametrize("name", ["../val2014/a.jpg", "/etc/passwd", "C:\\a.jpg", "a/../../b.jpg", ""])
+@pytest.mark.parametrize(
+    "name", ["../val2014/a.jpg", "/etc/passwd", "C:\\a.jpg", "a/../../b.jpg", ""]
+)
 def test_a_file_name_does_not_lead_out_of_the_image_folder(build, root: Path, name: str) -> None:
     file = annotation_file(root, "val2014")
     content = json.loads(file.read_text())
@@ -715,7 +779,11 @@ def test_names_that_no_class_may_have(build, root, name, expected):
 
 def test_names_that_are_numbers_become_text(build, root):
     for split, objects in (("train2014", TRAIN), ("val2014", VAL)):
-        write(root, split, content(split, objects, [{"id": 7, "name": 1}, {"id": 1, "name": 2.5}, CATEGORIES[2]]))
+        write(
+            root,
+            split,
+            content(split, objects, [{"id": 7, "name": 1}, {"id": 1, "name": 2.5}, CATEGORIES[2]]),
+        )
     for _ in range(2):  # the second time from the cache
         assert build().train.classes.names == ("2.5", "1", "tooth brush")
 
@@ -728,7 +796,9 @@ def test_a_hundred_thousand_categories_stay_sparse(tmp_path):
     objects = [{"id": 1, "image_id": 19_999, "category_id": 99_999, "area": 5.0}]
     write(tmp_path, "val2014", {"images": images, "annotations": objects, "categories": categories})
     tracemalloc.start()
-    table = module.load_split(tmp_path, "val2014", TableCache(str(tmp_path / "cache"), ""), annotated_only=True)
+    table = module.load_split(
+        tmp_path, "val2014", TableCache(str(tmp_path / "cache"), ""), annotated_only=True
+    )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(table) == 1

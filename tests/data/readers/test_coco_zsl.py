@@ -23,7 +23,9 @@ def build(sample_data, tmp_path):
 
 def test_the_classes_are_those_of_the_file(sample_data):
     folder = sample_data / "label_embeddings"
-    names = [line for line in (folder / "coco80_category_id_order.txt").read_text().split("\n") if line]
+    names = [
+        line for line in (folder / "coco80_category_id_order.txt").read_text().split("\n") if line
+    ]
     numbers = json.loads((folder / "coco_zsl_48_17_cls_ids.json").read_text())
     assert tuple(names[number] for number in numbers["train"]) == SEEN
     assert tuple(names[number] for number in numbers["test"]) == UNSEEN
@@ -35,7 +37,9 @@ def test_there_are_48_and_17_classes():
 
 def test_labels_and_vectors_of_the_sample(build, sample_data, tmp_path):
     data = build()
-    whole = made(coco, root=str(sample_data / "coco2014_mini"), cache_dir=str(tmp_path), image_size=32)
+    whole = made(
+        coco, root=str(sample_data / "coco2014_mini"), cache_dir=str(tmp_path), image_size=32
+    )
     every = whole.val.classes.names
     assert data.train.classes.names == tuple(name for name in every if name in SEEN)
     assert data.val.classes.names == tuple(name for name in every if name in {*SEEN, *UNSEEN})
@@ -49,14 +53,22 @@ def test_labels_and_vectors_of_the_sample(build, sample_data, tmp_path):
     used = [every.index(name) for name in data.val.classes.names]
     assert np.array_equal(data.val.dataset.labels.dense(), dense[unseen][:, used])
     assert len(build(val_images="all").val.dataset) == dense[:, used].any(1).sum()
-    seen = whole.train.dataset.labels.dense()[:, [every.index(name) for name in data.train.classes.names]]
+    seen = whole.train.dataset.labels.dense()[
+        :, [every.index(name) for name in data.train.classes.names]
+    ]
     assert np.array_equal(data.train.dataset.labels.dense(), seen[seen.any(1)])
 
 
 def test_classes_that_the_annotations_lack(tmp_path):
     (tmp_path / "annotations").mkdir()
-    stated = {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [], "categories": [{"id": 1, "name": "dog"}]}
+    stated = {
+        "images": [{"id": 1, "file_name": "a.jpg"}],
+        "annotations": [],
+        "categories": [{"id": 1, "name": "dog"}],
+    }
     (tmp_path / "annotations" / "instances_val2014.json").write_text(json.dumps(stated))
     data = made(coco_zsl, root=str(tmp_path), vectors="v.npy", cache_dir=str(tmp_path / "cache"))
-    with pytest.raises(DataError, match="64 of the 65 classes are not in its annotations, such as 'airplane'"):
+    with pytest.raises(
+        DataError, match="64 of the 65 classes are not in its annotations, such as 'airplane'"
+    ):
         _ = data.val

@@ -110,7 +110,9 @@ def test_names_from_a_list_or_a_file(build, root):
 def test_other_signs(build, root):
     data = build(TEXT.replace(";", "|"), separator="|")
     assert targets(data.train)[0] == [1, 1, 0]
-    (root / "data.csv").write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").replace("path", "Path").encode())
+    (root / "data.csv").write_bytes(
+        b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").replace("path", "Path").encode()
+    )
     assert targets(build().train)[0] == [1, 1, 0]
 
 
@@ -181,7 +183,8 @@ def test_wrong_files(build, text, expected):
 
 def test_labels_that_are_not_in_the_list(build):
     with pytest.raises(
-        DataError, match=r"row 2: the class 'cat' is not in the list of 3 classes; did you mean 'Cat'\?"
+        DataError,
+        match=r"row 2: the class 'cat' is not in the list of 3 classes; did you mean 'Cat'\?",
     ):
         build(classes=["Cat", "dog", "eel"])
     with pytest.raises(DataError, match="did you mean 'catt'"):
@@ -214,8 +217,13 @@ def test_other_faults(build, root):
 
 @pytest.mark.parametrize("control", ["\t", "\0", "\n", "\x1b", "\x7f", "\x85"], ids=ascii)
 def test_labels_that_no_class_may_have(build, control):
-    for text in (TEXT.replace("eel", f"ee{control}l"), TEXT.replace("a/2.png,", f'a/2.png,"x{control}y"')):
-        with pytest.raises(DataError, match=rf"data\.csv, row \d: the class name .* U\+{ord(control):04X}") as caught:
+    for text in (
+        TEXT.replace("eel", f"ee{control}l"),
+        TEXT.replace("a/2.png,", f'a/2.png,"x{control}y"'),
+    ):
+        with pytest.raises(
+            DataError, match=rf"data\.csv, row \d: the class name .* U\+{ord(control):04X}"
+        ) as caught:
             build(text)
         assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match=r"data\.classes: the class name"):
@@ -223,7 +231,11 @@ def test_labels_that_no_class_may_have(build, control):
 
 
 def test_bare_file_names_are_told_where_the_files_are(build, root):
-    with pytest.raises(DataError, match=r"the first is .*1\.png; it is in a: pass data\.images=a; see DATASETS"):
+    with pytest.raises(
+        DataError, match=r"the first is .*1\.png; it is in a: pass data\.images=a; see DATASETS"
+    ):
         build("path,labels,split\na/2.png,dog,train\n1.png,dog,val\n")
-    with pytest.raises(DataError, match=rf"the first is {root}/9\.png; set data\.images to the folder that"):
+    with pytest.raises(
+        DataError, match=rf"the first is {root}/9\.png; set data\.images to the folder that"
+    ):
         build("path,labels,split\na/2.png,dog,train\n9.png,dog,val\n")

@@ -32,7 +32,15 @@ def root(tmp_path):
 @pytest.fixture
 def build(root, tmp_path):
     def build(**arguments):
-        data = made(folders, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        data = made(
+            folders,
+            **{
+                "root": str(root),
+                "image_size": 16,
+                "cache_dir": str(tmp_path / "cache"),
+                **arguments,
+            },
+        )
         assert data.train.classes == data.val.classes
         return data
 
@@ -91,8 +99,13 @@ def test_without_two_folders_the_images_are_split_by_their_path(tmp_path):
             picture(tmp_path / "all" / name / f"{number}.png")
 
     def parts(**arguments):
-        data = made(folders, root=str(tmp_path / "all"), cache_dir=str(tmp_path / "cache"), **arguments)
-        return [{split.dataset.name(i) for i in range(len(split.dataset))} for split in (data.train, data.val)]
+        data = made(
+            folders, root=str(tmp_path / "all"), cache_dir=str(tmp_path / "cache"), **arguments
+        )
+        return [
+            {split.dataset.name(i) for i in range(len(split.dataset))}
+            for split in (data.train, data.val)
+        ]
 
     train, val = parts(val_fraction=0.25)
     assert not train & val
@@ -106,7 +119,12 @@ def test_without_two_folders_the_images_are_split_by_their_path(tmp_path):
 
 
 def test_names_from_a_list_or_a_file(build, root):
-    assert build(classes=["eel", "dog", "cat", "fox"]).val.classes.names == ("eel", "dog", "cat", "fox")
+    assert build(classes=["eel", "dog", "cat", "fox"]).val.classes.names == (
+        "eel",
+        "dog",
+        "cat",
+        "fox",
+    )
     (root / "classes.txt").write_text("\ufeffeel\r\ndog\n\n cat", encoding="utf-8")
     data = build(classes="classes.txt")
     assert data.val.classes.names == ("eel", "dog", "cat")
@@ -184,7 +202,9 @@ def test_wrong_values_are_refused(build):
             build(**arguments)
 
 
-@pytest.mark.parametrize("name", ["new\nline", "\x1b[31mred", "tab\there", "\x7f", "a\u2028b"], ids=ascii)
+@pytest.mark.parametrize(
+    "name", ["new\nline", "\x1b[31mred", "tab\there", "\x7f", "a\u2028b"], ids=ascii
+)
 def test_names_that_no_class_may_have(build, root, name):
     (root / "train" / name).mkdir()
     message = fault(build)

@@ -13,7 +13,11 @@ from mldec.data.table import Table, encode_paths
 from mldec.data.transforms import EvalTransform, read_image
 from mldec.errors import DataError
 
-WNIDS = ["n01440764", "n02119789", "n03000684"]  # tench, kit fox (the devkit's first), chain saw: indices 0, 278, 491
+WNIDS = [
+    "n01440764",
+    "n02119789",
+    "n03000684",
+]  # tench, kit fox (the devkit's first), chain saw: indices 0, 278, 491
 INDICES = [0, 278, 491]
 
 
@@ -50,7 +54,11 @@ def test_the_index_is_the_place_of_the_sorted_wnid(build):
     data = build()
     assert labels(data.train) == labels(data.val) == INDICES
     assert len(data.val.classes) == len(set(data.val.classes.names)) == 1000
-    assert [data.val.classes.names[index].split(",")[0] for index in INDICES] == ["tench", "kit fox", "chain saw"]
+    assert [data.val.classes.names[index].split(",")[0] for index in INDICES] == [
+        "tench",
+        "kit fox",
+        "chain saw",
+    ]
     assert data.val.classes.names[134] == "crane (n02012849)"
     assert data.val.classes.names[517] == "crane (n03126707)"
 
@@ -109,7 +117,11 @@ def kaggle(root, tmp_path):
 def test_kaggles_layout(build, kaggle, inner):
     data = build(root=str(kaggle / inner))
     assert labels(data.val) == INDICES
-    assert [Path(data.val.dataset.name(i)).name[-9:] for i in range(3)] == ["0010.JPEG", "0009.JPEG", "0008.JPEG"]
+    assert [Path(data.val.dataset.name(i)).name[-9:] for i in range(3)] == [
+        "0010.JPEG",
+        "0009.JPEG",
+        "0008.JPEG",
+    ]
     assert data.val.dataset[0][0].shape == (3, 16, 16)
 
 
@@ -118,7 +130,11 @@ def test_kaggles_layout(build, kaggle, inner):
     [
         ("ImageId,", "Image,", "its header is"),
         ("00000010,n01440764", "00000009,n01440764", "twice"),
-        ("n01440764 111", "n99999999 111", "row 4: the class 'n99999999' is not in the list of 1000 classes"),
+        (
+            "n01440764 111",
+            "n99999999 111",
+            "row 4: the class 'n99999999' is not in the list of 1000 classes",
+        ),
         ("ILSVRC2012_val_00000010", "../00000010", "not a path inside"),
         ("ILSVRC2012_val_00000010", "ILSVRC2012_val_00000011", "1 of 3 listed images are absent"),
         (",n01440764 111 108 441 193 n01440764 1 2 3 4", "", "row 4 is not an image and its boxes"),
@@ -152,7 +168,11 @@ def test_real_labels(build, tmp_path):
     evaluator.update(logits, torch.stack([data.val.dataset[i][1] for i in range(2)]))
     metrics = evaluator.compute()
     assert metrics["top1_real"] == 50
-    for content, expected in [("{", "not valid JSON"), ("{}", "is not a list"), ("[[1000]]", "is not a list")]:
+    for content, expected in [
+        ("{", "not valid JSON"),
+        ("{}", "is not a list"),
+        ("[[1000]]", "is not a list"),
+    ]:
         (tmp_path / "real.json").write_text(content)
         with pytest.raises(DataError, match=expected):
             build(real_labels=str(tmp_path / "real.json"))
@@ -173,9 +193,19 @@ def test_the_sample(sample_data, tmp_path):
     data = made(imagenet, root=str(root), image_size=32, cache_dir=str(tmp_path))
     assert (len(data.train.dataset), len(data.val.dataset)) == (200, 80)
     for split, each in ((data.train, 20), (data.val, 8)):
-        assert {i: n for i, n in enumerate(split.dataset.labels.counts()) if n} == {int(i): each for _, i, _ in lines}
-    assert [data.val.classes.names[int(index)] for _, index, _ in lines] == [name for _, _, name in lines]
-    few = made(imagenet, root=str(root), class_map=str(root / "classes.txt"), image_size=32, cache_dir=str(tmp_path))
+        assert {i: n for i, n in enumerate(split.dataset.labels.counts()) if n} == {
+            int(i): each for _, i, _ in lines
+        }
+    assert [data.val.classes.names[int(index)] for _, index, _ in lines] == [
+        name for _, _, name in lines
+    ]
+    few = made(
+        imagenet,
+        root=str(root),
+        class_map=str(root / "classes.txt"),
+        image_size=32,
+        cache_dir=str(tmp_path),
+    )
     assert few.val.classes.names == tuple(name for _, _, name in sorted(lines))
     image, target = few.val.dataset[9]
     expected = EvalTransform(image_size=32, crop=0.95, interpolation="bicubic")

@@ -50,7 +50,15 @@ def root(tmp_path):
 @pytest.fixture
 def build(root, tmp_path):
     def build(part=nuswide_zsl, **arguments):
-        data = made(part, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        data = made(
+            part,
+            **{
+                "root": str(root),
+                "image_size": 16,
+                "cache_dir": str(tmp_path / "cache"),
+                **arguments,
+            },
+        )
         assert data.train.classes
         assert data.val.classes  # reads both splits
         return data
@@ -84,7 +92,10 @@ def test_training_knows_seen_classes_only_and_validation_all(build):
     data = build()
     assert data.train.classes.names == ("cloud", "dog", "sky")
     assert data.val.classes.names == CLASSES
-    assert labels(data.train) == {"a": {"sky", "dog"}, "b": {"sky"}}  # c shows an unseen class only, d nothing
+    assert labels(data.train) == {
+        "a": {"sky", "dog"},
+        "b": {"sky"},
+    }  # c shows an unseen class only, d nothing
     assert labels(data.val) == {"e": {"clouds", "sky", "cloud"}, "g": {"cat"}}
 
 
@@ -105,7 +116,11 @@ def test_every_class_has_its_own_vector(build):
 
 def test_trap_13_both_ways_to_write_labels_and_empty_lists(build, root):
     rows = [("images/a.jpg", "[sky, dog]", "train"), ("images/b.jpg", "['cloud']", "train")]
-    rows += [("images/c.jpg", "[]", "train"), ("images/d.jpg", "", "train"), ("images/e.jpg", "[cat, , clouds]", "val")]
+    rows += [
+        ("images/c.jpg", "[]", "train"),
+        ("images/d.jpg", "", "train"),
+        ("images/e.jpg", "[cat, , clouds]", "val"),
+    ]
     write_csv(root / "data.csv", rows)
     data = build()
     assert data.val.classes.names == CLASSES  # no class '' in front
@@ -123,7 +138,9 @@ def test_samples(build, root):
     image, target = build().val.dataset[0]
     assert (image.shape, image.dtype, target.dtype) == ((3, 16, 16), torch.uint8, torch.int8)
     assert target.tolist() == [0, 1, 1, 0, 1]
-    assert build().val.dataset.name(0) == str(root / "images" / "e.jpg")  # the row has a Windows separator
+    assert build().val.dataset.name(0) == str(
+        root / "images" / "e.jpg"
+    )  # the row has a Windows separator
 
 
 def test_the_log_names_twins_and_other_splits(build, caplog):
@@ -149,14 +166,18 @@ def test_vectors_from_another_file_are_joined_by_name(build, root):
     assert queries[:, 0].tolist() == [len(name) + 0.5 for name in CLASSES]
     torch.save(VECTORS, root / "other.pth")
     (root / "other.txt").write_text("\n".join(words))
-    assert torch.equal(build(vectors=str(root / "other.pth")).val.classes.queries, VECTORS.T.flip(0))
+    assert torch.equal(
+        build(vectors=str(root / "other.pth")).val.classes.queries, VECTORS.T.flip(0)
+    )
 
 
 def test_evaluation_needs_no_training_images(root, tmp_path):
     (root / "images" / "a.jpg").unlink()
     data = made(nuswide_zsl, root=str(root), cache_dir=str(tmp_path))
     assert len(data.val.dataset) == 2
-    with pytest.raises(DataError, match=r"1 of 2 listed images are absent, the first is .*images/a\.jpg"):
+    with pytest.raises(
+        DataError, match=r"1 of 2 listed images are absent, the first is .*images/a\.jpg"
+    ):
         _ = data.train
 
 
@@ -178,7 +199,9 @@ def test_a_class_both_seen_and_unseen(build, root):
 
 
 def test_sets_that_do_not_cover_the_data(build, root):
-    (root / "benchmark_81_v0.json").write_text(json.dumps({"test class": UNSEEN, "train class": ["cloud"]}))
+    (root / "benchmark_81_v0.json").write_text(
+        json.dumps({"test class": UNSEEN, "train class": ["cloud"]})
+    )
     assert "2 classes of the data are neither seen nor unseen: dog, sky" in fault(build)
 
 
@@ -202,7 +225,11 @@ def test_lists_that_cannot_be(build, root, split, text):
 
 
 def test_an_image_set_without_any_unseen_label(build, root):
-    rows = [("images/e.jpg", "[cloud, clouds, cat]", "train"), ("images/f.jpg", "[dog]", "val"), ROWS[7]]
+    rows = [
+        ("images/e.jpg", "[cloud, clouds, cat]", "train"),
+        ("images/f.jpg", "[dog]", "val"),
+        ROWS[7],
+    ]
     write_csv(root / "data.csv", [ROWS[0], *rows])
     for images in ("unseen", "all"):
         assert "0 of 2 validation images have an unseen class" in fault(build, val_images=images)
@@ -248,7 +275,10 @@ def test_trap_12_the_two_files_are_swapped(build, root):
         ("images/a.jpg,[sky],train\n", "row 1: an image, where a header is wanted"),
         ('path,label,split\nimages/a.jpg,"[sky]"x,train\n', "is not CSV"),
         ('path,label,split\nimages/a.jpg,"[sky],train\n', "is not CSV"),
-        ("path,label,split\n../a.jpg,[sky],train\n", "row 2: '../a.jpg' is not a path inside the image folder"),
+        (
+            "path,label,split\n../a.jpg,[sky],train\n",
+            "row 2: '../a.jpg' is not a path inside the image folder",
+        ),
         ("path,label,split\nx\\..\\a.jpg,[sky],train\n", "is not a path inside the image folder"),
         ("path,label,split\n/etc/a.jpg,[sky],train\n", "is not a path inside the image folder"),
         ("path,label,split\nC:\\a.jpg,[sky],train\n", "is not a path inside the image folder"),
@@ -261,7 +291,10 @@ def test_trap_12_the_two_files_are_swapped(build, root):
             "path,label,split\na.jpg,[sky],train\na.jpg,[sky],test\n",
             "row 3: the image a.jpg is listed twice, first in row 2",
         ),
-        ("path,label,split\na.jpg,[sky],train\n../b.jpg,[],test\n", "row 3: '../b.jpg' is not a path"),
+        (
+            "path,label,split\na.jpg,[sky],train\n../b.jpg,[],test\n",
+            "row 3: '../b.jpg' is not a path",
+        ),
         ("path,label,split\na.jpg,[],train\n", "no row of train or val has a label"),
         ("", "no row of train or val has a label"),
         ("path,label,split\nimages/a.jpg,[\xe9],train\n".encode("latin-1"), "is not UTF-8 text"),
@@ -279,8 +312,18 @@ def test_the_form_of_81_concepts(build):
     data = build(nuswide81)
     assert data.train.classes.names == data.val.classes.names == CLASSES
     assert data.train.classes.queries is None
-    assert labels(data.train) == {"a": {"sky", "dog"}, "b": {"sky", "cat"}, "c": {"cat"}, "d": set()}
-    assert labels(data.val) == {"e": {"clouds", "sky", "cloud"}, "f": {"dog"}, "g": {"cat"}, "h": set()}
+    assert labels(data.train) == {
+        "a": {"sky", "dog"},
+        "b": {"sky", "cat"},
+        "c": {"cat"},
+        "d": set(),
+    }
+    assert labels(data.val) == {
+        "e": {"clouds", "sky", "cloud"},
+        "f": {"dog"},
+        "g": {"cat"},
+        "h": set(),
+    }
     evaluator = data.evaluator()
     evaluator.update(torch.zeros(2, 5), torch.eye(5)[:2])
     assert next(iter(evaluator.compute())) == "mAP"
@@ -328,7 +371,11 @@ def test_the_sample_of_nus_wide(sample_data, tmp_path):
     assert (len(data.train.dataset), len(data.val.dataset)) == (6, 5000 - 1131)
     image, target = data.train.dataset[0]
     assert (image.shape, int(target.sum())) == ((3, 224, 224), 925)
-    every = made(nuswide_zsl, split_file=str(sample / "benchmark_81_v0.json"), val_images="all", **arguments)
+    every = made(
+        nuswide_zsl, split_file=str(sample / "benchmark_81_v0.json"), val_images="all", **arguments
+    )
     assert len(every.val.dataset) == 5000
-    most = sorted(zip(every.val.dataset.labels.counts().tolist(), names, strict=True), reverse=True)[:5]
+    most = sorted(
+        zip(every.val.dataset.labels.counts().tolist(), names, strict=True), reverse=True
+    )[:5]
     assert [name for _, name in most] == ["sky", "clouds", "person", "animal", "water"]

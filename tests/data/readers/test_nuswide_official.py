@@ -12,7 +12,11 @@ from mldec.errors import DataError
 CONCEPTS = ["cat", "sea"]
 TAGS = ["sky", "cat", "dog"]  # "cat" is both: the human label counts
 # image -> (concepts, tags)
-TRAIN = {"actor/0001_11.jpg": ("10", "100"), "actor/0002_12.jpg": ("11", "010"), "b/0003_13.jpg": ("00", "101")}
+TRAIN = {
+    "actor/0001_11.jpg": ("10", "100"),
+    "actor/0002_12.jpg": ("11", "010"),
+    "b/0003_13.jpg": ("00", "101"),
+}
 TEST = {"b/0001_21.jpg": ("01", "110"), "actor/0009_22.jpg": ("00", "001")}
 
 
@@ -30,7 +34,9 @@ def root(tmp_path):
         (root / "NUS_WID_Tags" / f"{split}_Tags1k.dat").write_text(tags)
         for place, concept in enumerate(CONCEPTS):
             text = "".join(said[place] + "\n" for said, _ in images.values())
-            (root / "Groundtruth" / "TrainTestLabels" / f"Labels_{concept}_{split}.txt").write_text(text)
+            (root / "Groundtruth" / "TrainTestLabels" / f"Labels_{concept}_{split}.txt").write_text(
+                text
+            )
         for path in images:
             (root / "Flickr" / path).parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (9, 6)).save(root / "Flickr" / path)
@@ -42,7 +48,13 @@ def root(tmp_path):
 def build(root, tmp_path):
     def build(**arguments):
         data = made(
-            nuswide_official, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments}
+            nuswide_official,
+            **{
+                "root": str(root),
+                "image_size": 16,
+                "cache_dir": str(tmp_path / "cache"),
+                **arguments,
+            },
         )
         assert data.train.classes
         assert data.val.classes
@@ -69,8 +81,14 @@ def test_trap_16_backslashes_and_the_labels_of_both_kinds(build, root):
     data = build()
     assert data.train.classes.names == ("dog", "sky")
     assert data.val.classes.names == ("cat", "dog", "sea", "sky")
-    assert targets(data.train) == {"0001_11.jpg": [0, 1], "0003_13.jpg": [1, 1]}  # the other has concepts only
-    assert targets(data.val) == {"0001_21.jpg": [0, 0, 1, 1], "0009_22.jpg": [0, 1, 0, 0]}  # not its tag "cat"
+    assert targets(data.train) == {
+        "0001_11.jpg": [0, 1],
+        "0003_13.jpg": [1, 1],
+    }  # the other has concepts only
+    assert targets(data.val) == {
+        "0001_21.jpg": [0, 0, 1, 1],
+        "0009_22.jpg": [0, 1, 0, 0],
+    }  # not its tag "cat"
     assert data.train.dataset.name(0) == str(root / "Flickr" / "actor" / "0001_11.jpg")
     assert torch.equal(data.train.classes.queries, data.val.classes.queries[[1, 3]])
 
@@ -84,7 +102,10 @@ def test_absent_images_are_dropped_and_counted(build, root, caplog):
     data = build()
     assert list(targets(data.train)) == ["0003_13.jpg"]
     assert len(data.val.dataset) == 2
-    assert "Train: 1 of 3 listed images are absent and left out, the first is actor/0001_11.jpg" in caplog.text
+    assert (
+        "Train: 1 of 3 listed images are absent and left out, the first is actor/0001_11.jpg"
+        in caplog.text
+    )
     (root / "Flickr" / "b" / "0003_13.jpg").rename(root / "Flickr" / "b" / "gone")
     message = fault(build)
     assert message.startswith(str(root))
@@ -112,15 +133,31 @@ def test_a_second_start_parses_nothing(build, monkeypatch):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("ImageList/TestImagelist.txt", b"..\\a.jpg\nb.jpg\n", "line 1: '..\\\\a.jpg' is not a path inside"),
+        (
+            "ImageList/TestImagelist.txt",
+            b"..\\a.jpg\nb.jpg\n",
+            "line 1: '..\\\\a.jpg' is not a path inside",
+        ),
         ("ImageList/TestImagelist.txt", b"\xff.jpg\n", "is not UTF-8 text"),
         ("ImageList/TestImagelist.txt", b"a\\1_1.jpg\n", "has 2 lines for 1 listed images"),
         ("NUS_WID_Tags/Test_Tags1k.dat", b"1 0 1\n", "has 1 lines for 2 listed images"),
         ("NUS_WID_Tags/Test_Tags1k.dat", b"1 0\n1 0 1\n", "line 1: 2 characters, not 3 of 0 and 1"),
-        ("NUS_WID_Tags/Test_Tags1k.dat", b"1 0 2\n1 0 1\n", "line 1: 3 characters, not 3 of 0 and 1"),
+        (
+            "NUS_WID_Tags/Test_Tags1k.dat",
+            b"1 0 2\n1 0 1\n",
+            "line 1: 3 characters, not 3 of 0 and 1",
+        ),
         ("NUS_WID_Tags/TagList1k.txt", b"sky\nsky\ndog\n", "a tag or concept is named twice"),
-        ("Groundtruth/TrainTestLabels/Labels_sea_Test.txt", b"1\n", "Labels_sea_Test.txt: 1 characters, not 2"),
-        ("Groundtruth/TrainTestLabels/Labels_sea_Test.txt", None, "Labels_sea_Test.txt cannot be read"),
+        (
+            "Groundtruth/TrainTestLabels/Labels_sea_Test.txt",
+            b"1\n",
+            "Labels_sea_Test.txt: 1 characters, not 2",
+        ),
+        (
+            "Groundtruth/TrainTestLabels/Labels_sea_Test.txt",
+            None,
+            "Labels_sea_Test.txt cannot be read",
+        ),
         ("ConceptsList/Concepts81.txt", b"cat\n../sea\n", "'../sea' is not a path inside"),
         ("ConceptsList/Concepts81.txt", None, "Concepts81.txt cannot be read"),
     ],

@@ -30,7 +30,11 @@ TEST = """\
 0a00000000000003,verification,/m/0c,1
 0a00000000000003,verification,/m/0c,1
 """
-TARGETS = [[-1, -1, -1, -1], [1, 1, -1, -1], [1, 1, 0, -1]]  # by id; classes in the order of the trainable list
+TARGETS = [
+    [-1, -1, -1, -1],
+    [1, 1, -1, -1],
+    [1, 1, 0, -1],
+]  # by id; classes in the order of the trainable list
 TEST_FILE = "test-annotations-human-imagelabels.csv"
 
 
@@ -41,8 +45,17 @@ def root(tmp_path: Path) -> Path:
     (folder / "annotations" / "oidv6-classes-trainable.txt").write_text("\n".join(TRAINABLE) + "\n")
     (folder / "annotations" / "oidv6-class-descriptions.csv").write_text(DESCRIPTIONS)
     write(folder, TEST)
-    write(folder, "0c00000000000004,verification,/m/0d,1\n", "oidv6-train-annotations-human-imagelabels.csv")
-    for file in ("test/0b00000000000001", "test/0a00000000000002", "test/0a00000000000003", "train/0c00000000000004"):
+    write(
+        folder,
+        "0c00000000000004,verification,/m/0d,1\n",
+        "oidv6-train-annotations-human-imagelabels.csv",
+    )
+    for file in (
+        "test/0b00000000000001",
+        "test/0a00000000000002",
+        "test/0a00000000000003",
+        "train/0c00000000000004",
+    ):
         (folder / file).parent.mkdir(exist_ok=True)
         Image.new("RGB", (9, 6), (200, 10, 30)).save(folder / f"{file}.jpg")
     return folder
@@ -53,7 +66,9 @@ def write(root: Path, rows: str, name: str = TEST_FILE, header: str = HEADER) ->
 
 
 def read(root: Path, **arguments):
-    return made(openimages, root=str(root), image_size=16, cache_dir=str(root.parent / "cache"), **arguments)
+    return made(
+        openimages, root=str(root), image_size=16, cache_dir=str(root.parent / "cache"), **arguments
+    )
 
 
 def targets(split) -> list[list[int]]:
@@ -85,7 +100,9 @@ def test_unknown_is_neither_present_nor_absent(root: Path) -> None:  # trap 8
     assert isinstance(data.evaluator(), PartialLabelEvaluator)
 
 
-def test_a_pair_said_to_be_both_and_a_class_outside_the_list_are_counted(root: Path, caplog) -> None:
+def test_a_pair_said_to_be_both_and_a_class_outside_the_list_are_counted(
+    root: Path, caplog
+) -> None:
     with caplog.at_level(logging.INFO, "mldec"):
         _ = read(root).val
     assert "1 labels are both present and absent: taken as present" in caplog.text
@@ -101,7 +118,12 @@ def test_pieces_do_not_show(root: Path, monkeypatch) -> None:
 
 
 def test_names_that_several_classes_share_get_their_place(root: Path) -> None:  # trap 10
-    assert read(root).val.classes.names == ("Ball (0)", 'Ducks, geese and "swans', "Ball (2)", "/m/0d")
+    assert read(root).val.classes.names == (
+        "Ball (0)",
+        'Ducks, geese and "swans',
+        "Ball (2)",
+        "/m/0d",
+    )
     assert read(root, names="mid").val.classes.names == tuple(TRAINABLE)
     display = {"m1": "'\"Human  leg\"'", "m2": "x", "m3": " 'x' "}
     assert class_names(["m1", "m2", "m3"], display, root, "") == ("Human leg", "x (1)", "x (2)")
@@ -112,7 +134,9 @@ def test_statements_in_any_order_are_what_lists_say() -> None:
     images, classes = random.integers(30, size=400), random.integers(9, size=400)
     values = random.integers(2, size=400).astype(np.int8)
     said = [[classes[(images == i) & (values == v)].tolist() for i in range(30)] for v in (1, 0)]
-    entries = [{**dict.fromkeys(no, 0), **dict.fromkeys(yes, 1)} for yes, no in zip(*said, strict=True)]
+    entries = [
+        {**dict.fromkeys(no, 0), **dict.fromkeys(yes, 1)} for yes, no in zip(*said, strict=True)
+    ]
     labels, clashes = from_statements(images, classes, values, num_images=30, num_classes=9)
     assert np.array_equal(labels.dense(), from_entries(entries, num_classes=9, default=-1).dense())
     assert clashes == sum(len(set(yes) & set(no)) for yes, no in zip(*said, strict=True)) > 0
@@ -129,7 +153,9 @@ def test_the_second_start_reads_no_csv(root: Path, monkeypatch) -> None:
 def test_9605_classes_in_200_groups() -> None:  # trap 11
     config = compose(["+experiment=openimages_tresnet_m"])
     build.check(config)
-    head = MLDecoder(8, 9605, **{key: value for key, value in config.head.items() if key != "_target_"})
+    head = MLDecoder(
+        8, 9605, **{key: value for key, value in config.head.items() if key != "_target_"}
+    )
     assert head.pool_weight.shape == (200, 768, 49)  # 9,800 outputs, of which 195 are no class
     assert head(torch.zeros(1, 2, 8)).shape == (1, 9605)
 
@@ -181,27 +207,37 @@ def test_bad_rows(root: Path, rows: str, message: str) -> None:
 
 def test_another_header_and_another_encoding(root: Path) -> None:
     write(root, TEST, header="ImageID,LabelName,Confidence")
-    assert "the header is 'ImageID,LabelName,Confidence', not 'ImageID,Source,LabelName,Confidence'" in fault(root)
+    assert (
+        "the header is 'ImageID,LabelName,Confidence', not 'ImageID,Source,LabelName,Confidence'"
+        in fault(root)
+    )
     (root / "annotations" / TEST_FILE).write_bytes(HEADER.encode() + b"\n\xff\xfe,x,y,1\n")
     assert "is not UTF-8 text" in fault(root)
-    (root / "annotations" / TEST_FILE).write_text(f"\ufeff{HEADER}\r\n" + TEST.replace("\n", "\r\n"))
+    (root / "annotations" / TEST_FILE).write_text(
+        f"\ufeff{HEADER}\r\n" + TEST.replace("\n", "\r\n")
+    )
     assert targets(read(root).val) == TARGETS
 
 
-@pytest.mark.parametrize("name", [TEST_FILE, "oidv6-classes-trainable.txt", "oidv6-class-descriptions.csv"])
+@pytest.mark.parametrize(
+    "name", [TEST_FILE, "oidv6-classes-trainable.txt", "oidv6-class-descriptions.csv"]
+)
 def test_missing_files_are_named(root: Path, name: str) -> None:
     (root / "annotations" / name).unlink()
     assert name in fault(root)
 
 
-@pytest.mark.parametrize(("text", "message"), [("", "names no class"), ("/m/0a\n/m/0a\n", "names /m/0a 2 times")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "names no class"), ("/m/0a\n/m/0a\n", "names /m/0a 2 times")]
+)
 def test_a_class_list_must_name_each_class_once(root: Path, text: str, message: str) -> None:
     (root / "annotations" / "oidv6-classes-trainable.txt").write_text(text)
     assert message in fault(root)
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"val": "val"}, {"train": "tset"}, {"names": "both"}, {"prefix": -1}, {"absent": "ignore"}]
+    "arguments",
+    [{"val": "val"}, {"train": "tset"}, {"names": "both"}, {"prefix": -1}, {"absent": "ignore"}],
 )
 def test_settings_are_checked_before_the_files(root: Path, arguments: dict) -> None:
     with pytest.raises(ConfigError, match=rf"data\.{next(iter(arguments))}"):
@@ -223,7 +259,9 @@ def test_the_real_descriptions(sample_data: Path) -> None:
 
 def test_the_real_box_file_as_labels(sample_data: Path, root: Path) -> None:
     """The columns of the sample's boxes make a label file with real ids, in the order of their boxes."""
-    with (sample_data / "openimages_mini" / "annotations" / "validation-annotations-bbox.csv").open(newline="") as file:
+    with (sample_data / "openimages_mini" / "annotations" / "validation-annotations-bbox.csv").open(
+        newline=""
+    ) as file:
         rows = [(row["ImageID"], row["LabelName"]) for row in csv.DictReader(file)]
     mids = sorted({mid for _, mid in rows})
     (root / "annotations" / "oidv6-classes-trainable.txt").write_text("\n".join(mids))

@@ -37,7 +37,13 @@ def write(root: Path, rows: str, header: str = HEADER) -> None:
 
 
 def read(root: Path, **arguments):
-    return made(openimages_miil, root=str(root), image_size=16, cache_dir=str(root.parent / "cache"), **arguments)
+    return made(
+        openimages_miil,
+        root=str(root),
+        image_size=16,
+        cache_dir=str(root.parent / "cache"),
+        **arguments,
+    )
 
 
 def targets(split) -> list[list[int]]:
@@ -57,7 +63,9 @@ def test_positives_negatives_and_unknown(root: Path, caplog) -> None:  # trap 8
         data = read(root)
         assert targets(data.train) == TRAIN
         assert targets(data.val) == VAL
-    assert data.train.classes.names == data.val.classes.names == ("/m/0a", "/m/0b", "/m/0c", "/m/0d")
+    assert (
+        data.train.classes.names == data.val.classes.names == ("/m/0a", "/m/0b", "/m/0c", "/m/0d")
+    )
     assert [data.train.dataset.name(i).removeprefix(str(root)) for i in range(3)] == [
         "/train/b.jpg",
         "/train/a.jpg",
@@ -78,7 +86,9 @@ def test_pieces_do_not_show(root: Path, monkeypatch) -> None:
 
 
 def test_display_names_without_stray_quotes(root: Path) -> None:  # trap 10
-    torch.save({"/m/0a": '"Ball"', "/m/0b": " 'Ball'", "/m/0c": "'Cat'"}, root / "mid_to_classes.pth")
+    torch.save(
+        {"/m/0a": '"Ball"', "/m/0b": " 'Ball'", "/m/0c": "'Cat'"}, root / "mid_to_classes.pth"
+    )
     assert read(root).val.classes.names == ("Ball (0)", "Ball (1)", "Cat", "/m/0d")
     assert read(root, names="mid").val.classes.names == ("/m/0a", "/m/0b", "/m/0c", "/m/0d")
 
@@ -127,7 +137,10 @@ def test_names_in_a_fifo_are_not_waited_for(root: Path) -> None:
     [
         ("a.jpg,['/m/0a'],[]\n", "row 2 has 3 columns, not 4"),
         ("a.jpg,['/m/0a', '/m/0b'],[],val\n", "row 2 has 5 columns, not 4"),
-        ("a.jpg,[],[],val\nb.jpg,/m/0a,[],val\n", "row 3 has '/m/0a', not a list of quoted class ids"),
+        (
+            "a.jpg,[],[],val\nb.jpg,/m/0a,[],val\n",
+            "row 3 has '/m/0a', not a list of quoted class ids",
+        ),
         ("a.jpg,,[],val\n", "row 2 has '', not a list"),
         ("a.jpg,[,[],val\n", "row 2 has '[', not a list"),
         ("a.jpg,[/m/0a],[],val\n", "row 2 has '[/m/0a]'"),
@@ -173,7 +186,12 @@ def test_a_missing_image_and_an_unknown_split(root: Path) -> None:
 
 
 def test_the_real_sample(sample_data: Path, tmp_path: Path) -> None:
-    data = made(openimages_miil, root=str(sample_data / "openimages_mini"), image_size=16, cache_dir=str(tmp_path))
+    data = made(
+        openimages_miil,
+        root=str(sample_data / "openimages_mini"),
+        image_size=16,
+        cache_dir=str(tmp_path),
+    )
     train, val = data.train.dataset, data.val.dataset
     assert (len(train), len(val), len(data.val.classes)) == (100, 100, 166)
     assert data.val.classes.names == tuple(sorted(data.val.classes.names))
@@ -183,11 +201,18 @@ def test_the_real_sample(sample_data: Path, tmp_path: Path) -> None:
         assert (dataset.labels.counts() > 0).sum() == classes
     image, target = train[0]
     assert image.shape == (3, 16, 16)
-    named = [name for name, value in zip(data.train.classes.names, target.tolist(), strict=True) if value == 1]
+    named = [
+        name
+        for name, value in zip(data.train.classes.names, target.tolist(), strict=True)
+        if value == 1
+    ]
     assert named == ["/m/02fq_6", "/m/02jfl0", "/m/02wbtzl", "/m/03bt1vf", "/m/0crjs"]
 
 
 def test_a_display_name_that_no_class_may_have(root: Path) -> None:
     torch.save({"/m/0a": "red\x1b[31m", "/m/other": "\0"}, root / "mid_to_classes.pth")
     message = fault(root)
-    assert "mid_to_classes.pth: '/m/0a': the class name 'red\\x1b[31m' has the control character U+001B" in message
+    assert (
+        "mid_to_classes.pth: '/m/0a': the class name 'red\\x1b[31m' has the control character U+001B"
+        in message
+    )

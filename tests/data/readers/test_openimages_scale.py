@@ -21,10 +21,16 @@ GIB = 2**30
 def made_up() -> Table:
     random = np.random.default_rng(0)
     owners = random.integers(IMAGES, size=STATEMENTS, dtype=np.int32)
-    classes = (CLASSES * random.random(STATEMENTS, np.float32) ** 3).astype(np.int32).clip(max=CLASSES - 1)
+    classes = (
+        (CLASSES * random.random(STATEMENTS, np.float32) ** 3)
+        .astype(np.int32)
+        .clip(max=CLASSES - 1)
+    )
     values = (random.random(STATEMENTS, np.float32) < 0.345).astype(np.int8)
     labels, _ = from_statements(owners, classes, values, num_images=IMAGES, num_classes=CLASSES)
-    names = np.char.add(np.array([f"{row * 2**40:016x}" for row in range(IMAGES)], np.bytes_), b".jpg")
+    names = np.char.add(
+        np.array([f"{row * 2**40:016x}" for row in range(IMAGES)], np.bytes_), b".jpg"
+    )
     return Table(names, labels, tuple(f"class {number}" for number in range(CLASSES)))
 
 
@@ -41,7 +47,9 @@ def load(root: str, pipe) -> None:
     labels = split.dataset.labels
 
     def read(barrier, first: int) -> None:
-        for image in range(first, len(labels), 50 * WORKERS):  # touches every page that a worker would
+        for image in range(
+            first, len(labels), 50 * WORKERS
+        ):  # touches every page that a worker would
             labels.row(image)
             split.dataset.name(image)
         barrier.wait()
@@ -64,18 +72,26 @@ def load(root: str, pipe) -> None:
 def test_nine_million_images_load_from_the_cache(tmp_path: Path) -> None:
     root = tmp_path / "openimages"
     (root / "annotations").mkdir(parents=True)
-    names = ["test-annotations-human-imagelabels.csv", "oidv6-classes-trainable.txt", "oidv6-class-descriptions.csv"]
+    names = [
+        "test-annotations-human-imagelabels.csv",
+        "oidv6-classes-trainable.txt",
+        "oidv6-class-descriptions.csv",
+    ]
     sources = [root / "annotations" / name for name in names]
     for source in sources:
         source.touch()
     TableCache(str(root / "cache"), "").table("openimages display 0", sources, made_up)
     ours, theirs = get_context("spawn").Pipe()
-    fresh = get_context("spawn").Process(target=load, args=(str(root), theirs))  # a process of its own: memory counts
+    fresh = get_context("spawn").Process(
+        target=load, args=(str(root), theirs)
+    )  # a process of its own: memory counts
     fresh.start()
     assert ours.poll(300)
     seconds, gib, images, statements = ours.recv()
     fresh.join()
-    print(f"\n{images:,} images, {statements:,} labels: {seconds:.1f} s, {gib:.2f} GiB with {WORKERS} workers")
+    print(
+        f"\n{images:,} images, {statements:,} labels: {seconds:.1f} s, {gib:.2f} GiB with {WORKERS} workers"
+    )
     assert images == IMAGES
     assert statements > 0.95 * STATEMENTS
     assert seconds < 60

@@ -56,7 +56,9 @@ def test_images_targets_and_classes(root: Path) -> None:
         ({"exclusive": True, "rest": 0}, "top1"),
     ],
 )
-def test_the_evaluator_is_that_of_the_labels(root: Path, changed: dict[str, Any], metric: str) -> None:
+def test_the_evaluator_is_that_of_the_labels(
+    root: Path, changed: dict[str, Any], metric: str
+) -> None:
     change_index(root, **changed)
     evaluator = made(shards, root=str(root)).evaluator()
     logits = torch.tensor([[1.0, -1.0, -1.0], [-1.0, 1.0, -1.0]])
@@ -74,7 +76,9 @@ def test_settings_reach_the_evaluator_and_the_transforms(root: Path) -> None:
     evaluator = made(shards, root=str(root), top_k=2).evaluator()
     evaluator.update(torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[1, 0, 0]]))
     assert evaluator.compute()["top2"] == 100
-    data = made(shards, root=str(root), image_size=6, interpolation="random", test_crop=0.9, erase=1.0)
+    data = made(
+        shards, root=str(root), image_size=6, interpolation="random", test_crop=0.9, erase=1.0
+    )
     assert (data.transform.interpolation, data.transform.crop) == ("bicubic", 0.9)
     for wrong in ({"threshold": 2.0}, {"top_k": 1}, {"test_crop": 2.0}, {"erase": -1.0}):
         with pytest.raises(ConfigError, match=next(iter(wrong)).replace("_", ".")):

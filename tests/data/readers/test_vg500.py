@@ -17,7 +17,9 @@ def root(tmp_path):
     (root / "VG_100K").mkdir(parents=True)
     for name in LABELS:
         Image.new("RGB", (9, 6)).save(root / "VG_100K" / name)
-    (root / "train_list_500.txt").write_text("300.jpg\r\n1.jpg\r\n20.jpg")  # no end of the last line
+    (root / "train_list_500.txt").write_text(
+        "300.jpg\r\n1.jpg\r\n20.jpg"
+    )  # no end of the last line
     (root / "test_list_500.txt").write_text("4.jpg\n")
     (root / "vg_category_500_labels_index.json").write_text(json.dumps(LABELS))
     return root
@@ -26,7 +28,15 @@ def root(tmp_path):
 @pytest.fixture
 def build(root, tmp_path):
     def build(**arguments):
-        data = made(vg500, **{"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        data = made(
+            vg500,
+            **{
+                "root": str(root),
+                "image_size": 16,
+                "cache_dir": str(tmp_path / "cache"),
+                **arguments,
+            },
+        )
         assert data.train.classes == data.val.classes
         return data
 
@@ -91,7 +101,11 @@ def test_wrong_labels(build, root, labels, expected):
 
 
 def test_wrong_lists(build, root):
-    for text, expected in [("../4.jpg", "not a path inside"), ("4.jpg\n4.jpg", "line 2: .* twice"), ("", "is empty")]:
+    for text, expected in [
+        ("../4.jpg", "not a path inside"),
+        ("4.jpg\n4.jpg", "line 2: .* twice"),
+        ("", "is empty"),
+    ]:
         (root / "test_list_500.txt").write_text(text)
         with pytest.raises(DataError, match=expected):
             build()

@@ -25,7 +25,11 @@ TRAIN = {
     "2008_000002": [("tvmonitor", None)],
     "000007": [],
 }
-VAL = {"000020": [("cat", 1), ("bus", 0)], "000021": [("cat", 0)], "000022": [("bus", 1), ("bus", 1)]}
+VAL = {
+    "000020": [("cat", 1), ("bus", 0)],
+    "000021": [("cat", 0)],
+    "000022": [("bus", 1), ("bus", 1)],
+}
 
 
 def xml(objects):
@@ -41,10 +45,14 @@ def write(folder, lists):
     for inner in ("Annotations", "JPEGImages", "ImageSets/Main"):
         (folder / inner).mkdir(parents=True)
     for split, images in lists.items():
-        (folder / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{image}\n" for image in images))
+        (folder / "ImageSets" / "Main" / f"{split}.txt").write_text(
+            "".join(f"{image}\n" for image in images)
+        )
         for image, objects in images.items():
             (folder / "Annotations" / f"{image}.xml").write_text(xml(objects))
-            Image.new("RGB", (9, 6), (len(objects), 100, 200)).save(folder / "JPEGImages" / f"{image}.jpg")
+            Image.new("RGB", (9, 6), (len(objects), 100, 200)).save(
+                folder / "JPEGImages" / f"{image}.jpg"
+            )
 
 
 @pytest.fixture
@@ -57,7 +65,15 @@ def folder(tmp_path):
 @pytest.fixture
 def build(folder, tmp_path):
     def build(**arguments):
-        data = made(voc, **{"root": str(folder), "image_size": 16, "cache_dir": str(tmp_path / "cache"), **arguments})
+        data = made(
+            voc,
+            **{
+                "root": str(folder),
+                "image_size": 16,
+                "cache_dir": str(tmp_path / "cache"),
+                **arguments,
+            },
+        )
         assert data.train.classes.names == data.val.classes.names  # reads both splits
         return data
 
@@ -114,7 +130,11 @@ def test_the_metrics_leave_out_ignored_labels(build):
     bus, cat = CLASSES.index("bus"), CLASSES.index("cat")
     logits[:, bus] = torch.tensor([1.0, 2.0, -9.0])
     logits[:, cat] = torch.tensor([9.0, 1.0, 0.0])
-    expected = {"ignore": (1 / 2, 1.0), "positive": ((1 / 2 + 2 / 3) / 2, 1.0), "negative": (1 / 2, 1 / 2)}
+    expected = {
+        "ignore": (1 / 2, 1.0),
+        "positive": ((1 / 2 + 2 / 3) / 2, 1.0),
+        "negative": (1 / 2, 1 / 2),
+    }
     for difficult, (of_bus, of_cat) in expected.items():
         data = build(difficult_val=difficult)
         evaluator = data.evaluator()
@@ -178,7 +198,10 @@ def test_the_root_is_any_of_three_folders(build, folder, levels):
 
 
 def test_two_years_side_by_side(build, folder):
-    write(folder.parent / "VOC2012", {"train": {"2008_000002": [("cow", 0)]}, "val": {"2009_000001": [("cow", 1)]}})
+    write(
+        folder.parent / "VOC2012",
+        {"train": {"2008_000002": [("cow", 0)]}, "val": {"2009_000001": [("cow", 1)]}},
+    )
     root = str(folder.parent)
     data = build(root=root, year=2012, train="train", val="val")
     assert (names(data.train), names(data.val)) == (["2008_000002"], ["2009_000001"])
@@ -196,7 +219,11 @@ def test_a_tree_of_another_name(build, folder):
 
 @pytest.mark.parametrize(
     "text",
-    ["000012  1\n000007 -1\n000005  0\n", "\ufeff000012\r\n000007\r\n\r\n000005\r\n", "  000012\n\n000007\n000005"],
+    [
+        "000012  1\n000007 -1\n000005  0\n",
+        "\ufeff000012\r\n000007\r\n\r\n000005\r\n",
+        "  000012\n\n000007\n000005",
+    ],
     ids=["list of a class", "windows", "blanks"],
 )
 def test_lists_as_they_occur(build, folder, text):
@@ -205,7 +232,9 @@ def test_lists_as_they_occur(build, folder, text):
 
 
 def test_files_that_no_list_names_are_not_read(build, folder):
-    (folder / "Annotations" / "2007_000027.xml").write_text("broken")  # as the segmentation images of 2012
+    (folder / "Annotations" / "2007_000027.xml").write_text(
+        "broken"
+    )  # as the segmentation images of 2012
     assert len(build().train.dataset) == 4
 
 
@@ -213,7 +242,10 @@ def test_the_test_split_of_2012_has_no_labels(build, folder):
     write(folder.parent / "VOC2012", {"train": {"2008_000002": []}})
     (folder.parent / "VOC2012" / "ImageSets" / "Main" / "test.txt").write_text("2008_000001\n")
     message = fault(build, root=str(folder.parent), year=2012, train="train")
-    assert "2008_000001.xml is absent, though its image is listed (no labels of the test split of 2012" in message
+    assert (
+        "2008_000001.xml is absent, though its image is listed (no labels of the test split of 2012"
+        in message
+    )
 
 
 # Real files
@@ -221,8 +253,12 @@ def test_the_test_split_of_2012_has_no_labels(build, folder):
 
 def test_counts_of_the_sample(sample_data, tmp_path):
     root = str(sample_data / "voc2012_mini")
-    data = made(voc, root=root, year=2012, train="train", val="val", image_size=32, cache_dir=str(tmp_path))
-    whole = made(voc, root=root, year=2012, train="trainval", val="trainval", cache_dir=str(tmp_path))
+    data = made(
+        voc, root=root, year=2012, train="train", val="val", image_size=32, cache_dir=str(tmp_path)
+    )
+    whole = made(
+        voc, root=root, year=2012, train="trainval", val="trainval", cache_dir=str(tmp_path)
+    )
     assert (len(data.train.dataset), len(data.val.dataset), len(whole.val.dataset)) == (60, 40, 100)
     assert whole.val.dataset.labels.counts(-1).sum() == 15
     assert whole.train.dataset.labels.counts(-1).sum() == 0
@@ -236,7 +272,9 @@ def test_counts_of_the_sample(sample_data, tmp_path):
 def test_labels_of_the_sample_are_those_of_its_class_lists(sample_data, tmp_path):
     """ImageSets/Main/<class>_<set>.txt: 1 present, -1 absent, 0 difficult objects only."""
     root = sample_data / "voc2012_mini"
-    data = made(voc, root=str(root), year=2012, train="train", val="trainval", cache_dir=str(tmp_path))
+    data = made(
+        voc, root=str(root), year=2012, train="train", val="trainval", cache_dir=str(tmp_path)
+    )
     dense = data.val.dataset.labels.dense()
     order = names(data.val)
     for column, name in enumerate(CLASSES):
@@ -285,11 +323,15 @@ def fault(build, **arguments):
 
 
 def bomb():
-    entities = '<!ENTITY a0 "ha">' + "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10))
+    entities = '<!ENTITY a0 "ha">' + "".join(
+        f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10)
+    )
     return f"<?xml version='1.0'?><!DOCTYPE annotation [{entities}]><annotation>&a9;</annotation>"
 
 
-OUTSIDE = '<!DOCTYPE annotation [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation>&x;</annotation>'
+OUTSIDE = (
+    '<!DOCTYPE annotation [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation>&x;</annotation>'
+)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +354,10 @@ OUTSIDE = '<!DOCTYPE annotation [<!ENTITY x SYSTEM "file:///etc/passwd">]><annot
         (b"<annotation><object/></annotation>", "an <object> has no <name>"),
         (b"<annotation><object><name> </name></object></annotation>", "an <object> has no <name>"),
         (xml([("dog", "maybe")]).encode(), "<difficult> is 'maybe', not 0 or 1"),
-        (xml([("Dog", 0)]).encode(), "the class 'Dog' is not in the list of 20 classes; did you mean 'dog'?"),
+        (
+            xml([("Dog", 0)]).encode(),
+            "the class 'Dog' is not in the list of 20 classes; did you mean 'dog'?",
+        ),
         (xml([("head", 0)]).encode(), "the class 'head' is not in the list of 20 classes"),
         (xml([("x" * 10**5, 0)]).encode(), "is not in the list of 20 classes"),
     ],
@@ -339,7 +384,9 @@ def test_deep_nesting_inside_an_annotation_is_harmless(build, folder):
 
 def test_a_listed_image_without_xml(build, folder):
     (folder / "Annotations" / "000007.xml").unlink()
-    assert fault(build).startswith(f"{folder / 'Annotations' / '000007.xml'} is absent, though its image is listed")
+    assert fault(build).startswith(
+        f"{folder / 'Annotations' / '000007.xml'} is absent, though its image is listed"
+    )
 
 
 def test_xml_that_cannot_be_read(build, folder):
@@ -369,7 +416,10 @@ def test_an_image_that_is_none_is_named(build, folder):
     [
         (b"", "names no image"),
         (b" \n\n", "names no image"),
-        (b"000005\n000007\n\n000005\n", "line 4: the image 000005.jpg is listed twice, first in line 1"),
+        (
+            b"000005\n000007\n\n000005\n",
+            "line 4: the image 000005.jpg is listed twice, first in line 1",
+        ),
         (b"../../000005\n", "line 1: '../../000005' is not an image id"),
         (b"000007\n/etc/passwd\n", "line 2: '/etc/passwd' is not an image id"),
         (b"..\\000005\n", "is not an image id"),
@@ -385,7 +435,9 @@ def test_lists_that_are_refused(build, folder, text, expected):
 
 
 def test_files_and_folders_that_are_missing(build, folder, tmp_path):
-    assert "ImageSets/Main/tets.txt cannot be read (No such file or directory)" in fault(build, val="tets")
+    assert "ImageSets/Main/tets.txt cannot be read (No such file or directory)" in fault(
+        build, val="tets"
+    )
     (folder / "JPEGImages").rename(folder / "elsewhere")
     assert f"{folder / 'JPEGImages'} cannot be listed" in fault(build)
     (folder / "Annotations").rename(folder / "away")
@@ -398,7 +450,10 @@ def test_files_and_folders_that_are_missing(build, folder, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_files_without_permission(build, folder):
-    for path in (folder / "ImageSets" / "Main" / "trainval.txt", folder / "Annotations" / "000005.xml"):
+    for path in (
+        folder / "ImageSets" / "Main" / "trainval.txt",
+        folder / "Annotations" / "000005.xml",
+    ):
         path.chmod(0)
         assert f"{path} cannot be read (Permission denied)" in fault(build)
         path.chmod(0o644)
@@ -406,7 +461,9 @@ def test_files_without_permission(build, folder):
 
 @pytest.mark.parametrize("name", ["difficult_train", "difficult_val"])
 def test_another_meaning_is_refused(build, name):
-    with pytest.raises(ConfigError, match=f"data.{name}: 'maybe' is not one of negative, positive, ignore"):
+    with pytest.raises(
+        ConfigError, match=f"data.{name}: 'maybe' is not one of negative, positive, ignore"
+    ):
         build(**{name: "maybe"})
 
 

@@ -56,7 +56,9 @@ def test_absent_images(storage: ImageFiles, tmp_path: Path) -> None:
         storage.absent()
 
 
-def test_each_folder_is_listed_once(storage: ImageFiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_folder_is_listed_once(
+    storage: ImageFiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     listed = []
     scandir = os.scandir
 

@@ -30,7 +30,9 @@ def test_images_and_labels(root: Path) -> None:
     assert not images.storage.absent().any()
 
 
-@pytest.mark.parametrize(("wanted", "numbers"), [([3, 0], [3, 0]), ([True, False, False, True], [0, 3])])
+@pytest.mark.parametrize(
+    ("wanted", "numbers"), [([3, 0], [3, 0]), ([True, False, False, True], [0, 3])]
+)
 def test_some_of_the_images_keep_their_content_name_and_label(
     root: Path, wanted: list[Any], numbers: list[int]
 ) -> None:
@@ -72,7 +74,9 @@ def test_the_shards_are_held_to_their_checksums(root: Path) -> None:
         ("000000002.png", tarfile.LNKTYPE),
     ],
 )
-def test_a_hostile_tar_is_refused_whatever_its_checksum(root: Path, member: str, kind: bytes) -> None:
+def test_a_hostile_tar_is_refused_whatever_its_checksum(
+    root: Path, member: str, kind: bytes
+) -> None:
     shard = root / "val" / "shard-000001.tar"
     index = index_arrays(root / "val")
     write_tar(shard, {member: picture(1), "000000003.png": picture(2)}, kind)
@@ -127,7 +131,9 @@ def test_an_index_names_nothing_but_shards(root: Path, name: str) -> None:
         ({"format": 2}, "is of format 2, not 1"),
     ],
 )
-def test_an_index_that_cannot_be_is_refused(root: Path, changed: dict[str, Any], message: str) -> None:
+def test_an_index_that_cannot_be_is_refused(
+    root: Path, changed: dict[str, Any], message: str
+) -> None:
     change_index(root, **changed)
     with pytest.raises(DataError, match=message) as caught:
         load_shards(root / "val")
@@ -181,7 +187,9 @@ def test_an_index_that_is_absent_or_none(root: Path) -> None:
         ({"queries": np.zeros(3, "U1")}, "its queries are of another type"),
     ],
 )
-def test_an_index_of_odd_arrays_is_refused(root: Path, changed: dict[str, Any], message: str) -> None:
+def test_an_index_of_odd_arrays_is_refused(
+    root: Path, changed: dict[str, Any], message: str
+) -> None:
     change_index(root, **changed)
     with pytest.raises(DataError, match=message) as caught:
         load_shards(root / "val")

@@ -47,7 +47,9 @@ def test_training_is_of_images_with_a_seen_class_and_of_seen_classes() -> None:
 
 
 @pytest.mark.parametrize(("val_images", "rows"), [("unseen", [0, 1]), ("all", [0, 1, 2, 3])])
-def test_validation_is_of_all_classes(val_images: str, rows: list[int], caplog: pytest.LogCaptureFixture) -> None:
+def test_validation_is_of_all_classes(
+    val_images: str, rows: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, "mldec"):
         used, classes = task(val_images=val_images).validation(images())
     assert classes.names == NAMES

@@ -14,7 +14,9 @@ ARRAY = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
 
 
 def lines(array=ARRAY, names=NAMES):
-    return [f"{name} {' '.join(map(str, row.tolist()))}" for name, row in zip(names, array, strict=True)]
+    return [
+        f"{name} {' '.join(map(str, row.tolist()))}" for name, row in zip(names, array, strict=True)
+    ]
 
 
 def fault(*arguments, **named):
@@ -42,7 +44,9 @@ def test_text_in_every_dialect(save, text):
     assert found.tolist() == ARRAY[[2, 0]].tolist()
 
 
-@pytest.mark.parametrize("entry", ["traffic light", "traffic_light", "traffic-light", "Traffic_light".lower()])
+@pytest.mark.parametrize(
+    "entry", ["traffic light", "traffic_light", "traffic-light", "Traffic_light".lower()]
+)
 def test_an_entry_of_several_words_comes_before_the_mean(save, entry, caplog):
     path = save("v.txt", "\n".join(lines(names=["traffic", "light", entry])))
     assert read_vectors(path, ["Traffic light"]).tolist() == ARRAY[[2]].tolist()
@@ -70,7 +74,10 @@ def test_words_that_only_begin_like_a_wanted_one(save):
 
 @pytest.mark.parametrize(
     ("line", "text"),
-    [("dog 0.1 0.2", "line 2: 2 numbers where the file has 4"), ("dog 0.1 0.2 0.3 0.4 0.5", "line 2: 5 numbers where")],
+    [
+        ("dog 0.1 0.2", "line 2: 2 numbers where the file has 4"),
+        ("dog 0.1 0.2 0.3 0.4 0.5", "line 2: 5 numbers where"),
+    ],
 )
 def test_widths_that_differ(save, line, text):
     assert text in fault(save("v.txt", f"sky 0.1 0.2 0.3 0.4\n{line}\n"), ["dog"])
@@ -84,11 +91,16 @@ def test_numbers_that_are_none(save):
 
 @pytest.mark.parametrize("content", ["", "hello\n", "<html>\n", b"\x1f\x8b\0\0\xff 1 2 3"])
 def test_a_file_that_is_no_text_of_vectors(save, content):
-    assert "is not a text file with a word and its numbers" in fault(save("v.txt", content), ["dog"])
+    assert "is not a text file with a word and its numbers" in fault(
+        save("v.txt", content), ["dog"]
+    )
 
 
 def test_words_that_are_not_utf_8_and_names_that_are_not_ascii(save):
-    path = save("v.txt", "\n".join(lines(names=["sky", "caf\u00e9", "x"])).encode() + b"\n\xff\xfe 1 2 3 4\n")
+    path = save(
+        "v.txt",
+        "\n".join(lines(names=["sky", "caf\u00e9", "x"])).encode() + b"\n\xff\xfe 1 2 3 4\n",
+    )
     assert read_vectors(path, ["caf\u00e9"]).tolist() == ARRAY[[1]].tolist()
 
 
@@ -100,4 +112,6 @@ def test_the_log_is_quiet_on_a_plain_file(save, caplog):
 
 @pytest.mark.parametrize("width", ["9" * 5000, "9" * 10, "0"])
 def test_a_header_that_claims_a_width_of_thousands_of_digits(save, width):
-    assert "is not a text file with a word and its numbers" in fault(save("v.txt", f"3 {width}\nsky 1 2\n"), ["sky"])
+    assert "is not a text file with a word and its numbers" in fault(
+        save("v.txt", f"3 {width}\nsky 1 2\n"), ["sky"]
+    )

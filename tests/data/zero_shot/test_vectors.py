@@ -56,12 +56,16 @@ def test_names_may_lie_beside_the_array(save):
 
 
 def test_counts_that_differ(save):
-    assert "shape [3, 4], which does not fit 2 names" in fault(save("v.npy", ARRAY), ["dog"], order=["dog", "sea"])
+    assert "shape [3, 4], which does not fit 2 names" in fault(
+        save("v.npy", ARRAY), ["dog"], order=["dog", "sea"]
+    )
     assert "does not fit 3 names" in fault(save("x.npy", ARRAY[0]), ["dog"], order=NAMES)
 
 
 def test_a_square_array_is_ambiguous(save):
-    assert "rows or columns may be the names'" in fault(save("v.npy", np.eye(3)), ["dog"], order=NAMES)
+    assert "rows or columns may be the names'" in fault(
+        save("v.npy", np.eye(3)), ["dog"], order=NAMES
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,10 @@ def test_vectors_that_say_nothing(save, value, text):
     message = fault(path, NAMES, order=NAMES)
     assert "the vector of 'dog' (1 of 3)" in message
     assert text in message
-    assert read_vectors(path, ["sky", "sea"], order=NAMES).shape == (2, 4)  # what is not used does not matter
+    assert read_vectors(path, ["sky", "sea"], order=NAMES).shape == (
+        2,
+        4,
+    )  # what is not used does not matter
 
 
 def test_duplicate_names(save):
@@ -96,8 +103,12 @@ class Bomb:
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".pickle"])
-@pytest.mark.parametrize("content", [Bomb(), ARRAY, {"wordvec_array": ARRAY}], ids=["code", "numpy", "dict"])
-def test_trap_19_a_pickle_that_is_not_plain_tensors_is_refused_unread(tmp_path, suffix, content, capsys):
+@pytest.mark.parametrize(
+    "content", [Bomb(), ARRAY, {"wordvec_array": ARRAY}], ids=["code", "numpy", "dict"]
+)
+def test_trap_19_a_pickle_that_is_not_plain_tensors_is_refused_unread(
+    tmp_path, suffix, content, capsys
+):
     path = tmp_path / f"v{suffix}"
     path.write_bytes(pickle.dumps(content, protocol=2))
     assert "holds more than tensors and plain values" in fault(path, NAMES, order=NAMES)
@@ -107,7 +118,9 @@ def test_trap_19_a_pickle_that_is_not_plain_tensors_is_refused_unread(tmp_path, 
 
 
 def test_a_torch_file_of_something_else(save):
-    assert "holds a list where one tensor is wanted" in fault(save("v.pth", [1, 2]), NAMES, order=NAMES)
+    assert "holds a list where one tensor is wanted" in fault(
+        save("v.pth", [1, 2]), NAMES, order=NAMES
+    )
     whole = save("v.pth", torch.ones(4, 3)).read_bytes()
     assert "is damaged, or no archive" in fault(save("v.pth", whole[:-90]), NAMES, order=NAMES)
 
@@ -125,7 +138,9 @@ def test_trap_12_text_under_the_name_of_the_vectors(save):
 
 
 def test_npy_of_objects_or_damaged(save):
-    assert "not a .npy file of numbers" in fault(save("v.npy", np.array([{}], object)), NAMES, order=NAMES)
+    assert "not a .npy file of numbers" in fault(
+        save("v.npy", np.array([{}], object)), NAMES, order=NAMES
+    )
     assert "not a .npy file of numbers" in fault(save("v.npy", b"hello"), NAMES, order=NAMES)
     assert "No such file" in fault(save("v.npy", b"").with_name("w.npy"), NAMES, order=NAMES)
 
@@ -164,7 +179,9 @@ def test_sentences_go_to_the_text_encoder(monkeypatch, tmp_path):
     assert not found.is_inference()
     assert encode_text(["ox"], prompt="{}").tolist() == [[2, 1]]
     assert asked == [("ViT-L-14", "laion"), ("ViT-B-32", "openai")]
-    with pytest.raises(ConfigError, match=r"clip:none:openai cannot be had from open-clip \(no such model\)"):
+    with pytest.raises(
+        ConfigError, match=r"clip:none:openai cannot be had from open-clip \(no such model\)"
+    ):
         read_vectors("clip:none", NAMES)
 
 
@@ -183,7 +200,13 @@ def test_nearest_seen_classes_by_cosine():
 def test_twins():
     seen = ["dogs", "bus", "city", "tree", "glass"]
     unseen = ["dog", "buses", "cities", "trees", "glasses", "sea"]
-    expected = [("buses", "bus"), ("cities", "city"), ("dog", "dogs"), ("glasses", "glass"), ("trees", "tree")]
+    expected = [
+        ("buses", "bus"),
+        ("cities", "city"),
+        ("dog", "dogs"),
+        ("glasses", "glass"),
+        ("trees", "tree"),
+    ]
     assert twins(seen, unseen) == expected
     assert twins(["sky"], ["sea"]) == []
 
@@ -193,7 +216,9 @@ def test_twins():
 
 def test_twins_of_the_official_split(sample_data):
     folder = sample_data / "nus_wide_zsl"
-    seen, unseen = ((folder / f"{name}_sorted.txt").read_text().split() for name in ("seen_925", "unseen_81"))
+    seen, unseen = (
+        (folder / f"{name}_sorted.txt").read_text().split() for name in ("seen_925", "unseen_81")
+    )
     pairs = twins(seen, unseen)
     assert len({name for name, _ in pairs}) == 30
     assert {("dog", "dogs"), ("cars", "car"), ("clouds", "cloud")} <= set(pairs)
@@ -208,7 +233,9 @@ def test_vectors_of_the_samples(sample_data):
     assert torch.equal(found, torch.from_numpy(raw.T[::-1].copy()))
     assert torch.allclose(found.norm(dim=1), torch.ones(1006), atol=1e-5)
     tags = (folder / "TagList1k.txt").read_text().split()
-    assert read_vectors(folder / "biam_glove_taglist1k_1000x300.npy", ["sky"], order=tags).shape == (1, 300)
+    assert read_vectors(
+        folder / "biam_glove_taglist1k_1000x300.npy", ["sky"], order=tags
+    ).shape == (1, 300)
 
 
 def test_the_two_orders_of_the_coco_vectors_are_joined_by_name(sample_data):
@@ -225,8 +252,12 @@ def test_the_two_orders_of_the_coco_vectors_are_joined_by_name(sample_data):
 
 def test_npy_files_of_odd_kinds(save):
     structure = np.zeros(3, [("a", "<f4"), ("b", "<f4")])
-    assert "it holds [('a', '<f4'), ('b', '<f4')] where numbers are wanted" in fault(save("v.npy", structure), NAMES)
-    assert "it holds complex64" in fault(save("v.npy", ARRAY.astype(np.complex64)), NAMES, order=NAMES)
+    assert "it holds [('a', '<f4'), ('b', '<f4')] where numbers are wanted" in fault(
+        save("v.npy", structure), NAMES
+    )
+    assert "it holds complex64" in fault(
+        save("v.npy", ARRAY.astype(np.complex64)), NAMES, order=NAMES
+    )
     brackets = b"\x93NUMPY\x01\x00" + (60).to_bytes(2, "little") + b"(" * 60
     assert "is not a .npy file of numbers" in fault(save("v.npy", brackets), NAMES, order=NAMES)
 

@@ -20,7 +20,11 @@ def interrupt() -> None:
     forwards += 1
     name, number, *rank = os.environ.get("PATCHES_SIGNAL", "SIGTERM:0").split(":")
     meant = not rank or rank[0] == os.environ.get("RANK")
-    if forwards == int(number) and meant and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+    if (
+        forwards == int(number)
+        and meant
+        and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    ):
         os.kill(os.getpid(), signal.Signals[name])
 
 
@@ -61,7 +65,9 @@ class MeanHead(nn.Module):
 class Particular(nn.Module):
     """A head that refuses its arguments as ordinary Python code does: with plain `ValueError`s."""
 
-    def __init__(self, in_features: int, num_classes: int, *, scale: float = 1.0, bias: bool = True) -> None:
+    def __init__(
+        self, in_features: int, num_classes: int, *, scale: float = 1.0, bias: bool = True
+    ) -> None:
         super().__init__()
         if scale <= 0:
             raise ValueError(f"scale is {scale}: it must be above 0")
