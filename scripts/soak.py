@@ -374,7 +374,7 @@ def saving(work: Path) -> dict[str, float]:
     waits = []
     for _ in range(5):
         begin = time.perf_counter()
-        state = torch_files.snapshot(learner.state_dict())
+        state = torch_files.snapshot(learner.state())
         waits.append(time.perf_counter() - begin)
     begin = time.perf_counter()
     torch_files.save(work / "large.pt", state)

@@ -29,7 +29,7 @@ def results(
 
 
 def test_numbers_that_do_not_exist_are_null() -> None:
-    found = results(MultiLabelEvaluator(), torch.zeros(3, 2), None)
+    found = results(MultiLabelEvaluator(2), torch.zeros(3, 2), None)
     content = report(found, "ema", "best.pt", NAMES)
     parsed = json.loads(to_json(content), parse_constant=lambda name: pytest.fail(name))
     assert parsed["metrics"]["mAP"] == 0
@@ -41,9 +41,9 @@ def test_numbers_that_do_not_exist_are_null() -> None:
 
 
 def test_confusions_are_those_of_one_label_per_image() -> None:
-    several = results(MultiLabelEvaluator(), torch.ones(3, 2), None)
+    several = results(MultiLabelEvaluator(2), torch.ones(3, 2), None)
     assert "confusions" not in report(several, "ema", "best.pt", NAMES)
-    one = results(SingleLabelEvaluator(top_k=2), torch.tensor([[1, 0], [0, 1], [1, 0]]), [])
+    one = results(SingleLabelEvaluator(2, top_k=2), torch.tensor([[1, 0], [0, 1], [1, 0]]), [])
     assert report(one, "ema", "best.pt", NAMES)["confusions"] == []
 
 

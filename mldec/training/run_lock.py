@@ -111,6 +111,7 @@ class RunLock:
         """Lock the folder, or return the record of who holds it."""
         while True:
             with writing(self.path, of_run=True):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
                 descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

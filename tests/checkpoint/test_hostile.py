@@ -132,7 +132,7 @@ def test_no_file_passes_the_doors_of_word_vectors_and_names(corpus: Corpus, tmp_
         for door, file in (
             (lambda: read_vectors(path, names, order=names), path),
             (read_names, given),
-        ):  # noqa: B023
+        ):
             fault = None
             try:
                 door()

@@ -358,7 +358,7 @@ def test_predict_refuses_what_is_not_there(cli: Cli, digits_run: Path, tmp_path:
             ["+experiment=digits", "loss._target_=os.system"],
             ["loss._target_ 'os.system' is refused"],
         ),
-        (["+experiment=digits", "init=nothing.pt"], ["no checkpoint at nothing.pt"]),
+        (["+experiment=digits", "init=nothing.pt"], ["no file at nothing.pt"]),
         (["+experiment=digits", "resume=nothing.pt"], ["resume=nothing.pt: there is no such file"]),
         (["+experiment=digits", "name=a/b"], ["name 'a/b' cannot be the name of a folder"]),
         (

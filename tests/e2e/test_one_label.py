@@ -58,11 +58,11 @@ def test_the_whole_way_with_the_parts_of_the_imagenet_recipe(
         ),
         (
             ["loss=asl"],
-            ["AsymmetricLoss is for several labels an image, the data has one label an image"],
+            ["AsymmetricLoss is for several labels per image, the data has one label per image"],
         ),
         (
             ["data=digits"],
-            ["CrossEntropy is for one label an image, the data has several labels an image"],
+            ["CrossEntropy is for one label per image, the data has several labels per image"],
         ),
         (["data.top_k=11"], ["data.top_k 11 needs as many classes; there are 10"]),
         (["head.num_groups=12"], ["head.num_groups 12 is above the 10 classes"]),

@@ -1,5 +1,6 @@
 """A run's folder: one run at a time, on a disk that may be full, with data that may change."""
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -250,10 +251,9 @@ def test_an_older_checkpoint_without_a_fingerprint_goes_on_with_a_warning(
 ) -> None:
     load_newest = checkpoint.load_newest
 
-    def older(path: Path) -> tuple[Path, dict[str, Any]]:
-        path, state = load_newest(path)
-        del state["fingerprint"]
-        return path, state
+    def older(path: Path) -> tuple[Path, checkpoint.Checkpoint]:
+        path, saved = load_newest(path)
+        return path, dataclasses.replace(saved, fingerprint=None)
 
     monkeypatch.setattr(checkpoint, "load_newest", older)
     status, out, _ = cli("train", *QUICK, "train.epochs=3", "resume=auto")

@@ -180,7 +180,7 @@ def test_predict_knows_its_own_classes_and_new_ones(
         (["--classes", " ,", "--vectors", "data/wordvec_array.pth"], "names no class"),
         (
             ["--classes", "redfive,redfive", "--vectors", "data/wordvec_array.pth"],
-            "'redfive' twice",
+            "the classes 0 and 1 are both called 'redfive'",
         ),
         (
             ["--classes", "zebra", "--vectors", "data/wordvec_array.pth"],
@@ -238,7 +238,7 @@ def test_a_head_of_another_width_than_the_vectors(
     status, _, err = cli("train", *QUICK, *settings)
     assert status == 1
     [line] = [line for line in err.splitlines() if line.startswith("mldec: ")]
-    assert "head.word_dim=15 needs word queries of that width, got vectors of width 14" in line
+    assert "head.word_dim=15 needs word queries of that width, [K, 15] floating point, got " in line
     assert "Traceback" not in err
 
 

@@ -94,7 +94,7 @@ def test_a_full_disk_at_the_start_is_named(
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(WHOLE))
     fill(tmp_path, name, monkeypatch)
-    fault = rf"cannot write .*{name.removesuffix('.tmp')}.*No space left on device; free space .* resume=auto"
+    fault = rf"cannot write .*{name.removesuffix('.tmp')}.*No space left on device; free space, .*resume=auto"
     with pytest.raises(DataError, match=fault):
         write_something(RunLog(tmp_path, step=step, lines=step))
     logging.getLogger("mldec").warning("nobody writes this any more")

@@ -10,6 +10,7 @@ from patches import Exploding, MeanSquare, Patches
 from support import assert_equal, numbers
 from torch import nn
 
+from mldec import build, checkpoint
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
 from mldec.data.base import Classes, DataModule, Split
@@ -50,11 +51,10 @@ class Squares:
 
 def squares(train: int = 32) -> DataModule:
     classes = Classes(("red", "green", "blue", "white"))
-    evaluator = partial(MultiLabelEvaluator, top_k=1)
     return DataModule(
         load_train=lambda: Split(Squares(train), classes),
         load_val=lambda: Split(Squares(24), classes),
-        evaluator=evaluator,
+        make_evaluator=lambda classes: MultiLabelEvaluator(len(classes), top_k=1),
         transform=EvalTransform(image_size=16),
     )
 
@@ -68,7 +68,8 @@ def config() -> Config:
         "optim.lr=0.01",
         "train.ema_decay=0.9",
     ]
-    return override(compose(["+experiment=digits"]), words)
+    config = override(compose(["+experiment=digits"]), words)
+    return build.recorded(config, build.check(config))
 
 
 CUDA = pytest.param(
@@ -111,7 +112,7 @@ def fit(job: Trainer, folder: Path) -> dict[str, float]:
 
 def resume(job: Trainer, folder: Path) -> None:
     path = folder / "checkpoints" / "last.pt"
-    job.resume(read_torch(path), path)
+    job.resume(checkpoint.load(path), path)
 
 
 def test_it_learns(config: Config, tmp_path: Path) -> None:
@@ -236,7 +237,7 @@ def test_auto_on_a_cpu_is_fp32_to_the_bit(config: Config, tmp_path: Path) -> Non
         )
         fit(job, tmp_path / precision)
         runs[precision] = job
-    assert_equal(runs["auto"].learner.state_dict(), runs["fp32"].learner.state_dict())
+    assert_equal(runs["auto"].learner.state(), runs["fp32"].learner.state())
     assert "fp32 (auto) on cpu" in runs["auto"].summary()
     assert "fp32 on cpu" in runs["fp32"].summary()
 
@@ -246,9 +247,9 @@ def test_fp16_goes_on_from_steps_without_a_scale(config: Config, tmp_path: Path)
     fit(trainer(override(config, ["train.precision=auto", "train.epochs=1"]), tmp_path), tmp_path)
     path = tmp_path / "checkpoints" / "last.pt"
     job = trainer(override(config, ["train.precision=fp16", "train.epochs=2"]), tmp_path)
-    state = read_torch(path)
-    assert state["scaler"] == {}
-    job.learner.load_state_dict(state, path)
+    saved = checkpoint.load(path)
+    assert saved.scaler == {}
+    job.learner.load_state(saved, path)
     assert job.learner.scaler.get_scale() == 65536
 
 
@@ -395,7 +396,7 @@ def test_images_that_cannot_be_read(
 ) -> None:
     good = squares()
     holes = Split(Holes(32), good.train.classes)
-    data = DataModule(lambda: holes, lambda: holes, good.evaluator, good.transform, policy)
+    data = DataModule(lambda: holes, lambda: holes, good.make_evaluator, good.transform, policy)
     model = trainer(config, tmp_path).learner.model
     folder = tmp_path / "checkpoints"
     job = Trainer(config, model, AsymmetricLoss(), data, folder=folder, device=torch.device("cpu"))

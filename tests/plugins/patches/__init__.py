@@ -5,6 +5,7 @@ import signal
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from mldec.backbones import TimmBackbone
 
@@ -37,7 +38,8 @@ class Patches(nn.Module):
         self.project = nn.Conv2d(3, width, size, stride=size)
 
     def forward(self, images: Tensor) -> Tensor:
-        interrupt()
+        if not isinstance(images, FakeTensor):  # which only counts the work
+            interrupt()
         images = images if images.is_floating_point() else images.float() / 255
         return self.project(images.to(self.project.weight.dtype)).flatten(2).transpose(1, 2).relu()
 
@@ -46,7 +48,8 @@ class Interruptible(TimmBackbone):
     """A real network that can be stopped at a chosen forward pass."""
 
     def forward(self, images: Tensor) -> Tensor:
-        interrupt()
+        if not isinstance(images, FakeTensor):  # which only counts the work
+            interrupt()
         return super().forward(images)
 
 
