@@ -18,7 +18,9 @@ from torch.nn import functional as F
 from mldec.backbones import TimmBackbone
 from mldec.errors import ConfigError
 
-OPTIONS = sorted((Path(__file__).parents[1] / "configs" / "backbone").glob("*.yaml"))
+FOLDER = Path(__file__).parents[1] / "configs" / "backbone"
+# All but the one whose network the user chooses.
+OPTIONS = sorted(path for path in FOLDER.glob("*.yaml") if path.stem != "timm")
 PARAMETERS = {
     "tresnet_m": 29.34,
     "tresnet_l": 44.13,

@@ -1,12 +1,14 @@
 """DATASETS.md speaks of options and arguments that exist, and messages of sections that it has."""
 
 import re
+from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 
 import pytest
 from support import read_option
 
+from mldec import build
 from mldec.config.compose import config_dir
 
 TEXT = (Path(__file__).parents[1] / "DATASETS.md").read_text(encoding="utf-8")
@@ -22,6 +24,8 @@ def test_options_and_arguments_exist(group: str) -> None:
     if group == "data":
         assert named == set(options), "an option without a section"
     known = {name for part, _ in options.values() for name in signature(part).parameters}
+    if group == "data":
+        known |= {field.name for shared in build.SHARED for field in fields(shared)} | {"changed"}
     assert set(re.findall(rf"\b{group}\.(\w+)", TEXT)) - {"csv", "jpg"} <= known
 
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from support import one_line
 
-from mldec import predict
+from mldec import predict, prediction
 from mldec.checkpoint import load_model
 from mldec.config.schema import MAX_IMAGE_SIZE
 from mldec.files.torch_files import read_torch, save
@@ -104,7 +104,7 @@ def test_a_second_ctrl_c_keeps_the_list_too(
         answered.append(None)
         return []
 
-    monkeypatch.setattr(predict, "best", slow)
+    monkeypatch.setattr(prediction, "best", slow)
     status, _, err = cli("predict", best, photos, *SHARED, "--json", tmp_path / "p.json")
     assert status == 130
     one_line(err, "interrupted")
@@ -184,7 +184,7 @@ def test_too_large_a_batch_is_one_line(
     def full(*arguments: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(predict, "scores", full)
+    monkeypatch.setattr(prediction, "scores", full)
     status, _, err = cli("predict", best, photos / "a.png", *SHARED, "--batch-size", "7")
     assert status == 1
     one_line(
@@ -257,7 +257,7 @@ def test_a_device_is_checked_by_load_model_too(best: Path) -> None:
             load_model(best, plugins=["patches"], device=device)
     for device in ("cpu", "auto", torch.device("cpu")):
         load_model(best, plugins=["patches"], device=device)
-    with pytest.raises(ValueError, match=f"image_size: {10**9} is above {MAX_IMAGE_SIZE}"):
+    with pytest.raises(ValueError, match=f"image_size: {10**9} is above {MAX_IMAGE_SIZE:,}"):
         load_model(best, plugins=["patches"], image_size=10**9)
 
 

@@ -84,7 +84,7 @@ def test_a_run_before_its_first_evaluation_comes_last(outputs: Path) -> None:
     (folder / "checkpoints" / "best.pt").unlink()
     (folder / "metrics.jsonl").unlink()
     best = {"metric": None, "value": -float("inf"), "weights": "raw", "epoch": 0}
-    rewrite(folder / "checkpoints" / "last.pt", epoch=0, best=best)
+    rewrite(folder / "checkpoints" / "last.pt", epoch=0, step=0, best=best)
     one, other = summary.gather(outputs, PLUGINS)
     assert (one.run, other.run) == ("a", "0")
     assert (other.metric, other.value, other.epochs, other.state) == (

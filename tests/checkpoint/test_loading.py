@@ -163,11 +163,11 @@ def test_a_file_cannot_allow_plugins(best: Path) -> None:
 
 def test_tensors_that_do_not_fit_are_named(best: Path) -> None:
     for change, fix in [
-        (lambda t: t.pop("head.pool_bias"), "misses 1 tensors (head.pool_bias)"),
-        (lambda t: t.update(extra=torch.zeros(1)), "has too many 1 tensors (extra)"),
+        (lambda t: t.pop("head.pool_bias"), "1 tensor is missing (head.pool_bias)"),
+        (lambda t: t.update(extra=torch.zeros(1)), "1 tensor is unexpected (extra)"),
         (
             lambda t: t.update({"head.pool_bias": torch.zeros(9)}),
-            "has other shapes for 1 tensors (head.pool_bias)",
+            "1 tensor is of another shape (head.pool_bias)",
         ),
     ]:
         state = read_torch(best)

@@ -499,7 +499,6 @@ def test_compiled_training_gives_the_same_weights(config: Config, tmp_path: Path
             {"scale": "x"},
             "does not fit the precision: the 'scale' of its scaler is no number",
         ),
-        ("scaler", {}, "does not fit the precision"),
         (
             "loss",
             {"a": torch.zeros(1), "b": torch.zeros(1)},

@@ -215,6 +215,8 @@ def test_a_resumed_run_equals_one_that_was_not_stopped_and_carries_vectors(
     one, other = (
         read_torch(tmp_path / name / "checkpoints" / "last.pt") for name in ("whole", "again")
     )
+    for state in (one, other):
+        del state["log"]["lines"]  # the new folder has a log of its own
     assert_equal(one, other)
     assert one["classes"]["queries"].shape == (20, 300)
     assert next(iter(one["metrics"])) == "val/zsl_mAP"
