@@ -18,9 +18,9 @@ from yaml import YAMLError
 
 import mldec
 from mldec.cli import VERSION, said_once
-from mldec.config.compose import COMPLETION, config_dir, explain, parse, prepare, to_yaml
+from mldec.config.compose import COMPLETION, compose, config_dir, explain, parse, prepare, to_yaml
 from mldec.config.schema import Config
-from mldec.errors import CheckpointError, ConfigError, one_line, printable, writing
+from mldec.errors import CheckpointError, ConfigError, one_line, printable, say, writing
 from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
 
 if TYPE_CHECKING:
@@ -231,6 +231,30 @@ def app(node: DictConfig) -> None:
         job(parse(node), Path(hydra_config.runtime.output_dir))
 
 
+def settings_to_show(words: list[str]) -> list[str] | None:
+    """Return the settings beside `--cfg job`; None where Hydra must answer, as with another flag."""
+    if "--cfg" not in words:
+        return None
+
+    flag = words.index("--cfg")
+    settings = words[:flag] + words[flag + 2 :]
+    if words[flag + 1 : flag + 2] != ["job"] or any(word.startswith("-") for word in settings):
+        return None
+    return settings
+
+
+def complete_config(settings: list[str]) -> str:
+    """Return the config that a run of these settings records, as YAML: Hydra's own lists no defaults of parts.
+
+    Raises:
+        ConfigError: for settings that `train` would refuse before it reads any data.
+    """
+    from mldec import build
+
+    config = compose(settings)
+    return to_yaml(build.recorded(config, build.check(config)))
+
+
 def main() -> None:
     """Run the command."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as they are, and end as one line
@@ -238,6 +262,11 @@ def main() -> None:
         print(VERSION)
         return
     with one_line(said_once):
+        shown = settings_to_show(sys.argv[1:])
+        if shown is not None:
+            say(*complete_config(shown).splitlines())
+            return
+
         sys.argv[1:] = prepare(sys.argv[1:])
         if any(word.startswith(COMPLETION) for word in sys.argv[1:]):
             sys.argv[0] = (
