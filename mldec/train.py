@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +19,7 @@ from yaml import YAMLError
 
 import mldec
 from mldec.cli import VERSION, said_once
-from mldec.config.compose import COMPLETION, compose, config_dir, explain, parse, prepare, to_yaml
+from mldec.config.compose import COMPLETION, config_dir, explain, parse, prepare, to_yaml
 from mldec.config.schema import Config
 from mldec.errors import CheckpointError, ConfigError, one_line, printable, say, writing
 from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
@@ -231,28 +232,28 @@ def app(node: DictConfig) -> None:
         job(parse(node), Path(hydra_config.runtime.output_dir))
 
 
-def settings_to_show(words: list[str]) -> list[str] | None:
-    """Return the settings beside `--cfg job`; None where Hydra must answer, as with another flag."""
-    if "--cfg" not in words:
-        return None
-
-    flag = words.index("--cfg")
-    settings = words[:flag] + words[flag + 2 :]
-    if words[flag + 1 : flag + 2] != ["job"] or any(word.startswith("-") for word in settings):
-        return None
-    return settings
-
-
-def complete_config(settings: list[str]) -> str:
-    """Return the config that a run of these settings records, as YAML: Hydra's own lists no defaults of parts.
-
-    Raises:
-        ConfigError: for settings that `train` would refuse before it reads any data.
-    """
+@hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
+def show(node: DictConfig) -> None:
+    """Print the config that a run records, as YAML."""
     from mldec import build
 
-    config = compose(settings)
-    return to_yaml(build.recorded(config, build.check(config)))
+    with one_line():
+        config = parse(node)
+        say(*to_yaml(build.recorded(config, build.check(config))).splitlines())
+
+
+def choose_task(words: list[str]) -> tuple[Callable[[], None], list[str]]:
+    """Return what a command line asks for, and the words for it.
+
+    For `--cfg job` Hydra would print the settings that YAML gives, without the defaults of the parts.
+    """
+    place = words.index("--cfg") if "--cfg" in words else len(words)
+    if words[place : place + 2] != ["--cfg", "job"]:
+        return app, words
+
+    # Without a folder, which Hydra would make for a run.
+    no_folder = ["hydra.run.dir=.", "hydra.output_subdir=null"]
+    return show, [*words[:place], *words[place + 2 :], *no_folder]
 
 
 def main() -> None:
@@ -262,18 +263,14 @@ def main() -> None:
         print(VERSION)
         return
     with one_line(said_once):
-        shown = settings_to_show(sys.argv[1:])
-        if shown is not None:
-            say(*complete_config(shown).splitlines())
-            return
-
-        sys.argv[1:] = prepare(sys.argv[1:])
+        task, words = choose_task(sys.argv[1:])
+        sys.argv[1:] = prepare(words)
         if any(word.startswith(COMPLETION) for word in sys.argv[1:]):
             sys.argv[0] = (
                 "mldec-train"  # the command that a shell completes: it knows no `python -m`
             )
         try:
-            app()
+            task()
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise ConfigError(explain(error)) from error
 
