@@ -8,6 +8,8 @@ import pytest
 from support import read_option
 
 from mldec.config.compose import config_dir
+from mldec.data.source import FileSettings
+from mldec.data.view import View
 
 TEXT = (Path(__file__).parents[1] / "DATASETS.md").read_text(encoding="utf-8")
 HEADINGS = re.findall(r"^## (.*)$", TEXT, re.MULTILINE)
@@ -22,7 +24,10 @@ def test_options_and_arguments_exist(group: str) -> None:
     if group == "data":
         assert named == set(options), "an option without a section"
     known = {name for part, _ in options.values() for name in signature(part).parameters}
-    assert set(re.findall(rf"\b{group}\.(\w+)", TEXT)) - {"csv", "jpg"} <= known
+    if group == "data":
+        known |= {name for shared in (View, FileSettings) for name in signature(shared).parameters}
+    arguments = set(re.findall(rf"(?<!/)\b{group}\.(\w+)", TEXT))
+    assert arguments - {"csv", "jpg"} <= known
 
 
 def test_messages_name_sections_that_are_there() -> None:
