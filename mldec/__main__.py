@@ -1,4 +1,4 @@
-"""Say which commands there are: `python -m mldec`."""
+"""List the commands: `python -m mldec`."""
 
 import sys
 
@@ -9,7 +9,7 @@ COMMANDS = {
     "train": "train a model: +experiment=digits, or data, backbone, head and loss of your choice",
     "evaluate": "compute the metrics of a checkpoint on the validation images",
     "predict": "name what images show",
-    "summary": "set out the runs of a folder in a table",
+    "summary": "print a table of the runs in a folder",
     "check_data": "count and check the images and labels of a dataset",
     "benchmark": "measure speed, memory and cost",
 }
@@ -23,25 +23,24 @@ def overview() -> str:
 
 
 def main() -> None:
-    """Print the list of commands, the version, or which command was meant."""
-    words = sys.argv[1:]
-    if not words or words[0] in ("-h", "--help"):
+    """Print the list of commands, the version, or a hint at the command that was meant."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
-    elif words[0] == "--version":
+        return
+    if arguments[0] == "--version":
         print(VERSION)
-    elif words[0].replace("-", "_") in COMMANDS:
-        name = words[0].replace("-", "_")
-        print(
-            f"mldec: '{words[0]}' is a command of its own: write python -m mldec.{name}",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        return
+
+    # A command is a module of its own: this one only points to it.
+    command = arguments[0]
+    name = command.replace("-", "_")
+    if name in COMMANDS:
+        message = f"'{command}' is a command of its own: write python -m mldec.{name}"
     else:
-        print(
-            f"mldec: there is no command {words[0]!r}{suggest(words[0], list(COMMANDS))}",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        message = f"there is no command {command!r}{suggest(command, list(COMMANDS))}"
+    print(f"mldec: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

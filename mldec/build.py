@@ -1,18 +1,17 @@
-"""From `_target_` nodes to objects: what may be named, whether the arguments fit, and the call."""
+"""Build the parts of a run from `_target_` nodes: check the target and its arguments, call it."""
 
 import dataclasses
 import importlib
 import inspect
-import math
 import re
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from torch import nn
 
 from mldec.config import moved
+from mldec.config.annotations import describe, matches
 from mldec.config.schema import PARTS, Config
 from mldec.data.base import Classes, DataModule
 from mldec.data.source import FileSettings, Source, assemble
@@ -20,22 +19,23 @@ from mldec.data.view import View
 from mldec.errors import ConfigError, UserError, suggest
 from mldec.model import Classifier
 
-# Where each part must be defined, whatever a file says; the user's own packages are added by plugins=[...].
+# The modules in which a part must be defined; plugins=[...] adds packages of the user's own.
 HOMES = {
     "data": ("mldec.data.readers", "mldec.data.digits"),
     "backbone": ("mldec.backbones",),
     "head": ("mldec.heads",),
     "loss": ("mldec.losses",),
 }
+# The arguments that the caller passes, and that a node must not give.
 RUNTIME_ARGUMENTS = {"data": (), "backbone": (), "head": ("in_features", "num_classes"), "loss": ()}
 # A class without a constructor of its own shows torch's (*args, **kwargs).
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-# What every reader of image files takes beside its own arguments, as flat keys of its node: data.cutout=0.
+# The settings that every reader of image files takes beside its own arguments, as flat keys of its
+# node, such as data.cutout=0.
 SHARED = (View, FileSettings)
-# What a function that builds data returns.
+# The types that a function for data may return.
 DATA = (Source, DataModule)
 REQUIRED = inspect.Parameter.empty
-LARGEST_WHOLE = 2**63  # torch takes no larger whole number, where it takes any number with a point
 
 
 class Argument(NamedTuple):
@@ -45,13 +45,13 @@ class Argument(NamedTuple):
     default: Any
 
 
-# A setting of the program's own in the node of the data: other training data at a resume is refused, or allowed.
+# A setting of the trainer in the node of the data: whether a run may resume on other training data.
 CHANGED = Argument(Literal["refuse", "allow"], "refuse")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run, checked: what its node names, and every argument with its value, defaults included."""
+    """A checked part of a run: the target of its node, and all arguments, defaults included."""
 
     kind: str  # data, backbone, head or loss
     target: Callable[..., Any]
@@ -59,19 +59,23 @@ class Part:
 
     @property
     def node(self) -> dict[str, Any]:
-        """The node that a config records: it says everything, whatever the defaults become."""
+        """The node that a config records: complete, so that later defaults do not change it."""
         return {
             "_target_": f"{self.target.__module__}.{self.target.__qualname__}",
             **self.arguments,
         }
 
     def call(self, **runtime: Any) -> Any:
-        """Call the target with some of the arguments replaced.
+        """Call the target.
+
+        Args:
+            runtime: arguments that are added, or replace those of the node.
 
         Raises:
-            ConfigError: `<part>.<message>` for a `ValueError` of the target that begins with one of its arguments, and
-                `<part>: <message>` for another one.
+            ConfigError: `<part>.<message>` for a `ValueError` of the target that begins with the
+                name of an argument, and `<part>: <message>` for any other `ValueError`.
         """
+        # The shared settings of readers are in the node too, and not for the target.
         own = {
             name: value
             for name, value in self.arguments.items()
@@ -80,14 +84,20 @@ class Part:
         return self._translated(self.target, {**own, **runtime})
 
     def shared(self, kind: type[Any]) -> Any:
-        """Build a group of shared settings, such as `View`, from the arguments."""
+        """Build a group of shared settings, such as `View`, from the arguments.
+
+        Raises:
+            ConfigError: as `call`.
+        """
         names = [field.name for field in dataclasses.fields(kind)]
         return self._translated(kind, {name: self.arguments[name] for name in names})
 
     def _translated(self, call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Call, and add the name of the part to a `ValueError`."""
         try:
             return call(**arguments)
-        except UserError:  # names its key itself
+        except UserError:
+            # Its message names the full key already.
             raise
         except ValueError as error:
             # The user types `head.width`; the part knows only `width`.
@@ -100,14 +110,17 @@ Parts = Mapping[str, Part]
 
 
 def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
-    """Hold what the config names against what there is, before any file, download or device is touched.
+    """Check the parts of a config before any file, download or device is touched.
 
     Args:
         config: the nodes of its parts may leave out arguments that have a default.
-        kinds: the parts that are needed: naming a photo builds neither data nor loss.
+        kinds: the parts that are needed; prediction builds neither data nor loss.
+
+    Returns:
+        The checked parts by kind.
 
     Raises:
-        ConfigError: with every fault of every part, or for an unknown optimiser.
+        ConfigError: with all errors of all parts, or for an unknown optimiser.
     """
     parts: dict[str, Part] = {}
     faults: list[str] = []
@@ -119,10 +132,10 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
     if faults:
         raise ConfigError("; ".join(faults))
 
-    if "loss" in kinds:  # a loss is for training
-        from mldec.optim import (
-            check_optimizer,
-        )  # timm is slow to import, and check_data does without
+    # Only training needs a loss, and only training needs an optimiser.
+    if "loss" in kinds:
+        # Imports timm, which is slow and which check_data does not need.
+        from mldec.optim import check_optimizer
 
         check_optimizer(config.optim.name)
     return parts
@@ -131,8 +144,13 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
 def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> Part:
     """Return the part that a node describes, with all its arguments.
 
+    Args:
+        kind: data, backbone, head or loss.
+        node: `_target_` and arguments.
+        plugins: the user's own packages that may define parts.
+
     Raises:
-        ConfigError: for its target, or with every unknown, missing and ill-typed argument.
+        ConfigError: for the target, or with all unknown, missing and ill-typed arguments.
     """
     node = moved.renamed(node)
     target = locate(kind, node.pop("_target_"), plugins)
@@ -141,9 +159,8 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
     faults = []
     for key, value in node.items():
         if key not in accepted:
-            faults.append(
-                f"{kind}.{key}: {target.__name__} takes no such argument{suggest(key, list(accepted))}"
-            )
+            hint = suggest(key, list(accepted))
+            faults.append(f"{kind}.{key}: {target.__name__} takes no such argument{hint}")
         elif not matches(value, accepted[key].hint):
             faults.append(f"{kind}.{key}: {value!r} is not {describe(accepted[key].hint)}")
     for key, argument in accepted.items():
@@ -157,17 +174,19 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
 
 
 def recorded(config: Config, parts: Parts) -> Config:
-    """Return the config with every argument of these parts in it, for config.yaml and checkpoints."""
+    """Return the config with all arguments of these parts, for config.yaml and checkpoints."""
     nodes: dict[str, Any] = {kind: part.node for kind, part in parts.items()}
     return dataclasses.replace(config, **nodes)
 
 
 def data(parts: Parts) -> DataModule:
-    """Build the dataset: the data module that its function returns, or the one that is made of its source.
+    """Build the dataset.
+
+    Its function returns either a data module or a source, of which the data module is made.
 
     Raises:
         ConfigError: for a value out of its range.
-        DataError: if its folder is missing.
+        DataError: if the data is missing or damaged.
     """
     part = parts["data"]
     if not _is_reader(part.target):
@@ -175,7 +194,7 @@ def data(parts: Parts) -> DataModule:
         assert isinstance(module, DataModule)
         return module
 
-    # The settings first: a wrong one is refused before the data is looked for.
+    # The settings first: an error in them is found before the data is searched.
     view, files = part.shared(View), part.shared(FileSettings)
     return assemble(part.call(), view, files)
 
@@ -188,39 +207,49 @@ def loss(parts: Parts) -> nn.Module:
 
 
 def model(parts: Parts, classes: Classes, *, pretrained: bool = True) -> Classifier:
-    """Build the backbone and a head for these classes; without `pretrained` nothing is downloaded or read."""
-    without_weights = (
-        {"pretrained": False}
-        if not pretrained and "pretrained" in parts["backbone"].arguments
-        else {}
-    )
-    backbone = parts["backbone"].call(**without_weights)
+    """Build the backbone, and a head for these classes.
+
+    Args:
+        parts: at least backbone and head.
+        classes: that the head scores.
+        pretrained: False builds the backbone without its weights, so that nothing is downloaded.
+    """
+    runtime = {}
+    if not pretrained and "pretrained" in parts["backbone"].arguments:
+        runtime["pretrained"] = False
+
+    backbone = parts["backbone"].call(**runtime)
     head = parts["head"].call(in_features=backbone.num_features, num_classes=len(classes))
     return Classifier(backbone, head)
 
 
 def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
-    """Hold the loss, the mixing, the head and the evaluator against the data, before anything is trained.
+    """Check that loss, mixing, head and evaluator fit the data, before anything is trained.
 
     Args:
-        config: as the user gave it. A default such as 100 groups is clipped to the classes; what was asked for is not.
+        config: as the user gave it. A default such as 100 groups is clipped to the number of
+            classes, and a value of the user's is refused.
         data: the dataset.
-        loss: the loss.
+        loss: the loss; its attributes `exclusive` and `soft`, if any, say which targets it takes.
 
     Raises:
-        ConfigError: with the first fault.
+        ConfigError: for the first setting that does not fit.
     """
     train, val, loss_name = data.train.classes, data.val.classes, type(loss).__name__
+
+    # A loss without the attribute takes both kinds of data.
     wanted: bool | None = getattr(loss, "exclusive", None)
     if wanted is not None and wanted is not train.exclusive:
         kinds = {True: "one label per image", False: "several labels per image"}
-        fix = (
-            "loss=cross_entropy, asl_single_label or bce" if train.exclusive else "loss=asl or bce"
-        )
+        fix = "loss=asl or bce"
+        if train.exclusive:
+            fix = "loss=cross_entropy, asl_single_label or bce"
         raise ConfigError(
-            f"{loss_name} is for {kinds[wanted]}, the data has {kinds[train.exclusive]}: choose {fix}"
+            f"{loss_name} is for {kinds[wanted]}, the data has {kinds[train.exclusive]}: "
+            f"choose {fix}"
         )
 
+    # Mixed images have labels between 0 and 1.
     if config.mix.soft and not train.exclusive:
         raise ConfigError(
             "mix is for data with one label per image, the data has several: leave it out"
@@ -231,33 +260,44 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
         )
     if config.train.random_queries and train.exclusive:
         raise ConfigError(
-            "train.random_queries adds a positive to each image, the data has one label: leave it out"
+            "train.random_queries adds a positive to each image, the data has one label: "
+            "leave it out"
         )
 
     groups = config.head.get("num_groups")
     if groups is not None and groups > len(train):
         raise ConfigError(
-            f"head.num_groups {groups} is above the {len(train)} classes: leave it out, for one per class"
+            f"head.num_groups {groups} is above the {len(train)} classes: "
+            f"leave it out, for one per class"
         )
-    data.make_evaluator(val)  # refuses settings that do not fit the classes, such as top-5 of three
+
+    # Raises for settings that do not fit the classes, such as top-5 of three.
+    data.make_evaluator(val)
 
 
 def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[..., Any]:
-    """Return the class or function a node names, if it is a public one defined where such parts live.
+    """Return the class or function that a node names.
+
+    Args:
+        kind: data, backbone, head or loss.
+        target: the value of `_target_`, a dotted path.
+        plugins: the user's own packages that may define parts.
 
     Raises:
-        ConfigError: for any other target.
+        ConfigError: unless the target is public and defined in a module for such parts.
     """
     if not isinstance(target, str):
         raise ConfigError(f"{kind}._target_ is missing: choose an option, such as {kind}=NAME")
 
+    # Checked before the import, which runs the code of the module.
     homes = [*HOMES[kind], *plugins]
     module_name, _, name = target.rpartition(".")
     is_public = not any(word.startswith("_") for word in target.split("."))
     if not is_public or not any(_inside(module_name, home) for home in homes):
         hint = "" if plugins else "; a part of your own needs plugins=[package]"
         raise ConfigError(
-            f"{kind}._target_ '{target}' is refused: a {kind} is defined under {' or '.join(homes)}{hint}"
+            f"{kind}._target_ '{target}' is refused: "
+            f"a {kind} is defined under {' or '.join(homes)}{hint}"
         )
 
     try:
@@ -268,71 +308,28 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
     # An imported name is not a definition: `mldec.heads.gap.nn` leads elsewhere.
     is_defined_there = any(_inside(getattr(located, "__module__", ""), home) for home in homes)
     if not is_defined_there or not _is_part(kind, located):
-        what = (
-            "function that returns a Source or a DataModule" if kind == "data" else "module class"
-        )
+        expected = "module class"
+        if kind == "data":
+            expected = "function that returns a Source or a DataModule"
         raise ConfigError(
-            f"{kind}._target_ '{target}' is refused: it is not a {what} defined there"
+            f"{kind}._target_ '{target}' is refused: it is not a {expected} defined there"
         )
     assert callable(located)
     return located
 
 
-def matches(value: Any, hint: Any) -> bool:
-    """Tell whether a value from YAML fits an annotation; a whole number fits `float`, true and false only `bool`.
-
-    A number must be finite, wherever it is.
-    """
-    origin, arguments = get_origin(hint), get_args(hint)
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
-    if hint is Any:
-        items = list(value.values()) if isinstance(value, Mapping) else value
-        return not isinstance(items, list | tuple) or all(matches(item, Any) for item in items)
-    if origin in (Union, types.UnionType):
-        return any(matches(value, argument) for argument in arguments)
-    if origin is Literal:
-        return value in arguments
-    if hint in (None, type(None)):
-        return value is None
-    if isinstance(value, bool) or hint is bool:
-        return isinstance(value, bool) and hint is bool
-    if hint is float:
-        return isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST_WHOLE)
-
-    kind = origin or hint
-    if kind in (list, tuple, Sequence):
-        items = arguments[0] if arguments else Any
-        return isinstance(value, list | tuple) and all(matches(item, items) for item in value)
-    if kind in (dict, Mapping):
-        return isinstance(value, Mapping) and matches(value, Any)
-    return isinstance(value, kind)
-
-
-def describe(hint: Any) -> str:
-    """Name an annotation in the words of YAML."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(describe(argument) for argument in arguments)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
-    names = {int: "a whole number", bool: "true or false", str: "text", type(None): "null"}
-    names[float] = "a number (if whole, below 2**63)"
-    if hint in names:
-        return names[hint]
-    return (
-        "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping, its numbers finite"
-    )
-
-
 def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
-    """Return what a node may give: the target's arguments, and for a reader of image files the shared settings."""
+    """Return the arguments that a node may give.
+
+    They are those of the target, and for a reader of image files the shared settings as well.
+    """
     hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
     accepted = {
         name: Argument(hints.get(name, Any), parameter.default)
         for name, parameter in inspect.signature(target).parameters.items()
         if name not in RUNTIME_ARGUMENTS[kind] and parameter.kind not in VARIADIC
     }
+
     if kind == "data":
         accepted["changed"] = CHANGED
     if _is_reader(target):
@@ -346,15 +343,17 @@ def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
 
 
 def _inside(module_name: str, home: str) -> bool:
+    """Tell whether a module is a package or one of its submodules."""
     return module_name == home or module_name.startswith(home + ".")
 
 
 def _is_reader(target: Callable[..., Any]) -> bool:
-    """Tell whether a function returns a source, and so takes the shared settings of image files."""
+    """Tell whether a function returns a source, for which the shared settings hold."""
     return inspect.isfunction(target) and get_type_hints(target).get("return") is Source
 
 
 def _is_part(kind: str, located: Any) -> bool:
+    """Tell whether an object can build a part: a function for data, else a module class."""
     if kind == "data":
         return inspect.isfunction(located) and get_type_hints(located).get("return") in DATA
     return inspect.isclass(located) and issubclass(located, nn.Module)

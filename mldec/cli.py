@@ -1,4 +1,4 @@
-"""The command-line words that choose a model or a dataset: the same for every command that uses one."""
+"""The command-line arguments that choose a model or a dataset, shared by all commands."""
 
 import argparse
 import math
@@ -38,20 +38,21 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def said_once(message: str) -> str:
-    """Return what this process should print of a fault: under torchrun the same is printed once."""
+    """Return what this process should print of an error, so that torchrun shows it once."""
     if "RANK" not in os.environ:
         return message
+
     from mldec.runtime import distributed
 
     return distributed.said_once(message)
 
 
 def add_model_options(arguments: argparse.ArgumentParser) -> None:
-    """Add the checkpoint and what changes how it is used."""
+    """Add the checkpoint, and the options that change how it is used."""
     arguments.add_argument(
         "checkpoint",
-        help="a run's folder, such as outputs/digits, a checkpoint in it, a released .pth file, or zoo:NAME "
-        "(see MODEL_ZOO.md)",
+        help="a run's folder, such as outputs/digits, a checkpoint in it, a released .pth file, "
+        "or zoo:NAME (see MODEL_ZOO.md)",
     )
     arguments.add_argument(
         "--weights", choices=("ema", "raw"), help="default: those that scored best in the run"
@@ -67,61 +68,74 @@ def add_model_options(arguments: argparse.ArgumentParser) -> None:
     )
 
 
-def open_model(words: argparse.Namespace, device: "torch.device") -> "Loaded":
-    """Load the chosen model."""
+def open_model(args: argparse.Namespace, device: "torch.device") -> "Loaded":
+    """Load the model that the options of `add_model_options` choose.
+
+    Raises:
+        CheckpointError: if the checkpoint cannot be used.
+    """
     from mldec.checkpoint import load_model
 
     return load_model(
-        words.checkpoint,
-        words.weights,
-        image_size=words.image_size,
+        args.checkpoint,
+        args.weights,
+        image_size=args.image_size,
         device=device,
-        plugins=words.plugin,
+        plugins=args.plugin,
     )
 
 
 def open_data(settings: list[str]) -> "tuple[Config, DataModule]":
-    """Build the dataset of words such as `data=coco data.root=/data/coco`, where no model is needed.
+    """Build the dataset that settings choose, for commands that need no model.
+
+    Args:
+        settings: such as `data=coco` and `data.root=/data/coco`.
+
+    Returns:
+        The config with all arguments of the dataset, and the dataset.
 
     Raises:
-        ConfigError: if no dataset is chosen, or a word is wrong.
+        ConfigError: if no dataset is chosen, or a setting is wrong.
     """
     from mldec import build
 
-    if not any(word.startswith("data=") for word in settings):
+    if not any(setting.startswith("data=") for setting in settings):
         raise ConfigError(
             "no dataset is chosen: pass data=NAME, such as data=coco data.root=/data/coco"
         )
-    config = override(
-        compose(["+experiment=digits"]), settings
-    )  # the other parts of it are not used
-    # Of the parts that are not used only those count that a word names: a misspelt one must not pass in silence.
-    named = {word.partition("=")[0].partition(".")[0] for word in settings}
+
+    # A config needs all parts: those that the settings leave out are of this experiment, unused.
+    config = override(compose(["+experiment=digits"]), settings)
+
+    # Unused parts are checked only if a setting names them, so that a misspelt setting is refused.
+    named = {setting.partition("=")[0].partition(".")[0] for setting in settings}
     parts = build.check(config, [kind for kind in PARTS if kind in named])
     return build.recorded(config, parts), build.data(parts)
 
 
-def positive(word: str) -> int:
+def positive(text: str) -> int:
     """Read a whole number from 1 on."""
-    if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"{word} is not a whole number from 1 on")
-    return int(word)
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
 
 
-def image_side(word: str) -> int:
+def image_side(text: str) -> int:
     """Read a number of pixels per side."""
-    side = positive(word)
+    side = positive(text)
     if side > MAX_IMAGE_SIZE:
-        raise argparse.ArgumentTypeError(f"{word} is above {MAX_IMAGE_SIZE} pixels")
+        raise argparse.ArgumentTypeError(f"{text} is above {MAX_IMAGE_SIZE} pixels")
     return side
 
 
-def fraction(word: str) -> float:
+def fraction(text: str) -> float:
     """Read a number from 0 to 1."""
+    # What is no number becomes NaN, which is outside the range too.
     try:
-        value = float(word)
+        value = float(text)
     except ValueError:
         value = math.nan
+
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{word} is not a number from 0 to 1")
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
     return value

@@ -1,4 +1,4 @@
-"""The faults a user can cause, and how a command reports them: one line, status 1, no traceback."""
+"""Errors that a user can cause, and how a command reports them: one line and exit status 1."""
 
 import errno
 import io
@@ -11,27 +11,24 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-FULL = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-)  # of the disk, the user's quota, the process's limit
+# No space on the disk, in the user's quota, or within the file size limit of the process.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UserError(ValueError):
-    """Something the user can mend: the message is one line with the thing, its value and the fix."""
+    """An error that the user can mend; its message is one line with key, value and remedy."""
 
 
 class ConfigError(UserError):
-    """A setting is unknown, of the wrong type, out of range, or clashes with another one."""
+    """A setting is unknown, of the wrong type, out of range, or conflicts with another one."""
 
 
 class DataError(UserError):
-    """A data file or folder is missing, broken or not what it should be."""
+    """A data file or folder is missing, damaged, or of another format."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint is missing, damaged, refused, or does not fit what it is used for."""
+    """A checkpoint is missing, damaged, refused, or does not fit its use."""
 
 
 class RunInUseError(UserError):
@@ -39,7 +36,7 @@ class RunInUseError(UserError):
 
 
 class NonFiniteError(UserError):
-    """The loss or its gradients became infinite or not a number."""
+    """The loss or its gradients became infinite or NaN."""
 
 
 class OutOfMemoryError(UserError):
@@ -47,11 +44,11 @@ class OutOfMemoryError(UserError):
 
 
 class Stopped(Exception):
-    """The run was asked to stop, and did in order.
+    """The run stopped in order, at a request.
 
     Args:
-        message: where it stopped and how to go on; empty on a process for which another one speaks.
-        status: of the process: 130 after Ctrl-C, else 143.
+        message: where it stopped and how to go on; empty if another process prints it.
+        status: exit status of the process: 130 after Ctrl-C, else 143.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -60,7 +57,7 @@ class Stopped(Exception):
 
 
 def suggest(word: str, known: list[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest of the known words, else the known words."""
+    """Return a hint for an unknown word: `; did you mean 'x'?`, or the list of known words."""
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
         return f"; did you mean '{near[0]}'?"
@@ -68,9 +65,9 @@ def suggest(word: str, known: list[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """Return text with `?` for each control character, line breaks included: for names of files and classes.
+    """Replace each control character by `?`, line breaks included, in names of files and classes.
 
-    A name from outside must neither steer the terminal nor look like a line of ours.
+    A name from outside must neither control the terminal nor look like a line of ours.
     """
     return "".join(
         letter if letter.isprintable() or unicodedata.category(letter) == "Zs" else "?"
@@ -79,24 +76,25 @@ def visible(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a message as one line: a line break in it becomes a space, any other control character `?`."""
+    """Return a message as one line: line breaks become spaces, other control characters `?`."""
     return visible(" ".join(text.split()))
 
 
 @contextmanager
 def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
-    """Name the target of a write that fails: where a disk is full, the `OSError` itself names none.
+    """Name the target of a write that fails; the `OSError` of a full disk does not name it.
 
     Args:
-        target: a file, or words such as "standard output".
-        of_run: it belongs to a training run, which can go on once it can be written.
+        target: a file, or a description such as "standard output".
+        of_run: the file belongs to a training run, which can be resumed once it can be written.
 
     Raises:
-        DataError: instead of an `OSError`, but for a closed pipe.
+        DataError: instead of an `OSError`, except for a closed pipe.
     """
     try:
         yield
-    except BrokenPipeError:  # the reader has seen enough, as `| head` does; see `one_line`
+    except BrokenPipeError:
+        # The reader has ended, as `| head` does; see `one_line`.
         raise
     except OSError as error:
         mend = "free space" if error.errno in FULL else "make it writable"
@@ -107,7 +105,7 @@ def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
 
 
 def say(*lines: str) -> None:
-    """Print lines on standard output, each of them without control characters.
+    """Print lines on standard output, with `?` for each control character.
 
     Raises:
         DataError: if they cannot be written.
@@ -118,7 +116,7 @@ def say(*lines: str) -> None:
 
 
 def complain(message: str) -> None:
-    """Print one line on standard error; if it cannot be written, nobody reads it, and the work goes on."""
+    """Print one line on standard error; the work goes on if it cannot be written."""
     try:
         print(f"mldec: {printable(message)}", file=sys.stderr)
     except BrokenPipeError:
@@ -134,7 +132,8 @@ def one_line(said_once: Callable[[str], str] = str) -> Iterator[None]:
     An orderly stop ends with its own status, Ctrl-C elsewhere with 130, a closed pipe with 141.
 
     Args:
-        said_once: of several processes with the same message: returns what this one should print, if anything.
+        said_once: takes a message that several processes may have, and returns what this one should
+            print of it.
     """
     _mend_streams()
     try:
@@ -146,9 +145,11 @@ def one_line(said_once: Callable[[str], str] = str) -> Iterator[None]:
         _flush()
     except UserError as error:
         _end(1, said_once(printable(str(error))))
-    except BrokenPipeError:  # the reader has seen enough, as `| head` does
+    except BrokenPipeError:
+        # The reader has ended, as `| head` does.
         _end(141)
-    except OSError as error:  # a disk that is full, read-only or gone; a bug would name no file
+    except OSError as error:
+        # A disk that is full, read-only or gone names a file. Without a name it is a bug.
         if error.filename is None:
             raise
         _end(1, said_once(printable(f"cannot use {error.filename}: {error.strerror}")))
@@ -159,9 +160,10 @@ def one_line(said_once: Callable[[str], str] = str) -> Iterator[None]:
 
 
 def _mend_streams() -> None:
-    """Make the standard streams fit to be written to, whatever the terminal is and whoever closed them."""
-    # Under cron and in daemons they may be closed, and are None here. In this order each new file gets the number of
-    # the stream that it stands for, so that nothing else gets it, to be written into by a library.
+    """Replace closed standard streams, and let the others print every character."""
+    # Under cron and in daemons the streams may be closed, and are None here. In this order each new
+    # file gets the descriptor of the stream that it replaces. No other file can then get that
+    # descriptor and be written into by a library.
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
     if sys.stdout is None:
@@ -169,25 +171,29 @@ def _mend_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
-    # A letter that an ASCII or Latin-1 terminal lacks is written as its number.
+    # A character that an ASCII or Latin-1 terminal lacks is written as its code point.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _flush() -> None:
-    """Write what is still in memory while a failure can be told of: later Python would do it, in lines of its own."""
+    """Write the buffered output while an error can still be reported.
+
+    Python would write it at its exit, and report an error there in its own way.
+    """
     with writing("standard output"):
         sys.stdout.flush()
 
 
 def _end(status: int, message: str = "") -> NoReturn:
-    """End the process after at most one line; what the standard streams do not take is dropped."""
+    """End the process after at most one line; output that cannot be written is dropped."""
     try:
         if message:
             complain(message)
         sys.stderr.flush()
     except OSError:
         _discard(sys.stderr)
+
     try:
         sys.stdout.flush()
     except OSError:
@@ -196,5 +202,5 @@ def _end(status: int, message: str = "") -> NoReturn:
 
 
 def _discard(stream: TextIO) -> None:
-    """Send to nowhere what a stream still holds and what comes."""
+    """Send the buffer of a stream, and later output, to the null device."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint: `python -m mldec.evaluate best.pt [data.root=...] [--weights ema|raw] [--json FILE]`."""
+"""Evaluate a checkpoint: `python -m mldec.evaluate best.pt [data.root=...] [--json FILE]`."""
 
 import argparse
 
@@ -10,9 +10,11 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.evaluate`."""
     arguments = command(
         "evaluate",
-        "Evaluate a checkpoint on the validation data of its config; settings are changed with key=value.",
+        "Evaluate a checkpoint on the validation data of its config; "
+        "settings are changed with key=value.",
     )
     add_model_options(arguments)
+
     arguments.add_argument(
         "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
     )
@@ -26,7 +28,8 @@ def main() -> None:
     with one_line(said_once):
         args = parser().parse_intermixed_args()
 
-        from mldec.evaluation import run  # it imports torch, which --help does without
+        # Imported late: --help and a wrong argument need not wait for torch.
+        from mldec.evaluation import run
         from mldec.runtime.console import to_console
 
         to_console()

@@ -6,17 +6,19 @@ from torch import Tensor, nn
 
 
 class Classifier(nn.Module):
-    """Images to logits, for any backbone that gives tokens and any head that takes them.
+    """Map images to logits, with any backbone that returns tokens and any head that takes them.
 
     Args:
-        backbone: images [B, 3, H, W] -> tokens [B, N, C]; has `num_features` C.
-        head: tokens [B, N, C] (, queries [K, D_w]) -> logits [B, K].
+        backbone: images [B, 3, H, W] -> tokens [B, N, C]; its attribute `num_features` is C.
+        head: tokens [B, N, C] and optionally queries [K, D_w] -> logits [B, K].
     """
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
+
+        # Only decoder heads have attention weights to return; GAP has none.
         self._gives_attention = "attention" in inspect.signature(head.forward).parameters
 
     def forward(
@@ -30,7 +32,7 @@ class Classifier(nn.Module):
             attention: also return the head's attention [B, G, N]; decoder heads only.
 
         Raises:
-            ValueError: for images that are no such batch, or attention that the head does not have.
+            ValueError: if the images are not such a batch, or the head cannot return attention.
         """
         if not isinstance(images, Tensor):
             raise ValueError(f"images are a {type(images).__name__}: give a tensor [B, 3, H, W]")
@@ -42,7 +44,10 @@ class Classifier(nn.Module):
             raise ValueError(
                 f"attention=True: a {type(self.head).__name__} head has no attention; leave it out"
             )
+
         tokens = self.backbone(images)
-        return (
-            self.head(tokens, queries, attention=True) if attention else self.head(tokens, queries)
-        )
+
+        # Heads without attention do not have the argument, so pass it only if it is wanted.
+        if attention:
+            return self.head(tokens, queries, attention=True)
+        return self.head(tokens, queries)

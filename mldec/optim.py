@@ -1,4 +1,4 @@
-"""Which parameters decay, the optimiser, and the course of the learning rate."""
+"""The optimiser, its parameter groups, and the schedule of the learning rate."""
 
 import copy
 import math
@@ -15,20 +15,28 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from mldec.errors import CheckpointError, ConfigError, suggest
 
-# The schedule counts steps, not updates: a resumed run goes straight to its step, and fp16 may skip the first update.
+# torch expects an update of the weights before each step of the schedule. Ours counts the steps of
+# the run: a resumed run goes straight to its step, and fp16 may skip the first update.
 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split the trainable parameters: biases and those of one dimension do not decay.
+    """Split the trainable parameters into a group without and a group with weight decay.
 
-    Source: reference helper_functions.py, add_weight_decay. Frozen queries are in neither group.
+    Biases and one-dimensional parameters, such as those of norms, do not decay. Frozen parameters
+    are in neither group. Source: add_weight_decay in helper_functions.py of the official code.
     """
     decay: list[nn.Parameter] = []
     no_decay: list[nn.Parameter] = []
+
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            (no_decay if parameter.ndim <= 1 or name.endswith(".bias") else decay).append(parameter)
+        if not parameter.requires_grad:
+            continue
+        if parameter.ndim <= 1 or name.endswith(".bias"):
+            no_decay.append(parameter)
+        else:
+            decay.append(parameter)
+
     return [
         {"params": no_decay, "weight_decay": 0.0},
         {"params": decay, "weight_decay": weight_decay},
@@ -36,7 +44,11 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def check_optimizer(name: str) -> None:
-    """Raise a `ConfigError` with the nearest name if timm has no such optimiser."""
+    """Check that timm has an optimiser of this name.
+
+    Raises:
+        ConfigError: if it has none; the message suggests the nearest name.
+    """
     known = [str(entry) for entry in list_optimizers()]
     if name.lower() not in known:
         raise ConfigError(f"optim.name '{name}' is unknown{suggest(name, known)}")
@@ -45,21 +57,29 @@ def check_optimizer(name: str) -> None:
 def build_optimizer(
     model: nn.Module, *, name: str, lr: float, weight_decay: float, options: Mapping[str, Any]
 ) -> Optimizer:
-    """Build an optimiser of timm's by name; "adam" is torch's, whose decay is L2, not decoupled (as officially).
+    """Build an optimiser by its name in timm.
+
+    "adam" is torch's Adam, whose weight decay is L2 regularisation and not decoupled, as in the
+    official code.
+
+    Args:
+        model: its trainable parameters are optimised.
+        name: of the optimiser in timm.
+        lr: learning rate.
+        weight_decay: of the parameters that decay, see `parameter_groups`.
+        options: further keyword arguments of the optimiser.
 
     Raises:
         ConfigError: for an unknown name or option.
     """
     check_optimizer(name)
+
     try:
         return create_optimizer_v2(
             parameter_groups(model, weight_decay), opt=name, lr=lr, **options
         )
-    except (
-        TypeError,
-        ValueError,
-        AssertionError,
-    ) as error:  # the last: an optimiser whose library is not installed
+    except (TypeError, ValueError, AssertionError) as error:
+        # timm asserts that the library of an optimiser is installed.
         raise ConfigError(
             f"optim.name={name} with optim.options {dict(options)} cannot be built: {error}"
         ) from error
@@ -68,15 +88,16 @@ def build_optimizer(
 def check_state(
     trial: Optimizer, state: dict[str, Any], groups: Sequence[Mapping[str, Any]], path: Any
 ) -> None:
-    """Try a saved state of an optimiser: what it holds for each parameter, and one step.
+    """Check that an optimiser can continue from a saved state, by trying it.
 
-    What an optimiser keeps is its own affair, so it is asked: what it holds after a step of its own is what the state
-    must hold, in kind and shape, and it must be able to go on from there.
+    Each optimiser has a state of its own form. So a trial optimiser does one step, and the saved
+    values must be of the same kind and shape as those that it has then. Finally it loads the saved
+    state and does another step.
 
     Args:
-        trial: a new optimiser of the same kind, on copies of the parameters, which it may change.
-        state: the saved one, of plain containers and tensors.
-        groups: the options of the optimiser that will take it over.
+        trial: a new optimiser of the same kind, on copies of the parameters; it changes them.
+        state: the saved state, of plain containers and tensors.
+        groups: the parameter groups of the optimiser that will load the state.
         path: of the checkpoint, for messages.
 
     Raises:
@@ -88,17 +109,22 @@ def check_state(
             f"{path} does not fit the optimiser: {what}; use another copy, or init={path}"
         )
 
+    # 1. A step with zero gradients makes the optimiser create its state.
     parameters = [parameter for group in trial.param_groups for parameter in group["params"]]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     trial.step()
+
+    # 2. Compare that state with the saved one, parameter by parameter.
     for number, parameter in enumerate(parameters):
         saved = state["state"].get(number, {})
         for name, own in trial.state[parameter].items():
             if name in saved and not _alike(own, saved[name]):
                 raise misfit(f"the '{name}' of parameter {number} is of another shape or kind")
+
+    # 3. Load a copy of it: the optimiser would otherwise update the saved tensors themselves.
     try:
-        trial.load_state_dict(copy.deepcopy(state))  # it would go on with the very tensors
+        trial.load_state_dict(copy.deepcopy(state))
     except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise misfit(_brief(error)) from error
 
@@ -106,28 +132,34 @@ def check_state(
         for name in own.keys() - {"params"}:
             if name not in loaded or not _alike(own[name], loaded[name]):
                 raise misfit(f"the '{name}' of group {number} is missing or of another kind")
+
+    # 4. Continue from it. Arithmetic on values from a stranger's file may raise almost anything.
     try:
         trial.step()
-    except Exception as error:  # arithmetic on what a stranger wrote ends in almost anything
+    except Exception as error:
         raise misfit(f"no step can be done from it ({_brief(error)})") from error
 
 
 def _alike(own: Any, saved: Any) -> bool:
-    """Tell whether a saved value is of the kind and shape of our own one; numbers must be finite."""
+    """Tell whether a saved value has the kind and shape of our own one; numbers must be finite."""
     if isinstance(own, Tensor):
         if not isinstance(saved, Tensor):
             return False
         return own.shape == saved.shape and own.dtype == saved.dtype
+
     if isinstance(own, list | tuple):
         if not isinstance(saved, list | tuple) or len(own) != len(saved):
             return False
         return all(map(_alike, own, saved))
+
+    # A bool is an int to Python, but here it is a kind of its own.
     if isinstance(own, int | float) and not isinstance(own, bool):
         return type(saved) in (int, float) and math.isfinite(saved)
     return type(own) is type(saved)
 
 
 def _brief(error: BaseException) -> str:
+    """Return the type and the message of an error, in one line of at most 160 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
@@ -144,29 +176,37 @@ def build_schedule(
     cooldown_steps: int = 0,
     epoch_steps: int = 1,
 ) -> LRScheduler:
-    """Build the schedule of a run of `steps` optimiser steps; its only state is the number of steps done.
+    """Build the learning-rate schedule of a run; its only state is the number of finished steps.
+
+    There are three: "onecycle", as in the official train.py, rises from lr/25 to lr and falls to
+    lr/250,000 on a cosine. "cosine" has a linear warm-up and then the whole cosine. "cosine_epochs"
+    is timm's: one rate per epoch, and a warm-up that takes the place of the first part of the
+    cosine.
 
     Args:
-        optimizer: its learning rates are set, and with "onecycle" its momentum (Adam's beta1: 0.95 to 0.85 and back).
-        name: "onecycle" (reference train.py: from lr/25 up to lr, cosine down to lr/250,000); "cosine"; or
-            "cosine_epochs", timm's, with one rate an epoch and a cosine whose first part the warm-up hides.
+        optimizer: its learning rates are set, and with "onecycle" its momentum (for Adam beta1,
+            from 0.95 to 0.85 and back).
+        name: of the schedule.
         lr: the highest rate.
-        steps: length of the run.
-        pct_start: "onecycle": share of the steps in which the rate rises.
+        steps: optimiser steps of the run.
+        pct_start: "onecycle": fraction of the steps in which the rate rises, in (0, 1).
         warmup_steps: "cosine": steps of linear rise from 0; "cosine_epochs": from `warmup_lr`.
         min_lr: "cosine", "cosine_epochs": the rate at the end.
         warmup_lr: "cosine_epochs": the rate at the start, if there is a warm-up.
-        cooldown_steps: "cosine_epochs": steps of the run at `min_lr`, at its end.
-        epoch_steps: "cosine_epochs": steps of an epoch.
+        cooldown_steps: "cosine_epochs": steps at `min_lr`, at the end of the run.
+        epoch_steps: "cosine_epochs": optimiser steps per epoch.
     """
     if name == "onecycle":
-        if pct_start * steps == 1:  # torch would divide by a rise of no length
+        # A rise that ends at step 0 would make torch divide by zero.
+        if pct_start * steps == 1:
             pct_start *= 1.5
+
         cycles = any(key in optimizer.defaults for key in ("betas", "momentum"))
         return OneCycleLR(
             optimizer, max_lr=lr, total_steps=steps, pct_start=pct_start, cycle_momentum=cycles
         )
 
+    # LambdaLR multiplies lr by what these functions return.
     fall = partial(_cosine, lr=lr, min_lr=min_lr)
 
     def by_step(step: int) -> float:
@@ -184,11 +224,12 @@ def build_schedule(
 
 
 def _cosine(progress: float, *, lr: float, min_lr: float) -> float:
-    """Return the rate at a share of the way down, as a share of the highest."""
+    """Return the rate as a fraction of `lr`, for the finished fraction of the cosine."""
     return (min_lr + (lr - min_lr) * (1 + math.cos(math.pi * min(1.0, progress))) / 2) / lr
 
 
 def fast_forward(schedule: LRScheduler, step: int) -> None:
-    """Put the schedule, and the optimiser's rates, where they are after `step` steps."""
+    """Set the schedule and the optimiser's learning rates to where they are after `step` steps."""
+    # Step from the step before: `step()` also sets the rates of the optimiser.
     schedule.last_epoch = step - 1
     schedule.step()

@@ -1,11 +1,13 @@
-"""Name what images show: `python -m mldec.predict best.pt image.jpg folder/ [--top 10] [--jsonl FILE]`.
+"""Name what images show: `python -m mldec.predict best.pt image.jpg folder/ [--jsonl FILE]`.
 
-`--jsonl` writes a line per image as soon as it is answered, `--json` a list of the same rows at the end, also after
-Ctrl-C or SIGTERM. A row is `{"image": PATH, "predictions": [{"name": ..., "score": ...}, ...]}`, or, for an image that
-cannot be answered, `{"image": PATH, "error": ...}`. In a path that is not UTF-8 such bytes are written as Python does,
-and its row has `image_bytes` too: all bytes of the path in hexadecimal, for `bytes.fromhex`.
+`--jsonl` writes a line per image as soon as its scores are known, `--json` a list of the same
+entries at the end, also after Ctrl-C or SIGTERM. An entry is
+`{"image": PATH, "predictions": [{"name": ..., "score": ...}, ...]}`, or
+`{"image": PATH, "error": ...}` for an image without scores. In a path that is not UTF-8 the invalid
+bytes are written as backslash escapes, and the entry also has `image_bytes`: all bytes of the path
+in hexadecimal, for `bytes.fromhex`.
 
-A zero-shot checkpoint answers for other classes too: `--classes "zebra,umbrella" --vectors glove.txt`.
+A zero-shot checkpoint scores other classes too: `--classes "zebra,umbrella" --vectors glove.txt`.
 """
 
 import argparse
@@ -19,6 +21,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.predict`."""
     arguments = command("predict", "Name what images show.")
     add_model_options(arguments)
+
     arguments.add_argument("images", nargs="+", help="image files, or folders to search for them")
     arguments.add_argument(
         "--top", type=positive, default=10, help="classes per image at most (default 10)"
@@ -27,14 +30,17 @@ def parser() -> argparse.ArgumentParser:
         "--threshold",
         type=fraction,
         default=0.0,
-        help="lowest score, 0 to 1 (default 0); scores after ASL are not probabilities: choose it on validation images",
+        help="lowest score, 0 to 1 (default 0); scores after ASL are not probabilities: "
+        "choose it on validation images",
     )
+
     arguments.add_argument(
         "--classes", metavar="NAMES", help="other classes, with commas between; needs --vectors"
     )
     arguments.add_argument(
         "--vectors", metavar="FILE", help="word vectors of --classes; see DATASETS.md, Word vectors"
     )
+
     arguments.add_argument(
         "--jsonl",
         metavar="FILE",
@@ -45,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write a JSON list of the same rows at the end, also after Ctrl-C; or -",
     )
+
     arguments.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
     arguments.add_argument(
         "--batch-size", type=positive, default=16, help="images at a time (default 16)"
@@ -57,7 +64,8 @@ def main() -> None:
     with one_line():
         args = parser().parse_args()
 
-        from mldec.prediction import run  # it imports torch, which --help does without
+        # Imported late: --help and a wrong argument need not wait for torch.
+        from mldec.prediction import run
         from mldec.runtime.console import to_console
 
         to_console()

@@ -1,4 +1,4 @@
-"""Name what images show: the work of the command `mldec.predict`."""
+"""Score images and print their classes: the work of the command `mldec.predict`."""
 
 import argparse
 import os
@@ -35,9 +35,10 @@ from mldec.runtime.signals import StopRequest, listening
 
 @torch.no_grad()
 def scores(loaded: Loaded, images: Tensor) -> Tensor:
-    """Return the score of each class in [0, 1]: softmax where an image has one label, else sigmoid.
+    """Return the scores of all classes in [0, 1]: softmax if an image has one label, else sigmoid.
 
-    After the asymmetric loss scores are no probabilities: those of absent classes are often above 0.5.
+    After training with the asymmetric loss, scores are not probabilities: those of absent classes
+    are often above 0.5.
 
     Args:
         loaded: from `checkpoint.load_model`.
@@ -47,30 +48,40 @@ def scores(loaded: Loaded, images: Tensor) -> Tensor:
         float32 [B, K].
     """
     queries = loaded.classes.queries
-    logits = loaded.model(images, None if queries is None else queries.to(images.device)).float()
+    if queries is not None:
+        queries = queries.to(images.device)
+
+    logits = loaded.model(images, queries).float()
     return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
 
 
 def find_images(paths: list[str]) -> list[Path]:
-    """Return the named files, and every image file below the named folders, sorted.
+    """Return the given files, and all image files below the given folders.
+
+    Args:
+        paths: files, which are taken whatever their names, and folders.
+
+    Returns:
+        The files in the order of the paths; those of a folder are sorted.
 
     Raises:
-        DataError: for a path that is not there, or a folder without images.
+        DataError: for a path that does not exist, or a folder without images.
     """
-    known = {suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS}
-    found: list[Path] = []
+    suffixes = {suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS}
+    images: list[Path] = []
     for path in map(Path, paths):
         if not path.exists():
             raise DataError(f"{path}: no such file or folder")
-        inside = (
-            [file for file in sorted(path.rglob("*")) if file.suffix.lower() in known]
-            if path.is_dir()
-            else [path]
-        )
-        if not inside:
+
+        if path.is_dir():
+            files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in suffixes]
+        else:
+            files = [path]
+
+        if not files:
             raise DataError(f"{path}: the folder holds no image")
-        found += inside
-    return found
+        images += files
+    return images
 
 
 def predict(
@@ -81,41 +92,61 @@ def predict(
     device: torch.device,
     stop: StopRequest | None = None,
 ) -> Iterator[tuple[Path, Tensor | DataError]]:
-    """Yield each path with its scores [K], or with the `DataError` that says why it has none.
+    """Yield each path with its scores [K], or with the `DataError` that explains why it has none.
 
     Args:
         loaded: from `checkpoint.load_model`.
         paths: of image files.
-        batch_size: images at a time.
+        batch_size: images per forward pass.
         device: of the model.
-        stop: ends the loop before the next batch.
+        stop: if true, the loop ends before the next batch.
 
     Raises:
         OutOfMemoryError: if a batch is too large.
     """
     size = loaded.transform.image_size
-    advice = f"out of memory on {device}: {batch_size} images of {size} pixels at a time; pass a smaller --batch-size"
+    advice = (
+        f"out of memory on {device}: {batch_size} images of {size} pixels at a time; "
+        f"pass a smaller --batch-size"
+    )
 
     for start in range(0, len(paths), batch_size):
         if stop:
             return
 
-        part = paths[start : start + batch_size]
+        # A file that cannot be read becomes a DataError here, and leaves no gap in the batch.
+        batch_paths = paths[start : start + batch_size]
         with out_of_memory.explained_by(lambda: advice):
-            read = [_read(loaded, path) for path in part]
-            images = [image for image in read if isinstance(image, Tensor)]
-            rows = iter(
-                scores(loaded, torch.stack(images).to(device)).cpu() if images else torch.empty(0)
-            )
+            loaded_images = [_read(loaded, path) for path in batch_paths]
+            images = [image for image in loaded_images if isinstance(image, Tensor)]
+            batch_scores = torch.empty(0)
+            if images:
+                batch_scores = scores(loaded, torch.stack(images).to(device)).cpu()
 
-        for path, image in zip(part, read, strict=True):
-            yield path, _finite(path, next(rows)) if isinstance(image, Tensor) else image
+        # The scores belong to the readable images, in their order.
+        remaining = iter(batch_scores)
+        for path, image in zip(batch_paths, loaded_images, strict=True):
+            if isinstance(image, DataError):
+                yield path, image
+            else:
+                yield path, _finite(path, next(remaining))
 
 
 def best(
     names: tuple[str, ...], row: Tensor, *, top: int, threshold: float
 ) -> list[dict[str, Any]]:
-    """Return the `top` classes whose score is at least `threshold`, highest first."""
+    """Return the classes with the highest scores.
+
+    Args:
+        names: of the K classes.
+        row: the scores [K] of an image.
+        top: number of classes at most.
+        threshold: lowest score of a class in the answer.
+
+    Returns:
+        `{"name": ..., "score": ...}` per class, highest score first; of equal scores the lower
+        class comes first.
+    """
     values, order = row.sort(descending=True, stable=True)
     top = min(top, len(names))
     pairs = zip(order[:top].tolist(), values[:top].tolist(), strict=True)
@@ -123,7 +154,10 @@ def best(
 
 
 def named(path: Path) -> dict[str, str]:
-    """Return how a row of `--json` and `--jsonl` names an image: as UTF-8, with its bytes where those are not."""
+    """Return the entries of `--json` and `--jsonl` that name an image.
+
+    JSON is UTF-8, which a path need not be: such a path is given in hexadecimal too.
+    """
     name = os.fsencode(path)
     try:
         return {"image": name.decode("utf-8")}
@@ -132,38 +166,51 @@ def named(path: Path) -> dict[str, str]:
 
 
 def with_classes(loaded: Loaded, names: str, vectors: str) -> Loaded:
-    """Return a zero-shot model that answers for other classes.
+    """Return a zero-shot model that scores other classes.
 
     Args:
         loaded: from `checkpoint.load_model`.
-        names: of the classes, with commas between them.
-        vectors: a file of their word vectors, of the kind that it was trained with; see `read_vectors`.
+        names: of the classes, separated by commas.
+        vectors: a file of their word vectors, of the kind that the model was trained with; see
+            `read_vectors`.
 
     Raises:
         ConfigError: if no class is named.
-        CheckpointError: if the checkpoint has classes of its own only, or asks by vectors of another width.
-        DataError: if a name is twice or has no vector, or the file cannot be read.
+        CheckpointError: if the checkpoint is not a zero-shot one, or its word vectors have another
+            width.
+        DataError: if a name occurs twice or has no vector, or the file cannot be read.
     """
     if loaded.classes.queries is None:
         raise CheckpointError(
-            "--classes: the checkpoint knows its own classes only, it was not trained by word vectors"
+            "--classes: the checkpoint knows its own classes only, "
+            "it was not trained by word vectors"
         )
-    wanted = tuple(name.strip() for name in names.split(",") if name.strip())
-    if not wanted:
+
+    class_names = tuple(name.strip() for name in names.split(",") if name.strip())
+    if not class_names:
         raise ConfigError(
             f"--classes {names!r} names no class: pass names with commas between them"
         )
-    classes = Classes(wanted, queries=read_vectors(vectors, wanted))
+
+    classes = Classes(class_names, queries=read_vectors(vectors, class_names))
     check_queries(loaded.classes, classes, "the checkpoint")
     return replace(loaded, classes=classes)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load, predict, print, write; return the exit status: 1 if an image could not be answered.
+    """Do the work of `mldec.predict`: load, predict, print, and write the files.
+
+    Args:
+        args: the command line; see `mldec.predict.parser`.
+
+    Returns:
+        The exit status: 1 if an image has no scores, else 0.
 
     Raises:
-        Stopped: after a signal, with the rows so far written.
+        Stopped: after a signal; the entries so far are written.
+        UserError: for a wrong option, or a checkpoint or file that cannot be used.
     """
+    # Everything that can be refused at once comes before the first image.
     if (args.classes is None) != (args.vectors is None):
         raise ConfigError(
             "--classes and --vectors need each other: names, and a file with their word vectors"
@@ -178,6 +225,8 @@ def run(args: argparse.Namespace) -> int:
     status = answered = 0
     with ExitStack() as stack:
         stop = stack.enter_context(listening())
+
+        # Leaving the block completes the list of `--json`, also after an error or a signal.
         files: list[JsonList | JsonLines] = []
         if args.jsonl is not None:
             files.append(stack.enter_context(JsonLines(args.jsonl)))
@@ -187,6 +236,7 @@ def run(args: argparse.Namespace) -> int:
         scored = predict(loaded, paths, batch_size=args.batch_size, device=device, stop=stop)
         for path, row in scored:
             answered += 1
+
             if isinstance(row, DataError):
                 status = 1
                 complain(str(row))
@@ -196,8 +246,10 @@ def run(args: argparse.Namespace) -> int:
                     loaded.classes.names, row, top=args.top, threshold=args.threshold
                 )
                 answer = {**named(path), "predictions": predictions}
+                # Standard output is for a person or for JSON, not for both.
                 if STANDARD_OUTPUT not in (args.json, args.jsonl):
                     say(_line(path, predictions))
+
             for file in files:
                 file.add(answer)
 
@@ -209,21 +261,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _line(path: Path, predictions: list[dict[str, Any]]) -> str:
-    """Return what the console shows of an image."""
+    """Return the line of the console for an image."""
     classes = ", ".join(f"{item['name']} {item['score']:.3f}" for item in predictions)
     return f"{path}: {classes or 'nothing'}"
 
 
 def _finite(path: Path, row: Tensor) -> Tensor | DataError:
-    """Return the scores [K], unless the network is broken."""
+    """Return the scores [K], or a `DataError` if one of them is not finite."""
     if torch.isfinite(row).all():
         return row
+
     return DataError(
         f"{visible(str(path))}: its scores are not finite; look at the weights of the checkpoint"
     )
 
 
 def _read(loaded: Loaded, path: Path) -> Tensor | DataError:
+    """Return the image [3, S, S], or the `DataError` that explains why it cannot be read."""
     try:
         return load_image(path, loaded.transform)
     except DataError as error:

@@ -1,8 +1,8 @@
-"""One table of many runs: `python -m mldec.summary outputs/ [--csv FILE]`.
+"""Print a table of runs: `python -m mldec.summary outputs/ [--csv FILE]`.
 
-A run is a folder with checkpoints/best.pt, or last.pt before its first evaluation. The table comes from run.json and
-metrics.jsonl, which take no time to read; for a run of an older version, without run.json, from the checkpoint. What
-cannot be read is left out with a line that says why.
+A run is a folder with checkpoints/best.pt, or last.pt before its first evaluation. The table comes
+from run.json and metrics.jsonl, which are quick to read. A run of an older version has no run.json:
+its checkpoint is read instead. A run that cannot be read is left out with a line that explains why.
 """
 
 import csv
@@ -22,51 +22,51 @@ from mldec.files.run_folder import find_checkpoint, read_facts
 
 @dataclass(frozen=True)
 class Run:
-    """What the table says of a run."""
+    """A row of the table."""
 
-    run: str  # its folder, below the one that was asked for
+    run: str  # its folder, relative to the folder of the table
     name: str
     metric: str | None  # None before the first evaluation
-    value: float | None  # the best one
-    weights: str  # raw, or ema: those that reached it
-    params_m: float  # trainable parameters, million
-    gmacs: float | None  # of one image; None if they cannot be counted
-    image_size: int  # pixels a side
-    epochs: str  # evaluated of planned, as 3/40
+    value: float | None  # the best value of the metric
+    weights: str  # raw or ema: those that reached it
+    params_m: float  # trainable parameters in millions
+    gmacs: float | None  # billions of multiply-accumulates per image; None if they are unknown
+    image_size: int  # pixels per side
+    epochs: str  # evaluated and planned, as 3/40
     state: str  # finished or unfinished
-    time: str  # spent, in hours, minutes and seconds; over all its processes, one after the other
-    commit: str
+    time: str  # hours:minutes:seconds of training, the sum over interruptions
+    commit: str  # of the code, shortened
 
 
 @dataclass
 class Progress:
-    """What metrics.jsonl says of a run."""
+    """How far a run is, according to its metrics.jsonl."""
 
     epoch: int = 0  # the last one with an evaluation
-    seconds: float = 0.0  # that the run took, over all its processes
-    best: dict[str, Any] = field(
-        default_factory=dict
-    )  # metric, value and weights; empty before an evaluation
+    seconds: float = 0.0  # of training, the sum over interruptions
+    # Metric, value and weights; empty before the first evaluation.
+    best: dict[str, Any] = field(default_factory=dict)
 
 
 def read(folder: Path, name: str, plugins: Sequence[str] = ()) -> Run:
-    """Return what a run's folder says of it.
+    """Read the row of a run from its folder.
 
     Args:
         folder: of the run.
         name: for the column `run`.
-        plugins: packages of the caller's that may hold its parts; for runs without run.json.
+        plugins: packages of the user's that may define its parts; for runs without run.json.
 
     Raises:
         CheckpointError: if there is no checkpoint, or it cannot be used.
     """
     path = find_checkpoint(folder)
     done = progress(folder / "metrics.jsonl")
+
     facts = read_facts(folder)
     if facts is None:
         return _from_checkpoint(path, name, done, plugins)
 
-    # The log of a run that goes on from another folder's checkpoint does not have the epochs before.
+    # A run that resumed from another folder's checkpoint has no log of the epochs before.
     best = max(done.best, facts.best, key=lambda best: best.get("value", -math.inf))
     macs = facts.multiply_accumulates
     return Run(
@@ -84,8 +84,12 @@ def read(folder: Path, name: str, plugins: Sequence[str] = ()) -> Run:
 
 
 def _from_checkpoint(path: Path, name: str, done: Progress, plugins: Sequence[str]) -> Run:
-    """Return what a checkpoint says of its run: the whole file is read and the model built."""
-    import torch  # slow, as is what follows: only for runs without run.json
+    """Read the row of a run from its checkpoint: slow, for runs without run.json.
+
+    The whole file is read, and the model is built to count its parameters.
+    """
+    # Imported late: a table of runs with run.json need not wait for torch.
+    import torch
 
     from mldec import build, checkpoint
     from mldec.checkpoint.loading import MODEL_PARTS
@@ -94,14 +98,15 @@ def _from_checkpoint(path: Path, name: str, done: Progress, plugins: Sequence[st
     saved = checkpoint.load(path)
     config = checkpoint.saved_config(saved, path, plugins, kinds=MODEL_PARTS)
     classes, size = saved.classes, saved.transform.image_size
+
     try:
+        # Without memory and without weights: only the shapes count.
         with torch.device("meta"):
             model = build.model(build.check(config, MODEL_PARTS), classes, pretrained=False)
         queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
         gmacs = multiply_accumulates(model, size, queries) / 1e9
-    except (
-        Exception
-    ) as error:  # a constructor may raise anything on numbers that its signature allows
+    except Exception as error:
+        # A constructor may raise anything for numbers that its signature allows.
         raise CheckpointError(f"the model in {path} cannot be built: {error}") from error
 
     best = saved.best
@@ -120,7 +125,7 @@ def _from_checkpoint(path: Path, name: str, done: Progress, plugins: Sequence[st
 
 
 def _state(epoch: int, epochs: int, seconds: float) -> dict[str, str]:
-    """Return the columns on how far a run is."""
+    """Return the columns epochs, state and time."""
     whole = int(seconds)
     return {
         "epochs": f"{epoch}/{epochs}",
@@ -130,20 +135,24 @@ def _state(epoch: int, epochs: int, seconds: float) -> dict[str, str]:
 
 
 def progress(path: Path) -> Progress:
-    """Read metrics.jsonl; a run without the file has done nothing.
+    """Read metrics.jsonl; a run without the file has no progress.
 
-    The clock of a line starts with its process, so that it goes back where a run was resumed.
+    Args:
+        path: of the file.
 
     Raises:
-        CheckpointError: if a line is not what a run writes.
+        CheckpointError: if a line is not one that a run writes.
     """
-    done, before = Progress(), 0.0
+    done, previous_time = Progress(), 0.0
     try:
         lines = path.read_text().splitlines() if path.exists() else []
         for line in map(json.loads, lines):
+            # Each process counts from its own start, so a resumed run begins at 0 again.
             time = line["time"]
-            done.seconds += time - before if time >= before else time
-            before = time
+            is_resumed = time < previous_time
+            done.seconds += time if is_resumed else time - previous_time
+            previous_time = time
+
             if any(key.startswith("val/") for key in line):
                 done.epoch = int(line["epoch"])
                 done.best = _better(done.best, line)
@@ -163,7 +172,14 @@ def progress(path: Path) -> Progress:
 
 
 def _better(best: dict[str, Any], line: dict[str, Any]) -> dict[str, Any]:
-    """Return the best result so far, after one more evaluation: of the first metric, as `Trainer.evaluate` does."""
+    """Return the best result after one more evaluation, by the first metric.
+
+    The rule is that of `mldec.training.validation.update_best`.
+
+    Args:
+        best: metric, value and weights; empty before the first evaluation.
+        line: of metrics.jsonl, with keys val/... and, with a moving average, val_raw/...
+    """
     metric = next(key for key in line if key.startswith("val/")).removeprefix("val/")
     has_average = f"val_raw/{metric}" in line
     scores = {"ema" if has_average else "raw": line[f"val/{metric}"]}
@@ -177,7 +193,14 @@ def _better(best: dict[str, Any], line: dict[str, Any]) -> dict[str, Any]:
 
 
 def gather(root: Path, plugins: Sequence[str] = ()) -> list[Run]:
-    """Return the runs in a folder and below it: metric by metric, the best one first; warn of what cannot be read.
+    """Return the runs in a folder and below it, and print a line for each that cannot be read.
+
+    Args:
+        root: the folder.
+        plugins: see `read`.
+
+    Returns:
+        The runs, sorted by metric, and the best one first.
 
     Raises:
         DataError: if there is no such folder, or no run in it.
@@ -185,36 +208,38 @@ def gather(root: Path, plugins: Sequence[str] = ()) -> list[Run]:
     folders = sorted({path.parent for path in root.rglob("checkpoints") if path.is_dir()})
     if not folders:
         raise DataError(f"{root} holds no run (a folder with checkpoints/best.pt): check the path")
-    found = []
+
+    runs = []
     for folder in folders:
+        name = folder.relative_to(root).as_posix()
+        if folder == root:
+            name = root.name
         try:
-            found.append(
-                read(
-                    folder,
-                    folder.relative_to(root).as_posix() if folder != root else root.name,
-                    plugins,
-                )
-            )
+            runs.append(read(folder, name, plugins))
         except CheckpointError as error:
             print(printable(f"left out: {error}"))
+
+    # Runs without an evaluation come last.
     return sorted(
-        found, key=lambda run: (run.metric is None, run.metric or "", -(run.value or 0.0), run.run)
+        runs, key=lambda run: (run.metric is None, run.metric or "", -(run.value or 0.0), run.run)
     )
 
 
 def table(runs: Sequence[Run]) -> str:
-    """Set the runs out in columns."""
+    """Return the runs as lines of text with aligned columns."""
     rows = [[column.name for column in fields(Run)]]
     rows += [[printable(_cell(value)) for value in astuple(run)] for run in runs]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def to_csv(runs: Sequence[Run]) -> str:
-    """Return what `--csv` writes: one row per run."""
+    """Return the content of `--csv`: a heading, and one row per run."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow([column.name for column in fields(Run)])
@@ -223,13 +248,14 @@ def to_csv(runs: Sequence[Run]) -> str:
 
 
 def _cell(value: Any) -> str:
+    """Return a value as text: two decimals for numbers, - for None."""
     if value is None:
         return "-"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _short(commit: Any) -> str:
-    """Shorten a commit to ten letters; a checkout that was changed keeps its mark."""
+    """Shorten a commit to ten characters; the mark of a changed checkout is kept."""
     name, plus, mark = str(commit or "-").partition("+")
     return name[:10] + plus + mark[:5]
 
@@ -237,20 +263,21 @@ def _short(commit: Any) -> str:
 def main() -> None:
     """Run the command."""
     arguments = command(
-        "summary", "Set out the runs of a folder in a table, the best one of each metric first."
+        "summary", "Print a table of the runs in a folder, the best one of each metric first."
     )
     arguments.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
     arguments.add_argument("--csv", metavar="FILE", help="write the table there too")
     arguments.add_argument(
         "--plugin", action="append", default=[], help="a package of yours that may hold parts"
     )
-    words = arguments.parse_args()
+    args = arguments.parse_args()
+
     with one_line():
-        check_targets(words.csv)
-        runs = gather(Path(words.folder), words.plugin)
+        check_targets(args.csv)
+        runs = gather(Path(args.folder), args.plugin)
         say(*table(runs).splitlines())
-        if words.csv:
-            write_result(words.csv, to_csv(runs))
+        if args.csv:
+            write_result(args.csv, to_csv(runs))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Train: `python -m mldec.train +experiment=digits`. Everything heavy is imported when the run starts."""
+"""Train a model: `python -m mldec.train +experiment=digits`.
+
+Slow modules are imported when the run starts, so that --help and a wrong setting answer at once.
+"""
 
 import os
 import sys
@@ -34,8 +37,18 @@ if TYPE_CHECKING:
 
 
 def run(config: Config, directory: Path) -> None:
-    """Do a run: check everything, lock its folder, build it, find where to start, train."""
-    # Before torch: threads that wait by spinning make a CPU run ten times slower beside any other busy process.
+    """Check the config, lock the folder of the run, and train there.
+
+    Args:
+        config: as the user gave it.
+        directory: of the run.
+
+    Raises:
+        UserError: for a wrong setting, or data or files that cannot be used.
+        Stopped: after a signal.
+    """
+    # Set before torch is imported: threads that wait by spinning make a CPU run ten times slower
+    # beside any other busy process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
@@ -47,16 +60,15 @@ def run(config: Config, directory: Path) -> None:
 
     parts = build.check(config)
     if config.train.deterministic:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # cuBLAS repeats itself only with this
+        # cuBLAS is deterministic only with this workspace.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     device = distributed.pick_device(config.device)
     torch.backends.cudnn.benchmark = not config.train.deterministic
 
     with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
         to_console()
-        # The main process alone reads and writes the folder of the run: nodes need not share a disk.
+        # Only the main process reads and writes the folder of the run: nodes need not share a disk.
         distributed.on_main(lock.take)
         _train(config, parts, directory, device, stop)
 
@@ -64,12 +76,12 @@ def run(config: Config, directory: Path) -> None:
 def _train(
     given: Config, parts: "Parts", directory: Path, device: "torch.device", stop: "StopRequest"
 ) -> None:
-    """Train in a folder that is ours.
+    """Build the parts of a run, resume or initialise it, and train.
 
     Args:
         given: the config as the user gave it.
-        parts: those that it names, with all their arguments.
-        directory: of the run.
+        parts: of the run, checked.
+        directory: of the run, locked by this process.
         device: to train on.
         stop: turns true when the run should end.
     """
@@ -81,10 +93,11 @@ def _train(
     from mldec.training import runlog
     from mldec.training.trainer import Trainer
 
-    # What is recorded of the run: every argument of every part, whatever the defaults become.
+    # The recorded config has all arguments of all parts, so that later defaults do not change it.
     config = build.recorded(given, parts)
     saved = distributed.on_main(partial(find_start, config, directory))
 
+    # The weights of a checkpoint replace pretrained ones: those need not be downloaded.
     torch.manual_seed(config.seed)
     data, loss = build.data(parts), build.loss(parts)
     build.check_together(given, data, loss)
@@ -94,34 +107,64 @@ def _train(
 
     folder = directory / "checkpoints"
     trainer = Trainer(config, model.to(device), loss, data, folder=folder, device=device, stop=stop)
+
     lines = 0
     if saved:
         path, saved_checkpoint = saved
         trainer.resume(saved_checkpoint, path)
-        lines = (
-            trainer.lines if _is_inside(path, directory) else 0
-        )  # the lines of another run stay in its folder
+        # The log of another run stays in its folder: this one starts with an empty log.
+        if _is_inside(path, directory):
+            lines = trainer.lines
     distributed.on_main(partial(_open_folder, directory, trainer))
 
     with closing(runlog.RunLog(directory, step=trainer.learner.step, lines=lines)) as log:
         commit = trainer.git or "none"
         runlog.log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
-        runlog.log.info(trainer.summary())
+        runlog.log.info(_opening(trainer))
         if slow := config.train.precision.warning(device.type):
             runlog.log.warning(slow)
+
         trainer.fit(log)
+
         best = trainer.best
         runlog.log.info(
-            f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): {folder}/best.pt"
+            f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): "
+            f"{folder}/best.pt"
         )
-        priors = directory / "class_prior.csv"
+        # A loss for partial labels estimates the class frequencies on the way.
         if distributed.is_main():
+            priors = directory / "class_prior.csv"
             with writing(priors, of_run=True):
                 save_estimate(loss, priors, data.train.classes.names)
 
 
+def _opening(trainer: "Trainer") -> str:
+    """Describe what is about to be trained, on which data, and where it starts."""
+    from mldec.config.schema import Precision
+    from mldec.runtime import distributed
+
+    config, learner = trainer.config, trainer.learner
+    train, val = trainer.data.train, trainer.data.val
+    millions = sum(p.numel() for p in learner.model.parameters() if p.requires_grad) / 1e6
+
+    precision = learner.precision.value
+    if config.train.precision is Precision.auto:
+        precision += " (auto)"
+
+    return (
+        f"{config.name}: {millions:.2f} M trainable parameters, {len(val.classes)} classes, "
+        f"{len(train.dataset):,} training and {len(val.dataset):,} validation images, "
+        f"{precision} on {trainer.device} x {distributed.world_size()}, "
+        f"epoch {trainer.epoch + 1} of {config.train.epochs}, "
+        f"{trainer.position} of {trainer.batches.steps} steps done"
+    )
+
+
 def find_start(config: Config, directory: Path) -> "tuple[Path, Checkpoint] | None":
-    """Read the checkpoint to go on from, if any.
+    """Read the checkpoint to resume from, if any.
+
+    Returns:
+        The path of the version that was read, and the checkpoint; None for a new run.
 
     Raises:
         CheckpointError: from `resume_point`, or if no version of that checkpoint can be read.
@@ -133,17 +176,20 @@ def find_start(config: Config, directory: Path) -> "tuple[Path, Checkpoint] | No
 
 
 def describe(trainer: "Trainer") -> RunFacts:
-    """Return what run.json says of a run that is about to start or to go on."""
+    """Return the content of run.json for a run that is about to start or to resume."""
     from mldec import checkpoint
     from mldec.runtime.cost import count_parameters, multiply_accumulates
 
     config, classes, model = trainer.config, trainer.data.val.classes, trainer.learner.model
     size = trainer.data.transform.image_size
     queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
+
+    # A part of the user's own may fail on tensors without values. The number is for the summary
+    # only, so no error in it ends a run.
     products: int | None
     try:
         products = round(multiply_accumulates(model, size, queries))
-    except Exception:  # a part of the user's own may do anything without values; the number is for the summary only
+    except Exception:
         products = None
 
     return RunFacts(
@@ -161,21 +207,29 @@ def describe(trainer: "Trainer") -> RunFacts:
 
 
 def resume_point(config: Config, directory: Path) -> Path | None:
-    """Return the checkpoint to go on from, if any; there may be an older version of it only.
+    """Return the path of the checkpoint to resume from, if any.
+
+    The file itself may be missing if an older version of it is there.
+
+    Args:
+        config: for `resume`: null, "auto" or the path of a checkpoint.
+        directory: of the run.
 
     Raises:
-        CheckpointError: if the folder holds a run and nothing says to go on with it, or the named file is absent or
-            of another folder.
+        CheckpointError: if the folder holds a run and `resume` is null, or if the named checkpoint
+            does not exist or is of another folder.
     """
     last = directory / "checkpoints" / "last.pt"
     holds_run = any(last.parent.glob("last*.pt"))
-    restarted = (
-        int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    )  # by torchrun, after a process failed
-    if restarted and holds_run:
+
+    # torchrun restarts all processes after one of them failed, with the same command.
+    is_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if is_restarted and holds_run:
         return last
     if config.resume == "auto":
         return last if holds_run else None
+
+    # A run is never replaced unless the user says so.
     if config.resume is None:
         if holds_run:
             raise CheckpointError(
@@ -197,18 +251,19 @@ def resume_point(config: Config, directory: Path) -> Path | None:
 
 
 def _is_inside(path: Path, directory: Path) -> bool:
-    """Tell whether a file is in the folder of a run; it may be a link to one elsewhere."""
+    """Tell whether a file is in the folder of a run; the file may be a link to one elsewhere."""
     return path.parent.resolve().is_relative_to(directory.resolve())
 
 
 def _open_folder(directory: Path, trainer: "Trainer") -> None:
-    """Make the folders of a run, and write what runs in it."""
+    """Create the folders of a run, and write config.yaml and run.json."""
     from mldec.files import torch_files
 
-    file = directory / "config.yaml"
-    with writing(file, of_run=True):
+    config_file = directory / "config.yaml"
+    with writing(config_file, of_run=True):
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
-        torch_files.write_text(file, to_yaml(trainer.config))
+        torch_files.write_text(config_file, to_yaml(trainer.config))
+
     facts = directory / RUN_FILE
     with writing(facts, of_run=True):
         torch_files.write_text(facts, describe(trainer).to_json())
@@ -224,11 +279,13 @@ def app(node: DictConfig) -> None:
             raise ConfigError(
                 "a sweep (-m) cannot run under torchrun: start one torchrun for each value"
             )
+
         job = run
         if under_torchrun:
             from torch.distributed.elastic.multiprocessing.errors import record
 
-            job = record(run)  # without it torchrun loses the traceback of a rank
+            # Without it torchrun loses the traceback of a process.
+            job = record(run)
         job(parse(node), Path(hydra_config.runtime.output_dir))
 
 
@@ -242,33 +299,38 @@ def show(node: DictConfig) -> None:
         say(*to_yaml(build.recorded(config, build.check(config))).splitlines())
 
 
-def choose_task(words: list[str]) -> tuple[Callable[[], None], list[str]]:
-    """Return what a command line asks for, and the words for it.
+def choose_task(arguments: list[str]) -> tuple[Callable[[], None], list[str]]:
+    """Return what a command line asks for, and the arguments for it.
 
-    For `--cfg job` Hydra would print the settings that YAML gives, without the defaults of the parts.
+    For `--cfg job` Hydra would print what YAML gives, without the defaults of the parts.
     """
-    place = words.index("--cfg") if "--cfg" in words else len(words)
-    if words[place : place + 2] != ["--cfg", "job"]:
-        return app, words
+    flag = arguments.index("--cfg") if "--cfg" in arguments else len(arguments)
+    if arguments[flag : flag + 2] != ["--cfg", "job"]:
+        return app, arguments
 
     # Without a folder, which Hydra would make for a run.
     no_folder = ["hydra.run.dir=.", "hydra.output_subdir=null"]
-    return show, [*words[:place], *words[place + 2 :], *no_folder]
+    return show, [*arguments[:flag], *arguments[flag + 2 :], *no_folder]
 
 
 def main() -> None:
     """Run the command."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as they are, and end as one line
-    if "--version" in sys.argv[1:]:  # Hydra would say its own
+    # Hydra then passes errors on as they are, and `one_line` prints them.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+
+    # Hydra would print its own version.
+    if "--version" in sys.argv[1:]:
         print(VERSION)
         return
+
     with one_line(said_once):
-        task, words = choose_task(sys.argv[1:])
-        sys.argv[1:] = prepare(words)
-        if any(word.startswith(COMPLETION) for word in sys.argv[1:]):
-            sys.argv[0] = (
-                "mldec-train"  # the command that a shell completes: it knows no `python -m`
-            )
+        task, arguments = choose_task(sys.argv[1:])
+        sys.argv[1:] = prepare(arguments)
+
+        # Shells complete the name of a command: they cannot complete `python -m`.
+        if any(argument.startswith(COMPLETION) for argument in sys.argv[1:]):
+            sys.argv[0] = "mldec-train"
+
         try:
             task()
         except (HydraException, OmegaConfBaseException, YAMLError) as error:

@@ -56,6 +56,7 @@ def draw() -> pyplot.Figure:
     axes.set_aspect("equal")
     axes.axis("off")
 
+    # Upper row: the image becomes tokens of the width of the decoder.
     box(axes, 0.2, 3.6, 1.7, 1.2, "backbone")
     arrow(axes, (1.9, 4.2), (2.6, 4.2))
     cells(axes, 2.7, 3.6, 4, 4, TOKENS)
@@ -64,6 +65,7 @@ def draw() -> pyplot.Figure:
     box(axes, 4.6, 3.6, 1.7, 1.2, "linear,\nReLU")
     arrow(axes, (6.3, 4.2), (7.1, 4.2))
 
+    # Lower row: the queries, which skip self-attention.
     cells(axes, 2.7, 1.0, 1, 5, QUERIES)
     axes.text(
         3.3,
@@ -77,10 +79,12 @@ def draw() -> pyplot.Figure:
     arrow(axes, (7.9, 2.3), (7.9, 3.0))
     box(axes, 7.4, 1.2, 1.0, 1.1, "add,\nnorm")
 
+    # Both meet in the decoder layer.
     box(axes, 7.1, 3.0, 2.2, 1.9, "cross-attention,\nthen\nfeed-forward")
     axes.text(8.2, 5.05, "no self-attention", ha="center", color=INK)
     arrow(axes, (9.3, 4.0), (10.0, 4.0))
 
+    # To the right: the logits of the classes of each group.
     cells(axes, 10.1, 3.25, 1, 5, QUERIES)
     axes.text(10.25, 5.05, "[B, G, D]", ha="center", color=INK)
     arrow(axes, (10.45, 4.0), (11.0, 4.0))

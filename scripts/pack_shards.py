@@ -3,10 +3,13 @@
 
     python scripts/pack_shards.py OUT data=coco data.root=/data/coco [--short-side 512]
 
-For each split it writes OUT/{train,val}/shard-000000.tar, ... in the layout of WebDataset (000000000.jpg and
-000000000.json with {"labels": [...], "negatives": [...]}), and index.npz with labels, classes, the offset of each image
-and the sha256 of each shard. It may be killed at any time and started again with the same arguments: a shard has its
-name only once it is whole. Images are copied byte for byte, unless --short-side makes large ones smaller.
+For each split it writes OUT/{train,val}/shard-000000.tar, ... in the layout of WebDataset
+(000000000.jpg and 000000000.json with {"labels": [...], "negatives": [...]}), and index.npz with
+labels, classes, the offset of each image and the sha256 of each shard. Images are copied byte for
+byte, unless --short-side makes large ones smaller.
+
+It may be killed at any time and started again with the same arguments: a shard has its name only
+once it is whole.
 """
 
 import argparse
@@ -47,7 +50,7 @@ class Packing:
 
 
 class Contents(Dataset[Any]):
-    """The bytes of each image and the suffix of its file, from `first` to `last`."""
+    """The bytes of each image and the suffix of its file, from `first` up to `last`, exclusive."""
 
     def __init__(self, images: StoredImages, first: int, last: int, packing: Packing) -> None:
         self.storage = images.storage
@@ -59,6 +62,8 @@ class Contents(Dataset[Any]):
         return self.last - self.first
 
     def __getitem__(self, offset: int) -> tuple[bytes, str] | DataError:
+        """Return an image, or its error, which the main process raises."""
+        # Readers tell the format by the content; the suffix is for people and other tools.
         index = self.first + offset
         name = self.storage.name(index)
         suffix = Path(name).suffix.lower() if Path(name).suffix[1:].isalnum() else ".jpg"
@@ -81,17 +86,16 @@ def smaller(name: str, content: bytes, short_side: int) -> tuple[bytes, str] | N
     factor = short_side / min(image.size)
     if factor >= 1:
         return None
+
+    width = max(short_side, round(image.width * factor))
+    height = max(short_side, round(image.height * factor))
     buffer = io.BytesIO()
-    size = (
-        max(short_side, round(image.width * factor)),
-        max(short_side, round(image.height * factor)),
-    )
-    image.resize(size).save(buffer, "JPEG", quality=QUALITY)
+    image.resize((width, height)).save(buffer, "JPEG", quality=QUALITY)
     return buffer.getvalue(), ".jpg"
 
 
 class ShardFile:
-    """A tar file that knows its sha256 and where each image starts."""
+    """A tar file with its sha256, and the offset and size of each image in it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.hash, self.length = file, hashlib.sha256(), 0
@@ -99,21 +103,23 @@ class ShardFile:
         self.sizes: list[int] = []
 
     def add_image(self, name: str, content: bytes) -> None:
-        """Append an image and remember its place."""
+        """Append an image and record its offset and size."""
         self.add(name, content)
-        self.offsets.append(self.length - len(content) - -len(content) % tarfile.BLOCKSIZE)
+
+        # The content is the last thing in the file, but for the padding to whole blocks.
+        padding = -len(content) % tarfile.BLOCKSIZE
+        self.offsets.append(self.length - padding - len(content))
         self.sizes.append(len(content))
 
     def add(self, name: str, content: bytes) -> None:
         """Append a file."""
         member = tarfile.TarInfo(name)
         member.size = len(content)
-        self._write(
-            member.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
-        )
+        padding = bytes(-len(content) % tarfile.BLOCKSIZE)
+        self._write(member.tobuf(tarfile.USTAR_FORMAT) + content + padding)
 
     def finish(self) -> None:
-        """Write the end of the archive, and wait for the disk."""
+        """Write the end of the archive, and wait until it is on the disk."""
         self._write(bytes(2 * tarfile.BLOCKSIZE))
         self.file.flush()
         os.fsync(self.file.fileno())
@@ -138,15 +144,16 @@ def pack(
         images: of the split.
         classes: of the split.
         folder: for the shards.
-        packing: how.
-        plan: what the shards depend on; those of another plan are refused.
-        bar: counts the images.
+        packing: how images are packed.
+        plan: all settings that the shards depend on; shards of another plan are refused.
+        bar: the progress bar, which counts images.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _same_packing(folder, {**plan, "images": len(images), "labels": _fingerprint(images.labels)})
 
     records = []
     for number, first in enumerate(range(0, len(images), packing.images_per_shard)):
+        # The record is written after the shard: where there is one, the shard is whole.
         record = folder / f"shard-{number:06}.json"
         last = min(first + packing.images_per_shard, len(images))
         if record.is_file():
@@ -169,6 +176,8 @@ def _same_packing(folder: Path, plan: dict[str, Any]) -> None:
 
 
 def _fingerprint(labels: Labels) -> str:
+    """Return a hash of all labels."""
+    # Their bytes, in a layout that does not depend on how the arrays were made.
     digest = hashlib.sha256()
     for array in (labels.starts, labels.classes, labels.values):
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -184,7 +193,7 @@ def write_shard(
     packing: Packing,
     bar: Any,
 ) -> None:
-    """Write one shard beside its name, rename it, and only then write the record that says that it is whole."""
+    """Write one shard under a temporary name, rename it, and then write its record."""
     contents = Contents(images, first, last, packing)
     loader: Any = DataLoader(
         contents, 16, num_workers=packing.workers, collate_fn=list, worker_init_fn=start_worker
@@ -193,14 +202,17 @@ def write_shard(
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         shard = ShardFile(file)
-        batch: Any  # a list of what Contents gives
+        batch: Any  # a list of the items of Contents
         for batch in unwrap(loader):
             for item in batch:
                 if isinstance(item, DataError):
                     raise item
+
                 content, suffix = item
                 index = first + len(shard.sizes)
                 shard.add_image(f"{index:09}{suffix}", content)
+
+                # For other readers of WebDataset files; ours takes the labels from the index.
                 labels = label_names(images.labels, classes.names, index)
                 shard.add(f"{index:09}.json", json.dumps(labels).encode())
                 bar.update()
@@ -234,7 +246,7 @@ def label_names(labels: Labels, names: Sequence[str], index: int) -> dict[str, l
 def write_index(
     path: Path, labels: Labels, classes: Classes, records: list[dict[str, Any]]
 ) -> None:
-    """Write what `mldec.data.storage.tar_shards.Index` describes."""
+    """Write the index; `mldec.data.storage.tar_shards.Index` describes its arrays."""
     queries = classes.queries
     buffer = io.BytesIO()
     np.savez(
@@ -258,7 +270,8 @@ def write_index(
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file as a whole or not at all."""
+    # On the disk before it has its name: a power cut must not leave an empty file.
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         file.write(content)
@@ -279,7 +292,7 @@ def parser() -> argparse.ArgumentParser:
         "--split", choices=("train", "val"), action="append", help="default: both"
     )
     arguments.add_argument(
-        "--images", type=positive, default=5000, help="in a shard (default: %(default)s)"
+        "--images", type=positive, default=5000, help="per shard (default: %(default)s)"
     )
     arguments.add_argument(
         "--short-side", type=positive, metavar="N", help="make larger images this small, in pixels"
@@ -294,6 +307,8 @@ def main() -> None:
     with one_line():
         args = parser().parse_intermixed_args()
         config, data = open_data(args.settings)
+
+        # Refuse what shards cannot hold.
         splits = {part: getattr(data, part) for part in args.split or ("train", "val")}
         for part, split in splits.items():
             if not isinstance(split.dataset, StoredImages):
@@ -306,6 +321,8 @@ def main() -> None:
                 )
 
         packing = Packing(args.images, args.short_side, data.bad_images == "skip", args.workers)
+
+        # A later run may go on with these shards if it has the same settings.
         plan = {
             "settings": {
                 **config.data,
@@ -313,7 +330,9 @@ def main() -> None:
                 "images_per_shard": args.images,
             }
         }
+
         total = sum(len(split.dataset) for split in splits.values())
+        # A shard that cannot be finished leaves a temporary file, which the next run overwrites.
         try:
             with tqdm(total=total, desc="pack", disable=not sys.stderr.isatty()) as bar:
                 for part, split in splits.items():

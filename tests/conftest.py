@@ -13,7 +13,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as mldec.train does, and 
 import torch
 from support import QUICK
 
-# tests/plugins holds parts of a user's own: importable here (pyproject.toml) and in the processes that tests start.
+# tests/plugins holds parts of a user's own: importable here (pyproject.toml) and in the processes
+# that tests start.
 PLUGINS = Path(__file__).parent / "plugins"
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -22,7 +23,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 @pytest.fixture(scope="session")
 def sample_data() -> Path:
-    """The folder with small pieces of the real data sets; tests that need it are skipped where it is absent."""
+    """Return the folder with pieces of the real datasets; skip the test where it is absent."""
     folder = Path(
         os.environ.get("MLDEC_SAMPLE_DATA") or Path(__file__).parents[2] / "shared" / "data"
     )
@@ -43,7 +44,7 @@ class Outcome(NamedTuple):
 def cli(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Outcome]:
-    """Run a command of the package in this process, as its console script would, and return what a user sees."""
+    """Run a command in this process, as its console script would; return what a user sees."""
 
     def run(command: str, *words: str | Path) -> Outcome:
         monkeypatch.setattr(sys, "argv", [f"mldec-{command}", *map(str, words)])

@@ -110,7 +110,7 @@ def test_parts_know_no_rank_and_do_not_print() -> None:
                 for node in ast.walk(ast.parse(path.read_text()))
                 if isinstance(node, ast.Call)
             ]
-            # Evaluators add up over processes; what they find must not depend on which one they are in.
+            # Evaluators add up over processes; their result must not depend on the process.
             asked = {call.attr for call in calls if isinstance(call, ast.Attribute)} & {
                 "rank",
                 "world_size",

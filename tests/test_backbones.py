@@ -70,7 +70,7 @@ NORMS_BEHIND = [
 
 
 def build(name, **settings):
-    """A backbone in evaluation mode; no parameter is a plain 0 or 1, so that none can be left out unseen."""
+    """A backbone in evaluation mode without parameters of 0 or 1, so that each one counts."""
     torch.manual_seed(0)
     backbone = TimmBackbone(name, **settings).eval()
     with torch.no_grad():
@@ -527,7 +527,7 @@ for name in ("resnet18.tv_in1k", "gcvit_xxtiny"):
 
 
 def test_published_weights_without_a_network(tmp_path):
-    """From the cache at once; else one line and no wait: nothing listens where the addresses lead."""
+    """From the cache at once, else one line and no wait: nothing listens at the addresses."""
     state = timm.create_model("resnet10t").state_dict()
     cached = tmp_path / "models--timm--resnet10t.c3_in1k"
     (cached / "refs").mkdir(parents=True)
@@ -561,8 +561,8 @@ def test_published_weights_without_a_network(tmp_path):
         assert text.startswith("backbone.pretrained=true: the weights of ")
         assert place in text
         assert (
-            "give a file with backbone.pretrained=FILE, or backbone.pretrained=false to start from random"
-            in text
+            "give a file with backbone.pretrained=FILE, "
+            "or backbone.pretrained=false to start from random" in text
         )
     assert "Retry" not in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""How a command ends, in real processes of the module alone: they start in a twentieth of a second."""
+"""How a command ends, in real processes that import `mldec.errors` alone to start fast."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from mldec.errors import printable, visible
 
 
 def end(body: str, redirect: str = "", **env: str) -> tuple[int, str, str]:
-    """Run statements under `one_line`, the shell's redirection around them; return status, stdout and stderr."""
+    """Run statements under `one_line` with a shell redirection; return status, stdout, stderr."""
     code = (
         "import os, sys\n"
         "from mldec.errors import ConfigError, Stopped, complain, one_line, say\n"
@@ -28,7 +28,10 @@ def end(body: str, redirect: str = "", **env: str) -> tuple[int, str, str]:
     )
 
 
-FULL = "mldec: cannot write standard output: No space left on device; free space, or write to another place\n"
+FULL = (
+    "mldec: cannot write standard output: No space left on device; "
+    "free space, or write to another place\n"
+)
 
 
 @pytest.mark.parametrize(

@@ -62,5 +62,6 @@ def test_files_are_refused_first_and_a_full_disk_is_one_line(
         assert status == 1
         one_line(
             err,
-            "cannot write /dev/full: No space left on device; free space, or write to another place",
+            "cannot write /dev/full: No space left on device; "
+            "free space, or write to another place",
         )

@@ -1,4 +1,4 @@
-"""What every command answers at once: the list of commands, help, version, and the shell's completion."""
+"""The list of commands, help, version and shell completion, which need no torch."""
 
 import os
 import subprocess
@@ -57,7 +57,10 @@ def test_help_is_instant_and_needs_no_torch(command: str) -> None:
     assert (
         cpu_seconds([sys.executable, "-m", f"mldec.{command}", "--help"]) < 2
     )  # 0.2 to 0.8; with torch 5 to 7
-    script = f"import sys, mldec.{command} as module; sys.exit(bool({{'torch', 'timm', 'torchvision'}} & set(sys.modules)))"
+    script = (
+        f"import sys, mldec.{command} as module; "
+        "sys.exit(bool({'torch', 'timm', 'torchvision'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""What is packed: a source distribution holds every document that a message, a script or the README names."""
+"""What is packed: a source distribution holds every document that something names."""
 
 import re
 import subprocess
@@ -16,22 +16,27 @@ INCLUDED = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["hatch"][
 
 
 def named_documents() -> set[str]:
-    """Return the top-level files that the package and its scripts name, and all paths that README.md links to."""
+    """Return the documents that the package and its scripts name, and what documents link to."""
     sources = [
         path.read_text()
         for folder in ("mldec", "scripts", "configs")
         for path in (TOP / folder).rglob("*.*y*")
     ]
-    documents = {name for text in sources for name in re.findall(r"(?<![/\w])[A-Z_]+\.md\b", text)}
-    readme = (TOP / "README.md").read_text()
-    links = {target for target in re.findall(r"\]\(([^)#]+)\)", readme) if "://" not in target}
-    figures = set(re.findall(r"`(benchmarks/\w+\.\w+)`", readme))
-    return documents | links | figures
+    pattern = r"(?<![/\w])(?:docs/\w+|[A-Z_]+)\.md\b"
+    named = {name for text in sources for name in re.findall(pattern, text)}
+    for document in [*TOP.glob("*.md"), *TOP.glob("docs/*.md")]:
+        text = document.read_text(encoding="utf-8")
+        named.add(document.relative_to(TOP).as_posix())
+        for link in re.findall(r"\]\(([^)#]+)", text):
+            if "://" not in link:
+                named.add((document.parent / link).resolve().relative_to(TOP.resolve()).as_posix())
+        named |= set(re.findall(r"`(benchmarks/\w+\.\w+)`", text))
+    return named
 
 
 def test_every_document_that_is_named_exists() -> None:
     names = named_documents()
-    assert {"DATASETS.md", "MODEL_ZOO.md", "SECURITY.md"} <= names
+    assert {"DATASETS.md", "MODEL_ZOO.md", "SECURITY.md", "docs/running.md"} <= names
 
     missing = {name for name in names if not (TOP / name).exists()}
     assert missing <= {"benchmarks/gpu.json"}  # which a GPU would write

@@ -207,8 +207,12 @@ def test_odd_names_in_a_real_process_on_an_ascii_terminal(best: Path, tmp_path: 
     with open(os.path.join(folder, b"bad\x1b[31m.png"), "wb") as file:  # noqa: PTH118, PTH123
         file.write(b"no image")
 
-    # Pillow's limit of pixels lies below these images: twice of it is not reached, and its warning is not heard.
-    code = "from PIL import Image; Image.MAX_IMAGE_PIXELS = 3000; from mldec import predict; predict.main()"
+    # Pillow's limit is below the pixels of these images: twice the limit is not reached, and its
+    # warning is not shown.
+    code = (
+        "from PIL import Image; Image.MAX_IMAGE_PIXELS = 3000; "
+        "from mldec import predict; predict.main()"
+    )
     words = [
         best,
         tmp_path / "names",

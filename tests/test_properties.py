@@ -1,4 +1,4 @@
-"""Random settings and files: none ends in a traceback, hangs, or takes memory beyond measure (see `guarded`)."""
+"""Random settings and files: no traceback, no hang, no excessive memory (see `guarded`)."""
 
 import contextlib
 import dataclasses
@@ -65,7 +65,7 @@ def test_the_numbers_of_cases() -> None:
 def explore(
     kind: str, times: int, strategy: SearchStrategy[Any], try_case: Callable[[Any], object]
 ) -> None:
-    """Try as many cases of a kind as the table says: always the same ones in the default run, new ones in the slow."""
+    """Try the number of cases in the table: fixed ones by default, new ones in the slow run."""
     tried = 0
 
     @settings(
@@ -91,7 +91,7 @@ def explore(
 
 @pytest.fixture(scope="module", autouse=True)
 def quiet_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No user's cache, no TensorBoard threads, and a training that is asked to stop after its first step."""
+    """No user's cache, no TensorBoard threads, and training stops after its first step."""
 
     @contextlib.contextmanager
     def stopping() -> Iterator[signals.StopRequest]:
@@ -249,7 +249,7 @@ EXTRA = (
 
 
 def open_door(door: str, path: Path, image: Path, config: Config) -> Ended:
-    """Give a file to one of the commands that read checkpoints; `config` is that of the run which goes on from it."""
+    """Give a file to a command that reads checkpoints; `config` is that of the resumed run."""
     if door == "predict":
         ended = command("predict", path, image, "--plugin=patches", "--device=cpu")
         assert ended.status != 0 or "nothing" not in ended.out, "no class has a score"
@@ -320,7 +320,7 @@ def test_bytes_of_a_checkpoint(
 
 
 class Reader:
-    """Reads data as a run does, takes what a run would take of it first, and keeps its classes in a checkpoint."""
+    """Read data as a run does, take its first items, and keep its classes in a checkpoint."""
 
     def __init__(self, folder: Path, state: dict[str, Any], config: Config) -> None:
         self.folder, self.state, self.config = folder, state, config
@@ -362,7 +362,7 @@ class Reader:
         return ended
 
     def keep(self, classes: Classes) -> None:
-        """Read the classes back from a checkpoint: if it does not take what a reader took, a whole training is lost."""
+        """Read the classes back: a checkpoint that refuses what a reader took loses a training."""
         part = {
             "names": list(classes.names),
             "exclusive": classes.exclusive,

@@ -1,4 +1,4 @@
-"""The table of runs on one that a real process made, and on copies of it that are unfinished, resumed or damaged."""
+"""The table of runs on a real run, and on unfinished, resumed or damaged copies of it."""
 
 import csv
 import json
@@ -62,7 +62,8 @@ def test_a_finished_run(outputs: Path) -> None:
     )
     model = checkpoint.load_model(outputs / "a" / "checkpoints" / "best.pt", plugins=PLUGINS).model
     assert run.params_m == pytest.approx(sum(p.numel() for p in model.parameters()) / 1e6)
-    # By hand: 8 x 8 patches of a 64-pixel image to 16 numbers, or what the plugin has; more than the head's embedding.
+    # By hand: 8 x 8 patches of a 64-pixel image to 16 numbers, or the plugin's; more than the
+    # head's embedding.
     tokens, width = model.backbone(torch.zeros(1, 3, 64, 64)).shape[1:]
     assert run.gmacs > tokens * width * 32 / 1e9
     assert run.commit[:10] == str(state["git"])[:10] if state["git"] else run.commit == "-"

@@ -1,4 +1,4 @@
-"""Measure what this project promises: `python -m mldec.benchmark JOB [--json FILE]`."""
+"""Measure speed, memory and cost of the parts: `python -m mldec.benchmark JOB [--json FILE]`."""
 
 import argparse
 import importlib
@@ -11,7 +11,7 @@ from mldec.cli import command
 from mldec.errors import ConfigError, one_line, say
 from mldec.files.results import check_targets, to_json, write_result
 
-# Each job: the module with the function of its name, imported when it runs, and what it measures.
+# Per job: the module with the function of its name, imported when it runs, and what it measures.
 JOBS = {
     "head": (
         "model",
@@ -30,14 +30,15 @@ JOBS = {
     "queries": ("queries", "time and work of a zero-shot model by the number of its word queries"),
     "cost": (
         "paper",
-        "multiply-accumulates and parameters of tables 1 and 2 and figures 5 and 6, beside the paper",
+        "multiply-accumulates and parameters of tables 1 and 2, figures 5 and 6, beside the paper",
     ),
 }
 
 
 def environment() -> dict[str, Any]:
     """Return the hardware, versions, date and commit of a measurement."""
-    import torch  # with what follows, seconds that --help does without
+    # These take seconds to import, which --help does without.
+    import torch
 
     from mldec import checkpoint
 
@@ -56,7 +57,7 @@ def environment() -> dict[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line of `mldec.benchmark`."""
+    """Return the parser of the command line."""
     arguments = command("benchmark", str(__doc__))
     commands = arguments.add_subparsers(required=True, dest="job", metavar="JOB", title="jobs")
     for job, (_, measures) in JOBS.items():
@@ -64,12 +65,13 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument(
             "--json", metavar="FILE", help="write figures, hardware, versions, date, commit"
         )
+
         if job == "queries":
             one.add_argument(
-                "--batch-size", type=int, default=8, help="images at a time (default 8)"
+                "--batch-size", type=int, default=8, help="images per batch (default 8)"
             )
             one.add_argument(
-                "--seconds", type=float, default=5.0, help="of timing for each number of queries"
+                "--seconds", type=float, default=5.0, help="of timing per number of queries"
             )
         if job in ("head", "queries"):
             one.add_argument("--device", default="auto", help="auto, cpu or cuda")
@@ -79,26 +81,27 @@ def parser() -> argparse.ArgumentParser:
             )
             one.add_argument("--classes", type=int, default=80)
             one.add_argument(
-                "--repeats", type=int, default=20, help="timed steps; the median counts"
+                "--repeats", type=int, default=20, help="timed steps, whose median is reported"
             )
             one.usage = "%(prog)s [options] [key=value ...], such as train.precision=bf16"
     return arguments
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure, print, write."""
+    """Run a job, print its figures, and write them if asked to."""
+    # A file that cannot be written is refused now, not after minutes of measuring.
     check_targets(args.json)
+
     module = importlib.import_module(f"mldec.benchmark.{JOBS[args.job][0]}")
     figures = getattr(module, args.job)(args)
+
     if args.job == "cost":
         say(*module.table(figures).splitlines())
     else:
         for name, value in figures.items():
-            say(
-                f"  {name:<26} {value:,.4g}"
-                if isinstance(value, float)
-                else f"  {name:<26} {value}"
-            )
+            text = f"{value:,.4g}" if isinstance(value, float) else f"{value}"
+            say(f"  {name:<26} {text}")
+
     if args.json:
         content = {"benchmark": args.job, "figures": figures, "environment": environment()}
         write_result(args.json, to_json(content, indent=1) + "\n")
@@ -112,6 +115,7 @@ def main() -> None:
             raise ConfigError(f"'{settings[0]}' is not understood: {args.job} takes no settings")
         args.settings = settings
 
+        # It imports torch, which --help does without.
         from mldec.runtime.console import to_console
 
         to_console()

@@ -1,4 +1,7 @@
-"""The jobs of `mldec.benchmark` that measure data: starts, and the way from a JPEG file to a training image."""
+"""The jobs of `mldec.benchmark` that measure data.
+
+They time the start of a dataset, and the way from a JPEG file to a training image.
+"""
 
 import argparse
 import json
@@ -22,31 +25,44 @@ from mldec.data.official_augment import PairAugment, cutout
 from mldec.data.transforms import TrainTransform, read_image
 
 COCO_TRAIN = (82_783, 600_000)  # images, objects
-PHOTO, SIZE = (640, 480), 448  # pixels of the file, and a side of the training image
-ROUNDS, IMAGES = 15, 40  # the median round counts
+PHOTO = (640, 480)  # pixels of the file
+SIZE = 448  # side of the training image in pixels
+ROUNDS = 15  # the median round is reported
+IMAGES = 40  # per round
 
 
-def data(words: argparse.Namespace) -> dict[str, Any]:
-    """Time one image of 640 x 480 through decoding, resizing to 448, cutout and pair augmentation, on one core.
+def data(args: argparse.Namespace) -> dict[str, Any]:
+    """Time the training transform of one image on one core, beside the official pipeline.
 
-    Both pipelines take turns on the same file with the same random choices; processor time counts.
-    The cutout and the two random operations are ours on both sides: the official package needs an
-    older numpy.
+    An image of 640 x 480 pixels is decoded, resized to 448, and goes through cutout and pair
+    augmentation. Both pipelines take turns on the same file with the same random choices, and
+    processor time is measured. The cutout and the two random operations are ours on both sides,
+    because the official package needs an older numpy.
     """
+    # torch does the tensor operations: one thread, as a loader process has.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "photo.jpg")
         _photo().save(file, quality=90)
-        learn = TrainTransform(image_size=SIZE)
+        kib = file.stat().st_size / 2**10
+
+        transform = TrainTransform(image_size=SIZE)
+        official_transform = _official(file)
         ours, official = [], []
         for turn in range(ROUNDS + 1):
-            pair = _seconds(lambda: learn(read_image(file)), turn), _seconds(_official(file), turn)
-            if turn:  # the first warms up
-                ours.append(pair[0])
-                official.append(pair[1])
-        kib = file.stat().st_size / 2**10
+            our_seconds = _seconds(lambda: transform(read_image(file)), turn)
+            official_seconds = _seconds(official_transform, turn)
+
+            # The first round warms up.
+            if turn > 0:
+                ours.append(our_seconds)
+                official.append(official_seconds)
+
     torch.set_num_threads(threads)
+
+    # The two halves of a round met the same load of the machine: compare within rounds.
     ratios = [slow / fast for fast, slow in zip(ours, official, strict=True)]
     return {
         "images_per_second": 1 / statistics.median(ours),
@@ -57,17 +73,18 @@ def data(words: argparse.Namespace) -> dict[str, Any]:
 
 
 def _photo() -> Image.Image:
-    """Return a picture with coarse and fine structure, so that its JPEG file is about as large as a photo's."""
+    """Return an image with coarse and fine structure, for a JPEG file as large as a photo's."""
     rng = np.random.default_rng(0)
-    coarse, fine = (
-        Image.fromarray(rng.integers(0, 256, shape, np.uint8))
-        for shape in ((12, 16, 3), (240, 320, 3))
-    )
+    coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8))
+    fine = Image.fromarray(rng.integers(0, 256, (240, 320, 3), np.uint8))
     return Image.blend(coarse.resize(PHOTO, Image.Resampling.BICUBIC), fine.resize(PHOTO), 0.3)
 
 
 def _official(file: Path) -> Callable[[], Any]:
-    """Return what gives a training image as the official code does. Source: official train.py; float32 [3, S, S]."""
+    """Return a function that makes a training image, float32 [3, S, S], as the official code does.
+
+    Source: official train.py.
+    """
     resize, augment, tensor = transforms.Resize((SIZE, SIZE)), PairAugment(), transforms.ToTensor()
 
     def run() -> Any:
@@ -78,40 +95,52 @@ def _official(file: Path) -> Callable[[], Any]:
 
 
 def _seconds(job: Callable[[], Any], seed: int) -> float:
-    """Return the mean processor time of a job."""
+    """Return the mean processor time of a job, with the random choices of a seed."""
     random.seed(seed)
+
     start = time.process_time()
     for _ in range(IMAGES):
         job()
     return (time.process_time() - start) / IMAGES
 
 
-def labels(words: argparse.Namespace) -> dict[str, Any]:
-    """Write a COCO split of full size (labels and empty image files), and time its first and second start."""
-    found: dict[str, Any] = {}
+def labels(args: argparse.Namespace) -> dict[str, Any]:
+    """Time the first and the second start of a COCO split of full size.
+
+    The second one has the cache that the first one writes. The image files are empty.
+    """
+    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as root:
         _write_full_size(Path(root))
         for turn in ("first", "second"):
-            with multiprocessing.get_context("spawn").Pool(
-                1
-            ) as fresh:  # a process of its own: memory is comparable
-                found |= {
-                    f"{turn}_start_{name}": value
-                    for name, value in fresh.apply(_start_coco, (root,)).items()
-                }
-    return found
+            # A process of its own per start, so that the memory of both is comparable.
+            with multiprocessing.get_context("spawn").Pool(1) as fresh:
+                start = fresh.apply(_start_coco, (root,))
+            for name, value in start.items():
+                figures[f"{turn}_start_{name}"] = value
+    return figures
 
 
 def _start_coco(root: str) -> dict[str, Any]:
+    """Build the dataset, and return the time and memory that it takes."""
+    # Training images serve for validation too, so that only one split is read.
     before, start = _memory_gib(), time.perf_counter()
-    target = "mldec.data.readers.coco.coco"
-    node = {"_target_": target, "root": root, "val": "train2014", "cache_dir": f"{root}/cache"}
+    node = {
+        "_target_": "mldec.data.readers.coco.coco",
+        "root": root,
+        "val": "train2014",
+        "cache_dir": f"{root}/cache",
+    }
     train = build.data({"data": build.resolve("data", node)}).train
-    passed = time.perf_counter() - start
-    return {"seconds": passed, "mib": 1024 * (_memory_gib() - before), "images": len(train.dataset)}
+
+    seconds = time.perf_counter() - start
+    mib = 1024 * (_memory_gib() - before)
+    return {"seconds": seconds, "mib": mib, "images": len(train.dataset)}
 
 
 def _write_full_size(root: Path) -> None:
+    """Write the annotations of a COCO split of full size, and an empty file per image."""
+    # Objects are spread evenly over images and classes.
     images, objects = COCO_TRAIN
     generator = torch.Generator().manual_seed(0)
     owners = torch.randint(images, (objects,), generator=generator).tolist()
@@ -137,6 +166,7 @@ def _write_full_size(root: Path) -> None:
             {"id": i + 1, "name": f"class {i}", "supercategory": "thing"} for i in range(80)
         ],
     }
+
     (root / "annotations").mkdir()
     (root / "train2014").mkdir()
     (root / "annotations" / "instances_train2014.json").write_text(json.dumps(content))
@@ -145,5 +175,6 @@ def _write_full_size(root: Path) -> None:
 
 
 def _memory_gib() -> float:
+    """Return the memory that this process holds at the moment."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**30

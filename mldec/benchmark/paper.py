@@ -1,6 +1,6 @@
-"""Count the work of one image, and hold it against tables 1 and 2 and figures 5 and 6 of the paper.
+"""Count the work per image, and compare it with tables 1 and 2 and figures 5 and 6 of the paper.
 
-The GFLOPs of the paper are multiply-accumulates: one product and one sum together count once.
+The GFLOPs of the paper are multiply-accumulates: one product and one sum together count as one.
 """
 
 import argparse
@@ -15,12 +15,11 @@ from mldec.config.compose import compose
 from mldec.data.base import Classes
 from mldec.runtime.cost import count_parameters, multiply_accumulates
 
-TOLERANCE = 0.1  # G: the tables round to 0.1, figure 5 is read off a plot
+TOLERANCE = 0.1  # GMAC: the tables round to 0.1, figure 5 is read off a plot
 UNEXPLAINED = (
-    "The paper's figure for the transformer decoder with 9,600 queries differs from the derived one, "
-    "and no formula is known that meets it: the same terms meet every other row."
+    "The paper's figure for the transformer decoder with 9,600 queries differs from the derived "
+    "one, and no formula is known that meets it: the same terms meet every other row."
 )
-
 
 NETWORKS = {
     # S is not in timm: M with fewer blocks in its third stage.
@@ -32,19 +31,19 @@ METHODS = {"GAP": "gap", "Transformer-Decoder": "transformer_decoder", "ML-Decod
 
 
 class Row(NamedTuple):
-    """A model of the paper and what the paper says it costs."""
+    """A model of the paper and its cost according to the paper."""
 
     where: str  # table or figure
     network: str  # a key of NETWORKS
     method: str  # a key of METHODS
     num_classes: int
-    num_queries: int | None  # None: GAP has none
-    image_size: int  # pixels a side; the paper does not name it, but its figures fit no other
+    num_queries: int | None  # None for GAP
+    image_size: int  # side in pixels; the paper does not name it, but its figures fit no other
     paper: float  # GFLOPs, that is GMAC
 
     @property
     def settings(self) -> list[str]:
-        """The words that compose this model from the option files."""
+        """The settings that compose this model from the option files."""
         groups = [f"head.num_groups={self.num_queries}"] if self.method == "ML-Decoder" else []
         return [
             "+experiment=coco_tresnet_m",
@@ -60,10 +59,13 @@ class Row(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A model of figure 6 and its place there: ImageNet, 1,000 classes, 224 pixels; ML-Decoder with 100 queries."""
+    """A model of figure 6 and its coordinates there.
+
+    It is trained on ImageNet with 1,000 classes at 224 pixels; ML-Decoder has 100 queries.
+    """
 
     network: str
-    head: str  # the option
+    head: str  # the name of the head option
     images_per_second: int  # read off the plot, within 30; on a GPU that the paper does not name
     top1: float  # likewise, within 0.05
 
@@ -107,31 +109,28 @@ def rows() -> list[Row]:
 
 
 def build_row(row: Row) -> nn.Module:
-    """Build the model of a row from the option files, on the meta device: no values, no memory."""
+    """Build the model of a row from the option files, on the meta device, which takes no memory."""
     return _build(row.settings, row.num_classes)
 
 
 def _build(settings: list[str], num_classes: int) -> nn.Module:
-    config = compose(settings)
+    parts = build.check(compose(settings), MODEL_PARTS)
+    classes = Classes(tuple(f"class {i}" for i in range(num_classes)))
     with torch.device("meta"):
-        return build.model(
-            build.check(config, MODEL_PARTS),
-            Classes(tuple(f"class {i}" for i in range(num_classes))),
-            pretrained=False,
-        )
+        return build.model(parts, classes, pretrained=False)
 
 
-def cost(words: argparse.Namespace | None = None) -> dict[str, Any]:
-    """Count the multiply-accumulates and parameters of the models of tables 1 and 2 and figures 5 and 6."""
+def cost(args: argparse.Namespace | None = None) -> dict[str, Any]:
+    """Count multiply-accumulates and parameters of the models of the tables and figures."""
     return {
-        "rows": [_measure(row) for row in rows()],
-        "figure_6": [_place(point) for point in points()],
+        "rows": [_measure_row(row) for row in rows()],
+        "figure_6": [_measure_point(point) for point in points()],
         "tolerance_gmac": TOLERANCE,
         "note": UNEXPLAINED,
     }
 
 
-def _place(point: Point) -> dict[str, Any]:
+def _measure_point(point: Point) -> dict[str, Any]:
     model = point.build()
     return {
         "backbone": point.network,
@@ -143,7 +142,7 @@ def _place(point: Point) -> dict[str, Any]:
     }
 
 
-def _measure(row: Row) -> dict[str, Any]:
+def _measure_row(row: Row) -> dict[str, Any]:
     model = build_row(row)
     gmac = multiply_accumulates(model, row.image_size) / 1e9
     trainable, total = count_parameters(model)
@@ -164,37 +163,44 @@ def _measure(row: Row) -> dict[str, Any]:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Set out what `cost` returns; M params are millions, first those that train, then with the frozen queries."""
+    """Return the figures of `cost` as text.
+
+    The parameters are in millions: the trainable ones, then all with the frozen queries.
+    """
+    # 1. Tables 1 and 2 and figure 5.
     form = "  {:<9} {:<10} {:<20} {:>7} {:>7} {:>5} {:>7} {:>6} {:>7} {:>10} {:>7}{}"
     names = "where,backbone,head,classes,queries,size,GMAC,paper,differ,M trained,M all,"
     lines = [form.format(*names.split(","))]
     for row in figures["rows"]:
-        work = f"{row['gmac']:.2f}", f"{row['paper_gmac']:.1f}", f"{row['difference']:+.2f}"
-        params = f"{row['trainable_parameters'] / 1e6:.2f}", f"{row['parameters'] / 1e6:.2f}"
-        model = (
+        line = form.format(
             row["where"],
             row["backbone"],
             row["head"],
             row["classes"],
             row["queries"] or "-",
             row["image_size"],
+            f"{row['gmac']:.2f}",
+            f"{row['paper_gmac']:.1f}",
+            f"{row['difference']:+.2f}",
+            f"{row['trainable_parameters'] / 1e6:.2f}",
+            f"{row['parameters'] / 1e6:.2f}",
+            "" if row["explained"] else " *",
         )
-        lines.append(form.format(*model, *work, *params, "" if row["explained"] else " *"))
-    lines += [
-        f"  * {figures['note']}",
-        "  figure 6: ImageNet at 224 pixels, beside the axes of the paper's plot",
-    ]
+        lines.append(line)
+    lines.append(f"  * {figures['note']}")
+
+    # 2. Figure 6, which has no GMAC of the paper to compare with.
+    lines.append("  figure 6: ImageNet at 224 pixels, beside the axes of the paper's plot")
     form = "  {:<10} {:<10} {:>7} {:>10} {:>9} {:>6}"
     lines.append(form.format("backbone", "head", "GMAC", "M trained", "images/s", "top-1"))
     for row in figures["figure_6"]:
-        counts = f"{row['gmac']:.2f}", f"{row['trainable_parameters'] / 1e6:.2f}"
-        lines.append(
-            form.format(
-                row["backbone"],
-                row["head"],
-                *counts,
-                row["paper_images_per_second"],
-                row["paper_top1"],
-            )
+        line = form.format(
+            row["backbone"],
+            row["head"],
+            f"{row['gmac']:.2f}",
+            f"{row['trainable_parameters'] / 1e6:.2f}",
+            row["paper_images_per_second"],
+            row["paper_top1"],
         )
+        lines.append(line)
     return "\n".join(lines)

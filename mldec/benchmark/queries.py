@@ -1,9 +1,10 @@
-"""What more classes cost a zero-shot model: time and multiply-accumulates by the number of word queries."""
+"""Time and multiply-accumulates of a zero-shot model by the number of its word queries."""
 
 import argparse
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
 from mldec import build
@@ -15,45 +16,50 @@ from mldec.runtime.cost import multiply_accumulates
 
 MODEL = ["+experiment=nuswide_zsl_tresnet_m"]
 IMAGE_SIZE = 224
-WIDTH = 300  # of its word vectors
-TIMED = (81, 1_006)  # unseen and all classes of NUS-WIDE
-COUNTED = (*TIMED, 9_605)  # and those of Open Images
-DECODING: dict[str, list[str]] = {
+WORD_DIM = 300  # width of its word vectors
+TIMED = (81, 1_006)  # unseen classes and all classes of NUS-WIDE
+COUNTED = (*TIMED, 9_605)  # and the classes of Open Images
+DECODING: dict[str, list[str]] = {  # settings by the name of the decoding
     "full": [],
     "group": ["head=ml_decoder_zsl_groups"],
-}  # by name, their settings
+}
 
 
-def queries(words: argparse.Namespace) -> dict[str, Any]:
-    """Time TResNet-M at 224 pixels with 81 and with 1,006 word queries; count the work of 9,605 too."""
-    device = distributed.pick_device(words.device)
-    found: dict[str, Any] = {"device": str(device), "batch_size": words.batch_size}
-    for name, settings in DECODING.items():
-        config = compose([*MODEL, *settings])
-        model = (
-            build.model(build.check(config, MODEL_PARTS), Classes(("any",)), pretrained=False)
-            .to(device)
-            .eval()
-        )
+def queries(args: argparse.Namespace) -> dict[str, Any]:
+    """Time TResNet-M at 224 pixels with 81 and 1,006 word queries, and count its work."""
+    device = distributed.pick_device(args.device)
+    figures: dict[str, Any] = {"device": str(device), "batch_size": args.batch_size}
+    shape = (args.batch_size, 3, IMAGE_SIZE, IMAGE_SIZE)
+
+    for decoding, settings in DECODING.items():
+        # One class will do: the queries are made of the word vectors of each call.
+        parts = build.check(compose([*MODEL, *settings]), MODEL_PARTS)
+        model = build.model(parts, Classes(("any",)), pretrained=False).to(device).eval()
+
         for number in COUNTED:
-            found[f"gmac_{name}_{number}"] = (
-                multiply_accumulates(model, IMAGE_SIZE, (number, WIDTH)) / 1e9
-            )
-        images = torch.randint(
-            256, (words.batch_size, 3, IMAGE_SIZE, IMAGE_SIZE), dtype=torch.uint8, device=device
-        )
+            macs = multiply_accumulates(model, IMAGE_SIZE, (number, WORD_DIM))
+            figures[f"gmac_{decoding}_{number}"] = macs / 1e9
+
+        images = torch.randint(256, shape, dtype=torch.uint8, device=device)
         for number in TIMED:
-            vectors = torch.randn(number, WIDTH, device=device)
-            with torch.inference_mode():
-                job = {"model": model, "images": images, "vectors": vectors}
-                timer = Timer(
-                    "model(images, vectors)", globals=job, num_threads=torch.get_num_threads()
-                )
-                timer.timeit(2)
-                seconds = timer.blocked_autorange(
-                    min_run_time=words.seconds
-                ).median  # waits for the device
-            found[f"ms_{name}_{number}"] = 1000 * seconds
-        fewer, more = (found[f"ms_{name}_{number}"] for number in TIMED)
-        found[f"times_{name}"] = more / fewer
-    return found
+            vectors = torch.randn(number, WORD_DIM, device=device)
+            seconds = _median_seconds(model, images, vectors, args.seconds)
+            figures[f"ms_{decoding}_{number}"] = 1000 * seconds
+
+        fewer, more = (figures[f"ms_{decoding}_{number}"] for number in TIMED)
+        figures[f"times_{decoding}"] = more / fewer
+    return figures
+
+
+@torch.inference_mode()
+def _median_seconds(model: nn.Module, images: Tensor, vectors: Tensor, min_seconds: float) -> float:
+    """Return the median time of a forward pass, measured for at least some seconds."""
+    timer = Timer(
+        "model(images, vectors)",
+        globals={"model": model, "images": images, "vectors": vectors},
+        num_threads=torch.get_num_threads(),
+    )
+
+    # The first calls allocate memory and choose kernels. The timer waits for the device.
+    timer.timeit(2)
+    return timer.blocked_autorange(min_run_time=min_seconds).median

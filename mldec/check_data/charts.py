@@ -1,151 +1,237 @@
-"""Pictures with Pillow alone: a grid of images, a bar chart, a heat map and a plot of points."""
+"""Charts of a dataset: sample sheets, bar charts, heat maps and scatter plots, with matplotlib.
 
+Every function returns a `matplotlib.figure.Figure`, which `save` writes. matplotlib is optional
+(`pip install mldec[plot]`), so it is imported by the functions that draw, and never through pyplot,
+whose list of open figures would be a global state.
+"""
+
+import importlib.util
+import textwrap
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw
 
-INK, BAR, PAPER = (20, 20, 20), (52, 101, 164), (255, 255, 255)
-LINE = 12  # pixels from one line of text to the next
-LETTER = 6.2  # mean width of a letter in pixels
-MARGIN = 8
+from mldec.errors import ConfigError, visible
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-def grid(
-    images: Sequence[np.ndarray], captions: Sequence[str], *, columns: int = 6, cell: int = 192
-) -> Image.Image:
-    """Return images uint8 [H, W, 3] side by side, each above its caption in up to three lines."""
-    rows = -(-len(images) // columns)
-    height = cell + 3 * LINE + MARGIN
-    page = Image.new("RGB", (columns * (cell + MARGIN) + MARGIN, rows * height + MARGIN), PAPER)
-    draw = ImageDraw.Draw(page)
-    for place, (image, caption) in enumerate(zip(images, captions, strict=True)):
-        left, top = MARGIN + place % columns * (cell + MARGIN), MARGIN + place // columns * height
-        page.paste(
-            Image.fromarray(image).resize((cell, cell), Image.Resampling.BILINEAR), (left, top)
-        )
-        for number, line in enumerate(_wrap(caption, int(cell / LETTER))[:3]):
-            draw.text((left, top + cell + number * LINE), line, INK)
-    return page
+DPI = 100
+COLOUR = "#3465a4"
+SMALL = 7  # points, the font size of class names and captions
+NAME_LENGTH = 28  # characters of a class name that are shown
+NAMED_BARS = 120  # with more bars than this, names and counts would not be legible
+ROW_HEIGHT = 0.16  # inches per class
 
 
-def bars(values: np.ndarray, names: Sequence[str], title: str) -> Image.Image:
-    """Return a chart of non-negative numbers [K], the largest on top, their lengths on a logarithmic scale.
+class Point(NamedTuple):
+    """One point of a scatter plot: its coordinates, half the length of its error bar, its name."""
 
-    With up to 120 of them each bar has its name and number; beyond, they shrink to lines.
-    """
-    order = np.argsort(-values, kind="stable")
-    named = len(values) <= 120
-    step = LINE if named else 1
-    left, length, top = (190 if named else MARGIN), 480, MARGIN + 2 * LINE
-    page = Image.new("RGB", (left + length + 90, top + step * len(values) + MARGIN), PAPER)
-    draw = ImageDraw.Draw(page)
-    draw.text((MARGIN, MARGIN), title, INK)
-    widths = np.log1p(values) / max(np.log1p(values.max(initial=0)), 1e-9) * length
-    for place, index in enumerate(order.tolist()):
-        y = top + place * step
-        draw.rectangle((left, y, left + widths[index], y + step - (3 if named else 1)), fill=BAR)
-        if named:
-            draw.text((MARGIN, y - 1), _ascii(names[index])[:28], INK)
-            draw.text((left + widths[index] + 4, y - 1), f"{int(values[index]):,}", INK)
-    return page
+    x: float
+    y: float
+    spread: float
+    name: str
 
 
-def heat_map(matrix: np.ndarray, names: Sequence[str], title: str) -> Image.Image:
-    """Return a matrix of numbers in [0, 1], float [K, K], as squares from white (0) to dark blue (1)."""
-    cell, left, top = 12, 190, MARGIN + 2 * LINE
-    shade = np.clip(matrix, 0, 1)[..., None]
-    colours = (np.array(PAPER) * (1 - shade) + np.array([8, 48, 107]) * shade).astype(np.uint8)
-    side = cell * len(matrix)
-    page = Image.new(
-        "RGB",
-        (max(left + side, left + int(LETTER * len(title))) + MARGIN, top + side + MARGIN),
-        PAPER,
-    )
-    page.paste(Image.fromarray(colours).resize((side, side), Image.Resampling.NEAREST), (left, top))
-    draw = ImageDraw.Draw(page)
-    draw.text((MARGIN, MARGIN), title, INK)
-    for place, name in enumerate(names):
-        draw.text((MARGIN, top + place * cell - 1), _ascii(name)[:28], INK)
-    return page
+class Panel(NamedTuple):
+    """One scatter plot of a sheet."""
+
+    title: str
+    x_label: str
+    y_label: str
+    points: Sequence[Point]
 
 
-def scatter(
-    points: Sequence[tuple[float, float, float]], names: Sequence[str], title: str
-) -> Image.Image:
-    """Return a plot of points (x, y, half the height of a bar at y), numbered, with their names beside it.
+def require_matplotlib(option: str) -> None:
+    """Check that charts can be drawn, before the work whose results they show.
 
     Args:
-        points: at least one.
-        names: of the points.
-        title: what x and y are.
+        option: what the user asked for, such as "--out"; the message names it.
+
+    Raises:
+        ConfigError: if matplotlib is not installed.
     """
-    side, left, top = 300, 60, MARGIN + 2 * LINE
-    width = left + side + 300
-    page = Image.new(
-        "RGB", (max(width, int(LETTER * len(title)) + 2 * MARGIN), top + side + 3 * LINE), PAPER
-    )
-    draw = ImageDraw.Draw(page)
-    draw.text((MARGIN, MARGIN), _ascii(title), INK)
-    draw.rectangle((left, top, left + side, top + side), outline=INK)
-    across = _axis([x for x, _, _ in points])
-    up = _axis([y + sign * spread for _, y, spread in points for sign in (-1, 1)])
-    for share in (0, 0.5, 1):
-        draw.text(
-            (left + share * side - 10, top + side + 4),
-            f"{across[0] + share * (across[1] - across[0]):.4g}",
-            INK,
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(
+            f"{option}: the charts need matplotlib, which is not installed; "
+            "run pip install mldec[plot]"
         )
-        draw.text(
-            (MARGIN, top + (1 - share) * side - 6), f"{up[0] + share * (up[1] - up[0]):.4g}", INK
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a figure as a PNG file."""
+    with warnings.catch_warnings():
+        # A letter that the font lacks is drawn as an empty box; a warning per letter helps nobody.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(path, format="png")
+
+
+def sample_sheet(
+    images: Sequence[np.ndarray], captions: Sequence[str], *, columns: int = 6
+) -> "Figure":
+    """Draw images in a grid, each below its caption.
+
+    Args:
+        images: uint8 [H, W, 3].
+        captions: one per image; of each the first three lines are shown.
+        columns: images per row.
+    """
+    rows = max(1, -(-len(images) // columns))
+    figure = _new_figure(width=2 * columns, height=2.4 * rows)
+    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+
+    for axes, image, caption in zip(grid[: len(images)], images, captions, strict=True):
+        axes.imshow(image)
+        lines = textwrap.wrap(visible(caption), NAME_LENGTH)[:3]
+        axes.set_title("\n".join(lines), fontsize=SMALL, loc="left", parse_math=False)
+
+    # The last row may have empty cells, which show no frame either.
+    for axes in grid:
+        axes.axis("off")
+    return figure
+
+
+def bar_chart(values: np.ndarray, names: Sequence[str], title: str) -> "Figure":
+    """Draw counts on a logarithmic axis that begins at 0, the largest count on top.
+
+    Up to `NAMED_BARS` bars are labelled with their names and counts. More than that are drawn as
+    one outline, the distribution of the counts.
+
+    Args:
+        values: non-negative counts [K].
+        names: one per count.
+        title: of the chart.
+    """
+    order = np.argsort(-values, kind="stable")
+    named = len(values) <= NAMED_BARS
+    height = 1.2 + ROW_HEIGHT * len(values) if named else 6
+    figure = _new_figure(width=8, height=height)
+    axes = figure.subplots()
+
+    if named:
+        positions = np.arange(len(values))
+        bars = axes.barh(positions, values[order], color=COLOUR)
+        axes.bar_label(
+            bars, labels=[f"{int(value):,}" for value in values[order]], padding=2, fontsize=SMALL
         )
-    for number, ((x, y, spread), name) in enumerate(zip(points, names, strict=True), start=1):
-        place = left + side * (x - across[0]) / (across[1] - across[0])
-        low, middle, high = (
-            top + side * (up[1] - value) / (up[1] - up[0]) for value in (y - spread, y, y + spread)
+        _name_ticks(axes, "y", [names[index] for index in order])
+        axes.set_ylim(-0.6, len(values) - 0.4)
+    else:
+        edges = np.arange(len(values) + 1)
+        axes.stairs(values[order], edges, orientation="horizontal", fill=True, color=COLOUR)
+        axes.set_ylabel("classes, the most frequent first")
+        axes.set_ylim(0, len(values))
+
+    # Linear below 1, so that a class without images has a place; the room is for the counts.
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xlim(0, 3 * max(1, values.max(initial=0)))
+    axes.invert_yaxis()
+    _set_title(axes, title)
+    return figure
+
+
+def heat_map(matrix: np.ndarray, names: Sequence[str], title: str) -> "Figure":
+    """Draw a matrix of numbers in [0, 1] as squares from white (0) to dark blue (1).
+
+    Args:
+        matrix: float [K, K].
+        names: of the rows, and of the columns.
+        title: of the chart.
+    """
+    side = ROW_HEIGHT * len(matrix)
+    figure = _new_figure(width=max(side + 3, 7), height=max(side + 2.4, 3.4))
+    axes = figure.subplots()
+
+    image = axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    _name_ticks(axes, "y", names)
+    _name_ticks(axes, "x", names)
+    axes.tick_params(axis="x", rotation=90)
+    figure.colorbar(image, ax=axes, shrink=0.6)
+
+    # Above the figure, because the title may be wider than the matrix.
+    figure.suptitle(visible(title), fontsize=10, parse_math=False)
+    return figure
+
+
+def scatter_plots(panels: Sequence[Panel]) -> "Figure":
+    """Draw scatter plots below each other; the points are numbered, a legend gives their names."""
+    figure = _new_figure(width=8, height=3.8 * len(panels))
+    grid = figure.subplots(len(panels), 1, squeeze=False).flatten()
+
+    for axes, panel in zip(grid, panels, strict=True):
+        for number, point in enumerate(panel.points, start=1):
+            axes.errorbar(
+                point.x,
+                point.y,
+                yerr=point.spread,
+                fmt="o",
+                markersize=5,
+                label=f"{number} {_shorten(point.name)}: {point.y:.1f} ± {point.spread:.1f}",
+            )
+        for x, y, numbers in _number_labels(panel.points):
+            axes.annotate(numbers, (x, y), xytext=(5, 2), textcoords="offset points")
+
+        axes.set_xlabel(panel.x_label)
+        axes.set_ylabel(panel.y_label)
+        axes.margins(0.08)
+        _set_title(axes, panel.title)
+
+        # Beside the plot: there is no corner that is sure to be free of points.
+        legend = axes.legend(
+            loc="center left",
+            bbox_to_anchor=(1.02, 0.5),
+            fontsize=SMALL + 1,
         )
-        draw.line((place, low, place, high), fill=BAR)
-        draw.ellipse((place - 3, middle - 3, place + 3, middle + 3), fill=BAR)
-        draw.text((place + 5, middle - 6), str(number), INK)
-        draw.text(
-            (left + side + 12, top + (number - 1) * LINE),
-            f"{number:>2} {_ascii(name)}: {y:.1f} +- {spread:.1f}",
-            INK,
-        )
-    return page
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+    return figure
 
 
-def stacked(pages: Sequence[Image.Image]) -> Image.Image:
-    """Return pictures one above the other."""
-    whole = Image.new(
-        "RGB", (max(page.width for page in pages), sum(page.height for page in pages)), PAPER
-    )
-    top = 0
-    for page in pages:
-        whole.paste(page, (0, top))
-        top += page.height
-    return whole
+def _number_labels(points: Sequence[Point]) -> list[tuple[float, float, str]]:
+    """Return position and text of the points' numbers; points that nearly coincide share one."""
+    heights = [point.y for point in points]
+    line_height = 0.05 * (max(heights) - min(heights))
+
+    labels: list[tuple[float, float, str]] = []
+    for number, point in sorted(enumerate(points, start=1), key=lambda item: item[1][:2]):
+        if labels:
+            x, y, numbers = labels[-1]
+            if point.x == x and point.y - y <= line_height:
+                labels[-1] = (x, y, f"{numbers}, {number}")
+                continue
+        labels.append((point.x, point.y, str(number)))
+    return labels
 
 
-def _axis(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of an axis with some room at both."""
-    low, high = min(values), max(values)
-    room = 0.08 * (high - low) or 1.0
-    return low - room, high + room
+def _new_figure(*, width: float, height: float) -> "Figure":
+    """Return an empty figure of a size in inches, which the Agg backend draws."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
-def _ascii(text: str) -> str:
-    """Replace what Pillow's built-in font may not have."""
-    return text.encode("ascii", "replace").decode()
+def _name_ticks(axes: "Axes", axis: str, names: Sequence[str]) -> None:
+    """Write a class name at each of the positions 0, 1, ... of an axis ("x" or "y")."""
+    set_ticks = axes.set_xticks if axis == "x" else axes.set_yticks
+    labels = [_shorten(name) for name in names]
+
+    # Names are the user's: a dollar sign in them does not begin a formula.
+    set_ticks(range(len(names)), labels=labels, fontsize=SMALL, parse_math=False)
 
 
-def _wrap(text: str, width: int) -> list[str]:
-    """Break a list of words after commas."""
-    lines = [""]
-    for word in _ascii(text).split(", "):
-        longer = f"{lines[-1]}, {word}" if lines[-1] else word
-        if len(longer) <= width:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return [line[:width] for line in lines if line]
+def _set_title(axes: "Axes", title: str) -> None:
+    """Write the title of a chart as it is, without formulas."""
+    axes.set_title(visible(title), fontsize=10, parse_math=False)
+
+
+def _shorten(name: str) -> str:
+    """Return a name as it is printed in a chart."""
+    name = visible(name)
+    return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"

@@ -1,7 +1,8 @@
-"""What is published of the data sets: how many images and classes they have."""
+"""Published sizes of the datasets: how many images and classes they have."""
 
-# Images of train and val, and classes, by the name of the option. Source: the data sets' own pages, and the counts that
-# the readers of published code arrive at; where two are in use, DATASETS.md says what makes the difference.
+# Images of train and val, and classes, by the name of the data option. Source: the datasets' own
+# pages, and the counts that the readers of published code arrive at; where two counts are in use,
+# DATASETS.md says what makes the difference.
 OFFICIAL = {
     "coco": ({82_081, 82_783, 117_266, 118_287}, {40_137, 40_504, 4_952, 5_000}, {80}),
     "coco_zsl": (set(), set(), {48, 65}),

@@ -1,4 +1,7 @@
-"""From a file of weights, ours or the authors', to a model: the one door for evaluate, predict and notebooks."""
+"""Load a model from a file of weights, one of our checkpoints or a file of the paper's authors.
+
+Evaluation, prediction and notebooks all enter here.
+"""
 
 import logging
 import threading
@@ -27,60 +30,80 @@ from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")
 
-MOST_VERSIONS = 100  # of a checkpoint: more than a run keeps
+MOST_VERSIONS = 100  # versions of a checkpoint that are looked for: more than a run keeps
 MODEL_PARTS = ("backbone", "head")
 _LOADING = threading.RLock()
+# Buffers that a released file may lack, because we compute them ourselves.
 COMPUTED = (
     "num_batches_tracked",
     "backbone.mean",
     "backbone.std",
-)  # may be absent from a released file
-NAMED, LONGEST = 10, 100  # tensors in a message, and the characters of each
+)
+NAMED, LONGEST = 10, 100  # how many tensors a message names, and the characters of each name
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready for use, and what its checkpoint says of it."""
+    """A model ready for use, and the metadata of its checkpoint."""
 
     model: Classifier  # in evaluation mode; images uint8 or float [B, 3, H, W] -> logits [B, K]
     config: Config
     classes: Classes
     transform: EvalTransform  # a PIL image -> the model's input
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # of the run's last evaluation; empty for a file of the authors
     weights: str  # "ema" or "raw"
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint of a run of this program.
+    """Read a checkpoint that `mldec.train` wrote.
 
     Raises:
-        CheckpointError: if it cannot be read, see `read_torch`, or is no such checkpoint.
+        CheckpointError: if the file cannot be read, see `read_torch`, or is no such checkpoint.
     """
     return Checkpoint.from_state(_read(path), path)
 
 
 def load_newest(path: Path) -> tuple[Path, Checkpoint]:
-    """Read a checkpoint of a run, or the newest older version of it that is whole; a damaged one is named in the log.
+    """Read the newest version of a run's checkpoint that is intact.
+
+    A damaged version is named in the log, and the next older one is tried.
+
+    Args:
+        path: of the newest version; the older ones are beside it, named as `versions` says.
+
+    Returns:
+        The path of the version that was read, and its checkpoint.
 
     Raises:
         CheckpointError: if none can be read.
     """
-    names = [name for name in versions(path, MOST_VERSIONS) if name.exists()]
-    for name, older in zip(names, [*names[1:], None], strict=True):
+    paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()]
+
+    for candidate, older in zip(paths, [*paths[1:], None], strict=True):
         try:
-            return name, load(name)
+            return candidate, load(candidate)
         except CheckpointError as error:
             if older is None:
                 raise
             log.warning(f"{error}; going on from {older}")
+
     raise CheckpointError(f"no file at {path}: check the path")
 
 
 def local(path: str | Path) -> Path:
-    """Return the path of a file: of the best checkpoint in the folder of a run, or a download of "zoo:NAME"."""
+    """Resolve what a user names to the path of a local file of weights.
+
+    Args:
+        path: a file; the folder of a run, which stands for its best checkpoint (else the last one);
+            or "zoo:NAME", a released file, which is downloaded once.
+
+    Raises:
+        CheckpointError: if the folder holds no checkpoint, or the download fails.
+    """
     text = str(path)
     if text.startswith("zoo:"):
         return zoo.fetch(text.removeprefix("zoo:"))
+
     return find_checkpoint(Path(path)) if Path(path).is_dir() else Path(path)
 
 
@@ -92,22 +115,28 @@ def load_model(
     device: str | torch.device = "cpu",
     plugins: Sequence[str] = (),
 ) -> Loaded:
-    """Rebuild the model of a file.
+    """Rebuild the model that a file describes and load its weights.
 
-    The model is float32 whatever the default type and device are, and no random numbers are drawn.
+    The model is float32 whatever torch's default type and device are, and the global random state
+    is left as it was.
 
     Args:
-        path: a file written by `mldec.train` or the folder of its run (best.pt, else last.pt), a `.pth` file of the
-            authors, or "zoo:NAME", which is downloaded once.
-        weights: "ema", "raw", or None for those that scored best in the run; a file of the authors has one set only.
+        path: a file written by `mldec.train` or the folder of its run (best.pt, else last.pt), a
+            `.pth` file of the authors, or "zoo:NAME", which is downloaded once.
+        weights: "ema", "raw", or None for the set that scored best in the run; a file of the
+            authors has one set only.
         image_size: pixels per side, instead of what the file or the table of known files says.
-        device: to put the model on; a name as `distributed.pick_device` takes it, or torch's own.
-        plugins: packages of the caller's that may hold its parts; the file itself cannot allow any.
+        device: where to put the model; a name that `distributed.pick_device` takes, or a
+            `torch.device`.
+        plugins: packages of the caller that may hold parts of the model; the file itself cannot
+            allow any.
 
     Raises:
-        CheckpointError: if the file cannot be used, see `read_torch`, or its tensors do not fit the model it describes.
-        ConfigError: for an argument that is none of these, or a device that is not there.
+        CheckpointError: if the file cannot be used, see `read_torch`, or its tensors do not fit the
+            model that it describes.
+        ConfigError: if an argument is none of the above, or the device is not available.
     """
+    # Refuse wrong arguments first: reading or downloading a large file takes a while.
     if weights not in ("ema", "raw", None):
         raise ConfigError(
             f"weights is {weights!r}: choose 'ema', 'raw', or None for those that scored best"
@@ -117,7 +146,7 @@ def load_model(
             f"plugins is {plugins!r}: pass a list of packages, such as plugins=[{plugins!r}]"
         )
     if image_size is not None:
-        EvalTransform(image_size=image_size)  # refuses one out of its range
+        EvalTransform(image_size=image_size)  # raises if the size is out of range
     if isinstance(device, str):
         device = distributed.pick_device(device)
 
@@ -129,61 +158,81 @@ def load_model(
         else:
             loaded = _from_authors(state, path, weights, image_size)
         loaded.model.to(device).eval()
+
     return loaded if image_size is None else _at_size(loaded, image_size, path)
 
 
 def saved_config(
     checkpoint: Checkpoint, path: Path, plugins: Sequence[str] = (), *, kinds: Sequence[str] = PARTS
 ) -> Config:
-    """Return the config in a checkpoint as data: only the caller's plugins count.
+    """Return the config of a checkpoint, treated as untrusted data.
+
+    Its own `plugins` are dropped, so that a file cannot choose which packages are imported.
 
     Args:
         checkpoint: of a run.
         path: of its file, for messages.
-        plugins: packages of the caller's that may hold its parts.
+        plugins: packages of the caller that may hold parts of the model.
         kinds: the parts that are checked, and whose nodes then hold every argument.
 
     Raises:
         CheckpointError: if it is not a config that this version understands.
     """
-    if "${" in repr(
-        checkpoint.config
-    ):  # it is data: nothing in it may look up the reader's environment
+    # OmegaConf would resolve an interpolation, which can read the environment of the user.
+    if "${" in repr(checkpoint.config):
         raise CheckpointError(
-            f"the config in {path} is refused: it holds an interpolation, and a saved one never does"
+            f"the config in {path} is refused: it holds an interpolation, and a saved one never "
+            f"does"
         )
+
     try:
         config = parse(
             {**checkpoint.config, "plugins": list(plugins), "resume": None, "init": None}
         )
         return build.recorded(config, build.check(config, kinds))
-    except Exception as error:  # OmegaConf and signatures meet here what no YAML file could hold
+    except Exception as error:
+        # The values may be such as no YAML file could hold, so OmegaConf may raise anything on
+        # them.
         raise CheckpointError(f"the config in {path} cannot be used: {error}") from error
 
 
 def load_strict(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Load tensors that must fit by name and shape.
+    """Load tensors that must match the model's in name and shape, all of them.
+
+    Args:
+        model: takes the tensors.
+        tensors: by the names of the model's state dict.
+        path: of their file, for messages.
 
     Raises:
-        CheckpointError: with up to ten names that are missing, unexpected or of another shape.
+        CheckpointError: if tensors are missing, unexpected or of another shape; it names up to ten.
     """
     match = match_tensors(model, tensors)
+
     for what, names in (
         ("missing", match.missing),
         ("unexpected", match.unexpected),
         ("of another shape", match.other_shape),
     ):
         if names:
-            some = ", ".join(name[:LONGEST] for name in names[:NAMED])
+            # The names come from the file: cut long ones, so that the message stays readable.
+            examples = ", ".join(name[:LONGEST] for name in names[:NAMED])
             plural = "tensor is" if len(names) == 1 else "tensors are"
             raise CheckpointError(
-                f"{path} does not fit the model: {len(names)} {plural} {what} ({some})"
+                f"{path} does not fit the model: {len(names)} {plural} {what} ({examples})"
             )
+
     model.load_state_dict(dict(tensors))
 
 
 def initialise(model: nn.Module, path: str | Path) -> str:
-    """Copy into the model every tensor of a file, ours or the authors', that fits by name and shape.
+    """Start a model from a file of weights: copy every tensor that fits by name and shape.
+
+    The backbone must fit completely. The head may differ, since a new run may have other classes.
+
+    Args:
+        model: takes the tensors.
+        path: as `local` takes it; a checkpoint of a run gives the set of weights that scored best.
 
     Returns:
         A one-line report of what was loaded, what has another shape, and what is not in the file.
@@ -198,21 +247,24 @@ def initialise(model: nn.Module, path: str | Path) -> str:
     else:
         tensors = released.tensors(state, path)
 
-    # What is computed need not be in a file. A head may differ, for another set of classes; half a backbone would be
-    # another network's.
+    # Computed buffers are neither required from the file nor taken from it.
     match = match_tensors(model, tensors)
+    fitting = {name: tensors[name] for name in match.fitting if not name.endswith(COMPUTED)}
     missing = [name for name in match.missing if not name.endswith(COMPUTED)]
-    lacking = [name for name in (*missing, *match.other_shape) if name.startswith("backbone.")]
-    if lacking or not match.fitting:
+    unexpected = [name for name in match.unexpected if not name.endswith(COMPUTED)]
+
+    # A backbone that fits in part is another network, whose other layers would stay random.
+    unfilled = [name for name in (*missing, *match.other_shape) if name.startswith("backbone.")]
+    if unfilled or not match.fitting:
         raise CheckpointError(
-            f"init={path} is of another backbone: {len(lacking)} of the model's tensors are absent or of another shape "
-            f"({', '.join(sorted(lacking)[:3])}); choose its backbone=NAME"
+            f"init={path} is of another backbone: {len(unfilled)} of the model's tensors are "
+            f"absent or of another shape ({', '.join(sorted(unfilled)[:3])}); "
+            f"choose its backbone=NAME"
         )
 
-    fitting = {name: tensors[name] for name in match.fitting if not name.endswith(COMPUTED)}
     model.load_state_dict(fitting, strict=False)
+
     wanted = len(fitting) + len(missing) + len(match.other_shape)
-    unexpected = [name for name in match.unexpected if not name.endswith(COMPUTED)]
     report = f"init from {path}: {len(fitting)} of {wanted} tensors loaded"
     for what, names in (
         ("of another shape", match.other_shape),
@@ -226,19 +278,20 @@ def initialise(model: nn.Module, path: str | Path) -> str:
 
 
 class Match(NamedTuple):
-    """How the tensors of a file fit a model: sorted names."""
+    """How the tensors of a file fit a model: four sorted lists of names."""
 
     fitting: list[str]
-    other_shape: list[str]
+    other_shape: list[str]  # in both, but of different shapes
     missing: list[str]  # in the model, not in the file
     unexpected: list[str]  # in the file, not in the model
 
 
 def match_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> Match:
-    """Compare tensors with those of a model by name and shape."""
+    """Compare tensors with the state dict of a model by name and shape."""
     wanted = model.state_dict()
     common = wanted.keys() & tensors.keys()
     fitting = {name for name in common if wanted[name].shape == tensors[name].shape}
+
     return Match(
         fitting=sorted(fitting),
         other_shape=sorted(common - fitting),
@@ -248,7 +301,7 @@ def match_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> Match:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a file of weights that may be a stranger's."""
+    """Read an untrusted file of weights and check that its top level is a dictionary."""
     state = read_torch(path)
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} is no checkpoint: it holds a {type(state).__name__}")
@@ -258,11 +311,14 @@ def _read(path: Path) -> dict[str, Any]:
 def _from_run(
     checkpoint: Checkpoint, path: Path, weights: str | None, plugins: Sequence[str]
 ) -> Loaded:
-    # Naming a photo needs backbone and head only: a renamed argument of the data must not make a checkpoint unusable.
+    """Rebuild the model in a checkpoint of a run."""
+    # Inference needs the backbone and the head only: an argument of the data that was renamed since
+    # must not make a checkpoint unusable.
     config = saved_config(checkpoint, path, plugins, kinds=MODEL_PARTS)
     tensors, chosen = checkpoint.weights(weights, path)
     model = _build(config, checkpoint.classes, tensors, path)
     load_strict(model, tensors, path)
+
     return Loaded(
         model, config, checkpoint.classes, checkpoint.transform, checkpoint.metrics, chosen
     )
@@ -271,22 +327,29 @@ def _from_run(
 def _from_authors(
     state: dict[str, Any], path: Path, weights: str | None, image_size: int | None
 ) -> Loaded:
+    """Rebuild the model in a file of the paper's authors."""
     if weights == "ema":
         raise CheckpointError(f"{path} holds one set of weights: leave --weights out")
     converted = released.convert(state, path, image_size=image_size)
     config = parse(converted.config)
     model = _build(config, converted.classes, converted.tensors, path)
-    # The files lack what we compute: batch counters, and the normalisation, which is a fact about the network.
+
+    # The files lack the counters of batch norm, and the normalisation of the input, which timm
+    # knows from the name of the network.
     computed = {key: value for key, value in model.state_dict().items() if key.endswith(COMPUTED)}
     load_strict(model, {**computed, **converted.tensors}, path)
+
     return Loaded(model, config, converted.classes, converted.transform, {}, "raw")
 
 
 def _at_size(loaded: Loaded, image_size: int, path: Path) -> Loaded:
+    """Change the input size, in pixels per side, of a model that takes images of any size."""
+    # A network such as ViT fixes its input size when it is built.
     if loaded.config.backbone.get("image_size") is not None:
         raise CheckpointError(
             f"--image-size {image_size}: {path} was trained for one size only; leave it out"
         )
+
     loaded.config.data["image_size"] = image_size
     return replace(loaded, transform=replace(loaded.transform, image_size=image_size))
 
@@ -294,26 +357,28 @@ def _at_size(loaded: Loaded, image_size: int, path: Path) -> Loaded:
 def _build(
     config: Config, classes: Classes, tensors: Mapping[str, Tensor], path: Path
 ) -> Classifier:
-    """Build the model that a config describes, if it is not larger than the tensors that are to fill it.
+    """Build the model that a config describes, unless it outgrows the tensors that are to fill it.
 
     Raises:
-        CheckpointError: if it is larger, or cannot be built.
+        CheckpointError: if the model is larger, or cannot be built.
     """
     check_sizes((config.backbone, config.head), tensors, path)
+
     try:
         parts = build.check(config, MODEL_PARTS)
-        # First without memory: a model that turns out to be too large has cost nothing. A caller's own parts, which no
-        # file can ask for, need not know how to be built so.
+
+        # First on the meta device, so that a model that is too large takes no memory. Parts of the
+        # caller's own need not support that, and a file cannot ask for them.
         if not config.plugins:
             with limited(tensors, path), torch.device("meta"):
                 build.model(parts, classes, pretrained=False)
+
         with limited(tensors, path):
             return build.model(parts, classes, pretrained=False)
     except CheckpointError:
         raise
-    except (
-        Exception
-    ) as error:  # a constructor may raise anything on numbers that its signature allows
+    except Exception as error:
+        # A constructor may raise anything for values that its signature allows.
         raise CheckpointError(
             f"the model in {path} cannot be built: {error or 'it is too large'}"
         ) from error
@@ -321,9 +386,10 @@ def _build(
 
 @contextmanager
 def _standard_torch() -> Iterator[None]:
-    """Build on the CPU and in float32, whatever the caller's defaults are, and leave the global random state alone.
+    """Build on the CPU in float32, whatever the caller's defaults, and restore the random state.
 
-    Both are the whole process's, so that one thread at a time changes them.
+    The default type and the random state belong to the whole process, so a lock lets only one
+    thread at a time change them.
     """
     with _LOADING, torch.device("cpu"), torch.random.fork_rng(devices=[]):
         dtype = torch.get_default_dtype()

@@ -1,4 +1,4 @@
-"""What a run was made with: versions and commit."""
+"""Which software wrote a checkpoint: package versions and the git commit."""
 
 import subprocess
 from pathlib import Path
@@ -10,14 +10,20 @@ import mldec
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of the program and of what computes for it."""
+    """Return the installed versions of mldec, torch and timm."""
     return {"mldec": mldec.__version__, "torch": str(torch.__version__), "timm": timm.__version__}
 
 
 def git_commit() -> str | None:
-    """Return the commit of the checkout this package runs from, with "+dirty" if it was changed; else None."""
+    """Return the commit of the checkout that this package runs from, or None if there is none.
+
+    "+dirty" is appended if tracked files of the checkout have changes.
+    """
     git = ["git", "-C", str(Path(mldec.__file__).parent)]
     describe = [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+dirty"]
+
+    # An installed package may lie inside somebody else's repository, whose commit says nothing
+    # about it: git must track this very file.
     try:
         tracked = subprocess.run(
             [*git, "ls-files", "--error-unmatch", mldec.__file__], capture_output=True
@@ -25,4 +31,5 @@ def git_commit() -> str | None:
         described = subprocess.run(describe, capture_output=True, text=True)
     except OSError:
         return None
+
     return described.stdout.strip() if tracked.returncode == described.returncode == 0 else None

@@ -1,7 +1,7 @@
-"""The authors' `.pth` files: unpack, rename to our names, and read the architecture off the tensors.
+"""Convert the `.pth` files of the paper's authors: rename the tensors and infer the architecture.
 
-Called by `checkpoint` only. Nothing is downloaded and nothing is guessed in silence: what the tensors do not tell is
-looked up in the table of known files, or asked for by name.
+Called by `checkpoint` only. Nothing is downloaded, and nothing is guessed silently: what cannot be
+inferred from the tensors is looked up in the table of known files, or the user is asked for it.
 """
 
 import logging
@@ -25,11 +25,12 @@ log = logging.getLogger("mldec")
 
 CONTAINERS = ("model", "state_dict", "ema", "state_dict_ema", "model_ema")
 BACKBONE = "backbone.network."
-MAX_DIGITS = 10  # of the number of a layer; a tensor of a longer one is of no network
+MAX_DIGITS = 10  # of the index of a layer; a longer one belongs to no network
 STRIDE = 32  # of every network below
 
-# Blocks of the four stages, whether stage 1 has bottlenecks, width of the stem -> timm's name and arguments. The
-# paper's L and XL are not timm's networks of these names, which are the older ones of the TResNet and ASL papers.
+# (Blocks of the four stages, whether stage 1 has bottlenecks, width of the stem) -> timm's name and
+# arguments. The paper's L and XL are not timm's networks of these names, which are the older ones
+# of the TResNet and ASL papers.
 TRESNETS: dict[tuple[tuple[int, ...], bool, int], dict[str, Any]] = {
     ((3, 4, 11, 3), False, 64): {"name": "tresnet_m"},
     ((3, 4, 23, 3), True, 64): {"name": "tresnet_v2_l"},
@@ -37,14 +38,15 @@ TRESNETS: dict[tuple[tuple[int, ...], bool, int], dict[str, Any]] = {
     ((4, 5, 18, 3), False, 76): {"name": "tresnet_l"},
     ((4, 5, 24, 3), False, 83): {"name": "tresnet_xl"},
 }
+# Blocks of the four stages -> timm's name; all of them have bottlenecks.
 RESNETS = {
     (3, 4, 6, 3): "resnet50",
     (3, 4, 23, 3): "resnet101",
     (3, 8, 36, 3): "resnet152",
-}  # with bottlenecks
+}
 ONE_LABEL = {196, 1000, 11_221}  # class counts of Stanford Cars, ImageNet-1K and ImageNet-21K-P
 
-# Official names -> ours, in this order. "embed_standart" is spelt so in the files.
+# Official names -> ours, replaced in this order. The files do spell "embed_standart" like this.
 LAYERS = [("multihead_attn.", "cross_attn."), ("linear1.", "mlp.0."), ("linear2.", "mlp.3.")]
 ML_DECODER = [
     ("decoder.embed_standart.", "embed."),
@@ -70,46 +72,56 @@ KNOWN_NAMES = {80: COCO, 20: VOC}
 
 @dataclass(frozen=True)
 class Released:
-    """A file of the authors in our terms."""
+    """A file of the authors, converted to what a checkpoint of ours holds."""
 
     config: dict[str, Any]  # as in a checkpoint of ours
     classes: Classes
     transform: EvalTransform
-    tensors: dict[str, Tensor]  # under our names; may lack what only counts training batches
+    tensors: dict[str, Tensor]  # under our names; may lack the batch counters of batch norm
 
 
 def tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """Return the weights in a file under our names, whatever container and prefix they came in.
+    """Return the weights of a file under our names, whatever container and prefix they came in.
 
-    In-place ABN scales by |w| + 1e-5; batch norm scales by w, so the conversion is exact, and done here only.
+    In-place ABN scales by |w| + 1e-5 and batch norm by w, so replacing w is an exact conversion.
+    This is the only place that does it.
+
+    Args:
+        state: the content of the file.
+        path: of the file, for messages.
 
     Raises:
-        CheckpointError: if there are no weights, or none of a network that is known.
+        CheckpointError: if there are no weights, or they belong to no known network.
     """
     container = next(
         (state[key] for key in CONTAINERS if isinstance(state.get(key), Mapping)), state
     )
-    found = {
+    # DistributedDataParallel prefixes every name with "module.".
+    official = {
         str(key).removeprefix("module."): value
         for key, value in container.items()
         if isinstance(value, Tensor)
     }
-    if not found:
+    if not official:
         raise CheckpointError(
             f"{path} holds no weights: not one tensor under {', '.join(CONTAINERS)} or at the top"
         )
-    rename = _renamer(found)
+
+    rename = _renamer(official)
     if rename is None:
-        some = ", ".join(sorted(found)[:3])
+        examples = ", ".join(sorted(official)[:3])
         raise CheckpointError(
-            f"{path} is of no known network: its first tensors are {some}; see MODEL_ZOO.md"
+            f"{path} is of no known network: its first tensors are {examples}; see MODEL_ZOO.md"
         )
+
     renamed = {}
-    raw_abn = any(re.search(r"body\.conv1\.0\.", key) for key in found)
-    for key, value in found.items():
+    # Only a file that was saved with in-place ABN numbers the layers of the stem.
+    raw_abn = any(re.search(r"body\.conv1\.0\.", key) for key in official)
+    for key, value in official.items():
         name = rename(key)
         if name is None or name.endswith("num_batches_tracked"):
             continue
+
         if raw_abn and name.startswith(BACKBONE) and name.endswith("bn.weight"):
             if not value.is_floating_point():
                 raise CheckpointError(
@@ -121,13 +133,21 @@ def tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
 
 
 def convert(state: Mapping[str, Any], path: Path, *, image_size: int | None) -> Released:
-    """Return a file of the authors in our terms, its architecture inferred from names and shapes.
+    """Convert a file of the authors, inferring its architecture from the names and shapes.
+
+    Args:
+        state: the content of the file.
+        path: of the file; its name is looked up in the table of known files.
+        image_size: pixels per side, a multiple of `STRIDE`; None for the size in the table.
 
     Raises:
-        CheckpointError: if it is not such a file, a part is missing, or something must be told.
+        CheckpointError: if it is not such a file, a part of it is missing, or the image size is
+            neither known nor given.
     """
     weights = tensors(state, path)
     head, num_classes = _head(weights, path)
+
+    # The networks take images of any size, so that the tensors do not reveal the size in training.
     known = zoo.known(path)
     size = known.image_size if image_size is None and known else image_size
     if size is None:
@@ -136,14 +156,17 @@ def convert(state: Mapping[str, Any], path: Path, *, image_size: int | None) -> 
         )
     if size % STRIDE:
         raise CheckpointError(
-            f"--image-size {size} is not a multiple of {STRIDE}, the stride of the network in {path}"
+            f"--image-size {size} is not a multiple of {STRIDE}, "
+            f"the stride of the network in {path}"
         )
+
     data = (
         {**option("data", "coco"), "image_size": size}
         if num_classes == 80
         else {"image_size": size}
     )
     config = {"name": path.stem, "data": data, "backbone": _backbone(weights, path), "head": head}
+
     return Released(
         config={**config, "loss": option("loss", "asl")},
         classes=Classes(_names(state, num_classes, path), exclusive=num_classes in ONE_LABEL),
@@ -152,20 +175,27 @@ def convert(state: Mapping[str, Any], path: Path, *, image_size: int | None) -> 
     )
 
 
-def _renamer(found: Mapping[str, Tensor]) -> Callable[[str], str | None] | None:
-    """Return the function from a file's names to ours, or None if the file is of no known kind."""
-    if any(key.startswith("transformer.") for key in found):
+def _renamer(official: Mapping[str, Tensor]) -> Callable[[str], str | None] | None:
+    """Return the function from a file's names to ours, or None if the file is of no known kind.
+
+    The function returns None for a tensor that our model does not have.
+    """
+    if any(key.startswith("transformer.") for key in official):
         return _query2label
-    if any(key.startswith("body.conv1.") for key in found):
+    if any(key.startswith("body.conv1.") for key in official):
         return _tresnet
-    if "layer4.0.conv1.weight" in found:
+    if "layer4.0.conv1.weight" in official:
         return _resnet
     return None
 
 
 def _tresnet(key: str) -> str | None:
+    """Rename a tensor of a TResNet with a GAP or an ML-Decoder head."""
     if key.startswith("head."):
         return "head." + _replace(key.removeprefix("head."), ML_DECODER)
+
+    # A convolution and its norm are numbered 0 and 1. Before an anti-aliasing filter the two are
+    # nested in one more Sequential, hence the second 0.
     key = re.sub(r"(conv\d)\.0\.0\.", r"\1.conv.", key)
     key = re.sub(r"(conv\d)\.0\.1\.", r"\1.bn.", key)
     key = re.sub(r"(conv\d|downsample\.\d)\.0\.", r"\1.conv.", key)
@@ -173,6 +203,7 @@ def _tresnet(key: str) -> str | None:
 
 
 def _resnet(key: str) -> str | None:
+    """Rename a tensor of a torchvision ResNet, whose head takes the place of its `fc`."""
     if key.startswith("fc."):
         inner = key if key in ("fc.weight", "fc.bias") else key.removeprefix("fc.")
         return "head." + _replace(inner, ML_DECODER)
@@ -180,6 +211,7 @@ def _resnet(key: str) -> str | None:
 
 
 def _query2label(key: str) -> str | None:
+    """Rename a tensor of a Query2Label model, whose backbone is a TResNet or a ResNet."""
     if key.startswith("backbone.0.body."):
         inner = key.removeprefix("backbone.0.").replace("body.body.", "body.")
         abn = re.match(
@@ -187,8 +219,9 @@ def _query2label(key: str) -> str | None:
             inner,
         )
         return _tresnet(inner) if abn else BACKBONE + inner.removeprefix("body.")
+
     if key.startswith("backbone."):
-        return None  # the sine positions, which we compute
+        return None  # the sine position embedding, which we compute
     return "head." + _replace(key, QUERY2LABEL)
 
 
@@ -199,7 +232,10 @@ def _replace(key: str, pairs: list[tuple[str, str]]) -> str:
 
 
 def _head(weights: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Any], int]:
-    """Return the head's node and the number of classes. The number of attention heads leaves no trace: 8, 4 in Q2L."""
+    """Return the head's config node and the number of classes K.
+
+    `num_heads` cannot be inferred from the tensors; assume 8 (Query2Label: 4).
+    """
     names = [key for key in weights if key.startswith("head.")]
     if not names:
         raise CheckpointError(
@@ -213,8 +249,11 @@ def _head(weights: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Any], in
     def shape(name: str, dims: int) -> tuple[int, ...]:
         return _shape(weights, f"head.{name}", dims, path)
 
+    # Global average pooling: one linear layer [K, C].
     if "head.fc.weight" in weights:
         return {**option("head", "gap")}, shape("fc.weight", 2)[0]
+
+    # ML-Decoder: one pooling weight [D, classes per group] per group.
     num_layers = _count(weights, r"head\.layers\.(\d+)\.")
     if num_layers:
         groups, embed_dim, _ = shape("pool_weight", 3)
@@ -222,66 +261,92 @@ def _head(weights: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Any], in
             "num_groups": groups,
             "embed_dim": embed_dim,
             "mlp_dim": shape("layers.0.mlp.0.weight", 2)[0],
+            "num_heads": 8,
+            "num_layers": num_layers,
+            "self_attention": "head.layers.0.self_attn.in_proj_weight" in weights,
         }
-        self_attention = "head.layers.0.self_attn.in_proj_weight" in weights
-        node |= {"num_heads": 8, "num_layers": num_layers, "self_attention": self_attention}
         return {**option("head", "ml_decoder"), **node}, shape("pool_bias", 1)[0]
+
+    # Query2Label: a linear layer of its own per class, together [1, K, D].
     _, num_classes, embed_dim = shape("fc_weight", 3)
     node = {
         "embed_dim": embed_dim,
         "mlp_dim": shape("decoder.0.mlp.0.weight", 2)[0],
         "num_heads": 4,
+        "encoder_layers": _count(weights, r"head\.encoder\.(\d+)\."),
+        "decoder_layers": _count(weights, r"head\.decoder\.(\d+)\."),
+        "input_proj": "head.input_proj.weight" in weights,
+        "self_attention": "head.decoder.0.self_attn.in_proj_weight" in weights,
     }
-    node["encoder_layers"] = _count(weights, r"head\.encoder\.(\d+)\.")
-    node["decoder_layers"] = _count(weights, r"head\.decoder\.(\d+)\.")
-    node["input_proj"] = "head.input_proj.weight" in weights
-    node["self_attention"] = "head.decoder.0.self_attn.in_proj_weight" in weights
     return {**option("head", "query2label"), **node}, num_classes
 
 
 def _backbone(weights: Mapping[str, Tensor], path: Path) -> dict[str, Any]:
-    """Return the backbone's node from the blocks of each stage, their kind, and the width of the stem."""
+    """Return the backbone's config node, from the blocks per stage, their kind and the stem width.
+
+    Raises:
+        CheckpointError: if no network of timm that we know of is built like this.
+    """
     tresnet = BACKBONE + "body.conv1.conv.weight" in weights
     prefix = BACKBONE + ("body." if tresnet else "")
     blocks = tuple(
         _count(weights, rf"{re.escape(prefix)}layer{stage}\.(\d+)\.") for stage in (1, 2, 3, 4)
     )
     bottleneck = any(key.startswith(f"{prefix}layer1.0.conv3.") for key in weights)
+
     if tresnet:
         width = _shape(weights, prefix + "conv1.conv.weight", 4, path)[0]
-        found = TRESNETS.get((blocks, bottleneck, width))
-        what = f"a TResNet of blocks {blocks}, {'bottlenecks' if bottleneck else 'basic blocks'} and width {width}"
+        arguments = TRESNETS.get((blocks, bottleneck, width))
+        block_kind = "bottlenecks" if bottleneck else "basic blocks"
+        description = f"a TResNet of blocks {blocks}, {block_kind} and width {width}"
     else:
-        found = {"name": RESNETS[blocks]} if bottleneck and blocks in RESNETS else None
-        what = f"a ResNet of blocks {blocks}"
-    if found is None:
-        raise CheckpointError(f"{path} holds {what}, which no network here is; see MODEL_ZOO.md")
-    return {"_target_": "mldec.backbones.TimmBackbone", **found}
+        arguments = {"name": RESNETS[blocks]} if bottleneck and blocks in RESNETS else None
+        description = f"a ResNet of blocks {blocks}"
+
+    if arguments is None:
+        raise CheckpointError(
+            f"{path} holds {description}, which no network here is; see MODEL_ZOO.md"
+        )
+    return {"_target_": "mldec.backbones.TimmBackbone", **arguments}
 
 
 def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights in our shapes: Query2Label keeps a leading 1, and a 1 x 1 convolution for a linear layer."""
+    """Return the weights in our shapes.
+
+    Query2Label stores its per-class layers with a leading dimension of 1, and its input projection
+    as a 1 x 1 convolution [D, C, 1, 1]; ours is a linear layer [D, C].
+    """
     shaped = dict(weights)
+
     if "head.fc_weight" in shaped:
         shaped |= {
             key: shaped[key].squeeze(0)
             for key in ("head.fc_weight", "head.fc_bias")
             if key in shaped
         }
+
     if "head.input_proj.weight" in shaped and shaped["head.input_proj.weight"].ndim == 4:
         shaped["head.input_proj.weight"] = shaped["head.input_proj.weight"].flatten(1)
     return shaped
 
 
 def _names(state: Mapping[str, Any], num_classes: int, path: Path) -> tuple[str, ...]:
-    """Return the class names in the file, else a known list of this length, else numbers (with a warning)."""
+    """Return the class names: those in the file, a known list of this length, or numbered ones.
+
+    Numbered names are logged as a warning.
+
+    Raises:
+        CheckpointError: if the names in the file are malformed, or not as many as the head has.
+    """
     saved = state.get("idx_to_class")
     if isinstance(saved, Mapping):
+        # The keys are indices, in some files as text.
         numbered = all(type(index) is int or _is_number(index) for index in saved)
         if not numbered or not all(isinstance(name, str) for name in saved.values()):
             raise CheckpointError(
                 f"{path} is damaged: its idx_to_class does not give each number a name"
             )
+
         names = [without_quotes(saved[index]) for index in sorted(saved, key=int)]
         if len(names) != num_classes:
             raise CheckpointError(
@@ -290,22 +355,25 @@ def _names(state: Mapping[str, Any], num_classes: int, path: Path) -> tuple[str,
         if fault := names_fault(told_apart(names)):
             raise CheckpointError(f"{path} is refused: {fault}")
         return told_apart(names)
+
     if num_classes in KNOWN_NAMES:
         return tuple(KNOWN_NAMES[num_classes])
+
     log.warning(f"{path} names no classes: they are numbered from 0 to {num_classes - 1}")
     return tuple(f"class {index}" for index in range(num_classes))
 
 
 def _shape(weights: Mapping[str, Tensor], name: str, dims: int, path: Path) -> tuple[int, ...]:
-    """Return the sizes of a tensor that tells something about the network: each of them 1 or more.
+    """Return the shape of a tensor that the architecture is inferred from; every size is 1 or more.
 
     Raises:
-        CheckpointError: if it is missing, empty, or has another number of dimensions.
+        CheckpointError: if the tensor is missing or empty, or does not have `dims` dimensions.
     """
     if name not in weights:
         raise CheckpointError(
             f"{path} misses {name}: it is incomplete, or a start for training (init={path})"
         )
+
     shape = tuple(weights[name].shape)
     if len(shape) != dims or 0 in shape:
         raise CheckpointError(
@@ -315,7 +383,7 @@ def _shape(weights: Mapping[str, Tensor], name: str, dims: int, path: Path) -> t
 
 
 def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
-    """Return one more than the highest number at the group of a pattern; 0 if no name matches."""
+    """Count numbered layers: one more than the highest number in the pattern's group, or 0."""
     matches = [match for key in weights if (match := re.match(pattern, key))]
     return 1 + max((int(match[1]) for match in matches if len(match[1]) < MAX_DIGITS), default=-1)
 

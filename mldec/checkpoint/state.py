@@ -1,4 +1,7 @@
-"""What a checkpoint holds, as a type; `Checkpoint.from_state` is the one parser of such content, whoever wrote it."""
+"""The type of a checkpoint's content, and the only parser of it.
+
+`Checkpoint.from_state` checks every part, because the content may come from an untrusted file.
+"""
 
 import dataclasses
 import math
@@ -17,7 +20,9 @@ from mldec.data.names import names_fault
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, ConfigError
 
-FORMAT = 2  # 1: of version 0.1, whose config lacks the arguments that had their defaults
+# Format 1 is that of version 0.1, whose config lacks the arguments that were left at their
+# defaults.
+FORMAT = 2
 FORMATS = (1, 2)
 
 
@@ -27,19 +32,19 @@ class Best:
 
     metric: str | None = None  # None before the first evaluation
     value: float = -math.inf
-    weights: str = "raw"  # or "ema": those that reached it
+    weights: str = "raw"  # or "ema": the set of weights that reached the value
     epoch: int = 0
 
 
 @dataclass(frozen=True)
 class LogPosition:
-    """Where a run was in its log."""
+    """The position of a run in its log, and the sums that its next line needs."""
 
-    lines: int = 0  # of metrics.jsonl
-    loss: float = 0.0  # sum over the steps since the last line
-    steps: int = 0  # since the last line
-    skipped: int = 0  # steps without effect, in the whole run
-    bad_images: int = 0  # left out, in the whole run
+    lines: int = 0  # lines of metrics.jsonl
+    loss: float = 0.0  # sum of the losses of the steps since the last line
+    steps: int = 0  # steps since the last line
+    skipped: int = 0  # steps without an update, in the whole run
+    bad_images: int = 0  # unreadable images that were left out, in the whole run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +56,8 @@ class Checkpoint:
     transform: EvalTransform
     metrics: dict[str, float]  # of the last evaluation
     best: Best
-    epoch: int  # finished ones
-    step: int
+    epoch: int  # number of finished epochs
+    step: int  # number of finished optimiser steps
     steps_per_epoch: int
     model: dict[str, Tensor]
     ema: dict[str, Tensor] | None
@@ -62,12 +67,13 @@ class Checkpoint:
     log: LogPosition
     fingerprint: Fingerprint | None  # of the training data; None in a file of version 0.1
     versions: dict[str, str]
-    git: str | None  # commit of the program
+    git: str | None  # commit of mldec
 
     def to_state(self) -> dict[str, Any]:
-        """Return plain containers and tensors, for `torch.save`."""
+        """Return the content as plain containers and tensors, for `torch.save`."""
         # Not dataclasses.asdict, which would copy every tensor.
         state = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
         for name in ("transform", "best", "log", "fingerprint"):
             state[name] = dataclasses.asdict(state[name])
         state["classes"] = {
@@ -75,33 +81,39 @@ class Checkpoint:
             "exclusive": self.classes.exclusive,
             "queries": self.classes.queries,
         }
+
         return {"format": FORMAT, **state}
 
     @classmethod
     def from_state(cls, state: dict[str, Any], path: Path) -> "Checkpoint":
-        """Return the checkpoint in a file's content, after holding each part of it to what it must be.
+        """Check each part of a file's content and return it as a checkpoint.
 
         Args:
             state: plain containers and tensors, see `files.plain`.
             path: of the file, for messages.
 
         Raises:
-            CheckpointError: that names the first part that is missing or something else.
+            CheckpointError: if a part is missing or malformed; it names the first such part.
         """
         check_format(state, path)
-        for name, (fits, what) in _PARTS.items():
+        for name, (fits, description) in _PARTS.items():
             if name not in state or not fits(state[name]):
                 raise CheckpointError(
-                    f"{path} is no whole checkpoint: its '{name}' is missing or not {what}"
+                    f"{path} is no whole checkpoint: its '{name}' is missing or not {description}"
                 )
-        for name, (fits, what) in _OPTIONAL_PARTS.items():
+        for name, (fits, description) in _OPTIONAL_PARTS.items():
             if name in state and not fits(state[name]):
-                raise CheckpointError(f"{path} is no whole checkpoint: its '{name}' is not {what}")
+                raise CheckpointError(
+                    f"{path} is no whole checkpoint: its '{name}' is not {description}"
+                )
         _check_step(state, path)
 
+        # Take the known keys only: a mapping in the file may hold more, which the classes would
+        # refuse.
         best = {name: state["best"][name] for name in ("metric", "value", "weights", "epoch")}
         log = {field.name: state["log"][field.name] for field in dataclasses.fields(LogPosition)}
         fingerprint = state.get("fingerprint")
+
         return cls(
             config=_config(state),
             classes=_classes_of(state["classes"]),
@@ -119,46 +131,63 @@ class Checkpoint:
         )
 
     def weights(self, name: str | None, path: Path) -> tuple[dict[str, Tensor], str]:
-        """Return a set of weights and its name: the wanted one, or for None those that scored best.
+        """Return a set of weights and its name.
+
+        Args:
+            name: "ema", "raw", or None for the set that scored best.
+            path: of the checkpoint, for messages.
 
         Raises:
-            CheckpointError: if there is no moving average.
+            CheckpointError: if the moving average is wanted and the run kept none.
         """
         chosen = self.best.weights if name is None else name
         tensors = self.model if chosen == "raw" else self.ema
+
         if tensors is None:
             raise CheckpointError(f"{path} holds no moving average: pass --weights raw")
         return tensors, chosen
 
 
 def check_format(state: dict[str, Any], path: Path) -> None:
-    """Raise a `CheckpointError` for what no version up to this one wrote."""
+    """Check that this version of mldec can read the format of a file's content.
+
+    Raises:
+        CheckpointError: if it cannot.
+    """
     if "format" not in state:
         raise CheckpointError(
-            f"{path} holds weights but is no checkpoint of mldec, which resume needs: pass init={path}"
+            f"{path} holds weights but is no checkpoint of mldec, which resume needs: "
+            f"pass init={path}"
         )
+
+    # The type comes first: comparing a tensor yields a tensor, which may have no truth value.
     saved = state["format"]
-    if (
-        type(saved) is not int or saved not in FORMATS
-    ):  # the comparison of a tensor has no one answer
+    if type(saved) is not int or saved not in FORMATS:
         raise CheckpointError(
-            f"{path} has format {str(saved)[:40]}, this mldec reads {FORMATS[0]} to {FORMATS[-1]}: use a newer mldec"
+            f"{path} has format {str(saved)[:40]}, this mldec reads "
+            f"{FORMATS[0]} to {FORMATS[-1]}: use a newer mldec"
         )
 
 
 def _check_step(state: dict[str, Any], path: Path) -> None:
+    """Check that the number of steps belongs to the epoch."""
     epoch, step, steps_per_epoch = state["epoch"], state["step"], state["steps_per_epoch"]
     first, last = epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch
+
     if not first <= step <= last:
         raise CheckpointError(
-            f"{path} is no whole checkpoint: its 'step' is {step}, and after {epoch} epochs of {steps_per_epoch} "
-            f"steps it must be from {first} to {last}"
+            f"{path} is no whole checkpoint: its 'step' is {step}, and after {epoch} epochs "
+            f"of {steps_per_epoch} steps it must be from {first} to {last}"
         )
 
 
 def _config(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the config with every argument of its parts, also those that version 0.1 left to its defaults."""
+    """Return the config with every argument of its parts.
+
+    Version 0.1 (format 1) did not save the arguments that were left at their defaults.
+    """
     config = dict(state["config"])
+
     if state["format"] == 1:
         for kind in PARTS:
             if isinstance(config.get(kind), dict):
@@ -167,6 +196,7 @@ def _config(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _classes_of(saved: dict[str, Any]) -> Classes:
+    # Word queries may be saved in half precision; the model computes in float32.
     queries = saved["queries"]
     return Classes(
         names=tuple(saved["names"]),
@@ -187,11 +217,13 @@ def _mapping(value: Any) -> bool:
 
 
 def _settings(value: Any) -> bool:
-    """Tell whether a value is a tree of what YAML can hold."""
+    """Tell whether a value is a tree of mappings, lists and scalars, as YAML can hold it."""
     if isinstance(value, dict):
         return _mapping(value) and all(map(_settings, value.values()))
     if isinstance(value, list):
         return all(map(_settings, value))
+
+    # `files.plain` has left only scalars, tensors and tuples.
     return not isinstance(value, Tensor | tuple)
 
 
@@ -209,6 +241,7 @@ def _finite(value: Any) -> bool:
 
 
 def _count(value: Any) -> bool:
+    """Tell whether a value is a whole number from 0, small enough to be exact as a float."""
     return type(value) is int and 0 <= value < 2**53
 
 
@@ -219,16 +252,21 @@ def _classes(value: Any) -> bool:
         or type(value["exclusive"]) is not bool
     ):
         return False
+
     names, queries = value["names"], value["queries"]
     if not isinstance(names, list) or not names or names_fault(names):
         return False
-    rows = isinstance(queries, Tensor) and queries.ndim == 2 and len(queries) == len(names)
-    return queries is None or (rows and queries.is_floating_point())
+
+    # Word queries are [K, D_w], one row per class.
+    row_per_class = isinstance(queries, Tensor) and queries.ndim == 2 and len(queries) == len(names)
+    return queries is None or (row_per_class and queries.is_floating_point())
 
 
 def _best(value: Any) -> bool:
     if not _mapping(value):
         return False
+
+    # Before the first evaluation there is no metric, and the value is minus infinity.
     none_yet = value.get("metric") is None and value.get("value") == -math.inf
     return (
         (none_yet or (isinstance(value.get("metric"), str) and _finite(value.get("value"))))
@@ -240,6 +278,7 @@ def _best(value: Any) -> bool:
 def _optimizer(value: Any) -> bool:
     if not _mapping(value) or not isinstance(value.get("state"), dict):
         return False
+
     groups = value.get("param_groups")
     return (
         all(map(_mapping, value["state"].values()))
@@ -252,7 +291,8 @@ def _log(value: Any) -> bool:
     counts = ("lines", "steps", "skipped", "bad_images")
     if not _mapping(value) or not all(_count(value.get(name)) for name in counts):
         return False
-    # A loss that was not finite, in a step that was skipped, is in the sum.
+
+    # The sum includes the losses of skipped steps, which may be infinite or NaN.
     return _finite(value.get("loss")) or (_number(value.get("loss")) and value["skipped"] > 0)
 
 
@@ -267,6 +307,7 @@ def _fingerprint(value: Any) -> bool:
 
 
 _Check = tuple[Callable[[Any], bool], str]
+# Name of each part -> its check, and what messages say the part must be.
 _PARTS: dict[str, _Check] = {
     "config": (
         lambda value: isinstance(value, dict) and _settings(value),
@@ -295,7 +336,7 @@ _PARTS: dict[str, _Check] = {
     "loss": (_mapping, "a mapping"),
     "log": (_log, "the place in metrics.jsonl and the sums since the last line of it"),
 }
-# What checkpoints of older versions do not have.
+# Parts that checkpoints of older versions do not have.
 _OPTIONAL_PARTS: dict[str, _Check] = {
     "fingerprint": (_fingerprint, "the number of training images and the hashes of their table"),
 }

@@ -1,4 +1,4 @@
-"""The files released by the paper's authors: their names, their addresses, and a download that is checked."""
+"""The files released by the paper's authors: names, addresses, and a checked download."""
 
 import fcntl
 import os
@@ -22,8 +22,8 @@ from mldec.files.torch_files import hash_record, known_hashes, sha256_of, write_
 
 _BASE = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
 _GIB = 2**30
-_TIMEOUT = 30  # seconds without a byte
-_CHUNK = 2**20  # bytes
+_TIMEOUT = 30  # seconds without a byte from the server
+_CHUNK = 2**20  # bytes per read
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class File:
     file: str
     url: str
     image_size: int  # side of the square input in pixels
-    max_bytes: int
+    max_bytes: int  # a larger download is refused
     sha256: str | None  # None: not pinned
-    data: str | None  # the `data` option with its classes in its order; None if there is none yet
+    data: str | None  # the `data` option with the same classes in the same order, if there is one
 
 
 def _file(name: str, file: str, image_size: int, data: str | None = None) -> File:
-    # No hash is pinned, because the authors published none and no copy could be vouched for: the 448 pixel COCO file
-    # was even replaced after its release. The hash of the first download is kept instead, see `fetch`.
+    # No hash is pinned, because the authors published none, and they even replaced the 448 pixel
+    # COCO file after its release. The hash of the first download is kept instead, see `fetch`.
     return File(name, file, _BASE + file, image_size, max_bytes=_GIB, sha256=None, data=data)
 
 
@@ -51,43 +51,48 @@ _RELEASED = (
     _file("tresnet_xl_coco_640", "tresnet_xl_COCO_640_91_4.pth", 640, "coco"),
     _file("tresnet_m_openimages_224", "tresnet_m_open_images_200_groups_86_8.pth", 224),
     _file("tresnet_l_cars_384", "tresnet_l_stanford_card_96.41.pth", 384),
-    # A start for training; its own input size is not published, 448 is what the official train.py uses it with.
+    # Weights to start training from. Their own input size is not published; the official train.py
+    # uses them at 448.
     _file("tresnet_l_pretrain", "tresnet_l_pretrain_ml_decoder.pth", 448),
 )
 FILES: dict[str, File] = {file.name: file for file in _RELEASED}
 
 
 class _Refused(Exception):
-    """The server answered, but not with what was asked for."""
+    """The server answered, but not with the file that was asked for."""
 
 
 def known(path: Path) -> File | None:
-    """Return the released file of the same file name, if there is one."""
+    """Return the released file that has the file name of `path`, if there is one."""
     return next((file for file in FILES.values() if file.file == path.name), None)
 
 
 def fetch(name: str, cache_dir: Path | None = None) -> Path:
-    """Return the local path of a released file, downloaded if it is not in the cache.
+    """Return the local path of a released file, after downloading it if it is not in the cache.
 
-    A cached file is compared with the hash that its download left beside it, and with the pinned one if there is
-    one. A file put there by hand has no hash beside it and is taken as it is.
+    A cached file is compared with the hash that its download left beside it, and with the pinned
+    hash if there is one. A file that was put there by hand has no hash beside it and is used
+    unchecked.
 
     Args:
         name: a key of `FILES`.
         cache_dir: folder for the files; None is zoo/ in $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
 
     Raises:
-        CheckpointError: The name is unknown, the cached file is damaged, or the download failed.
+        CheckpointError: if the name is unknown, the cached file is damaged, or the download fails.
     """
     if name not in FILES:
         raise CheckpointError(f"no released file {name!r}{suggest(name, list(FILES))}")
     entry = FILES[name]
     path = (cache_dir or _default_cache()) / entry.file
+
     if not path.is_file():
         with _alone(path):
-            if not path.is_file():  # another process may have fetched it while this one waited
+            # Another process may have downloaded it while this one waited for the lock.
+            if not path.is_file():
                 download(entry.url, path, max_bytes=entry.max_bytes, sha256=entry.sha256)
                 return path
+
     _verify(path, entry.sha256)
     return path
 
@@ -100,53 +105,54 @@ def download(
     sha256: str | None = None,
     context: ssl.SSLContext | None = None,
 ) -> None:
-    """Write the file at an https address to `destination`, and its hash to `destination`.sha256.
+    """Download the file at an https address to `destination`, and its hash to `destination`.sha256.
 
-    The bytes go to `destination`.part; what arrived before a cut connection is kept there, and the next call asks for
-    the rest. `destination` itself is whole or absent.
+    The bytes go to `destination`.part. If the connection is cut, they are kept there and the next
+    call asks for the rest. `destination` itself is complete or absent.
 
     Args:
-        url: https address; so must be all that it redirects to.
-        destination: path of the file; its folder is made.
+        url: https address; any address that it redirects to must be https too.
+        destination: path of the file; its folder is created.
         max_bytes: a larger file is refused.
-        sha256: hash that the file must have; None takes any.
-        context: certificates to trust; None is those of the system.
+        sha256: hash that the file must have; None accepts any.
+        context: certificates to trust; None for those of the system.
 
     Raises:
-        CheckpointError: The file could not be had whole, or is not the expected one.
+        CheckpointError: if the file cannot be downloaded completely, or is not the expected one.
     """
     part = _beside(destination, ".part")
     opener = build_opener(
         HTTPSHandler(context=context or ssl.create_default_context()), _HttpsOnly()
     )
+
     try:
         if not _is_https(url):
             raise _Refused("not an https address")
         destination.parent.mkdir(parents=True, exist_ok=True)
         with _open(opener, url, part) as response:
             _receive(response, part, max_bytes)
-        found = sha256_of(part)
-        if sha256 is not None and found != sha256:
+
+        actual = sha256_of(part)
+        if sha256 is not None and actual != sha256:
             _discard(part)
-            raise _Refused(f"its sha256 is {found}, not the expected {sha256}")
-        write_hashes(
-            destination, [found]
-        )  # first: a file without its record would pass for one put there by hand
+            raise _Refused(f"its sha256 is {actual}, not the expected {sha256}")
+
+        # The hash goes first: a file without one would pass for a file that was put there by hand.
+        write_hashes(destination, [actual])
         part.replace(destination)
         _discard(part)
-    except (
-        OSError,
-        HTTPException,
-        ValueError,
-        _Refused,
-    ) as error:  # ValueError: a malformed address
+    except (OSError, HTTPException, ValueError, _Refused) as error:
+        # A ValueError is a malformed address; an HTTPError holds the connection open.
         if isinstance(error, HTTPError):
-            error.close()  # it holds the connection
+            error.close()
+
         remedy = f"fetch it in another way and put it at {destination}"
         raise CheckpointError(f"cannot download {url} ({_reason(error)}); {remedy}") from error
 
 
 class _HttpsOnly(HTTPRedirectHandler):
+    """Follow redirects to https addresses only."""
+
     def redirect_request(
         self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Request | None:
@@ -157,24 +163,28 @@ class _HttpsOnly(HTTPRedirectHandler):
 
 
 def _open(opener: OpenerDirector, url: str, part: Path) -> HTTPResponse:
-    """Ask for what is missing in `part`, or for the whole file if the server has no fitting rest of it."""
+    """Request the bytes that `part` lacks, or the whole file if the server has no matching rest."""
     identity = _beside(part, ".of")
+
     if part.is_file() and identity.is_file() and (have := part.stat().st_size):
         try:
             response = opener.open(
                 Request(url, headers={"Range": f"bytes={have}-"}), timeout=_TIMEOUT
             )
         except HTTPError as error:
+            # 416, range not satisfiable: the file has become shorter, so it is another file now.
             error.close()
-            if error.code != 416:  # nothing at or after this byte: the file is not the one it was
+            if error.code != 416:
                 raise
         else:
+            # Append only to a part of the very same file; a status of 200 is the whole file.
             same = _span(response)[0] == have and _identity(response) == identity.read_text(
                 errors="replace"
             )
             if response.status == 200 or same:
                 return response
             response.close()
+
     response = opener.open(Request(url), timeout=_TIMEOUT)
     if response.status != 200:
         response.close()
@@ -183,7 +193,12 @@ def _open(opener: OpenerDirector, url: str, part: Path) -> HTTPResponse:
 
 
 def _receive(response: HTTPResponse, part: Path, max_bytes: int) -> None:
-    """Write the body to `part`, or after what is there already, and hold it to the size that was announced."""
+    """Write the body of a response to `part`, or append the rest to it.
+
+    Raises:
+        _Refused: if the body is an HTML page, larger than `max_bytes`, or not of the announced
+            size.
+    """
     if response.headers.get_content_type() == "text/html":
         raise _Refused("the answer is an HTML page, not a file")
     start, total = _span(response)
@@ -191,10 +206,13 @@ def _receive(response: HTTPResponse, part: Path, max_bytes: int) -> None:
         raise _Refused("the server announces no size, or an empty file")
     if total > max_bytes:
         raise _Refused(f"its {total:,} bytes are more than the {max_bytes:,} allowed")
+
     if start == 0:
         _discard(part)
         _beside(part, ".of").write_text(_identity(response))
-    # http.client stops at the announced size, which would hide that the body goes on: the size is checked here instead.
+
+    # http.client stops reading at the announced size, which would hide a longer body. The size is
+    # checked below instead.
     response.length = None
     quiet = not sys.stderr.isatty()
     bar = tqdm(
@@ -206,6 +224,7 @@ def _receive(response: HTTPResponse, part: Path, max_bytes: int) -> None:
         leave=False,
         disable=quiet,
     )
+
     with part.open("ab") as file, bar:
         count = start
         while data := _read(response, complete=count == total):
@@ -217,48 +236,67 @@ def _receive(response: HTTPResponse, part: Path, max_bytes: int) -> None:
             bar.update(len(data))
         file.flush()
         os.fsync(file.fileno())
+
     if count < total:
         raise _Refused(
-            f"the connection ended after {count:,} of {total:,} bytes; they are kept, try again for the rest"
+            f"the connection ended after {count:,} of {total:,} bytes; "
+            f"they are kept, try again for the rest"
         )
 
 
 def _read(response: HTTPResponse, *, complete: bool) -> bytes:
+    """Read the next bytes of a body, none at its end, even if the server ends it improperly."""
     try:
         return response.read1(_CHUNK)
     except OSError:
-        if complete:  # all is here, and the server leaves the connection open or cuts it rudely
+        # All bytes have arrived, and the server keeps the connection open or resets it.
+        if complete:
             return b""
         raise
 
 
 def _span(response: HTTPResponse) -> tuple[int, int]:
-    """Return the first byte of the body in the file, and the size of the file; (0, 0) if the answer does not say."""
+    """Return the offset of the body in the file, and the size of the file, in bytes.
+
+    (0, 0) if the response does not say, or contradicts itself.
+    """
     if response.status == 200:
         return 0, response.length or 0
-    found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
-    start, total = map(int, found.groups()) if found else (0, 0)
+
+    content_range = response.headers.get("Content-Range", "")
+    match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", content_range)
+    start, total = map(int, match.groups()) if match else (0, 0)
     return (start, total) if response.status == 206 and response.length == total - start else (0, 0)
 
 
 def _identity(response: HTTPResponse) -> str:
-    """Return what changes when the file is replaced: a rest of another file must not be put after a part of this."""
-    return f"{_span(response)[1]} {response.headers.get('ETag')} {response.headers.get('Last-Modified')}\n"
+    """Return a line that changes when the file on the server is replaced.
+
+    The bytes of one file must not be appended to those of another.
+    """
+    headers = response.headers
+    return f"{_span(response)[1]} {headers.get('ETag')} {headers.get('Last-Modified')}\n"
 
 
 def _verify(path: Path, pinned: str | None) -> None:
+    """Compare a file with the hash beside it and with the pinned one, as far as they exist.
+
+    Raises:
+        CheckpointError: if a hash differs, or the file cannot be read.
+    """
     record = hash_record(path)
     try:
         expected = [(recorded, f"of {record.name}") for recorded in known_hashes(path)]
         expected += [(pinned, "pinned")] if pinned else []
-        found = sha256_of(path) if expected else None
+        actual = sha256_of(path) if expected else None
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read ({_reason(error)}); check its permissions"
         ) from error
+
     for wanted, source in expected:
-        if found != wanted:
-            difference = f"its sha256 is {found}, not {wanted} ({source})"
+        if actual != wanted:
+            difference = f"its sha256 is {actual}, not {wanted} ({source})"
             raise CheckpointError(
                 f"{path} is damaged: {difference}; delete it and {record.name} to fetch it anew"
             )
@@ -266,7 +304,7 @@ def _verify(path: Path, pinned: str | None) -> None:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Let one process at a time fetch a file: two that write to one .part would spoil it."""
+    """Let one process at a time download a file: two that write to one .part would corrupt it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = _beside(path, ".lock").open("w")
@@ -274,8 +312,10 @@ def _alone(path: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{path.parent} cannot be written ({_reason(error)}); name another folder"
         ) from error
+
     with lock:
-        with suppress(OSError):  # a file system without locks, as some network ones are
+        # Some network file systems have no locks: go on without one.
+        with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -303,7 +343,7 @@ def _is_https(url: str) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the cause in one line."""
+    """Return the cause of an error in one line."""
     cause = (
         error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
     )

@@ -1,1 +1,1 @@
-"""A run's settings: their schema, and the way from YAML, the command line or a checkpoint to them."""
+"""Settings of a run: the schema, and how YAML, overrides and checkpoints become a `Config`."""

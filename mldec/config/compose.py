@@ -1,4 +1,7 @@
-"""The way from YAML, the command line or a checkpoint to a `Config`; OmegaConf ends here."""
+"""Turn YAML, the command line or the config in a checkpoint into a `Config`.
+
+The rest of the program sees the `Config` only, not OmegaConf's nodes.
+"""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +21,7 @@ from mldec.config.schema import HARMLESS, PARTS, Config, Precision
 from mldec.errors import ConfigError, suggest
 
 PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)})\.")
-# What Hydra does not read as text.
+# Values that Hydra does not read as text.
 NO_NAME = re.compile(r"[+-]?[\d_.]+(e[+-]?\d+)?|[+-]?(nan|inf)|true|false|null|\[.*", re.IGNORECASE)
 COMPLETION = ("-sc", "--shell-completion")
 HYDRA_FLAGS = {
@@ -32,9 +35,10 @@ HYDRA_FLAGS = {
     "--multirun",
 }
 HYDRA_FLAGS |= {"--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"}
-LONGEST_NUMBER = 100  # digits; Python refuses to read 4,300
+LONGEST_NUMBER = 100  # digits; Python refuses to parse 4,300
 
-# What OmegaConf says of a value, and how we say it: `{0}` is the value.
+# Patterns of OmegaConf's messages about a value, and ours: {0} is the first group of the pattern,
+# {key} the setting, and {options} the names that the part takes.
 _PLAIN_WORDS = [
     (
         r"Value '(.*)' of type '.*' could not be converted to Integer",
@@ -51,7 +55,8 @@ _PLAIN_WORDS = [
     (r"Invalid value assigned: .* is not a ListConfig", "is no list: write {key}=[VALUE]"),
     (
         r"Missing mandatory value: backbone$",
-        "has arguments, but none is chosen: pass backbone=timm first, for any model of timm, or one of {options}",
+        "has arguments, but none is chosen: pass backbone=timm first, for any model of timm, "
+        "or one of {options}",
     ),
     (
         rf"Missing mandatory value: ({'|'.join(PARTS)})$",
@@ -64,25 +69,33 @@ ConfigStore.instance().store(name="schema", node=Config)
 
 
 def config_dir() -> str:
-    """Return the folder of the YAML files: inside an installed wheel, or beside the package in a checkout."""
+    """Return the folder of the YAML files, in an installed wheel or beside the package."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "configs"
     return str(installed if installed.is_dir() else package.parent / "configs")
 
 
 def experiments() -> list[str]:
-    """Return the names that `+experiment=` takes."""
+    """Return the sorted names that `+experiment=` takes."""
     return sorted(path.stem for path in Path(config_dir(), "experiment").glob("*.yaml"))
 
 
 def prepare(words: list[str]) -> list[str]:
-    """Return the command line as Hydra takes it, after refusing what is misspelt.
+    """Check the words of a command line for misspellings and return them as Hydra takes them.
 
-    A part takes any argument of its class, listed in its YAML or not: `head.num_groups=20` becomes `++head...`, and
-    `build.check` holds it to the signature. Flags come first, because Hydra's parser loses settings behind them.
+    A part takes any argument of its class, whether its YAML lists it or not: `head.num_groups=20`
+    becomes `++head.num_groups=20`, and `build.check` compares it with the signature. Flags come
+    first, because Hydra's parser loses settings behind them.
+
+    Args:
+        words: flags such as --cfg, and settings such as train.epochs=3.
+
+    Raises:
+        ConfigError: for a word that is neither, an unknown setting, or an unknown option.
     """
+    # These belong to tab completion, where `install=bash` is no setting.
     if any(word.startswith(COMPLETION) for word in words):
-        return words  # of tab completion: `install=bash` is no setting
+        return words
 
     flags, settings = [], []
     own_folder = any(word.startswith(("--config-dir", "-cd", "hydra.searchpath")) for word in words)
@@ -90,6 +103,9 @@ def prepare(words: list[str]) -> list[str]:
         check_word(word)
         key, equals, value = word.partition("=")
         bare = key.lstrip("+~")
+
+        # A word without '=' is a flag, the value of the flag before it, or a deletion such as
+        # ~data.
         if word.startswith("--"):
             _check_flag(key)
         elif not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
@@ -99,34 +115,39 @@ def prepare(words: list[str]) -> list[str]:
         if not equals or word.startswith("-"):
             flags.append(word)
             continue
-        named = (
-            not own_folder and re.fullmatch(r"[\w.-]+", value) is not None
-        )  # a sweep names several
+
+        # Only a single name can be looked up: a sweep names several, and a folder of the user's own
+        # may hold more.
+        single_name = not own_folder and re.fullmatch(r"[\w.-]+", value) is not None
         if bare == "experiment":
             if key == bare:
                 raise ConfigError(f"write +experiment={value}, with a plus: it adds to the config")
-            if named and value not in experiments():
+            if single_name and value not in experiments():
                 raise ConfigError(
                     f"there is no experiment '{value}'{suggest(value, experiments())}"
                 )
         elif bare in PARTS:
-            if named and value != "null":
+            if single_name and value != "null":
                 check_option(bare, value)
         elif not bare.startswith("hydra") and not PART_KEY.match(bare):
             check_key(bare.partition("@")[0])
+
         settings.append(f"++{word}" if key == bare and PART_KEY.match(bare) else word)
+
     for word in settings:
         _check_choice(word)
     return flags + settings
 
 
 def check_word(word: str) -> None:
-    """Refuse what no parser of settings takes: text that is not UTF-8, and numbers without end.
+    """Refuse a word that the parsers below would fail on.
 
     Raises:
-        ConfigError: if it is one of them.
+        ConfigError: for text that is not UTF-8, or a number of `LONGEST_NUMBER` digits or more.
     """
     key = word.partition("=")[0][:80]
+
+    # Python decodes bytes of the command line that are not UTF-8 to surrogates.
     if not word.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in word):
         raise ConfigError(f"{key}: the value is not UTF-8 text")
     if number := re.search(rf"\d{{{LONGEST_NUMBER},}}", word):
@@ -134,14 +155,19 @@ def check_word(word: str) -> None:
 
 
 def _check_flag(flag: str) -> None:
-    """Refuse a setting that is written as a flag, such as --epochs: ours are words with '='."""
+    """Refuse a setting that is written as a flag, such as --epochs instead of train.epochs=3.
+
+    Raises:
+        ConfigError: for the name of a setting; other unknown flags are left to Hydra.
+    """
     if flag in HYDRA_FLAGS:
         return
+
     name = flag.removeprefix("--").replace("-", "_")
-    found = [name] if name in _settings() else elsewhere(name)
-    if found:
+    keys = [name] if name in _settings() else elsewhere(name)
+    if keys:
         raise ConfigError(
-            f"{flag} is no option: settings are written {found[0]}=VALUE, without dashes"
+            f"{flag} is no option: settings are written {keys[0]}=VALUE, without dashes"
         )
 
 
@@ -152,43 +178,53 @@ def compose(words: list[str]) -> Config:
 
 
 def _check_choice(word: str) -> None:
-    """Refuse a choice of a part or an experiment that Hydra reads as a number, true, null or a list.
+    """Refuse a part or an experiment whose name Hydra reads as a number, true, null or a list.
 
     Raises:
-        ConfigError: for such a choice, which Hydra ends in a ValueError or a TypeError.
+        ConfigError: for such a choice, on which Hydra would raise a ValueError or a TypeError.
     """
     key, _, value = word.partition("=")
     bare = key.lstrip("+~")
+
     if bare in (*PARTS, "experiment") and NO_NAME.fullmatch(value.strip()):
         raise ConfigError(f"{bare}={value}: an option is chosen by its name, such as {bare}=NAME")
 
 
 def parse(values: Any) -> Config:
-    """Turn Hydra's composition, or the dictionary in a checkpoint, into a `Config`; OmegaConf ends here.
+    """Turn Hydra's composition, or the dictionary in a checkpoint, into a `Config`.
+
+    Args:
+        values: an OmegaConf node, or nested dictionaries and lists.
 
     Raises:
         ConfigError: for an unknown key, a wrong type, a missing value or one out of range.
     """
     try:
-        # Plain first: a key added with '+' is in the composed node, and only a merge into the schema refuses it.
+        # The composed node accepts a key that was added with '+'. As plain values, it is merged
+        # into a fresh schema, which refuses unknown keys.
         plain = (
             OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
         )
         merged = OmegaConf.merge(OmegaConf.structured(Config), plain)
+
         missing = sorted(str(key) for key in OmegaConf.missing_keys(merged))
         if missing:
             raise ConfigError(
-                f"nothing is chosen for {', '.join(missing)}: pass {missing[0]}=NAME, or an experiment"
+                f"nothing is chosen for {', '.join(missing)}: "
+                f"pass {missing[0]}=NAME, or an experiment"
             )
+
+        # This builds the dataclasses, whose `__post_init__` checks the ranges.
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error)) from error
+
     assert isinstance(config, Config)
     return config
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Return the config as plain dictionaries, lists, numbers and strings, for YAML and checkpoints."""
+    """Return the config as plain dictionaries, lists and scalars, for YAML and checkpoints."""
     plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
@@ -200,13 +236,21 @@ def to_yaml(config: Config) -> str:
 
 
 def override(config: Config, words: list[str]) -> Config:
-    """Return the config with words such as `data=coco data.root=/data/coco` merged in, as `train` takes them.
+    """Change settings of a config.
+
+    Args:
+        config: it stays as it is.
+        words: as on the command line of `train`, such as data=coco and data.root=/data/coco.
+
+    Returns:
+        The changed config.
 
     Raises:
         ConfigError: for a word without '=', an unknown key or a wrong type.
     """
     base: dict[str, Any] = to_dict(config)
     changes = []
+
     for word in words:
         check_word(word)
         key, equals, value = word.partition("=")
@@ -215,9 +259,12 @@ def override(config: Config, words: list[str]) -> Config:
                 f"'{word}' is not understood: write key=value, such as data.root=/data/coco"
             )
         check_key(key)
+
+        # A part is replaced as a whole: the arguments of the old choice would not fit the new one.
         if key in PARTS:
             base[key] = option(key, value)
             continue
+
         try:
             changes.append(OmegaConf.from_dotlist([word]))
         except (YAMLError, RecursionError) as error:
@@ -230,27 +277,41 @@ def override(config: Config, words: list[str]) -> Config:
 
 
 def _not_understood(word: str) -> str:
-    return f"'{word[:200]}' is not understood: write key=value, and quotes around a value that holds any of [{{,:'"
+    return (
+        f"'{word[:200]}' is not understood: write key=value, "
+        f"and quotes around a value that holds any of [{{,:'"
+    )
 
 
 def option(part: str, name: str) -> dict[str, Any]:
-    """Return the node of an option file, such as data=coco, its interpolations as they are."""
+    """Return the config node in an option file, such as data=coco; interpolations are not resolved.
+
+    Raises:
+        ConfigError: if the part has no such option.
+    """
     check_option(part, name)
+
     node = OmegaConf.to_container(OmegaConf.load(Path(config_dir(), part, f"{name}.yaml")))
     assert isinstance(node, dict)
     return {str(key): value for key, value in node.items()}
 
 
 def options(part: str) -> list[str]:
-    """Return the names of the option files of a part, such as those that `head=` takes."""
+    """Return the sorted names of the option files of a part, such as those that `head=` takes."""
     return sorted(path.stem for path in Path(config_dir(), part).glob("*.yaml"))
 
 
 def check_option(part: str, name: str) -> None:
-    """Raise a `ConfigError` with the nearest option if a part has none of that name."""
+    """Check that a part has an option file of this name.
+
+    Raises:
+        ConfigError: if it has none; the message suggests the nearest option.
+    """
     known = options(part)
     if name in known:
         return
+
+    # A likely mistake: any model of timm is chosen by backbone.name.
     if part == "backbone" and _in_timm(name):
         raise ConfigError(
             f"backbone={name} is a model of timm: write backbone=timm backbone.name={name}"
@@ -259,43 +320,54 @@ def check_option(part: str, name: str) -> None:
 
 
 def _in_timm(name: str) -> bool:
-    import timm  # slow, and needed for this message only
+    # Imported here, because it is slow and needed for a message only.
+    import timm
 
     return timm.is_model(name)
 
 
 def check_key(key: str) -> None:
-    """Raise a `ConfigError` with the nearest name if no setting is called `key`; keys inside a part always pass."""
+    """Check that there is a setting of this full key, such as "optim.lr"; keys inside a part pass.
+
+    Raises:
+        ConfigError: if there is none; the message suggests the nearest name.
+    """
     kind: Any = Config
     names = key.split(".")
+
     for depth, name in enumerate(names):
         if not is_dataclass(kind):
             return
+
         known = [item.name for item in fields(kind)]
         if name not in known:
+            # A setting of the same name in another section is a better guess than a similar
+            # spelling.
             section = ".".join(names[:depth]) or "the config"
-            moved = " or ".join(f"'{path}'" for path in elsewhere(names[-1]))
-            hint = f"; did you mean {moved}?" if moved else suggest(name, known)
+            candidates = " or ".join(f"'{path}'" for path in elsewhere(names[-1]))
+            hint = f"; did you mean {candidates}?" if candidates else suggest(name, known)
             raise ConfigError(f"{key}: {section} has no setting '{name}'{hint}")
+
         kind = get_type_hints(kind)[name]
 
 
 def elsewhere(name: str) -> list[str]:
-    """Return the full keys of the settings whose last name is `name`, such as optim.lr for "lr"."""
+    """Return the full keys of the settings that end in `name`, such as optim.lr for "lr"."""
     return [key for key in _settings() if key.rpartition(".")[2] == name]
 
 
 def _settings() -> list[str]:
-    """Return the keys of all fixed settings, and of the arguments that the option files of the parts give."""
+    """Return the full keys of the fixed settings, and of the arguments in all option files."""
     keys = []
     for item in fields(Config):
+        # A section, a part, or a single setting.
         kind = get_type_hints(Config)[item.name]
         if is_dataclass(kind):
             keys += [f"{item.name}.{inner.name}" for inner in fields(kind)]
         elif item.name in PARTS:
-            arguments = {
-                argument for name in options(item.name) for argument in option(item.name, name)
-            }
+            arguments: set[str] = set()
+            for name in options(item.name):
+                arguments |= option(item.name, name).keys()
             keys += [f"{item.name}.{argument}" for argument in sorted(arguments - {"_target_"})]
         else:
             keys.append(item.name)
@@ -303,33 +375,36 @@ def _settings() -> list[str]:
 
 
 def diff(old: Config, new: Config) -> list[str]:
-    """Return `key: old -> new` for each setting that differs and matters to the numbers of a run."""
+    """Return `key: old -> new` for each setting that differs, except those in `HARMLESS`."""
     before, after = _flatten(to_dict(old)), _flatten(to_dict(new))
     keys = [
         key
         for key in {**before, **after}
         if key not in HARMLESS and before.get(key) != after.get(key)
     ]
-    if Precision.auto in (
-        old.train.precision,
-        new.train.precision,
-    ):  # depends on the device, which may change
+
+    # `auto` depends on the device, which may change when a run is resumed.
+    if Precision.auto in (old.train.precision, new.train.precision):
         keys = [key for key in keys if key != "train.precision"]
     return [f"{key}: {before.get(key)} -> {after.get(key)}" for key in keys]
 
 
 def explain(error: BaseException) -> str:
-    """Say in one line what OmegaConf or Hydra found wrong."""
-    if isinstance(error, InterpolationToMissingValueError):  # ${name}, the folder of the run
+    """Return an error of OmegaConf or Hydra as one line in the terms of the command line."""
+    # The folder of the run refers to ${name}, which every experiment sets.
+    if isinstance(error, InterpolationToMissingValueError):
         return f"no run is chosen: pass +experiment=NAME, one of {', '.join(experiments())}"
     if isinstance(error, OverrideParseException):
         return _not_understood(str(error.override).removeprefix("++"))
+
+    # The cause of the error, if there is one, says what is wrong with which key.
     text = str(error).partition("Config search path")[0]
-    # The error below it, if any, has what was wrong with which key.
-    reason, _, named = str(error.__cause__ or text).partition("full_key: ")
-    if not named.strip():
+    reason, _, after_key = str(error.__cause__ or text).partition("full_key: ")
+    if not after_key.strip():
         return " ".join(text.split())
-    key = named.split()[0]
+
+    # For an unknown key, our own message has a suggestion.
+    key = after_key.split()[0]
     try:
         check_key(key)
     except ConfigError as better:
@@ -338,15 +413,18 @@ def explain(error: BaseException) -> str:
 
 
 def _plain_words(key: str, reason: str) -> str:
-    """Say what is wrong with a value in the words of the command line, not of Python."""
-    for pattern, words in _PLAIN_WORDS:
+    """Say what is wrong with a value in the terms of the command line instead of Python's."""
+    for pattern, template in _PLAIN_WORDS:
         if match := re.match(pattern, reason):
             known = ", ".join(options(key)) if key in PARTS else ""
-            return f"{key} {words.format(*match.groups(), key=key, options=known)}"
+            return f"{key} {template.format(*match.groups(), key=key, options=known)}"
+
+    # Better an unknown message as it is than none.
     return f"{key}: {reason}"
 
 
 def _flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, by full keys such as optim.lr."""
     flat: dict[str, Any] = {}
     for key, value in node.items():
         if isinstance(value, Mapping):

@@ -1,7 +1,8 @@
-"""What parts and arguments were called in earlier versions, so that a config or checkpoint of theirs still works.
+"""Names of parts and arguments in earlier versions, whose configs and checkpoints still work.
 
-A checkpoint of version 0.1 (format 1) records only the arguments that its YAML gave. The defaults of all others were
-those of `defaults_0_1.json`, and stay so for these files whatever the signatures say today.
+A checkpoint of version 0.1 (format 1) records only the arguments that its YAML gave. The defaults
+of the others were those in `defaults_0_1.json`. They remain the defaults for these files, whatever
+the signatures say today.
 """
 
 import json
@@ -25,9 +26,13 @@ MOVED = {
     "mldec.data.imagenet.imagenet": "mldec.data.readers.imagenet.imagenet",
     "mldec.data.nuswide.nuswide_zsl": "mldec.data.readers.nuswide.nuswide_zsl",
     "mldec.data.nuswide.nuswide81": "mldec.data.readers.nuswide.nuswide81",
-    "mldec.data.nuswide_official.nuswide_official": "mldec.data.readers.nuswide_official.nuswide_official",
+    "mldec.data.nuswide_official.nuswide_official": (
+        "mldec.data.readers.nuswide_official.nuswide_official"
+    ),
     "mldec.data.openimages.openimages": "mldec.data.readers.openimages.openimages",
-    "mldec.data.openimages_miil.openimages_miil": "mldec.data.readers.openimages_miil.openimages_miil",
+    "mldec.data.openimages_miil.openimages_miil": (
+        "mldec.data.readers.openimages_miil.openimages_miil"
+    ),
     "mldec.data.shards.shards": "mldec.data.readers.shards.shards",
     "mldec.data.vg500.vg500": "mldec.data.readers.vg500.vg500",
     "mldec.data.voc.voc": "mldec.data.readers.voc.voc",
@@ -38,22 +43,29 @@ RENAMED: dict[str, dict[str, str]] = {}
 
 
 def renamed(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the node of a part with the names of today, wherever it was written."""
+    """Return the config node of a part with today's target and argument names."""
+    # A node in a stranger's file may hold a target of any type; a list, say, cannot be looked up.
     old_target = node.get("_target_")
     target = MOVED.get(old_target, old_target) if isinstance(old_target, str) else old_target
     names = RENAMED.get(target, {}) if isinstance(target, str) else {}
+
     return {**{names.get(key, key): value for key, value in node.items()}, "_target_": target}
 
 
 def completed(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the node of a part of a format 1 checkpoint with the defaults of its version; names are the old ones."""
+    """Add the defaults of version 0.1 to the config node of a part in a format 1 checkpoint.
+
+    The names stay the old ones; `renamed` translates them.
+    """
     target = node.get("_target_")
     defaults = _defaults().get(target, {}) if isinstance(target, str) else {}
+
     return {**defaults, **node}
 
 
 @cache
 def _defaults() -> dict[str, dict[str, Any]]:
+    """Return the arguments and their defaults in version 0.1, by the old target of the part."""
     defaults = json.loads(Path(__file__).with_name("defaults_0_1.json").read_text(encoding="utf-8"))
     assert isinstance(defaults, dict)
     return defaults

@@ -1,7 +1,7 @@
-"""Every fixed setting of a run, with its default and its range.
+"""The fixed settings of a run, with their defaults and ranges.
 
-The four parts (data, backbone, head, loss) are plain dictionaries here: the signature of the class that `_target_`
-names is their schema, and `build.check` holds them to it.
+The four parts (data, backbone, head, loss) are plain dictionaries here. Their schema is the
+signature of the class or function that `_target_` names, and `build.check` checks them against it.
 """
 
 import re
@@ -13,12 +13,12 @@ from omegaconf import MISSING
 
 from mldec.errors import ConfigError
 
-MAX_WORKERS = 1024  # loader processes: beyond any machine, and few enough to start
+MAX_WORKERS = 1024  # loader processes: more than any machine needs, and few enough to start
 
 PARTS = ("data", "backbone", "head", "loss")
-MAX_IMAGE_SIZE = 4096  # pixels per side, of what a model is given, by a setting or by a checkpoint
+MAX_IMAGE_SIZE = 4096  # pixels per side of a model's input, in a setting or in a checkpoint
 
-# What may differ between a run and its continuation without making it another run.
+# Settings that may differ between a run and its continuation without making it another run.
 HARMLESS = {
     "name",
     "device",
@@ -39,19 +39,20 @@ HARMLESS |= {
     "train.keep_last",
 }
 
-MAX_SEED = 2**63 - 1  # what torch and NumPy both take
+MAX_SEED = 2**63 - 1  # torch and NumPy both accept seeds up to here
 
 
 def _require(good: bool, name: str, value: Any, rule: str) -> None:
+    """Raise a `ConfigError` for a value that is not good; the rule says what it must be."""
     if not good:
         raise ConfigError(f"{name} is {value}: it must be {rule}")
 
 
 def check_device(name: str) -> None:
-    """Check that a device has a name that we know; whether it is there, `distributed.pick_device` tells.
+    """Check the name of a device; `distributed.pick_device` checks that it is available.
 
     Raises:
-        ConfigError: if it has not.
+        ConfigError: if it is not auto, cpu, cuda or cuda:<number>.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", name):
         raise ConfigError(
@@ -68,15 +69,16 @@ class Precision(Enum):
     bf16 = "bf16"
 
     def on(self, device_type: str) -> "Precision":
-        """Return the number format that is used on a type of device, such as "cuda": never `auto`."""
+        """Return the number format for a type of device, such as "cuda"; never `auto`."""
         if self is not Precision.auto:
             return self
         return Precision.fp16 if device_type == "cuda" else Precision.fp32
 
     def warning(self, device_type: str) -> str | None:
-        """Return a line if this number format is slow on a type of device."""
+        """Return a line of warning if this number format is slow on a type of device, else None."""
         if device_type != "cpu" or self.on(device_type) is Precision.fp32:
             return None
+
         times = {Precision.fp16: "nine", Precision.bf16: "eight"}[self]
         return (
             f"train.precision={self.value} is slow on a CPU, up to {times} times slower than fp32: "
@@ -85,55 +87,56 @@ class Precision(Enum):
 
 
 class ScheduleName(Enum):
-    """Course of the learning rate, step by step."""
+    """Schedule of the learning rate; see `optim.build_schedule`."""
 
     onecycle = "onecycle"
     cosine = "cosine"
-    cosine_epochs = "cosine_epochs"  # as timm: one rate an epoch
+    cosine_epochs = "cosine_epochs"  # as timm: one rate per epoch
 
 
 class MixMode(Enum):
-    """For what a mixing draws its numbers."""
+    """Unit for which mixup and cutmix draw their random numbers."""
 
     batch = "batch"
-    pair = "pair"
-    elem = "elem"
+    pair = "pair"  # two images that are mixed with one another
+    elem = "elem"  # a single image
 
 
 class NonFinite(Enum):
     """What to do when a loss or its gradients are not finite."""
 
     stop = "stop"
-    skip = "skip"  # leave the step out and count it
+    skip = "skip"  # leave the step out, and count it
 
 
 @dataclass(kw_only=True)
 class Train:
-    """How the loop runs. The batch size is global: it is divided over processes and accumulation steps."""
+    """The training loop. The batch size is global: processes and micro-batches divide it."""
 
     epochs: int = 40
     batch_size: int = 56
-    accumulate: int = 1  # micro-batches an optimiser step
-    repeats: int = 1  # repeated augmentation: versions of an image in a batch, of so many fewer images an epoch
-    eval_batch_size: int = 64  # images at a time on each process
-    workers: int = 4  # loader processes on each rank
+    accumulate: int = 1  # micro-batches per optimiser step
+    # Repeated augmentation: each image appears `repeats` times per batch, and an epoch covers
+    # 1/`repeats` of the images.
+    repeats: int = 1
+    eval_batch_size: int = 64  # images per batch on each process
+    workers: int = 4  # loader processes per rank
     precision: Precision = Precision.fp32
-    clip_grad: float | None = None  # largest norm of all gradients together; null: no clipping
+    clip_grad: float | None = None  # maximal norm of all gradients together; null: no clipping
     ema_decay: float | None = 0.9997  # null: no moving average of the weights
     channels_last: bool = False
     compile: bool = False
-    deterministic: bool = False  # same bits again on CUDA, at some cost in speed
-    query_noise: float = (
-        0.0  # noise on word queries in training, as a fraction of their spread; see word_queries.py
-    )
+    deterministic: bool = False  # bitwise reproducible on CUDA, at some cost in speed
+    # Noise on the word queries in training, as a fraction of their spread; see word_queries.py.
+    query_noise: float = 0.0
     random_queries: int = 0  # added to the word queries in training, each with a positive target
-    sync_batchnorm: bool = (
-        False  # batch-norm statistics over all processes, not of each one's images; CUDA only
-    )
+    # Batch-norm statistics over the images of all processes, not of each by itself; CUDA only.
+    sync_batchnorm: bool = False
     nonfinite: NonFinite = NonFinite.stop
     save_every_steps: int | None = None  # besides the end of each epoch; null: never
     save_every_minutes: float | None = 10.0  # likewise
-    keep_last: int = 2  # last.pt and older ones, last.1.pt, ..., which resume=auto falls back on
+    # Versions of the last checkpoint: last.pt, last.1.pt, ... resume=auto falls back on older ones.
+    keep_last: int = 2
     eval_every: int = 1  # epochs; the last epoch is always evaluated
     log_every: int = 50  # steps
 
@@ -151,8 +154,11 @@ class Train:
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
         for name in ("query_noise", "random_queries"):
             _require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
+
         rule = f"from 0 to {MAX_WORKERS:,}"
         _require(0 <= self.workers <= MAX_WORKERS, "train.workers", self.workers, rule)
+
+        # These may be null, which turns them off.
         for name in ("save_every_steps", "save_every_minutes"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"train.{name}", value, "above 0, or null")
@@ -169,18 +175,18 @@ class Train:
 
 @dataclass(kw_only=True)
 class Mix:
-    """Mixup and cutmix of the images of a micro-batch, and soft labels: for data with one label an image. Off."""
+    """Mixup, cutmix and label smoothing, for data with one label per image; off by default.
 
-    mixup: float = (
-        0.0  # alpha of the beta distribution that an image's share is drawn from; 0: no mixup
-    )
-    cutmix: float = 0.0  # likewise, of the share of the area
-    prob: float = 1.0  # of mixing at all
-    switch_prob: float = 0.5  # of cutmix, where both are on
-    mode: MixMode = (
-        MixMode.batch
-    )  # one draw for the batch, for each pair of images, or for each image
-    smoothing: float = 0.0  # labels move towards 1/K by this share, before they are mixed
+    The images of a micro-batch are mixed with one another.
+    """
+
+    # Alpha of the beta distribution of an image's weight (mixup) or area (cutmix); 0: off.
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    prob: float = 1.0  # probability of mixing at all
+    switch_prob: float = 0.5  # probability of cutmix instead of mixup, if both are on
+    mode: MixMode = MixMode.batch  # one draw per batch, per pair of images, or per image
+    smoothing: float = 0.0  # fraction by which labels move towards 1/K, before they are mixed
 
     @property
     def on(self) -> bool:
@@ -189,7 +195,7 @@ class Mix:
 
     @property
     def soft(self) -> bool:
-        """Whether labels are other than 0 and 1."""
+        """Whether labels have values other than 0 and 1."""
         return self.on or self.smoothing > 0
 
     def __post_init__(self) -> None:
@@ -201,6 +207,8 @@ class Mix:
             _require(
                 0 <= getattr(self, name) <= 1, f"mix.{name}", getattr(self, name), "from 0 to 1"
             )
+
+        # At 1, all classes would have the same label.
         _require(
             0 <= self.smoothing < 1, "mix.smoothing", self.smoothing, "0 (off) or more, and below 1"
         )
@@ -211,10 +219,9 @@ class Optim:
     """The optimiser, by its name in timm (adam, adamw, lamb, sgd, ...)."""
 
     name: str = "adam"
-    lr: float = 1e-4  # the highest of the schedule
-    weight_decay: float = (
-        1e-4  # on weights of two or more dimensions; with adam it is L2, with adamw decoupled
-    )
+    lr: float = 1e-4  # the highest rate of the schedule
+    # On weights of two or more dimensions; with adam it is L2 regularisation, with adamw decoupled.
+    weight_decay: float = 1e-4
     options: dict[str, Any] = field(default_factory=dict)  # further arguments, such as {eps: 1e-6}
 
     def __post_init__(self) -> None:
@@ -222,7 +229,8 @@ class Optim:
         _require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
 
 
-_USED = {  # the settings of each schedule
+# Which settings have an effect with each schedule.
+_USED = {
     ScheduleName.onecycle: ("pct_start",),
     ScheduleName.cosine: ("warmup_epochs", "min_lr"),
     ScheduleName.cosine_epochs: ("warmup_epochs", "min_lr", "warmup_lr", "cooldown_epochs"),
@@ -231,27 +239,33 @@ _USED = {  # the settings of each schedule
 
 @dataclass(kw_only=True)
 class Schedule:
-    """OneCycle as the official code (Adam's beta1 cycles too), or warm-up and cosine."""
+    """OneCycle as in the official code (Adam's beta1 cycles too), or warm-up and cosine."""
 
     name: ScheduleName = ScheduleName.onecycle
-    pct_start: float | None = None  # onecycle: share of the steps that rise; null: 0.2
-    warmup_epochs: float | None = None  # cosine, cosine_epochs: epochs of linear warm-up; null: 0
-    min_lr: float | None = None  # cosine, cosine_epochs: the rate at the end; null: 0
-    warmup_lr: float | None = (
-        None  # cosine_epochs: the rate of the first epoch; null: 1e-5, as timm
-    )
-    # cosine_epochs: the last of train.epochs, at min_lr, and at most half of them; null: 0
+    # onecycle: fraction of the steps in which the rate rises; null: 0.2
+    pct_start: float | None = None
+    # cosine, cosine_epochs: epochs of linear warm-up; null: 0
+    warmup_epochs: float | None = None
+    # cosine, cosine_epochs: the rate at the end; null: 0
+    min_lr: float | None = None
+    # cosine_epochs: the rate of the first epoch; null: 1e-5, as in timm
+    warmup_lr: float | None = None
+    # cosine_epochs: number of the last epochs, at min_lr, at most half of train.epochs; null: 0
     cooldown_epochs: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("pct_start", "warmup_epochs", "min_lr", "warmup_lr", "cooldown_epochs"):
             value, used = getattr(self, name), name in _USED[self.name]
+
+            # Refuse a setting of another schedule: its user expects it to do something.
             if value is not None and not used:
                 raise ConfigError(
-                    f"schedule.{name} has no effect with schedule.name={self.name.value}: leave it out"
+                    f"schedule.{name} has no effect with schedule.name={self.name.value}: "
+                    f"leave it out"
                 )
             if value is not None and name != "pct_start":
                 _require(value >= 0, f"schedule.{name}", value, "0 or more")
+
         if self.pct_start is not None:
             _require(
                 0 < self.pct_start < 1, "schedule.pct_start", self.pct_start, "between 0 and 1"
@@ -260,15 +274,14 @@ class Schedule:
 
 @dataclass(kw_only=True)
 class Config:
-    """A run, but for the folder it writes to."""
+    """All settings of a run, except the folder that it writes to."""
 
     name: str = MISSING  # of the run; its folder is outputs/<name>
-    seed: int = 0  # of weights, order of images and augmentation
-    device: str = "auto"  # auto: cuda if there is one, else cpu
-    resume: str | None = (
-        None  # "auto": go on from outputs/<name>/checkpoints/last.pt; or a checkpoint file
-    )
-    init: str | None = None  # start from the weights of this checkpoint that fit, as a new run
+    seed: int = 0  # for the initial weights, the order of images and the augmentation
+    device: str = "auto"  # auto: cuda if available, else cpu
+    # A checkpoint to continue from; "auto": outputs/<name>/checkpoints/last.pt.
+    resume: str | None = None
+    init: str | None = None  # a checkpoint whose fitting weights a new run starts from
     plugins: list[str] = field(default_factory=list)  # packages of your own that may hold parts
     data: dict[str, Any] = MISSING
     backbone: dict[str, Any] = MISSING
@@ -281,7 +294,7 @@ class Config:
 
     @property
     def accepts_changed_data(self) -> bool:
-        """Whether a resumed run may go on with other training data than it was saved with."""
+        """Whether the training data of a resumed run may differ from that of its checkpoint."""
         return self.data.get("changed") == "allow"
 
     def __post_init__(self) -> None:
@@ -290,6 +303,7 @@ class Config:
                 f"name '{self.name}' cannot be the name of a folder: choose one without '/'"
             )
         check_device(self.device)
+
         if self.resume and self.init:
             raise ConfigError(
                 f"init={self.init} has no effect with resume={self.resume}: leave one out"

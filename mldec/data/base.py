@@ -1,4 +1,4 @@
-"""What a dataset gives to the rest: images, targets, class names, and the evaluator that is right for it."""
+"""The interface of a dataset: its images, targets and classes, and the evaluator that fits them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,8 +28,11 @@ class ImageDataset(Protocol):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Return the image uint8 [3, H, W] and its target int8 [K]: 1, 0 or -1 (not annotated).
 
-        Random choices come from the global generators of torch, numpy or random: the loader seeds them for every
-        sample. Raises `DataError` naming the file if the image cannot be read.
+        Random choices come from the global generators of torch, numpy or random, which the loader
+        seeds for every sample.
+
+        Raises:
+            DataError: if the image cannot be read; the message names the file.
         """
         ...
 
@@ -39,7 +42,7 @@ class ImageDataset(Protocol):
 
 
 class Storage(Protocol):
-    """Where N images lie: files of a folder, tar shards, or arrays."""
+    """How N images are stored: as files of a folder, in tar shards, or in arrays."""
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -51,11 +54,15 @@ class Storage(Protocol):
 
     @property
     def keys(self) -> np.ndarray:
-        """What tells each image from another, [N, ...]; it does not depend on where the data set lies."""
+        """What identifies each image, [N, ...], wherever the data set is stored."""
         ...
 
     def content(self, index: int) -> bytes:
-        """Return the bytes of an image file. Raises `DataError` if they cannot be read."""
+        """Return the bytes of an image file.
+
+        Raises:
+            DataError: if they cannot be read.
+        """
         ...
 
     def select(self, images: np.ndarray) -> "Storage":
@@ -63,13 +70,17 @@ class Storage(Protocol):
         ...
 
     def absent(self) -> np.ndarray:
-        """Tell which images are not there, bool [N], without reading them."""
+        """Return which images do not exist, bool [N], without reading them."""
         ...
 
     def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
-        """Compare all bytes with their checksums, where there are such; `progress` wraps the numbers of the files.
+        """Compare all bytes with their checksums, if there are any.
 
-        Raises `DataError` for the first file that is not what was stored.
+        Args:
+            progress: wraps the indices of the files, as a progress bar does.
+
+        Raises:
+            DataError: for the first file whose content has changed.
         """
         ...
 
@@ -118,10 +129,12 @@ class StoredImages:
             IndexError: for an index that is not from 0 to N - 1.
             DataError: if the image cannot be read.
         """
+        # The labels first: they refuse an index that is out of range, a storage may not.
         target = self.labels.row(index)
-        return load_image(
-            self.storage.name(index), self.transform, self.storage.content(index)
-        ), target
+
+        content = self.storage.content(index)
+        image = load_image(self.storage.name(index), self.transform, content)
+        return image, target
 
     def name(self, index: int) -> str:
         """Describe the image in messages: its path, if it has one."""
@@ -133,14 +146,16 @@ class Classes:
     """The classes of a dataset, in the order of the target columns.
 
     Raises:
-        DataError: for names that a checkpoint could not hold, see `mldec.data.names.names_fault`.
+        DataError: for names that a checkpoint cannot hold, see `mldec.data.names.names_fault`.
     """
 
     names: tuple[str, ...]
-    exclusive: bool = False  # one label per image: softmax and top-1; else sigmoid and mAP
-    queries: Tensor | None = (
-        None  # [K, D] word vectors for zero-shot data; None for closed-set data
-    )
+
+    # One label per image (softmax and top-1) or several (sigmoid and mAP).
+    exclusive: bool = False
+
+    # Word vectors [K, D] of zero-shot data; None for closed-set data.
+    queries: Tensor | None = None
 
     def __post_init__(self) -> None:
         if fault := names_fault(self.names):
@@ -163,19 +178,23 @@ class DataModule:
     """A dataset ready for training and evaluation.
 
     A split is read when it is first used, so that an evaluation does not need the training files.
+
+    Raises:
+        ConfigError: for an unknown `bad_images`.
     """
 
     load_train: Callable[[], Split]
     load_val: Callable[[], Split]
-    make_evaluator: Callable[
-        [Classes], Evaluator
-    ]  # for the classes of validation; refuses settings that do not fit
-    transform: (
-        EvalTransform  # how an image file becomes the model's input; travels in the checkpoint
-    )
-    bad_images: str = (
-        "stop"  # at an image that cannot be read; or "skip": leave it out, name it and count it
-    )
+
+    # Called with the validation classes; raises a `ConfigError` for settings that do not fit them.
+    make_evaluator: Callable[[Classes], Evaluator]
+
+    # How an image file becomes the model's input; part of the checkpoint.
+    transform: EvalTransform
+
+    # What to do with an image that cannot be read: "stop", or "skip": leave it out, name it and
+    # count it.
+    bad_images: str = "stop"
 
     def __post_init__(self) -> None:
         if self.bad_images not in BAD_IMAGES:

@@ -1,4 +1,7 @@
-"""The cache of parsed annotation files, which take seconds to minutes to parse and less than a second to read again."""
+"""The cache of parsed annotation files.
+
+They take seconds to minutes to parse, and less than a second to read from the cache.
+"""
 
 import json
 import logging
@@ -23,11 +26,11 @@ FORMAT = 5  # of a cached table; raise it when the meaning of a stored array cha
 
 
 class TableCache:
-    """A folder of parsed tables; each is used as long as the files that it was made from do not change.
+    """A folder of parsed tables, each valid as long as its annotation files do not change.
 
     Args:
-        folder: of the tables; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
-        see: where help is, for messages.
+        folder: where the tables are stored; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
+        see: pointer to the documentation, for messages.
     """
 
     def __init__(self, folder: str | None, see: str) -> None:
@@ -42,17 +45,19 @@ class TableCache:
         *,
         values: range = range(2),
     ) -> Table:
-        """Return what `parse` makes of annotation files, from the cache if that was made from these very files.
+        """Return the table that `parse` makes of annotation files, from the cache if it is valid.
 
         Args:
             name: of the kind of table, with every setting that `parse` depends on, such as "coco".
-            sources: the files it reads; size and time of each decide whether the cache is still right.
-            parse: reads them.
-            values: those that a label may have.
+            sources: the annotation files; the size and time of each decide whether the cache is
+                valid.
+            parse: reads the annotation files.
+            values: the values that a label may have.
 
         Raises:
             DataError: if a source cannot be read, or from `parse`.
         """
+        # The key is stored with the table: it changes with the annotation files.
         key = f"{FORMAT} {name}"
         for source in sources:
             try:
@@ -72,20 +77,21 @@ class TableCache:
 
 
 def _cache_file(name: str, cache_dir: str | None) -> Path:
-    """Return one file for each set of sources, so that a changed annotation file replaces its old table."""
+    """Return the path of a table: one per set of sources, so that a newer one replaces the old."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mldec")
     try:
         folder = Path(cache_dir or default).expanduser()
     except RuntimeError:  # an account without a home, as in some containers
         folder = Path(tempfile.gettempdir(), "mldec")
+
     return folder / f"{name.split()[0]}-{sha256(os.fsencode(name)).hexdigest()[:16]}.npz"
 
 
 def _load(cache: Path, key: str, values: range) -> Table | None:
-    """Return a cached table, if it is there, of these sources, and whole.
+    """Return a cached table; None if there is none, or it has another key or is damaged.
 
-    Zip's checksums find damage. Whoever can write to the cache can also write the right ones: so the content is checked
-    like that of any file.
+    Damage is found by the checksums of the zip format. The content is checked nevertheless, like
+    that of any file, because others may be able to write to the cache.
     """
     try:
         stored = read_npz(
@@ -93,6 +99,7 @@ def _load(cache: Path, key: str, values: range) -> Table | None:
         )
         if str(stored["key"]) != key:
             return None
+
         classes = json.loads(stored["classes"].tobytes())
         labels = Labels(
             stored["starts"],
@@ -102,15 +109,18 @@ def _load(cache: Path, key: str, values: range) -> Table | None:
             default=int(stored["rest"]),
         )
         table = Table(stored["files"], labels, tuple(classes))
-        fault = (
-            labels.fault(values) or names_fault(classes) or _files_fault(table.files, len(labels))
-        )
+
+        # Whoever wrote this file, later code relies on these properties.
+        fault = labels.fault(values)
+        fault = fault or names_fault(classes)
+        fault = fault or _files_fault(table.files, len(labels))
         if stored["rest"].dtype.kind != "i":
             fault = "the value of the other labels is no whole number"
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         fault = " ".join(str(error).split())
+
     if fault:
         log.warning("%s is not used (%s): the annotations are parsed again", cache, fault)
         return None
@@ -118,17 +128,21 @@ def _load(cache: Path, key: str, values: range) -> Table | None:
 
 
 def _files_fault(files: np.ndarray, images: int) -> str | None:
-    """Return what cannot be about the paths of a cached table; of millions, hence no path by itself."""
+    """Return what is wrong with the paths of a cached table, or None.
+
+    There may be millions of paths, so that they are checked all at once, as one array of bytes.
+    """
     if files.dtype.kind != "S" or files.shape != (images,):
         return "its paths are not one for each image"
+
     width = files.dtype.itemsize
-    letters = np.ascontiguousarray(files).view(np.uint8)
-    firsts = letters[::width]
-    if (firsts == 0).any() or (firsts == ord("/")).any():
+    characters = np.ascontiguousarray(files).view(np.uint8)
+    first_characters = characters[::width]
+    if (first_characters == 0).any() or (first_characters == ord("/")).any():
         return "a path is empty or absolute"
 
     # Two dots may also be part of a name, or end one path and begin the next.
-    for dots in re.finditer(rb"\.\.", letters.data):
+    for dots in re.finditer(rb"\.\.", characters.data):
         for row in {dots.start() // width, (dots.end() - 1) // width}:
             if b".." in files[row].split(b"/"):
                 return "a path leads out of the folder"
@@ -136,7 +150,11 @@ def _files_fault(files: np.ndarray, images: int) -> str | None:
 
 
 def _store(cache: Path, key: str, table: Table) -> None:
-    """Write to the side, then rename: ranks that start together each see a whole file or none."""
+    """Write a table to the cache.
+
+    It is written to a temporary file and then renamed, so that other processes see a whole file or
+    none.
+    """
     arrays = {
         "key": key,
         "files": table.files,
@@ -146,6 +164,8 @@ def _store(cache: Path, key: str, table: Table) -> None:
         "rest": table.labels.default,
         "classes": np.frombuffer(json.dumps(table.classes).encode(), np.uint8),
     }
+
+    # A cache that cannot be written is no fault of the run.
     temporary = None
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
@@ -153,12 +173,11 @@ def _store(cache: Path, key: str, table: Table) -> None:
             dir=cache.parent, suffix=".tmp", delete=False
         ) as temporary:
             np.savez(temporary, **arrays)  # type: ignore[arg-type]
+
         Path(temporary.name).replace(cache)
     except OSError as error:
-        log.warning(
-            "%s cannot be written (%s): the annotations are parsed at every start",
-            cache,
-            error.strerror,
-        )
+        message = "%s cannot be written (%s): the annotations are parsed at every start"
+        log.warning(message, cache, error.strerror)
+
         if temporary is not None:
             Path(temporary.name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A folder of images per class, as ImageNet and many users keep them."""
+"""Data sets with one folder of images per class, such as ImageNet."""
 
 import os
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from mldec.data.names import as_name, unknown_class
 from mldec.data.table import Table, encode_paths
 from mldec.errors import DataError
 
+# Suffixes of image files, in lower case; those of files may be in upper case.
 IMAGES = (
     ".jpg",
     ".jpeg",
@@ -24,22 +25,23 @@ IMAGES = (
     ".tif",
     ".tiff",
     ".webp",
-)  # in any case
+)
 
 
 def read_class_folders(
     folder: Path, class_names: Sequence[str], display_names: tuple[str, ...], cache: TableCache
 ) -> Table:
-    """Return the images of the folders of all classes, by class and then by name.
+    """Return the images of all class folders, by class and then by file name.
 
     Args:
-        folder: holds the classes' folders, and no other.
-        class_names: of the folders, in the order of the classes; one may be absent, another one may not be there.
-        display_names: of the classes, as the table has them.
-        cache: keeps the list.
+        folder: holds the class folders, and no other folders.
+        class_names: folder names of the K classes, in the order of the classes. A class may have no
+            folder, but each folder must be of a class.
+        display_names: names of the K classes in the table.
+        cache: keeps the list of images.
 
     Raises:
-        DataError: for a folder that is not of a class, holds only folders, or cannot be listed.
+        DataError: A folder is of no class, holds only folders, or cannot be listed.
     """
     present = list_class_folders(folder, cache.see)
     for name in present:
@@ -54,24 +56,32 @@ def read_class_folders(
             images = list_images(folder / name, cache.see)
             files += [f"{name}/{image}" for image in images]
             classes += [columns[name]] * len(images)
+
         labels = from_single(np.array(classes, np.int32), len(display_names))
         return Table(encode_paths(files), labels, display_names)
 
-    # A hash, because nothing would mark the end of a list of names in the cache's key.
+    # The key holds a hash of the names, because a plain list of names has no unambiguous end.
     settings = sha256(os.fsencode(repr((tuple(class_names), display_names)))).hexdigest()
-    return cache.table(f"folders {settings}", [folder, *(folder / name for name in present)], parse)
+    sources = [folder, *(folder / name for name in present)]
+    return cache.table(f"folders {settings}", sources, parse)
 
 
 def list_class_folders(folder: Path, see: str) -> list[str]:
-    """Return the sorted names of the folders in a folder, hidden ones left out.
+    """Return the sorted names of the folders in a folder; hidden folders are left out.
+
+    Args:
+        folder: the folder.
+        see: where to find help, for messages.
 
     Raises:
-        DataError: if it cannot be listed, or no class may be called like a folder, such as one that is not UTF-8.
+        DataError: It cannot be listed, or a folder name is not a valid class name, for example not
+            UTF-8.
     """
     names = sorted(
         entry.name for entry in _entries(folder, see) if entry.is_dir() and entry.name[0] != "."
     )
     for name in names:
+        # Python keeps the bytes of such a name as surrogates, which no file of names can hold.
         try:
             name.encode()
         except UnicodeEncodeError:
@@ -79,25 +89,36 @@ def list_class_folders(folder: Path, see: str) -> list[str]:
                 f"{folder}: the folder {os.fsencode(name)!r} has no UTF-8 name: rename it; {see}"
             ) from None
         as_name(name, folder, see)
+
     return names
 
 
 def list_images(folder: Path, see: str) -> list[str]:
-    """Return the sorted names of the image files in a folder; hidden files (.DS_Store, ._x.jpg) are left out.
+    """Return the sorted names of the image files in a folder.
+
+    Hidden files such as .DS_Store and ._x.jpg are left out.
+
+    Args:
+        folder: the folder.
+        see: where to find help, for messages.
 
     Raises:
-        DataError: if it cannot be listed, or holds folders and no image.
+        DataError: It cannot be listed, or holds folders and no image.
     """
     entries = [entry for entry in _entries(folder, see) if entry.name[0] != "."]
     images = sorted(entry.name for entry in entries if entry.name.lower().endswith(IMAGES))
+
+    # Images in folders below would silently be missed.
     if not images and any(entry.is_dir() for entry in entries):
         raise DataError(
-            f"{folder} holds folders and no image: one folder per class is read, without inner ones; {see}"
+            f"{folder} holds folders and no image: one folder per class is read, "
+            f"without inner ones; {see}"
         )
     return images
 
 
 def _entries(folder: Path, see: str) -> list[os.DirEntry[str]]:
+    """List a folder; an error becomes a `DataError`."""
     try:
         return list(os.scandir(folder))
     except OSError as error:

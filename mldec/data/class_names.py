@@ -1,4 +1,4 @@
-"""The class names of MS-COCO and Pascal VOC, in the order of every published label matrix, network and word vector."""
+"""The class names of MS-COCO and Pascal VOC, in the order of the published labels and networks."""
 
 _COCO = (
     "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,"
@@ -15,5 +15,8 @@ _VOC = (
     "person,pottedplant,sheep,sofa,train,tvmonitor"
 )
 
-COCO = tuple(_COCO.split(","))  # by category id; the ids themselves have gaps
-VOC = tuple(_VOC.split(","))  # as in the devkit
+# In the order of the category ids; the ids themselves have gaps.
+COCO = tuple(_COCO.split(","))
+
+# In the order of the devkit.
+VOC = tuple(_VOC.split(","))

@@ -1,4 +1,4 @@
-"""What a run was trained on, in a few hashes: a resumed run must meet the same images in the same order."""
+"""Hashes of the training data: a resumed run must see the same images in the same order."""
 
 import hashlib
 import json
@@ -12,12 +12,19 @@ from mldec.data.base import Split, StoredImages
 from mldec.data.labels import Labels
 from mldec.errors import CheckpointError
 
-ROWS = 65_536  # images at a time, so that nine million of them need no memory
+ROWS = 65_536  # images hashed at a time, so that nine million of them need little memory
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The training table of a run; texts are sha256 in hexadecimal digits, empty for what is not known."""
+    """Hashes of the training data of a run.
+
+    Attributes:
+        images: number of images.
+        files: sha256 of their keys, in hexadecimal digits; empty if they are not stored.
+        labels: sha256 of their labels; empty if they are not stored.
+        classes: sha256 of the class names.
+    """
 
     images: int
     files: str
@@ -26,15 +33,17 @@ class Fingerprint:
 
 
 def fingerprint(split: Split) -> Fingerprint:
-    """Return the fingerprint of a split: its images, labels and class names, in order, but not its folder.
+    """Return the fingerprint of a split.
 
-    Of a dataset that is not stored only the length counts, as of scenes that are drawn anew each time.
+    It covers images, labels and class names in their order, but not the folder. If a dataset is
+    generated rather than stored, only its length and its classes count.
     """
     dataset = split.dataset
     files = labels = ""
     if isinstance(dataset, StoredImages):
         files = _digest(_key_bytes(dataset.storage.keys))
         labels = _digest(_label_bytes(dataset.labels))
+
     names = json.dumps(split.classes.names).encode()
     return Fingerprint(len(dataset), files, labels, _digest(iter([names])))
 
@@ -42,35 +51,44 @@ def fingerprint(split: Split) -> Fingerprint:
 def check_same(
     saved: Fingerprint | None, now: Fingerprint, path: Path, *, allow: bool
 ) -> str | None:
-    """Compare the fingerprint in a checkpoint with that of the data.
+    """Compare the fingerprint in a checkpoint with that of the present data.
 
     Args:
-        saved: that of the checkpoint; None in one of a version that had none.
-        now: of the data.
-        path: of the checkpoint.
-        allow: other data is no fault.
+        saved: fingerprint in the checkpoint; None if an older version wrote it.
+        now: fingerprint of the present data.
+        path: of the checkpoint, for messages.
+        allow: return a warning instead of raising an error.
 
     Returns:
         A warning, or None.
 
     Raises:
-        CheckpointError: if the data is other data.
+        CheckpointError: if the data differs and `allow` is False.
     """
     if saved is None:
-        return f"{path} has no fingerprint of its training data, as in older versions: a change of it goes unnoticed"
+        return (
+            f"{path} has no fingerprint of its training data, as in older versions: "
+            f"a change of it goes unnoticed"
+        )
 
     difference = _difference(saved, now)
     if difference is None:
         return None
+
     if not allow:
         raise CheckpointError(
             f"{path} was trained on other data ({difference}): put that data back, "
             f"or go on with this one with data.changed=allow"
         )
-    return f"{path} was trained on other data ({difference}); going on with this one, as data.changed=allow says"
+
+    return (
+        f"{path} was trained on other data ({difference}); "
+        f"going on with this one, as data.changed=allow says"
+    )
 
 
 def _difference(before: Fingerprint, now: Fingerprint) -> str | None:
+    """Describe the first difference of two fingerprints; None if they are equal."""
     if before.classes != now.classes:
         return "its training classes have other names or another order"
     if before.images != now.images:
@@ -82,41 +100,48 @@ def _difference(before: Fingerprint, now: Fingerprint) -> str | None:
     return None
 
 
-def _digest(pieces: Iterator[bytes]) -> str:
+def _digest(chunks: Iterator[bytes]) -> str:
     digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
+    for chunk in chunks:
+        digest.update(chunk)
     return digest.hexdigest()
 
 
 def _key_bytes(keys: np.ndarray) -> Iterator[bytes]:
+    """Yield the keys of all images as bytes."""
     for first in range(0, len(keys), ROWS):
-        rows = keys[first : first + ROWS]
-        if (
-            rows.dtype.kind == "S"
-        ):  # whose width is that of the longest path, of another split perhaps
-            yield b"\0".join([*rows.tolist(), b""])
+        chunk = keys[first : first + ROWS]
+
+        # The width of a text array is that of its longest path, which may belong to another split:
+        # the padding must not count.
+        if chunk.dtype.kind == "S":
+            yield b"\0".join([*chunk.tolist(), b""])
         else:
-            yield rows.tobytes()
+            yield chunk.tobytes()
 
 
 def _label_bytes(labels: Labels) -> Iterator[bytes]:
-    """Yield the labels as bytes that do not depend on how a reader wrote them down.
+    """Yield the labels as bytes that do not depend on how a reader stores them.
 
-    The entries of an image may be in any order, and one that equals the default may be there or not.
+    Readers may list the entries of an image in any order, and may or may not list those that equal
+    the default.
     """
     yield f"{labels.num_classes} {labels.default} ".encode()
     for first in range(0, len(labels), ROWS):
         starts = labels.starts[first : first + ROWS + 1]
-        statements = slice(starts[0], starts[-1])
+        entries = slice(starts[0], starts[-1])
         images = np.repeat(np.arange(first, first + len(starts) - 1), np.diff(starts))
-        pairs = images * labels.num_classes + labels.classes[statements]
-        values = labels.values[statements]
+        pairs = images * labels.num_classes + labels.classes[entries]
+        values = labels.values[entries]
 
-        stated = values != labels.default
-        pairs, values = pairs[stated], values[stated]
+        listed = values != labels.default
+        pairs, values = pairs[listed], values[listed]
+
+        # Most readers list the classes in ascending order, so that sorting is the exception.
         if (np.diff(pairs) < 0).any():
             order = np.argsort(pairs, kind="stable")
             pairs, values = pairs[order], values[order]
+
+        # Fixed types and byte order: the hash is the same on every machine.
         yield pairs.astype("<i8").tobytes()
         yield values.astype("i1").tobytes()

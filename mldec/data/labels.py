@@ -1,7 +1,8 @@
-"""The labels of a split, kept sparse: nine million images of 9,605 classes are half a gigabyte, not 86."""
+"""Sparse labels of a split: half a gigabyte for nine million images of 9,605 classes, not 86."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -10,25 +11,36 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Labels:
-    """Sparse labels of N images and K classes in CSR form; pairs that are not listed have the value `default`.
+    """Sparse labels of N images and K classes in CSR form; unlisted entries equal `default`.
 
-    Numpy arrays only, so that loader workers share them: lists would be copied bit by bit as their reference counts
-    change.
+    These are numpy arrays, so that loader workers share their memory. Lists would be copied little
+    by little, because every access changes the reference counts in their pages.
     """
 
-    starts: np.ndarray  # [N + 1] int64: where the entries of each image start
-    classes: np.ndarray  # [M] int32: the class of each entry
-    values: (
-        np.ndarray
-    )  # [M] int8: 1 present, 0 absent, -1 not annotated, or a code of the dataset's own
+    # [N + 1] int64: where the entries of each image start.
+    starts: np.ndarray
+
+    # [M] int32: the class of each entry.
+    classes: np.ndarray
+
+    # [M] int8: 1 present, 0 absent, -1 not annotated, or a code that only this dataset uses.
+    values: np.ndarray
+
+    # K.
     num_classes: int
-    default: int = 0  # 0: what is not listed is absent; -1: it is not annotated
+
+    # The value of unlisted entries: 0 (absent) or -1 (not annotated).
+    default: int = 0
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     def row(self, index: int) -> Tensor:
-        """Return the target of one image, int8 [K]; the caller's own."""
+        """Return the target of one image, int8 [K], as a new tensor.
+
+        Raises:
+            IndexError: for an index that is not from 0 to N - 1.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"image {index} of {len(self)}")
 
@@ -38,17 +50,17 @@ class Labels:
         return torch.from_numpy(target)
 
     def dense(self) -> np.ndarray:
-        """Return int8 [N, K]."""
+        """Return all targets as a matrix, int8 [N, K]."""
         matrix = np.full((len(self), self.num_classes), self.default, np.int8)
         matrix[self._images(), self.classes] = self.values
         return matrix
 
     def counts(self, value: int = 1) -> np.ndarray:
-        """Count the entries of this value per class: int64 [K]."""
+        """Count the listed entries of this value per class: int64 [K]."""
         return np.bincount(self.classes[self.values == value], minlength=self.num_classes)
 
     def counts_per_image(self, value: int = 1) -> np.ndarray:
-        """Count the entries of this value per image: int64 [N]."""
+        """Count the listed entries of this value per image: int64 [N]."""
         return np.bincount(self._images()[self.values == value], minlength=len(self))
 
     def select(self, images: np.ndarray) -> "Labels":
@@ -57,10 +69,10 @@ class Labels:
         lengths = np.diff(self.starts)[indices]
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
-        # Where each kept entry was: at the start of its image, then one after the other.
-        old_positions = np.repeat(self.starts[:-1][indices] - starts[:-1], lengths) + np.arange(
-            starts[-1]
-        )
+        # The entries of an image stay together, so that all of them move by the same distance.
+        shifts = np.repeat(self.starts[:-1][indices] - starts[:-1], lengths)
+        old_positions = np.arange(starts[-1]) + shifts
+
         return replace(
             self,
             starts=starts,
@@ -74,7 +86,9 @@ class Labels:
         new_column[list(columns)] = np.arange(len(columns))
 
         classes = new_column[self.classes]
-        kept = classes >= 0
+        kept = classes >= 0  # the classes that were not asked for have no new column
+
+        # The number of kept entries before each old start is the new start.
         starts = np.concatenate([[0], np.cumsum(kept)])[self.starts].astype(np.int64)
         return replace(
             self,
@@ -92,25 +106,22 @@ class Labels:
         return replace(self, values=changed)
 
     def fault(self, allowed: range) -> str | None:
-        """Return what is wrong with labels that were read from a file, so that nothing in them is trusted further on.
+        """Return what is wrong with labels from a file, or None, so that later code may trust them.
 
         Args:
             allowed: the values that a label may have.
         """
-        columns = {"starts": np.int64, "classes": np.int32, "values": np.int8}
-        if any(
-            getattr(self, name).dtype != kind or getattr(self, name).ndim != 1
-            for name, kind in columns.items()
-        ):
-            return "its labels are of another type"
+        columns = ((self.starts, np.int64), (self.classes, np.int32), (self.values, np.int8))
+        for array, dtype in columns:
+            if array.dtype != dtype or array.ndim != 1:
+                return "its labels are of another type"
 
+        # The starts must rise from 0 to M: an index out of range would read the labels of another
+        # image, or beyond the arrays.
         total = len(self.classes)
-        if (
-            not len(self.starts)
-            or self.starts[0] != 0
-            or self.starts[-1] != total
-            or len(self.values) != total
-        ):
+        if not len(self.starts) or len(self.values) != total:
+            return "its labels do not fit its images"
+        if self.starts[0] != 0 or self.starts[-1] != total:
             return "its labels do not fit its images"
         if (self.starts[1:] < self.starts[:-1]).any():
             return "its labels do not fit its images"
@@ -119,6 +130,7 @@ class Labels:
             return "a label is out of range"
         if total and not (self.values.min() in allowed and self.values.max() in allowed):
             return "a label has an unknown value"
+
         if self.default not in (-1, 0):
             return "the default of its labels is unknown"
         return None
@@ -129,15 +141,17 @@ class Labels:
 
 
 def from_dense(matrix: np.ndarray, *, default: int = 0) -> Labels:
-    """Return the labels of a matrix of int8 [N, K]."""
+    """Return the labels in a matrix, int8 [N, K]; entries equal to `default` are not listed."""
     images, classes = np.nonzero(matrix != default)
+
+    # `np.nonzero` returns the entries row by row, so that the images ascend.
     starts = np.searchsorted(images, np.arange(len(matrix) + 1)).astype(np.int64)
     values = matrix[images, classes].astype(np.int8)
     return Labels(starts, classes.astype(np.int32), values, matrix.shape[1], default)
 
 
 def from_single(classes: np.ndarray, num_classes: int) -> Labels:
-    """Return the labels of images with one class each: whole numbers [N]."""
+    """Return the labels of images with one class each, given as integers [N] from 0 to K - 1."""
     ones = np.ones(len(classes), np.int8)
     return Labels(np.arange(len(classes) + 1), np.asarray(classes, np.int32), ones, num_classes)
 
@@ -145,26 +159,30 @@ def from_single(classes: np.ndarray, num_classes: int) -> Labels:
 def from_entries(
     entries: Sequence[Mapping[int, int]], *, num_classes: int, default: int = 0
 ) -> Labels:
-    """Return the labels of images whose entries are listed one image at a time: class -> value, for each image."""
-    lengths = [len(of_image) for of_image in entries]
+    """Return the labels of N images from one mapping per image: class index -> value."""
+    lengths = [len(image_entries) for image_entries in entries]
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     total = int(starts[-1])
 
-    classes = np.fromiter((column for of_image in entries for column in of_image), np.int32, total)
-    values = np.fromiter(
-        (value for of_image in entries for value in of_image.values()), np.int8, total
-    )
+    # Streamed into arrays: lists of all entries would need many times their memory.
+    columns = chain.from_iterable(entries)
+    codes = chain.from_iterable(image_entries.values() for image_entries in entries)
+    classes = np.fromiter(columns, np.int32, total)
+    values = np.fromiter(codes, np.int8, total)
     return Labels(starts, classes, values, num_classes, default)
 
 
 def from_flags(
     images: np.ndarray, classes: np.ndarray, flags: np.ndarray, *, num_images: int, num_classes: int
 ) -> Labels:
-    """Return the labels of flags in any order: those of a pair are united bit by bit, a pair without any has 0.
+    """Return the labels of M flags in any order, such as the sizes of annotated objects.
+
+    Flags of the same image and class are combined by a bitwise or; an unlisted pair has the value
+    0.
 
     Args:
-        images: whole numbers [M] below `num_images`.
-        classes: whole numbers [M] below `num_classes`.
+        images: the image of each flag, integers [M] from 0 to N - 1.
+        classes: the class of each flag, integers [M] from 0 to K - 1.
         flags: int8 [M], not 0.
         num_images: N.
         num_classes: K.
@@ -173,8 +191,10 @@ def from_flags(
     order = np.argsort(pairs, kind="stable")
     pairs, flags = pairs[order], flags[order]
 
-    first = np.flatnonzero(_differs_from_the_one_before(pairs))
+    # After sorting, the flags of a pair are neighbours. `reduceat` refuses an empty array.
+    first = np.flatnonzero(_differs_from_previous(pairs))
     values = np.bitwise_or.reduceat(flags, first) if len(first) else flags
+
     return _from_pairs(pairs[first], values, num_images, num_classes, 0)
 
 
@@ -187,38 +207,52 @@ def from_statements(
     num_classes: int,
     default: int = -1,
 ) -> tuple[Labels, int]:
-    """Return the labels of statements in any order, and how many pairs are called both present and absent.
+    """Return the labels of M statements in any order, and the number of contradictory pairs.
 
-    Such a pair counts as present; a statement made twice counts once.
+    A statement says of an image and a class whether the class is present.
+
+    A pair of image and class that is stated to be both present and absent counts as present; a
+    repeated statement counts once.
 
     Args:
-        images: whole numbers [M] below `num_images`.
-        classes: whole numbers [M] below `num_classes`.
-        values: [M] of 1 and 0.
+        images: the image of each statement, integers [M] from 0 to N - 1.
+        classes: the class of each statement, integers [M] from 0 to K - 1.
+        values: the value of each statement, [M] of 1 (present) and 0 (absent).
         num_images: N.
         num_classes: K.
         default: see `Labels`.
+
+    Returns:
+        The labels, and the number of pairs that are stated to be both present and absent.
     """
-    # One number per statement, made in place: 57 million of them are half a gigabyte. Sorting groups the statements by
-    # image and class, and puts "present" last among those on one pair.
+    # Encode each statement as the number 2 * (image * K + class) + value. This is done in place,
+    # because 57 million statements are half a gigabyte.
     statements = images.astype(np.int64)
     statements *= num_classes
     statements += classes
     statements *= 2
     statements += values == 1
+
+    # Sorting groups the statements by pair and puts "present" after "absent". Of each group the
+    # last statement therefore decides.
     statements.sort()
-
-    # The last statement on a pair decides. A clash is a pair with both values: two neighbours of the same pair differ.
     pairs = statements >> 1
-    is_last = np.append(_differs_from_the_one_before(pairs)[1:], True)[: len(pairs)]
-    clashes = int(np.count_nonzero(~is_last[:-1] & (statements[1:] != statements[:-1])))
+    is_last = np.ones(len(pairs), bool)
+    is_last[:-1] = pairs[:-1] != pairs[1:]
 
-    values = (statements[is_last] & 1).astype(np.int8)
-    return _from_pairs(pairs[is_last], values, num_images, num_classes, default), clashes
+    # A contradictory pair has exactly one place where a different statement follows within the
+    # group: from "absent" to "present".
+    same_pair_follows = ~is_last[:-1]
+    other_statement_follows = statements[:-1] != statements[1:]
+    contradictions = int(np.count_nonzero(same_pair_follows & other_statement_follows))
+
+    present = (statements[is_last] & 1).astype(np.int8)
+    labels = _from_pairs(pairs[is_last], present, num_images, num_classes, default)
+    return labels, contradictions
 
 
-def _differs_from_the_one_before(numbers: np.ndarray) -> np.ndarray:
-    """Tell for each number whether it differs from the one before it, bool [M]; the first one does."""
+def _differs_from_previous(numbers: np.ndarray) -> np.ndarray:
+    """Return whether each number differs from the previous one, bool [M]; the first one does."""
     differs = np.ones(len(numbers), bool)
     differs[1:] = numbers[1:] != numbers[:-1]
     return differs
@@ -227,7 +261,7 @@ def _differs_from_the_one_before(numbers: np.ndarray) -> np.ndarray:
 def _from_pairs(
     pairs: np.ndarray, values: np.ndarray, num_images: int, num_classes: int, default: int
 ) -> Labels:
-    """Return the labels of ascending pairs, each the number `image * num_classes + class`."""
+    """Return the labels of ascending pairs, each encoded as `image * num_classes + class`."""
     images, classes = np.divmod(pairs, num_classes)
     counts = np.bincount(images, minlength=num_images)
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""From a dataset to batches: the order of images, their random numbers, and the workers."""
+"""Batches of a dataset: the order of its images, their random numbers, and the worker processes."""
 
 import multiprocessing
 import multiprocessing.queues
@@ -24,47 +24,61 @@ from mldec.data.base import DataModule, ImageDataset
 from mldec.data.mixing import Mixing
 from mldec.errors import ConfigError, DataError
 
-Key = tuple[int, int, int]  # (epoch, index, number of its version)
-Sample = tuple[Tensor, Tensor, Key]  # image, target
+Key = tuple[int, int, int]  # epoch, index, number of the repetition
+Sample = tuple[Tensor, Tensor, Key]  # image, target, key
 
 # What to do about loader processes that died or cannot hand over what they loaded.
-ADVICE = "as happens when memory or /dev/shm is full: lower train.workers, or enlarge /dev/shm (docker run --shm-size=8g)"
+ADVICE = (
+    "as happens when memory or /dev/shm is full: lower train.workers, "
+    "or enlarge /dev/shm (docker run --shm-size=8g)"
+)
 
-# The number of workers is the user's choice; torch would remark on it at every loader.
+# The number of workers is the user's choice; torch would warn of it at every loader.
 warnings.filterwarnings("ignore", message="This DataLoader will create")
 
 
 class Batch(NamedTuple):
-    """Images uint8 [b, 3, H, W], targets int8 [b, K], float32 if mixed, and the images' indices in the dataset [b]."""
+    """The images and targets of a micro-batch.
+
+    Attributes:
+        images: uint8 [b, 3, H, W].
+        targets: int8 [b, K], or float32 [b, K] if mixed.
+        indices: of the images in the dataset, [b].
+        bad: messages about the images that were left out because they cannot be read.
+    """
 
     images: Tensor
     targets: Tensor
     indices: Tensor
-    bad: Sequence[str] = ()  # of images left out: which, and what is wrong with it
+    bad: Sequence[str] = ()
 
 
 class TrainBatches(Sampler[list[Key]]):
-    """The micro-batches of one process in one epoch: a pure function of (seed, epoch), from any step of it on.
+    """The micro-batches of one process in one epoch, from any step on.
 
-    The shuffled images are cut into global batches, each of them dealt to world_size x accumulate micro-batches in
-    turn. The last batch may be smaller, as officially; it is left out where a micro-batch of it would hold fewer than
-    two images, which batch norm cannot train on.
+    They are a pure function of (seed, epoch), so that a run can be resumed within an epoch. The
+    shuffled images are cut into global batches, and the images of each are dealt in turn to
+    world_size x accumulate micro-batches. The last batch may be smaller, as officially; it is left
+    out if one of its micro-batches would hold fewer than two images, on which batch norm cannot
+    train.
 
-    With `repeats`, each of the shuffled images is there that often, one after the other, and an epoch ends after as
-    many as there are images: it sees a part of them, as in timm's RepeatAugSampler, whose batches these are on any
-    number of processes. Only the end differs: timm rounds an epoch down to a multiple of 256 images.
+    Repeated augmentation: each image appears `repeats` times in succession, with other random
+    numbers, and an epoch covers 1 / `repeats` of the images. On any number of processes the batches
+    are those of timm's RepeatAugSampler, except at the end of an epoch, which timm rounds down to a
+    multiple of 256 images.
 
     Args:
         num_images: size of the dataset.
-        batch_size: images an optimiser step, over all processes.
-        accumulate: micro-batches a step on each process.
-        repeats: versions of an image, each with random numbers of its own.
+        batch_size: images per optimiser step, over all processes.
+        accumulate: micro-batches per optimiser step on each process.
+        repeats: how often each image appears per batch, 1 or more.
         seed: of the run.
-        rank: number of this process.
+        rank: of this process.
         world_size: number of processes.
 
     Raises:
-        ConfigError: if the batch size is not divisible, or the dataset gives no batch, or no full one to repeat in.
+        ConfigError: if the batch size is not divisible by world_size x accumulate, or the dataset
+            has too few images for a batch.
     """
 
     def __init__(
@@ -78,54 +92,64 @@ class TrainBatches(Sampler[list[Key]]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.parts = accumulate * world_size
+        self.parts = accumulate * world_size  # micro-batches per global batch
         if batch_size % self.parts:
             raise ConfigError(
                 f"train.batch_size {batch_size} is not divisible by "
                 f"{world_size} processes x train.accumulate {accumulate}"
             )
+
         self.num_images, self.batch_size, self.accumulate = num_images, batch_size, accumulate
         self.repeats, self.seed, self.rank = repeats, seed, rank
-        self.epoch = self.start = 0  # the epoch, and the first step of it that is still to be done
+
+        # The trainer sets both: the epoch, and its first step that is still to be done.
+        self.epoch = self.start = 0
+
+        # The incomplete batch at the end counts if each of its micro-batches has two images.
         tail = num_images % batch_size
         self.steps = num_images // batch_size + (tail >= 2 * self.parts)
+
         if self.steps == 0:
             raise ConfigError(
                 f"train.batch_size {batch_size} is too large for {num_images} training images"
             )
         if repeats > 1 and num_images < batch_size:
             raise ConfigError(
-                f"train.repeats {repeats} needs as many images as a batch: there are {num_images} training images "
-                f"for train.batch_size {batch_size}; lower that, or leave train.repeats out"
+                f"train.repeats {repeats} needs as many images as a batch: "
+                f"there are {num_images} training images for train.batch_size {batch_size}; "
+                f"lower that, or leave train.repeats out"
             )
 
     def __len__(self) -> int:
         return (self.steps - self.start) * self.accumulate
 
     def images_in_step(self, step: int) -> int:
-        """Return the images of the global batch of a step of the epoch."""
+        """Return the number of images in the global batch of a step of the epoch."""
         return min(self.batch_size, self.num_images - step * self.batch_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
         generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
         order = torch.randperm(self.num_images, generator=generator)
-        first = self.rank * self.accumulate
+
+        # All processes draw the same order; each of them takes its own micro-batches of a step.
+        first_part = self.rank * self.accumulate
         for step in range(self.start, self.steps):
-            places = range(
-                step * self.batch_size, step * self.batch_size + self.images_in_step(step)
-            )
-            for part in range(first, first + self.accumulate):
-                mine = places[part :: self.parts]
-                yield [
-                    (self.epoch, int(order[place // self.repeats]), place % self.repeats)
-                    for place in mine
-                ]
+            start = step * self.batch_size
+            positions = range(start, start + self.images_in_step(step))
+
+            for part in range(first_part, first_part + self.accumulate):
+                keys = []
+                for position in positions[part :: self.parts]:
+                    shuffled, repetition = divmod(position, self.repeats)
+                    keys.append((self.epoch, int(order[shuffled]), repetition))
+                yield keys
 
 
 class SeededDataset(Dataset[Any]):
-    """Give every sample random numbers of its own, from (seed, epoch, index, version), whatever process draws it.
+    """Seed every sample by (seed, epoch, index, repetition), whichever process loads it.
 
-    A `DataError` is returned rather than raised, so that it crosses from a worker as it is, without a traceback.
+    A `DataError` is returned rather than raised: torch would turn an exception in a worker into
+    another one, whose message holds a traceback.
     """
 
     def __init__(self, dataset: ImageDataset, seed: int) -> None:
@@ -143,8 +167,14 @@ class SeededDataset(Dataset[Any]):
 def train_loader(
     data: DataModule, batches: TrainBatches, *, workers: int, pin: bool, mix: Mix | None = None
 ) -> DataLoader[Batch]:
-    """Load the micro-batches of training, mixed; set `batches.epoch` and `batches.start` before each pass."""
-    mixing = Mixing(mix, len(data.train.classes)) if mix and mix.soft else None
+    """Load the micro-batches of training, with mixup and cutmix if `mix` asks for them.
+
+    Set `batches.epoch` and `batches.start` before each pass over the loader.
+    """
+    mixing = None
+    if mix and mix.soft:
+        mixing = Mixing(mix, len(data.train.classes))
+
     return _loader(data.train.dataset, batches, data.bad_images, batches.seed, workers, pin, mixing)
 
 
@@ -159,51 +189,62 @@ def eval_loader(
 ) -> DataLoader[Batch]:
     """Load every validation image once; nothing is padded or dropped.
 
-    The batches are the same whatever the number of processes, which take them in turn: so each image meets the same
-    arithmetic, and the scores are equal to the last bit.
+    The batches are the same for any number of processes, which take them in turn. The arithmetic on
+    an image may depend on its batch, so that the scores are bitwise equal only in this way.
     """
-    starts = range(0, len(data.val.dataset), batch_size)[rank::world_size]
-    keys = [
-        [(0, i, 0) for i in range(start, min(start + batch_size, len(data.val.dataset)))]
-        for start in starts
-    ]
-    return _loader(data.val.dataset, keys, data.bad_images, 0, workers, pin)
+    num_images = len(data.val.dataset)
+    batches = []
+    for start in range(0, num_images, batch_size)[rank::world_size]:
+        end = min(start + batch_size, num_images)
+        batches.append([(0, index, 0) for index in range(start, end)])
+
+    return _loader(data.val.dataset, batches, data.bad_images, 0, workers, pin)
 
 
 def unwrap(loader: DataLoader[Batch]) -> Iterator[Batch]:
-    """Iterate over a loader, raising in this process the `DataError` that a worker met, or one for its death."""
-    # Workers keep sockets in a temporary folder: with one made here first, it is theirs too, and
-    # it goes with this process even if they are killed.
+    """Iterate over a loader and raise the errors of its workers in this process.
+
+    Raises:
+        DataError: if an image cannot be read, or a worker died or cannot hand over a batch.
+    """
+    # Workers keep sockets in a temporary folder. If this process makes it first, they share it, and
+    # it is removed with this process even if they are killed.
     if loader.num_workers:
         multiprocessing.util.get_temp_dir()
 
-    _deaths.error = None  # of a loader that nobody waits for any more
+    # What is noted here belongs to an earlier loader, which is no longer in use.
+    _deaths.error = None
     try:
         with _deaths.reported():
             iterator = iter(loader)
         _deaths.watch()
+
         while True:
             with _deaths.reported():
                 batch = next(iterator, None)
+
             if batch is None:
                 return
             if isinstance(batch, DataError):
                 raise batch
             yield batch
     except (RuntimeError, OSError, EOFError) as error:
-        # What the dataset itself raises stays what it is; from a worker it comes as "Caught ...".
+        # An error of the dataset itself stays what it is: from a worker it begins with "Caught".
         if not loader.num_workers or str(error).startswith("Caught "):
             raise
+
         detail = " ".join(str(error).split()) or type(error).__name__
-        what = "cannot be used" if isinstance(error, OSError) else "died"
-        raise DataError(f"a loader process {what} ({detail}), {ADVICE}") from error
+        problem = "cannot be used" if isinstance(error, OSError) else "died"
+        raise DataError(f"a loader process {problem} ({detail}), {ADVICE}") from error
 
 
 def end_workers() -> None:
-    """Kill the loader processes of this one, so that none that hangs keeps it from ending.
+    """Kill the loader processes of this process, so that a hanging one cannot keep it from ending.
 
-    They would note other signals only, as this process does. Each of them leads a group of its own.
+    SIGTERM would not end them: they have inherited the handlers of this process, which only take
+    note of a signal.
     """
+    # Loader processes are recognised by the process group of their own, see `start_worker`.
     for child in multiprocessing.active_children():
         if child.daemon and child.pid and os.getpgid(child.pid) == child.pid:
             child.kill()
@@ -213,24 +254,27 @@ class _Deaths:
     """Report the deaths of loader processes where a batch is waited for, and only there.
 
     torch raises an error in its handler of SIGCHLD, wherever the main thread is at that moment: in
-    the middle of an optimiser step, or of a save. We stand before that handler and keep its error.
+    the middle of an optimiser step, or while a checkpoint is written. This handler calls that of
+    torch and keeps its error until the next batch is waited for.
     """
 
     def __init__(self) -> None:
-        self.handler: Callable[[int, FrameType | None], Any] | None = None  # torch's
-        self.waiting = False
-        self.error: RuntimeError | None = None
+        self.handler: Callable[[int, FrameType | None], Any] | None = None  # that of torch
+        self.waiting = False  # for a batch
+        self.error: RuntimeError | None = None  # noted while no batch was waited for
 
     def watch(self) -> None:
-        """Take the place of torch's handler, which its first workers put there."""
+        """Replace the handler of torch, which torch installs with its first workers."""
         handler = signal.getsignal(signal.SIGCHLD)
+
+        # Python sets signal handlers in the main thread only.
         in_main_thread = threading.current_thread() is threading.main_thread()
         if callable(handler) and handler != self.note and in_main_thread:
             self.handler = handler
             signal.signal(signal.SIGCHLD, self.note)
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Handle the end of a child process."""
+        """Handle SIGCHLD, which announces that a child process has ended."""
         assert self.handler
         try:
             self.handler(number, frame)
@@ -241,7 +285,7 @@ class _Deaths:
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """Wait for loader processes, with an error if one has died or dies now."""
+        """Raise an error in this context if a loader process has died or dies now."""
         self.waiting = True
         try:
             if self.error:
@@ -255,18 +299,20 @@ _deaths = _Deaths()
 
 
 def sample_seed(*numbers: int) -> int:
-    """Return a well-mixed 63-bit number from some, such as seed, epoch and index; zeros at the end do not count."""
+    """Hash numbers such as seed, epoch and index to a 63-bit seed; trailing zeros do not count."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's CPU generator, random and numpy, and put their states back afterwards."""
+    """Seed torch's CPU generator, random and numpy, and restore their states afterwards."""
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    # Not torch.manual_seed, which would seed the GPU too.
+
+    # `torch.manual_seed` would seed the GPU too.
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
     try:
         yield
     finally:
@@ -282,27 +328,37 @@ def collate(
     mixing: Mixing | None = None,
     seed: int = 0,
 ) -> Batch | DataError:
-    """Stack samples into a batch; hand on the first error among them, or leave those samples out by name.
+    """Stack samples into a batch.
 
-    The random numbers of a mixing are a function of the seed and the batch's first sample.
+    Args:
+        samples: b samples, or errors in place of those that cannot be read.
+        skip: leave out samples that cannot be read, and list them in `Batch.bad`.
+        mixing: mixup and cutmix of the batch.
+        seed: of the run; with the first sample it determines the random numbers of the mixing.
+
+    Returns:
+        The batch, or without `skip` the first error among the samples.
     """
-    bad = [sample for sample in samples if isinstance(sample, DataError)]
-    if bad and not skip:
-        return bad[0]
-    good = [sample for sample in samples if not isinstance(sample, DataError)]
-    if not good:
-        return Batch(torch.empty(0), torch.empty(0), torch.empty(0), [str(error) for error in bad])
-    stacked, labels, keys = zip(*good, strict=True)
-    images, targets = torch.stack(stacked), torch.stack(labels)
+    errors = [sample for sample in samples if isinstance(sample, DataError)]
+    if errors and not skip:
+        return errors[0]
+
+    # An empty batch still carries the messages about its images.
+    messages = [str(error) for error in errors]
+    readable = [sample for sample in samples if not isinstance(sample, DataError)]
+    if not readable:
+        return Batch(torch.empty(0), torch.empty(0), torch.empty(0), messages)
+
+    image_list, target_list, keys = zip(*readable, strict=True)
+    images, targets = torch.stack(image_list), torch.stack(target_list)
+
+    # One more number than in the seed of the sample itself, so that the two differ.
     if mixing:
-        with seeded(sample_seed(seed, *keys[0], 1)):  # with a number more than the sample itself
+        with seeded(sample_seed(seed, *keys[0], 1)):
             images, targets = mixing(images, targets)
-    return Batch(
-        images,
-        targets,
-        torch.tensor([index for _, index, _ in keys]),
-        [str(error) for error in bad],
-    )
+
+    indices = torch.tensor([index for _, index, _ in keys])
+    return Batch(images, targets, indices, messages)
 
 
 def _loader(
@@ -314,6 +370,7 @@ def _loader(
     pin: bool,
     mixing: Mixing | None = None,
 ) -> DataLoader[Batch]:
+    """Return a loader of the batches with these keys."""
     return DataLoader(
         SeededDataset(dataset, seed),
         batch_sampler=keys,
@@ -322,32 +379,34 @@ def _loader(
         pin_memory=pin,
         persistent_workers=workers > 0,
         worker_init_fn=start_worker,
-        generator=torch.Generator(),  # its own: the loader must not draw from the model's random numbers
+        # By default the loader would draw a seed from the generator that the model uses.
+        generator=torch.Generator(),
     )
 
 
 def start_worker(worker: int) -> None:
-    """Prepare a loader process, in it, before its first sample.
-
-    Ctrl-C, torchrun and schedulers, which signal whole process groups, reach the main process only:
-    it still needs a batch to stop in order. A worker whose parent is gone ends by itself.
-    """
+    """Prepare a loader process; torch calls this inside it, before its first sample."""
+    # Ctrl-C, torchrun and schedulers signal whole process groups. The main process still needs
+    # batches to stop in order, so that its workers are in groups of their own. A worker whose
+    # parent is gone ends by itself.
     os.setpgrp()
-    # The thread that sends batches would drop one that it cannot send, and say so to nobody: the
-    # main process would wait for it for ever.
+
+    # The thread that sends batches silently drops one that it cannot send, and the main process
+    # would wait for it for ever.
     multiprocessing.queues.Queue._on_queue_feeder_error = _send_fault  # type: ignore[attr-defined]
 
 
 def _send_fault(results: Any, error: Exception, lost: Any) -> None:
-    """Send a `DataError` in the place of a batch that could not be sent, as if memory is short.
+    """Send a `DataError` instead of a batch that could not be sent, as happens without memory.
 
     Args:
         results: the queue to the main process.
         error: why the batch could not be sent.
-        lost: number of the batch, and the batch; already serialised if it is sending that failed.
+        lost: number of the batch, and the batch; already serialised bytes if sending them failed.
     """
     if not isinstance(lost, tuple) or isinstance(lost[1], DataError):
-        os._exit(1)  # nothing can be sent: this the main process sees
+        os._exit(1)  # not even an error can be sent, but the main process notices this death
+
     number, detail = lost[0], " ".join(str(error).split())
     fault = DataError(f"a loader process cannot hand over a batch ({detail}), {ADVICE}")
     results.put((number, fault))

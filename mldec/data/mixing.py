@@ -1,4 +1,4 @@
-"""Mixup and cutmix, done while images are put together, so that neither the data sets nor the steps know of it."""
+"""Mixup and cutmix of a micro-batch, applied while it is collated."""
 
 from torch import Tensor
 
@@ -6,17 +6,18 @@ from mldec.config.schema import Mix
 
 
 class Mixing:
-    """Mix the images of a micro-batch, each with its mirror place: the first with the last (timm's FastCollateMixup).
+    """Mix image i of a micro-batch with image b - 1 - i (timm's FastCollateMixup).
 
     Random numbers come from numpy's global generator.
 
     Args:
-        mix: what to do.
-        num_classes: K.
+        mix: the settings of mixup and cutmix.
+        num_classes: number of classes K.
     """
 
     def __init__(self, mix: Mix, num_classes: int) -> None:
-        from timm.data.mixup import FastCollateMixup  # slow to import, and few recipes want it
+        # timm is slow to import, and few recipes mix images.
+        from timm.data.mixup import FastCollateMixup
 
         self.timm = FastCollateMixup(
             mixup_alpha=mix.mixup,
@@ -32,7 +33,8 @@ class Mixing:
     def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mix images uint8 [b, 3, H, W] and their one-hot targets [b, K].
 
-        timm wants an even number: where it is odd the image in the middle mixes with itself, which changes nothing.
+        timm needs an even number b. If b is odd, the image in the middle is mixed with itself,
+        which does not change it.
 
         Returns:
             images uint8 [b, 3, H, W] and targets float32 [b, K], from 0 to 1.
@@ -40,11 +42,12 @@ class Mixing:
         pairs = list(zip(images.clone(), targets.argmax(1).tolist(), strict=True))
         if len(pairs) % 2 == 0:
             return self.timm(pairs)
+
+        # A copy, because timm writes into the images that it mixes.
         middle = len(pairs) // 2
-        twin = (
-            pairs[middle][0].clone(),
-            pairs[middle][1],
-        )  # timm writes into images that it mixes in pairs
-        mixed, soft = self.timm([*pairs[:middle], twin, *pairs[middle:]])
-        kept = [place for place in range(len(mixed)) if place != middle]
-        return mixed[kept], soft[kept]
+        image, label = pairs[middle]
+        copy = (image.clone(), label)
+        mixed, soft_targets = self.timm([*pairs[:middle], copy, *pairs[middle:]])
+
+        positions = [position for position in range(len(mixed)) if position != middle]
+        return mixed[positions], soft_targets[positions]

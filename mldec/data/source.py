@@ -1,4 +1,4 @@
-"""What a reader returns, and how it becomes a `DataModule`: the only place where *where*, *what* and *how* meet."""
+"""Assemble a `DataModule` from a source, the image settings and the file settings."""
 
 import logging
 from collections.abc import Callable
@@ -23,12 +23,14 @@ ABSENT = ("stop", "skip", "unchecked")
 
 @dataclass(frozen=True, kw_only=True)
 class FileSettings:
-    """The settings of a `data` node about files; every reader of image files takes them, and documents none of them.
+    """The file settings of a `data` node, which are the same for every reader of image files.
 
     Attributes:
-        bad_images: at an image that cannot be read: "stop", or "skip": leave it out, name it and count it.
-        absent: at listed images that are not on the disk, found at the start: "stop"; "skip": leave them out and log
-            how many; or "unchecked": do not list the folders, which takes a minute for millions of files.
+        bad_images: what to do with an image that cannot be read: "stop", or "skip": leave it out,
+            name it and count it.
+        absent: what to do with listed images that do not exist, which is checked at the start:
+            "stop"; "skip": leave them out and log their number; or "unchecked": do not check, which
+            saves a minute for millions of files.
         cache_dir: folder for parsed annotations; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
 
     Raises:
@@ -40,6 +42,7 @@ class FileSettings:
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
+        # `DataModule` checks `bad_images`.
         if self.absent not in ABSENT:
             raise ConfigError(
                 f"data.absent {self.absent!r} is not known: choose stop, skip or unchecked"
@@ -48,17 +51,20 @@ class FileSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a reader knows of its data set: where the images are and what their labels mean.
+    """What a reader knows about its data set: where the images are and what their labels mean.
 
     Attributes:
-        load: a split's name and the cache -> its images and labels; called when the split is first used.
-        train: name of the split to learn from.
+        load: maps the name of a split and the cache to images and labels; called when the split is
+            first used.
+        train: name of the split to train on.
         val: name of the split to evaluate on.
         task: what the labels mean.
-        where: the data set's folder or file, for messages.
-        see: where help is, such as "see DATASETS.md, section MS-COCO".
-        load_train: as `load`, for the split to learn from, where its labels mean something else; None is `load`.
-        folder_setting: the setting with the image folder, such as "data.images", for messages; None if there is none.
+        where: folder or file of the data set, for messages.
+        see: pointer to the documentation, such as "see DATASETS.md, section MS-COCO".
+        load_train: like `load`, for a training split whose labels mean something else; None is
+            `load`.
+        folder_setting: key of the image folder, such as "data.images", for messages; None if there
+            is none.
     """
 
     load: Callable[[str, TableCache], LabelledImages]
@@ -75,7 +81,8 @@ def assemble(source: Source, view: View, files: FileSettings) -> DataModule:
     """Return the data module of a source.
 
     Raises:
-        DataError: when a split is used that has no image, lacks a file, or has other classes than the other split.
+        DataError: when a split is first used, if it has no image, an image does not exist, or its
+            classes differ from those of the other split.
     """
     tables = TableCache(files.cache_dir, source.see)
     eval_transform = view.eval()
@@ -83,13 +90,16 @@ def assemble(source: Source, view: View, files: FileSettings) -> DataModule:
     @cache
     def load_val() -> Split:
         images, classes = source.task.validation(source.load(source.val, tables))
-        source.task.evaluator(
-            classes
-        )  # refuses a setting that does not fit the classes now, not after an epoch
+
+        # Only for its checks: a setting that does not fit the classes must fail at the start, not
+        # after an epoch.
+        source.task.evaluator(classes)
         return _split(source, source.val, images, classes, files, eval_transform)
 
     def load_train() -> Split:
         images = (source.load_train or source.load)(source.train, tables)
+
+        # Column c of the targets must mean the same class in training and evaluation.
         _check_same_classes(source, train=images.classes, val=load_val().classes.names)
         images, classes = source.task.training(images)
         return _split(source, source.train, images, classes, files, view.train())
@@ -101,10 +111,15 @@ def _check_same_classes(source: Source, *, train: tuple[str, ...], val: tuple[st
     """Raise a `DataError` unless both splits have the same classes in the same order."""
     if train == val:
         return
+
     in_one_only = sorted(set(train) ^ set(val))
-    what = f"{in_one_only[0]!r} is in one only" if in_one_only else "their order differs"
+    difference = "their order differs"
+    if in_one_only:
+        difference = f"{in_one_only[0]!r} is in one only"
+
     raise DataError(
-        f"{source.where}: the classes of train ({len(train)}) and val ({len(val)}) differ: {what}; {source.see}"
+        f"{source.where}: the classes of train ({len(train)}) and val ({len(val)}) differ: "
+        f"{difference}; {source.see}"
     )
 
 
@@ -116,7 +131,7 @@ def _split(
     files: FileSettings,
     transform: Callable[[Image.Image], Tensor],
 ) -> Split:
-    """Return a split after looking for its images."""
+    """Return a split after checking that its images exist."""
     if not len(images):
         raise DataError(f"{source.where}: {name} has no image; {source.see}")
     if files.absent != "unchecked":
@@ -125,27 +140,31 @@ def _split(
 
 
 def _present(source: Source, images: LabelledImages, *, skip: bool) -> LabelledImages:
-    """Return the images that are there: all of them, unless the others may be skipped."""
+    """Return the images that exist; raise a `DataError` for the others unless `skip`."""
     absent = images.storage.absent()
     count = int(absent.sum())
     if not count:
         return images
 
-    some = f"{count:,} of {len(images):,} listed images are absent"
+    summary = f"{count:,} of {len(images):,} listed images are absent"
+    # A split without any image is of no use, even if images may be skipped.
     if not skip or count == len(images):
         first = int(absent.argmax())
         advice = _folder_advice(source, images, first)
         raise DataError(
-            f"{source.where}: {some}, the first is {images.storage.name(first)}; {advice}{source.see}"
+            f"{source.where}: {summary}, the first is {images.storage.name(first)}; "
+            f"{advice}{source.see}"
         )
-    log.warning("%s: %s and left out", source.where, some)
+
+    log.warning("%s: %s and left out", source.where, summary)
     return images.select(~absent)
 
 
 def _folder_advice(source: Source, images: LabelledImages, index: int) -> str:
-    """Say which setting leads to an image that is absent: a list often has bare names."""
+    """Return advice on the setting of the image folder: lists often hold bare file names."""
     if source.folder_setting is None or not isinstance(images.storage, ImageFiles):
         return ""
+
     inner_folder = images.storage.find_inside(index)
     if inner_folder is not None:
         return f"it is in {inner_folder}: pass {source.folder_setting}={inner_folder}; "

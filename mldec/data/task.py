@@ -1,4 +1,4 @@
-"""What the labels of a data set mean: several per image, one, only some of them known, or classes never seen."""
+"""The tasks: several labels per image, one, partial labels, or unseen classes."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,14 +12,14 @@ from mldec.evaluators.sizes import SizesEvaluator
 
 
 class Task(Protocol):
-    """What the labels mean: decides about classes, images and metrics."""
+    """What the labels of a data set mean: it determines classes, images and metrics."""
 
     def training(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
-        """Return the images to learn from, of those of the training split, and the classes of their targets."""
+        """Return the images of the training split to train on, and their target classes."""
         ...
 
     def validation(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
-        """Return the images to evaluate on, of those of the validation split, and the classes of their targets."""
+        """Return the images of the validation split to evaluate, and their target classes."""
         ...
 
     def evaluator(self, classes: Classes) -> Evaluator:
@@ -33,7 +33,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class _KnownClasses:
-    """What the three tasks have in common whose splits have the same classes: every image is used as it is."""
+    """The common part of the tasks whose splits have the same classes; every image is used."""
 
     @property
     def exclusive(self) -> bool:
@@ -54,8 +54,10 @@ class MultiLabel(_KnownClasses):
     """Several labels per image, all of them known.
 
     Args:
-        threshold: probability from which on a class counts as predicted, for precision, recall and F1.
-        sizes: targets are sums of `mldec.evaluators.sizes.SIZES`; the mAP of each size is reported too.
+        threshold: probability above which a class counts as predicted, in (0, 1), for precision,
+            recall and F1.
+        sizes: whether targets are sums of `mldec.evaluators.sizes.SIZES`; if so, the mAP per object
+            size is reported too.
 
     Raises:
         ConfigError: for a threshold outside (0, 1).
@@ -65,9 +67,8 @@ class MultiLabel(_KnownClasses):
     sizes: bool = False
 
     def __post_init__(self) -> None:
-        MultiLabelEvaluator(
-            1, threshold=self.threshold
-        )  # refuses a wrong value now, not after an epoch
+        # The evaluator checks the threshold: a wrong one must fail now, not after an epoch.
+        MultiLabelEvaluator(1, threshold=self.threshold)
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """See `Task`."""
@@ -77,7 +78,7 @@ class MultiLabel(_KnownClasses):
 
 @dataclass(frozen=True)
 class PartialLabels(_KnownClasses):
-    """Several labels per image, of which only some are known; the others are -1."""
+    """Several labels per image, of which only some are known; the others are -1 (not annotated)."""
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """See `Task`."""
@@ -89,8 +90,9 @@ class SingleLabel(_KnownClasses):
     """One label per image.
 
     Args:
-        top_k: of the second accuracy; None is 5, left out where there are fewer classes.
-        suffix: of the metrics' names, for other labels than the data set's own, such as "_real".
+        top_k: k of the second accuracy, 2 or more; None is 5, omitted if there are fewer classes.
+        suffix: appended to the names of the metrics, such as "_real" for the labels of ImageNet
+            ReaL.
 
     Raises:
         ConfigError: for a `top_k` below 2.
@@ -100,9 +102,8 @@ class SingleLabel(_KnownClasses):
     suffix: str = ""
 
     def __post_init__(self) -> None:
-        SingleLabelEvaluator(
-            self.top_k or 1, top_k=self.top_k
-        )  # refuses a wrong value now, not after an epoch
+        # The evaluator checks top_k: a wrong one must fail now, not after an epoch.
+        SingleLabelEvaluator(self.top_k or 1, top_k=self.top_k)
 
     @property
     def exclusive(self) -> bool:

@@ -8,9 +8,10 @@ from torch import Tensor
 class Evaluator(Protocol):
     """Gather predictions batch by batch, then compute every number at once.
 
-    The constructor takes the number of classes K and keywords of its own, and refuses what does not fit them. Under
-    several processes each process gets its share of the images, down to none. `compute` then exchanges what it needs,
-    with `mldec.runtime.distributed`, and returns the same on every process.
+    The constructor takes the number of classes K and keywords of its own, and raises a
+    `ConfigError` for a keyword that does not fit them. With several processes each process gets its
+    share of the images, possibly none. `compute` then exchanges what it needs, with
+    `mldec.runtime.distributed`, and returns the same on every process.
     """
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
@@ -18,15 +19,16 @@ class Evaluator(Protocol):
         ...
 
     def compute(self) -> dict[str, float]:
-        """Return the metrics in percent; the first key is the one that "best" follows, and so a number.
+        """Return the metrics in percent.
 
-        Names that start with "classes_" are no percentages but numbers of classes.
+        The first metric decides which checkpoint is the best, and is never NaN. Metrics whose names
+        start with "classes_" are numbers of classes instead.
 
         Raises:
-            DataError: if there is no such number on these images.
+            DataError: if the first metric is undefined on these images.
         """
         ...
 
     def per_class(self) -> dict[str, list[float]]:
-        """Return, after `compute`, a column name -> K values: one row a class for the JSON and CSV reports."""
+        """Return K values per column, after `compute`, for the JSON and CSV reports."""
         ...

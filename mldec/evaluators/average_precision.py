@@ -1,4 +1,4 @@
-"""Average precision of each class, exact, in the definitions that papers use."""
+"""Exact average precision per class, in the definitions that papers use."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ from torch import Tensor
 from mldec.errors import DataError
 
 INTERPOLATIONS = ("none", "envelope", "11point")
-COLUMNS = 64  # classes that a thread copies and sorts at a time
+COLUMNS = 64  # classes that a thread copies and sorts together
 
 
 def average_precision(
@@ -21,15 +21,17 @@ def average_precision(
 ) -> dict[str, Tensor]:
     """Compute the average precision of each class.
 
-    The precision at a positive counts every image whose score is at least as high. So images with equal scores share
-    one rank, as in scikit-learn, and the order of the rows never matters, not even in the last bit.
+    The precision at a positive counts every image whose score is at least as high. So images with
+    equal scores share one rank, as in scikit-learn, and the order of the rows never matters, not
+    even in the last bit.
 
     Args:
-        scores: float [N, K], higher is more likely (logits will do), or a sequence of row blocks of it.
+        scores: float [N, K], higher is more likely (logits will do), or a sequence of row blocks.
         targets: [N, K] of 1, 0 or -1 (left out of its class), in the same blocks.
-        interpolations: "none": mean of the precision at each positive (the official metric). "envelope": each
-            precision replaced by the best one at no smaller recall (Query2Label, VOC 2010 and later). "11point": mean
-            of that envelope at recall 0, 0.1, .. 1 (VOC 2007).
+        interpolations: some of "none", "envelope" and "11point". "none": mean of the precision at
+            each positive (the official metric). "envelope": each precision replaced by the best one
+            at no smaller recall (Query2Label, VOC 2010 and later). "11point": mean of that envelope
+            at recall 0, 0.1, .. 1 (VOC 2007).
 
     Returns:
         For each interpolation, float64 [K] in [0, 1]; NaN for a class without a positive.
@@ -41,24 +43,33 @@ def average_precision(
     target_blocks = [targets] if isinstance(targets, Tensor) else list(targets)
     num_classes = score_blocks[0].shape[1]
 
-    def some(start: int) -> list[list[float]]:
+    def of_classes(start: int) -> list[list[float]]:
         columns = slice(start, start + COLUMNS)
         pairs = zip(_columns(score_blocks, columns), _columns(target_blocks, columns), strict=True)
         return [_of_class(column, labels, interpolations) for column, labels in pairs]
 
-    with ThreadPoolExecutor(
-        torch.get_num_threads()
-    ) as threads:  # numpy sorts outside the interpreter's lock
-        rows = [row for part in threads.map(some, range(0, num_classes, COLUMNS)) for row in part]
+    # Threads help: numpy sorts without the interpreter's lock.
+    rows: list[list[float]] = []
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        for part in threads.map(of_classes, range(0, num_classes, COLUMNS)):
+            rows += part
+
+    # [K, interpolations] -> one column per interpolation, also where there are no classes.
     columns = torch.tensor(rows, dtype=torch.float64).view(num_classes, len(interpolations)).t()
     return dict(zip(interpolations, columns, strict=True))
 
 
 def check_finite(scores: np.ndarray, metric: str) -> None:
-    """Check the scores that a metric is computed from: those of a broken network must not count, nor be its best.
+    """Check the scores that a metric is computed from.
+
+    Without this check a broken network would get a metric, and could become the best checkpoint.
+
+    Args:
+        scores: of any shape.
+        metric: its name, for the message.
 
     Raises:
-        DataError: if one of them is not finite.
+        DataError: if a score is not finite.
     """
     if not np.isfinite(scores).all():
         raise DataError(
@@ -67,35 +78,39 @@ def check_finite(scores: np.ndarray, metric: str) -> None:
 
 
 def _columns(blocks: Sequence[Tensor], columns: slice) -> np.ndarray:
-    """Return some classes of all row blocks as [k, N]."""
+    """Return the columns of some classes, from all row blocks, as [k, N]."""
     return torch.cat([block[:, columns] for block in blocks]).t().contiguous().numpy()
 
 
 def _of_class(
     scores: np.ndarray, targets: np.ndarray, interpolations: Sequence[str]
 ) -> list[float]:
-    """Return the average precision of one class, scores and targets [N], in each definition."""
+    """Return the average precision of one class for each interpolation; scores and targets [N]."""
     check_finite(scores, "average precision")
     annotated = np.sort(scores[targets >= 0])
     positive = np.sort(scores[targets == 1])
     total = len(positive)
     if total == 0:
         return [np.nan] * len(interpolations)
-    # At the score of each positive, from the lowest up: positives and annotated images that score at least as high.
+
+    # For each positive, from the lowest score to the highest: the positives and the annotated
+    # images that score at least as high.
     hits = total - np.searchsorted(positive, positive)
     seen = len(annotated) - np.searchsorted(annotated, positive)
     precision = hits / seen
+
     values = []
     for name in interpolations:
         if name == "none":
             values.append(precision.mean())
             continue
-        envelope = np.maximum.accumulate(precision)  # the lowest score is the highest recall
+
+        # The lowest score stands for the highest recall, so the maximum runs over higher recalls.
+        envelope = np.maximum.accumulate(precision)
         if name == "envelope":
             values.append(envelope.mean())
         else:
-            needed = -(
-                -np.arange(11) * total // 10
-            )  # positives at recall 0, 0.1, .. 1, in whole numbers
+            # Positives at recall 0, 0.1, .. 1, rounded up in whole numbers: floats would err.
+            needed = -(-np.arange(11) * total // 10)
             values.append(envelope[total - np.maximum(needed, 1)].mean())
     return values

@@ -1,4 +1,4 @@
-"""Everything the literature reports for multi-label classification, from one pass over the predictions."""
+"""The metrics of papers on multi-label classification, from one pass over the predictions."""
 
 import math
 
@@ -12,40 +12,49 @@ from mldec.runtime import distributed
 
 
 class Counts:
-    """True positives, predictions and positives of each class for one way of deciding; -1 targets are left out."""
+    """True positives, predictions and positives per class, for one rule of decision.
+
+    Targets of -1 are left out. The counts are float64 [K].
+    """
 
     def __init__(self, num_classes: int) -> None:
         self.hits, self.predicted, self.positives = torch.zeros(3, num_classes, dtype=torch.float64)
 
     def over_processes(self) -> "Counts":
-        """Return the sums over all processes: whole numbers, so the same whatever their number."""
+        """Return the sums over all processes; sums of whole numbers do not depend on the order."""
         sums = Counts(len(self.hits))
         stacked = torch.stack([self.hits, self.predicted, self.positives])
         sums.hits, sums.predicted, sums.positives = distributed.total(stacked)
         return sums
 
     def update(self, decided: Tensor, targets: Tensor) -> None:
-        """Add decisions bool [B, K] and targets [B, K]."""
+        """Add decisions bool [B, K] and targets [B, K] of 1, 0 or -1."""
         decided = decided & (targets >= 0)
         self.hits = self.hits + (decided & (targets == 1)).sum(0).double()
         self.predicted = self.predicted + decided.sum(0).double()
         self.positives = self.positives + (targets == 1).sum(0).double()
 
     def per_class(self) -> dict[str, Tensor]:
-        """Return precision, recall and F1 of each class [K] in [0, 1]; 0 where undefined."""
+        """Return precision, recall and F1 per class: [K] in [0, 1], 0 where undefined."""
         precision, recall = _share(self.hits, self.predicted), _share(self.hits, self.positives)
         return {"precision": precision, "recall": recall, "f1": _harmonic(precision, recall)}
 
     def summary(self, suffix: str = "") -> dict[str, float]:
-        """Return the per-class (C) and overall (O) means in percent.
+        """Return the per-class (C) and overall (O) precision, recall and F1 in percent.
 
-        CF1 is the harmonic mean of CP and CR, as most papers; CF1_mean is the mean of the classes' F1, as the
-        official validate.py.
+        CF1 is the harmonic mean of CP and CR, as in most papers; CF1_mean is the mean of the
+        classes' F1, as in the official validate.py.
+
+        Args:
+            suffix: of the metrics' names.
         """
         classes = self.per_class()
         c_precision, c_recall = classes["precision"].mean(), classes["recall"].mean()
+
+        # Overall numbers come from the counts of all classes together.
         o_precision = _share(self.hits.sum(), self.predicted.sum())
         o_recall = _share(self.hits.sum(), self.positives.sum())
+
         values = {
             "CP": c_precision,
             "CR": c_recall,
@@ -63,8 +72,10 @@ class MultiLabelEvaluator:
 
     Args:
         num_classes: K.
-        threshold: a class is predicted if its probability (sigmoid of the logit) is above it; in (0, 1).
-        top_k: the other way of deciding: the k highest logits of an image; equal logits go to the lower class.
+        threshold: a class is predicted if its probability (sigmoid of the logit) is above this
+            value in (0, 1).
+        top_k: the second rule of decision: the k highest logits of an image are predicted, and of
+            equal logits the lower class.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -75,8 +86,11 @@ class MultiLabelEvaluator:
             raise ConfigError(f"data.threshold {threshold} is not in (0, 1)")
         if top_k < 1:
             raise ConfigError(f"top_k is {top_k}: it must be at least 1")
+
+        # Comparing logits saves the sigmoid of every score.
         self.logit_threshold = math.log(threshold / (1 - threshold))
         self.top_k = top_k
+
         self.predictions = Predictions(num_classes)
         self.at_threshold, self.at_top_k = Counts(num_classes), Counts(num_classes)
 
@@ -87,13 +101,17 @@ class MultiLabelEvaluator:
         self.at_top_k.update(top_k(logits, self.top_k), targets)
 
     def compute(self) -> dict[str, float]:
-        """Return percentages: mAP (a class without a positive counts as 0), its variants, then P, R and F1."""
+        """Return percentages: mAP, its variants, then P, R and F1 at the threshold and at top-k.
+
+        In mAP a class without a positive counts as 0; in mAP_skip_empty it is left out.
+        """
         logits, targets = self.predictions.shared_by_classes()
         per_class_ap = average_precision_of_all(logits, targets, interpolations=INTERPOLATIONS)
         at_threshold, at_top_k = self.at_threshold.over_processes(), self.at_top_k.over_processes()
 
         self._per_class = {"AP": per_class_ap["none"], **at_threshold.per_class()}
         self._positives = at_threshold.positives
+
         return {
             "mAP": 100 * per_class_ap["none"].nan_to_num(0).mean().item(),
             "mAP_skip_empty": 100 * per_class_ap["none"].nanmean().item(),
@@ -104,23 +122,35 @@ class MultiLabelEvaluator:
         }
 
     def per_class(self) -> dict[str, list[float]]:
-        """Return AP, precision, recall and F1 in percent, and the number of positives, of each class."""
-        rows = {name: (100 * column).tolist() for name, column in self._per_class.items()}
-        return {**rows, "positives": self._positives.tolist()}
+        """Return AP, precision, recall and F1 in percent, and the number of positives."""
+        percentages = {name: (100 * column).tolist() for name, column in self._per_class.items()}
+        return {**percentages, "positives": self._positives.tolist()}
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
-    """Return bool [B, K]: the k highest logits of each row; among equal ones the lower classes first."""
+    """Mark the k highest logits of each row.
+
+    Args:
+        logits: float [B, K].
+        k: number of marks per row; at most all K.
+
+    Returns:
+        bool [B, K] with min(k, K) marks per row; of equal logits the lower class comes first.
+    """
     k = min(k, logits.shape[1])
-    edge = logits.topk(k, dim=1).values[:, -1:]
-    above, level = logits > edge, logits == edge
-    free = k - above.sum(1, keepdim=True)
-    return above | (level & (level.cumsum(1) <= free))
+    lowest_marked = logits.topk(k, dim=1).values[:, -1:]
+    above, level = logits > lowest_marked, logits == lowest_marked
+
+    # topk does not say which of several equal logits it takes, so they are dealt out here.
+    remaining = k - above.sum(1, keepdim=True)
+    return above | (level & (level.cumsum(1) <= remaining))
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
+    """Divide counts; 0 where the whole is 0."""
     return torch.where(whole > 0, part / whole.clamp(min=1), 0.0)
 
 
 def _harmonic(a: Tensor, b: Tensor) -> Tensor:
+    """Return the harmonic mean; 0 where both values are 0."""
     return torch.where(a + b > 0, 2 * a * b / (a + b).clamp(min=1e-12), 0.0)

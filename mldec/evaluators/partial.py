@@ -1,4 +1,4 @@
-"""Mean average precision where most labels were never looked at: only what was annotated counts."""
+"""Mean average precision for partial labels: only annotated labels count."""
 
 import logging
 
@@ -15,7 +15,11 @@ log = logging.getLogger("mldec")
 class PartialLabelEvaluator:
     """mAP over the annotated labels (1 and 0), and for comparison with -1 taken as negative.
 
-    Source: Alibaba-MIIL/PartialLabelingCSL, AP_partial; the paper's Open Images figures are `mAP_partial`.
+    Source: Alibaba-MIIL/PartialLabelingCSL, AP_partial. The numbers of the paper on Open Images are
+    `mAP_partial`.
+
+    Args:
+        num_classes: K.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -26,12 +30,13 @@ class PartialLabelEvaluator:
         self.predictions.add(logits, targets)
 
     def compute(self) -> dict[str, float]:
-        """Return percentages, then counts of classes.
+        """Return percentages, then numbers of classes.
 
-        mAP_partial: mean over the valid classes, those with an annotated positive and an annotated negative.
-        mAP_weighted: the same, each class weighted by its positives. mAP_naive: what is not annotated
-        is negative and a class without a positive has 0, as in fully annotated data. A class that is not valid is
-        counted once: without labels, else without positives, else without negatives.
+        mAP_partial: mean over the valid classes, those with an annotated positive and an annotated
+        negative. mAP_weighted: the same, with each class weighted by its positives. mAP_naive:
+        labels that are not annotated are negative, and a class without a positive counts as 0, as
+        in fully annotated data. A class that is not valid is counted once: without labels, else
+        without positives, else without negatives.
 
         Raises:
             DataError: if no class is valid.
@@ -39,6 +44,8 @@ class PartialLabelEvaluator:
         logits, targets = self.predictions.shared_by_classes()
         precision = average_precision_of_all(logits, targets)["none"]
         naive = average_precision_of_all(logits, [block.clamp(min=0) for block in targets])["none"]
+
+        # Each process counts the labels of its share of the classes.
         positives, negatives, unknown = (
             distributed.join_columns(_count(targets, value)) for value in (1, 0, -1)
         )
@@ -47,17 +54,21 @@ class PartialLabelEvaluator:
         self._per_class = {
             "AP": torch.where(valid, 100 * precision, torch.nan),
             "AP_naive": 100 * naive,
+            "positives": positives,
+            "negatives": negatives,
         }
-        self._per_class |= {"positives": positives, "negatives": negatives}
+
         if unknown.any():
             log.warning(
-                "mAP_naive takes unannotated labels as negative: not the partial-label protocol of the papers"
+                "mAP_naive takes unannotated labels as negative: "
+                "not the partial-label protocol of the papers"
             )
         if not valid.any():
             raise DataError(
-                "mAP_partial does not exist: no class has both a positive and a negative among the validation images; "
-                "use more of them, or fully annotated ones"
+                "mAP_partial does not exist: no class has both a positive and a negative "
+                "among the validation images; use more of them, or fully annotated ones"
             )
+
         weighted = (precision * positives)[valid].sum() / positives[valid].sum()
         return {
             "mAP_partial": 100 * precision[valid].mean().item(),
@@ -70,10 +81,13 @@ class PartialLabelEvaluator:
         }
 
     def per_class(self) -> dict[str, list[float]]:
-        """Return AP in percent (NaN if the class is not valid), the naive one, and the annotated labels, a class."""
+        """Return AP in percent, AP_naive, and the numbers of annotated positives and negatives.
+
+        AP is NaN for a class that is not valid.
+        """
         return {name: column.tolist() for name, column in self._per_class.items()}
 
 
 def _count(targets: list[Tensor], value: int) -> Tensor:
-    """Return how many images of the blocks [n, K] have a value, int64 [K]."""
+    """Count the targets of one value per class, in blocks [n, K]: int64 [K]."""
     return torch.stack([(block == value).sum(0) for block in targets]).sum(0)

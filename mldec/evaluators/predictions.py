@@ -1,4 +1,4 @@
-"""The logits and targets of an evaluation, gathered batch by batch and shared by classes between the processes."""
+"""The logits and targets of an evaluation, shared between processes by class."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ class Predictions:
         return logits, targets
 
     def shared_by_classes(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the logits and targets of all processes' images, for this process's share of the classes."""
+        """Return logits and targets of all images, for this process's share of the classes."""
         return distributed.share_columns(self.logits), distributed.share_columns(self.targets)
 
 
@@ -51,7 +51,8 @@ def average_precision_of_all(
         interpolations: see `average_precision`.
 
     Returns:
-        For each interpolation, float64 [K] in [0, 1], the same on every process; NaN for a class without a positive.
+        For each interpolation, float64 [K] in [0, 1], the same on every process; NaN for a class
+        without a positive.
     """
     own_classes = average_precision(logits, targets, interpolations=interpolations)
     return {name: distributed.join_columns(values) for name, values in own_classes.items()}

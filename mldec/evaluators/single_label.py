@@ -1,4 +1,4 @@
-"""What the literature reports where each image has one label, from one pass over the predictions."""
+"""The metrics of papers on single-label classification, from one pass over the predictions."""
 
 import torch
 from torch import Tensor
@@ -8,24 +8,23 @@ from mldec.evaluators.average_precision import check_finite
 from mldec.evaluators.multi_label import top_k as mark_top_k
 from mldec.runtime import distributed
 
-FIXED_POINT = (
-    2**30
-)  # steps of a stored probability: sums of whole numbers do not depend on their order
+# Probabilities are stored as multiples of 2**-30: sums of whole numbers do not depend on the order.
+FIXED_POINT = 2**30
 
 
 class SingleLabelEvaluator:
-    """Accuracy at top-1 and top-k, by class, calibration error, and which classes are taken for which.
+    """Accuracy at top-1 and top-k, accuracy per class, calibration error, and confused classes.
 
-    The prediction is the highest logit; of equal ones the lowest class. It is right if the target has a 1 there:
-    one-hot rows are the rule, and rows of several 1 (the ReaL labels of ImageNet) accept each of them. Rows without a 1
-    are left out.
+    The prediction is the highest logit; of equal ones the lowest class. It is right if the target
+    has a 1 there: one-hot rows are the rule, and rows with several 1 (the ReaL labels of ImageNet)
+    accept each of them. Rows without a 1 are left out.
 
     Args:
         num_classes: K.
-        top_k: the other accuracy: the label is among the k highest logits; None is 5, left out where there are fewer
-            classes than that.
-        bins: of the confidence, for the calibration error.
-        suffix: of the metrics' names, for other labels than the data set's own, such as "_real".
+        top_k: for the second accuracy, where the label is among the k highest logits; None is 5,
+            left out for fewer classes than that.
+        bins: number of bins of the confidence, for the calibration error.
+        suffix: of the metrics' names, for other labels than the dataset's own, such as "_real".
 
     Raises:
         ConfigError: for a value out of its range, such as a `top_k` above the number of classes.
@@ -40,9 +39,11 @@ class SingleLabelEvaluator:
             raise ConfigError(f"data.top_k {top_k} needs as many classes; there are {num_classes}")
         if bins < 1:
             raise ConfigError(f"bins is {bins}: it must be at least 1")
+
         self.top_k, self.bins, self.suffix = top_k, bins, suffix
         self.num_classes = num_classes
-        # Per batch int64 [5, n]: label, prediction, right, right within top-k, confidence * FIXED_POINT.
+        # Per batch int64 [5, n]: label, prediction, right, right within top-k, and the confidence
+        # times FIXED_POINT.
         self.rows: list[Tensor] = [torch.zeros(5, 0, dtype=torch.int64)]
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
@@ -54,61 +55,82 @@ class SingleLabelEvaluator:
         logits, valid = logits.float().cpu(), targets.cpu() == 1
         check_finite(logits.numpy(), "top-1")
         logits, valid = logits[valid.any(1)], valid[valid.any(1)]
+
+        # The label of a wrong answer is the first valid one.
         predicted = logits.argmax(1)
         right = valid.gather(1, predicted[:, None])[:, 0]
         label = torch.where(right, predicted, valid.int().argmax(1))
         within = (mark_top_k(logits, self._k()) & valid).any(1)
+
         confidence = logits.double().softmax(1).amax(1)
         fixed = (confidence * FIXED_POINT).round().long()
         self.rows.append(torch.stack([label, predicted, right.long(), within.long(), fixed]))
 
     def compute(self) -> dict[str, float]:
-        """Return percentages: top1 first, top-k, the mean of the classes' accuracies, ECE.
+        """Return percentages: top1 first, top-k, the mean of the accuracies per class, and ECE.
 
-        ECE is the expected calibration error of Guo et al. 2017 (arXiv 1706.04599, equation 3): the images are put into
-        bins of equal width by their confidence (softmax of the prediction, in (low, high]); the mean over the images of
-        |accuracy - mean confidence| of their bin. Classes without an image are left out of the mean.
+        ECE is the expected calibration error of Guo et al. 2017 (arXiv 1706.04599, equation 3). The
+        confidence (softmax of the prediction) puts each image into one of `bins` intervals of equal
+        width, (low, high]; ECE is the mean over the images of |accuracy - mean confidence| of their
+        interval. Classes without an image are left out of the mean accuracy.
 
         Raises:
             DataError: if no image has a label.
         """
         rows = torch.cat(distributed.gather(torch.cat(self.rows, dim=1)), dim=1)
         label, predicted, right, within, confidence = rows
+
         self._counts = label.bincount(minlength=self.num_classes)
         self._hits = label[right == 1].bincount(minlength=self.num_classes)
         self._mistakes = (label * self.num_classes + predicted)[right == 0]
+
         images = len(label)
         if not images:
-            raise DataError(
-                "top-1 does not exist: no validation image that can be read has a label"
-            )
+            raise DataError("top-1 is undefined: no validation image that can be read has a label")
+
         values = {"top1": right.sum().item() / images}
         if self.top_k is not None or self.num_classes >= self._k():
             values[f"top{self._k()}"] = within.sum().item() / images
+
+        # A class without an image is 0 / 0, which nanmean leaves out.
         values["class_accuracy"] = (self._hits.double() / self._counts).nanmean().item()
         values["ECE"] = self._calibration_error(right, confidence) / images
         return {name + self.suffix: 100 * value for name, value in values.items()}
 
     def per_class(self) -> dict[str, list[float]]:
-        """Return accuracy in percent and the number of images of each class, after `compute`."""
+        """Return accuracy in percent and the number of images per class, after `compute`."""
         return {
             "accuracy": (100 * self._hits.double() / self._counts).tolist(),
             "images": self._counts.tolist(),
         }
 
     def pairs(self, limit: int = 20) -> list[tuple[int, int, int]]:
-        """Return the most frequent mistakes, after `compute`: label, prediction, images; equals by class."""
-        found, counts = self._mistakes.unique(return_counts=True)
+        """Return the most frequent mistakes, after `compute`.
+
+        Args:
+            limit: number of pairs at most.
+
+        Returns:
+            Label, prediction and number of images, most frequent first; of equally frequent pairs
+            the lower class comes first.
+        """
+        mistakes, counts = self._mistakes.unique(return_counts=True)
         order = counts.argsort(descending=True, stable=True)[:limit]
-        labels, predictions = found[order] // self.num_classes, found[order] % self.num_classes
+
+        # A mistake is stored as label * K + prediction.
+        labels = mistakes[order] // self.num_classes
+        predictions = mistakes[order] % self.num_classes
         return list(zip(labels.tolist(), predictions.tolist(), counts[order].tolist(), strict=True))
 
     def _k(self) -> int:
+        """Return the k of the second accuracy."""
         return 5 if self.top_k is None else self.top_k
 
     def _calibration_error(self, right: Tensor, confidence: Tensor) -> float:
         """Return the sum over the bins of |right answers - confidence|, in images."""
+        # Less one step, because an interval holds its upper bound.
         bins = ((confidence * self.bins - 1) // FIXED_POINT).clamp(0, self.bins - 1)
+
         gap = torch.zeros(self.bins, dtype=torch.int64).index_add(
             0, bins, right * FIXED_POINT - confidence
         )

@@ -1,4 +1,4 @@
-"""The mAP of small, medium and large objects, beside everything else about multi-label classification."""
+"""The mAP of small, medium and large objects, beside the usual multi-label metrics."""
 
 import torch
 from torch import Tensor
@@ -6,15 +6,16 @@ from torch import Tensor
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.predictions import Predictions, average_precision_of_all
 
-SIZES = {"small": 1, "medium": 2, "large": 4}  # the bit of each in a target
+SIZES = {"small": 1, "medium": 2, "large": 4}  # their bits in a target
 
 
 class SizesEvaluator:
-    """A `MultiLabelEvaluator` whose targets say of which sizes the objects of a class are.
+    """A `MultiLabelEvaluator` whose targets hold the sizes of the objects of a class.
 
-    A class with objects of any size is positive, which gives all the usual numbers. For mAP_small only a class with a
-    small object is positive, and everything else, larger objects of the class included, is negative: the rows of the
-    official loader's target [3, K]. So a model that finds every object, whatever its size, stays below 100.
+    For the usual metrics a class with an object of any size is positive. For mAP_small only a class
+    with a small object is positive, and all others are negative, also those with larger objects:
+    these are the rows of the official loader's target [3, K]. So even a model that finds every
+    object stays below 100.
 
     Args:
         num_classes: K.
@@ -29,21 +30,30 @@ class SizesEvaluator:
         self.with_sizes = Predictions(num_classes)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch: logits float [B, K]; targets [B, K] of sums of `SIZES`, 0 (absent) or -1 (not annotated)."""
+        """Add a batch.
+
+        Args:
+            logits: float [B, K].
+            targets: [B, K] of sums of `SIZES`, 0 (absent) or -1 (not annotated).
+        """
         self.union.update(logits, targets.clamp(max=1))
         self.with_sizes.add(logits, targets)
 
     def compute(self) -> dict[str, float]:
-        """Return percentages: those of `MultiLabelEvaluator`, then mAP_small, mAP_medium and mAP_large.
+        """Return the metrics of `MultiLabelEvaluator`, then the mAP of each size, in percent.
 
-        The last three are means over the classes that have an object of the size; NaN without any.
+        mAP_small, mAP_medium and mAP_large are means over the classes that have an object of the
+        size; NaN if none has.
         """
         metrics = self.union.compute()
         logits, sizes = self.with_sizes.shared_by_classes()
+
         self._per_class = {}
         for name, bit in SIZES.items():
+            # 1 for an object of this size, 0 for none, and -1 as it is.
             targets = [torch.where(block < 0, block, (block & bit).clamp(max=1)) for block in sizes]
             per_class_ap = average_precision_of_all(logits, targets)["none"]
+
             self._per_class[f"AP_{name}"] = (100 * per_class_ap).tolist()
             metrics[f"mAP_{name}"] = 100 * per_class_ap.nanmean().item()
         return metrics

@@ -1,4 +1,4 @@
-"""Zero-shot and generalised zero-shot numbers, from one pass over the logits of all classes."""
+"""Zero-shot and generalised zero-shot metrics, from one pass over the logits of all classes."""
 
 from collections.abc import Sequence
 
@@ -15,41 +15,46 @@ TOP_K = (3, 5)  # of table 6 of the paper
 
 
 class ZeroShotEvaluator:
-    """mAP, and overall precision, recall and F1 at 3 and 5, among the unseen classes (zsl) and among all (gzsl).
+    """mAP, and overall precision, recall and F1 at 3 and 5, for zero-shot classification.
 
-    Each query is decoded by itself, so the logits of the unseen classes among all are those of a pass of their own.
-    Papers differ in which images they evaluate:
+    Metrics named zsl are among the unseen classes, those named gzsl among all classes. Each query
+    is decoded by itself, so the logits of the unseen classes are the same in both cases. Papers
+    differ in which images they evaluate:
 
-    - "unseen", the official code: images with an unseen label. All others are left out of every number.
-    - "all", as LESA and BiAM: gzsl, seen and harmonic are over all images. zsl stays over the images with an unseen
-      label, so that it means the same as above; zsl_all is among the unseen classes over all images.
+    - "unseen", the official code: images with an unseen label. All others are left out everywhere.
+    - "all", as LESA and BiAM: gzsl, seen and harmonic are over all images. zsl stays over the
+      images with an unseen label, so that it means the same as above; zsl_all is among the unseen
+      classes over all images.
 
-    Source: official train_zsl_nus.py for zsl_mAP; it has none of the other numbers.
+    Source: official train_zsl_nus.py for zsl_mAP; it has none of the other metrics.
 
     Args:
         num_classes: number of all classes K.
-        unseen: indices of the classes that training did not know.
+        unseen: indices of the classes that training did not see.
         images: "unseen" or "all".
 
     Raises:
-        ConfigError: for unseen classes that are none of the K, all of them, or named twice, or other `images`.
+        ConfigError: if the unseen classes are none, all, out of range or named twice, or if
+            `images` is another word.
     """
 
     def __init__(self, num_classes: int, *, unseen: Sequence[int], images: str = "unseen") -> None:
         self.unseen = torch.as_tensor(sorted(set(unseen)), dtype=torch.int64)
-        if (
-            len(self.unseen) != len(unseen)
-            or not set(unseen) < set(range(num_classes))
-            or not len(unseen)
-        ):
+        is_repeated = len(self.unseen) != len(unseen)
+        is_proper_subset = set(unseen) < set(range(num_classes))
+        if is_repeated or not is_proper_subset or not len(unseen):
             raise ConfigError(
-                f"unseen classes {list(unseen)[:10]} are not some of {num_classes} classes, each once"
+                f"unseen classes {list(unseen)[:10]} are not some of {num_classes} classes, "
+                f"each once"
             )
         if images not in IMAGES:
             raise ConfigError(f"images {images!r} is not known: choose unseen or all")
+
         self.all_images = images == "all"
         self.is_unseen = torch.zeros(num_classes, dtype=torch.bool).index_fill(0, self.unseen, True)
         self.predictions = Predictions(num_classes)
+
+        # Number of classes of each kind of metric.
         widths = {"zsl": len(self.unseen), "gzsl": num_classes}
         if self.all_images:
             widths["zsl_all"] = len(self.unseen)
@@ -63,49 +68,56 @@ class ZeroShotEvaluator:
             logits, targets = logits[keep], targets[keep]
         logits, targets = self.predictions.add(logits, targets)
 
-        chosen = self._among_unseen(logits, targets)
-        everything = (logits[:, self.unseen], targets[:, self.unseen])
-        views = {"zsl": chosen, "gzsl": (logits, targets), "zsl_all": everything}
+        views = {
+            "zsl": self._among_unseen(logits, targets),
+            "gzsl": (logits, targets),
+            "zsl_all": (logits[:, self.unseen], targets[:, self.unseen]),
+        }
         for (kind, k), counts in self.counts.items():
             scores, labels = views[kind]
             counts.update(top_k(scores, k), labels)
 
     def _has_unseen(self, targets: Tensor) -> Tensor:
+        """Tell which images have an unseen label: targets [B, K] -> bool [B]."""
         return (targets[:, self.unseen] == 1).any(1)
 
     def _among_unseen(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the columns of the unseen classes of the images with an unseen label."""
+        """Keep the images with an unseen label, and of them the columns of the unseen classes."""
         keep = self._has_unseen(targets)
         return logits[keep][:, self.unseen], targets[keep][:, self.unseen]
 
     def _images_with_unseen_label(self) -> Predictions:
-        """Return the logits and targets of the unseen classes, of the images with an unseen label."""
-        chosen = Predictions(len(self.unseen))
+        """Return the predictions of zsl: of unseen classes, on images with an unseen label."""
+        predictions = Predictions(len(self.unseen))
         for logits, targets in zip(self.predictions.logits, self.predictions.targets, strict=True):
-            chosen.add(*self._among_unseen(logits, targets))
-        return chosen
+            predictions.add(*self._among_unseen(logits, targets))
+        return predictions
 
     def compute(self) -> dict[str, float]:
-        """Return percentages: zsl_mAP, gzsl_mAP, seen_mAP, harmonic_mAP, then P, R and F1 of each kind at each k.
+        """Return percentages: mAP of each kind, seen_mAP, harmonic_mAP, then P, R and F1 at each k.
 
-        A class without a positive counts as 0, as in the official code, or is left out (`_skip_empty`). harmonic_mAP
-        is 2 s u / (s + u) of seen_mAP and the mAP of the unseen classes over the same images: zsl_mAP or zsl_all_mAP.
-        At k, the k highest logits of an image (all, if the classes are fewer) are predictions: P is true ones /
-        predictions, R true ones / positives.
+        A class without a positive counts as 0, as in the official code, or is left out
+        (`_skip_empty`). harmonic_mAP is 2 s u / (s + u) of seen_mAP and the mAP of the unseen
+        classes over the same images: zsl_mAP or zsl_all_mAP. At k, the k highest logits of an image
+        (all, if there are fewer classes) are predicted: P is true positives / predictions, R is
+        true positives / positives.
         """
         every = _precision(self.predictions)
         unseen = every[self.unseen]
         self._per_class = {"AP": 100 * every, "unseen": self.is_unseen.double()}
 
-        # Which AP of which classes each kind of number is the mean of.
+        # For each kind, the AP of the classes that its mAP is the mean of.
         per_class_ap = {"zsl": unseen, "gzsl": every}
         if self.all_images:
             per_class_ap["zsl"] = _precision(self._images_with_unseen_label())
             per_class_ap["zsl_all"] = unseen
-            nothing = torch.full_like(every, torch.nan)
-            self._per_class["AP_zsl"] = nothing.index_copy(
+
+            # The column of the report has all K classes; the seen ones have no AP of this kind.
+            undefined = torch.full_like(every, torch.nan)
+            self._per_class["AP_zsl"] = undefined.index_copy(
                 0, self.unseen, 100 * per_class_ap["zsl"]
             )
+
         targets = torch.cat(self.predictions.targets)
         self._per_class["positives"] = distributed.total(targets.eq(1).sum(0))
 
@@ -113,6 +125,7 @@ class ZeroShotEvaluator:
         for kind, precision in per_class_ap.items():
             values[f"{kind}_mAP"] = precision.nan_to_num(0).mean()
             values[f"{kind}_mAP_skip_empty"] = precision.nanmean()
+
         seen = values["seen_mAP"] = every[~self.is_unseen].nan_to_num(0).mean()
         values["harmonic_mAP"] = 2 / (1 / seen + 1 / unseen.nan_to_num(0).mean())
 
@@ -123,14 +136,14 @@ class ZeroShotEvaluator:
         return metrics
 
     def per_class(self) -> dict[str, list[float]]:
-        """Return, after `compute`, AP in percent, 1 for an unseen class, and positives, over the evaluated images.
+        """Return AP in percent, 1 for an unseen class, and the positives, after `compute`.
 
-        With "all", AP_zsl is that of an unseen class over the images with an unseen label.
+        With "all", AP_zsl is the AP of an unseen class over the images with an unseen label.
         """
         return {name: column.tolist() for name, column in self._per_class.items()}
 
 
 def _precision(predictions: Predictions) -> Tensor:
-    """Return the AP of each class over all processes' images: float64 [K] in [0, 1], NaN without a positive."""
+    """Return the AP per class over all images: float64 [K] in [0, 1], NaN without a positive."""
     logits, targets = predictions.shared_by_classes()
     return average_precision_of_all(logits, targets)["none"]

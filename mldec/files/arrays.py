@@ -1,4 +1,4 @@
-"""Numpy's files, which strangers may have written or a disk may have damaged; no pickle in them is ever read."""
+"""Read NumPy's files, which may be untrusted or damaged, and never load pickled objects."""
 
 import zipfile
 from collections.abc import Iterable
@@ -10,12 +10,19 @@ from mldec.files.text import open_binary
 
 
 def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Return some arrays of an `.npz` file that `numpy.savez` wrote; the checksums of their bytes are compared.
+    """Read arrays of an `.npz` file that `numpy.savez` wrote, and compare their checksums.
+
+    Args:
+        path: of the file.
+        names: of the arrays.
+
+    Returns:
+        The arrays by name.
 
     Raises:
-        OSError: it cannot be opened.
-        KeyError: an array is absent.
-        ValueError: it is damaged, compressed, or no such file; in one line.
+        OSError: if the file cannot be opened.
+        KeyError: if it does not hold an array of that name.
+        ValueError: if it is damaged, compressed, or no such file; the message is one line.
     """
     with open_binary(path) as file:
         try:
@@ -24,22 +31,27 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
                 return {name: stored[name] for name in names}
         except KeyError:
             raise
-        except Exception as error:  # zipfile and numpy raise almost anything on damaged bytes
+        except Exception as error:
+            # zipfile and NumPy raise almost anything on damaged bytes.
             raise ValueError(_reason(error)) from error
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """Return the numbers of an `.npy` file: real or whole ones.
+    """Read an `.npy` file of real numbers, integers or booleans.
 
     Raises:
-        OSError: it cannot be opened.
-        ValueError: it is damaged, holds something else, or claims more than the memory has; in one line.
+        OSError: if the file cannot be opened.
+        ValueError: if it is damaged, holds something else, or claims more than fits into memory;
+            the message is one line.
     """
     with open_binary(path) as file:
         try:
             array = np.load(file, allow_pickle=False)
-        except Exception as error:  # as above; a header may also hold any expression, or any size
+        except Exception as error:
+            # As above. Besides, the header is text, which may claim any type and any size.
             raise ValueError(_reason(error)) from error
+
+    # numpy.load also opens an .npz file under this name.
     if not isinstance(array, np.ndarray):
         raise ValueError("it holds several arrays where one is wanted")
     if array.dtype.kind not in "fiub":
@@ -48,7 +60,9 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def _refuse_bomb(archive: zipfile.ZipFile, size: int) -> None:
+    """Refuse an archive that could unpack to more than its own size in bytes."""
     members = archive.infolist()
+
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise ValueError("it is compressed, as numpy.savez does not")
     if sum(member.file_size for member in members) > size:

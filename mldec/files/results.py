@@ -1,4 +1,7 @@
-"""Files of results: refused before the work where they cannot be written, and never half there after it."""
+"""Write result files, completely or not at all.
+
+A target that cannot be written is refused before the work that would fill it.
+"""
 
 import json
 import math
@@ -15,18 +18,21 @@ STANDARD_OUTPUT = "-"
 
 
 def check_targets(*targets: str | None) -> None:
-    """Check that files of results can be written, before the work that fills them.
+    """Check that result files can be written, before the work that fills them.
 
     Args:
-        targets: files, "-" for standard output, None for what was not asked for.
+        targets: paths of files, "-" for standard output, None for a result that is not wanted.
 
     Raises:
-        ConfigError: for a folder, a file in a folder that is not there, one that may not be written, or one for both.
+        ConfigError: if a target is a folder, lies in a folder that does not exist, is not writable,
+            or is named twice.
     """
     chosen = [target for target in targets if target is not None]
     for target in chosen:
         if target != STANDARD_OUTPUT:
             _check_file(Path(target))
+
+    # Compare the real paths: one of them may be a link to the other.
     if len({os.path.realpath(target) for target in chosen}) < len(chosen):
         raise ConfigError(
             f"cannot write two results to {chosen[0]}: choose another name for one of them"
@@ -34,6 +40,7 @@ def check_targets(*targets: str | None) -> None:
 
 
 def _check_file(path: Path) -> None:
+    """Check that one file can be written, or created."""
     if path.is_dir():
         raise ConfigError(f"cannot write {path}: it is a folder; add the name of a file")
     if not path.parent.is_dir():
@@ -43,14 +50,19 @@ def _check_file(path: Path) -> None:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as JSON that every reader takes: a number that is not finite becomes null.
+    """Return a value as standard JSON, in which infinite and NaN numbers become null.
 
-    What is not Unicode in a text, such as a byte of a file name in another encoding, is written as its number.
+    Characters that are not Unicode, such as a byte of a file name in another encoding, are escaped.
+
+    Args:
+        value: nested dictionaries, lists, tuples and scalars.
+        indent: as for `json.dumps`.
     """
     return json.dumps(_clean(value), indent=indent, allow_nan=False)
 
 
 def _clean(value: Any) -> Any:
+    """Copy a tree of values without what JSON and UTF-8 cannot hold."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
@@ -63,12 +75,13 @@ def _clean(value: Any) -> Any:
 
 
 class ResultFile:
-    """A file of results. Each fault in writing is a `DataError` that names it, and drops what was written.
+    """A result file; if writing fails, what was written is dropped and a `DataError` names it.
 
     Args:
-        target: the file; "-" is standard output.
-        in_place: write under the file's own name from the start, so that it can be followed. Otherwise it is written
-            beside its place, and `commit` gives it its name: what was there before stays until then.
+        target: path of the file; "-" is standard output.
+        in_place: write under the file's own name from the start, so that it can be followed.
+            Otherwise a temporary file beside it is written, and `commit` gives it the name; until
+            then an existing file stays as it is.
     """
 
     def __init__(self, target: str, *, in_place: bool = False) -> None:
@@ -80,29 +93,42 @@ class ResultFile:
             self.target, self.stream = "standard output", sys.stdout
             return
         self._path = Path(target)
-        # Another file must not take the place of a device or a pipe, such as /dev/stdout, nor of a link.
+
+        # A temporary file must not replace a device or a pipe, such as /dev/stdout, nor a link.
         if not in_place and (self._path.is_file() or not self._path.exists()):
             self._path = Path(os.path.realpath(target))
             self._temporary = self._path.with_name(f".{self._path.name[:40]}.{os.getpid()}.tmp")
+
         with writing(target):
             self.stream = (self._temporary or self._path).open("w", encoding="utf-8", newline="")
 
     def write(self, text: str, *, flush: bool = False) -> None:
-        """Write text; with `flush` it reaches the file at once."""
+        """Write text; with `flush` it reaches the file at once.
+
+        Raises:
+            DataError: if it cannot be written.
+        """
         assert self.stream is not None
+
         try:
             with writing(self.target):
                 self.stream.write(text)
                 if flush:
                     self.stream.flush()
-        except DataError:  # not at Ctrl-C, which the rows so far outlive
+        except DataError:
+            # Ctrl-C is not caught: the rows written so far are kept then.
             self.discard()
             raise
 
     def commit(self) -> None:
-        """Write the rest, close the file, and put it in its place."""
+        """Write what is buffered, close the file, and give it its name.
+
+        Raises:
+            DataError: if that fails; an existing file stays as it is.
+        """
         if self.stream is None:
             return
+
         try:
             with writing(self.target):
                 self.stream.flush()
@@ -114,23 +140,26 @@ class ResultFile:
             raise
 
     def discard(self) -> None:
-        """Close the file, and remove what was written beside its place."""
-        with suppress(OSError):  # a full disk, of which the write has told
+        """Close the file, and remove the temporary one."""
+        # Closing flushes, which may fail on the full disk that the write has reported already.
+        with suppress(OSError):
             self._close()
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
 
     def _close(self) -> None:
         stream, self.stream = self.stream, None
+
+        # Standard output belongs to the whole process.
         if stream is not None and stream is not sys.stdout:
             stream.close()
 
 
 def write_result(target: str, text: str) -> None:
-    """Write a file of results at once; see `ResultFile`.
+    """Write a whole result file; see `ResultFile`.
 
     Raises:
-        DataError: if it cannot be written; what was there before stays.
+        DataError: if it cannot be written; an existing file stays as it is.
     """
     file = ResultFile(target)
     file.write(text)
@@ -138,12 +167,13 @@ def write_result(target: str, text: str) -> None:
 
 
 class JsonList:
-    """A JSON list in a file, row by row; it is put in its place whole however its block ends, even by Ctrl-C.
+    """Context manager for a file with a JSON list that is written row by row.
 
-    Without a row, and after a fault in writing, what was there before stays.
+    The file becomes a complete list however the block ends, even by Ctrl-C. Without any row, and if
+    writing fails, an existing file stays as it is.
 
     Args:
-        target: the file; "-" is standard output.
+        target: path of the file; "-" is standard output.
     """
 
     def __init__(self, target: str) -> None:
@@ -156,7 +186,9 @@ class JsonList:
         Raises:
             DataError: if it cannot be written.
         """
+        # A list of one row has the indentation that the row has in the whole list.
         lines = to_json([row], indent=1).removeprefix("[\n").removesuffix("\n]")
+
         self.file.write((",\n" if self.rows else "[\n") + lines)
         self.rows += 1
 
@@ -169,20 +201,22 @@ class JsonList:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self.file.stream is None:  # a write failed
+        # The file is closed already if a write failed.
+        if self.file.stream is None:
             return
         if not self.rows:
             self.file.discard()
             return
+
         self.file.write("\n]\n")
         self.file.commit()
 
 
 class JsonLines:
-    """A file with a JSON object per line, each of which is there as soon as it is added.
+    """Context manager for a file with one JSON object per line, each written when it is added.
 
     Args:
-        target: the file; "-" is standard output.
+        target: path of the file; "-" is standard output.
     """
 
     def __init__(self, target: str) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a run: where its checkpoints are, and what it says of itself in run.json."""
+"""The folder of a run: where its checkpoints are, and the facts about the run in run.json."""
 
 import json
 import shlex
@@ -14,7 +14,7 @@ CHECKPOINTS = ("best.pt", "last.pt")  # last.pt alone before the first evaluatio
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """Return the checkpoint that stands for a run: the best one, else the last one.
+    """Return the checkpoint that represents a run: the best one, else the last one.
 
     Raises:
         CheckpointError: if there is neither.
@@ -23,6 +23,7 @@ def find_checkpoint(folder: Path) -> Path:
     for path in paths:
         if path.exists():
             return path
+
     looked_for = " nor ".join(str(path) for path in paths)
     raise CheckpointError(
         f"{folder} is no folder of a run: there is neither {looked_for}; check the path"
@@ -30,13 +31,13 @@ def find_checkpoint(folder: Path) -> Path:
 
 
 def command_line() -> str:
-    """Return the command that started this process, as a shell takes it."""
+    """Return the command that started this process, quoted for a shell."""
     return shlex.join(sys.orig_argv)
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run knows at its start, and `mldec.summary` shows: the content of run.json."""
+    """What is known at the start of a run and shown by `mldec.summary`: the content of run.json."""
 
     name: str
     command: str
@@ -45,11 +46,10 @@ class RunFacts:
     epochs: int  # planned
     image_size: int  # pixels per side
     parameters: int  # trainable
-    multiply_accumulates: int | None  # of one image; None if the model cannot be counted
-    start_epoch: int = 0  # finished before this start
-    best: dict[str, Any] = field(
-        default_factory=dict
-    )  # before this start: metric, value, weights, epoch
+    multiply_accumulates: int | None  # per image; None if the model cannot be counted
+    start_epoch: int = 0  # epochs finished before this start
+    # The best result before this start: metric, value, weights and epoch.
+    best: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the content of run.json."""
@@ -57,10 +57,10 @@ class RunFacts:
 
 
 def read_facts(folder: Path) -> RunFacts | None:
-    """Return what run.json says, or None for a run of an older version, which has none.
+    """Read run.json; None for a run of an older version, which has no such file.
 
     Raises:
-        CheckpointError: if it is not what a run writes.
+        CheckpointError: if its content is not what a run writes.
     """
     path = folder / RUN_FILE
     try:

@@ -1,4 +1,8 @@
-"""Files that others wrote: how every one of them is opened, so that none makes a command wait for ever."""
+"""Open and read files that users provide: text, JSON and CSV.
+
+All of them are opened here, because a FIFO or a device in place of a file would block a command
+forever.
+"""
 
 import csv
 import errno
@@ -14,7 +18,7 @@ from typing import Any, TextIO, cast
 
 from mldec.errors import DataError
 
-CSV_ROWS = 4096  # per piece of a large file: with 65,536 reading took twice as long
+CSV_ROWS = 4096  # rows per chunk of a large file: with 65,536, reading took twice as long
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a device",
@@ -27,16 +31,22 @@ def open_binary(path: str | Path) -> BufferedReader:
     """Open a regular file, or a link to one, to read its bytes.
 
     Raises:
-        OSError: it cannot be opened; also where the path is a folder, a FIFO, a device or a socket, or no path at all.
+        OSError: if it cannot be opened, also because the path is that of a folder, a FIFO, a device
+            or a socket, or no valid path.
     """
     try:
         return open(path, "rb", opener=_open_regular)
-    except ValueError as error:  # a NUL, or half of a surrogate pair
+    except ValueError as error:
+        # The path holds a NUL, or half of a surrogate pair.
         raise OSError(errno.EINVAL, "no file has such a name", str(path)) from error
 
 
 def open_text(path: str | Path, *, newline: str | None = None) -> TextIO:
-    """Open a regular file, or a link to one, to read its text: UTF-8, with or without a byte order mark.
+    """Open a regular file, or a link to one, to read UTF-8 text, with or without a byte order mark.
+
+    Args:
+        path: of the file.
+        newline: as for `open`; None translates every line end to a newline.
 
     Raises:
         OSError: see `open_binary`.
@@ -48,15 +58,15 @@ def open_text(path: str | Path, *, newline: str | None = None) -> TextIO:
 
 
 def read_text(path: Path, see: str, *, newline: str | None = None) -> str:
-    """Return the text of a file: UTF-8, with or without a byte order mark.
+    """Return the text of a UTF-8 file, with or without a byte order mark.
 
     Args:
         path: of the file.
-        see: where help is, for messages.
-        newline: as for `open`; None makes every line end a newline.
+        see: where the user finds help, for messages.
+        newline: as for `open`; None translates every line end to a newline.
 
     Raises:
-        DataError: it cannot be read, or is not UTF-8.
+        DataError: if the file cannot be read, or is not UTF-8.
     """
     try:
         with open_text(path, newline=newline) as file:
@@ -72,8 +82,12 @@ def read_text(path: Path, see: str, *, newline: str | None = None) -> str:
 def read_json(path: Path, see: str) -> Any:
     """Return the content of a JSON file.
 
+    Args:
+        path: of the file.
+        see: where the user finds help, for messages.
+
     Raises:
-        DataError: it cannot be read, or is not valid JSON that Python can hold.
+        DataError: if the file cannot be read, or is not valid JSON that Python can represent.
     """
     try:
         with open_binary(path) as file:
@@ -85,25 +99,38 @@ def read_json(path: Path, see: str) -> Any:
 
 
 def read_lines(path: Path, see: str) -> list[str]:
-    """Return the lines of a text file that are not blank, without the blanks around them.
+    """Return the lines of a text file that are not blank, stripped of surrounding whitespace.
+
+    Args:
+        path: of the file.
+        see: where the user finds help, for messages.
 
     Raises:
-        DataError: if it cannot be read, is not UTF-8, or has no line.
+        DataError: if the file cannot be read, is not UTF-8, or has no such line.
     """
-    # Not `splitlines`: it would make two lines of one that holds a form feed or another rare separator.
+    # Not `splitlines`, which would also split a line at a form feed and other rare separators.
     lines = [line.strip() for line in read_text(path, see).split("\n") if line.strip()]
+
     if not lines:
         raise DataError(f"{path} is empty; {see}")
     return lines
 
 
 def csv_rows(path: Path, see: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of each row of a CSV file that is not blank, as an editor counts lines, and its fields.
+    """Read the rows of a CSV file that are not blank.
+
+    Args:
+        path: of the file.
+        see: where the user finds help, for messages.
+
+    Yields:
+        The number of the row's last line, from 1, as an editor counts lines; and the row's fields.
 
     Raises:
-        DataError: if it cannot be read, is not UTF-8, or its quotes are not those of CSV.
+        DataError: if the file cannot be read, is not UTF-8, or its quoting is not that of CSV.
     """
     reader = csv.reader(io.StringIO(read_text(path, see, newline=""), newline=""), strict=True)
+
     try:
         for fields in reader:
             if fields:
@@ -117,36 +144,40 @@ def csv_rows(path: Path, see: str) -> Iterator[tuple[int, list[str]]]:
 def csv_columns(
     path: Path, header: Sequence[str], see: str
 ) -> Iterator[tuple[int, list[tuple[str, ...]]]]:
-    """Read a CSV file of millions of rows in pieces, as columns: one row at a time is slow, all at once is gigabytes.
+    """Read a CSV file of millions of rows in chunks, as columns.
+
+    One row at a time would be slow, and all rows at once take gigabytes.
 
     Args:
         path: of the file.
-        header: what its first row must be.
-        see: where help is, for messages.
+        header: the fields that its first row must have.
+        see: where the user finds help, for messages.
 
     Yields:
-        The number of the piece's first row (the header is row 1), and the texts of each column.
+        The number of the chunk's first row (the header is row 1), and the texts of each column.
 
     Raises:
-        DataError: if the file cannot be read, or has another header or a row of another length.
+        DataError: if the file cannot be read, has another header, or a row of another length.
     """
     first = 2
     try:
         with open_text(path, newline="") as file:
             reader = csv.reader(file, strict=True)
-            found = next(reader, [])
-            if found != list(header):
-                raise DataError(
-                    f"{path}: the header is {','.join(found)!r}, not {','.join(header)!r}; {see}"
-                )
+            actual_header = next(reader, [])
+            if actual_header != list(header):
+                names = ",".join(actual_header)
+                raise DataError(f"{path}: the header is {names!r}, not {','.join(header)!r}; {see}")
 
             while rows := list(islice(reader, CSV_ROWS)):
+                # One set of lengths checks a chunk fast; look for the wrong row only if there is
+                # one.
                 if set(map(len, rows)) != {len(header)}:
                     wrong = next(
                         number for number, row in enumerate(rows) if len(row) != len(header)
                     )
                     fault = f"row {first + wrong} has {len(rows[wrong])} columns, not {len(header)}"
                     raise DataError(f"{path}: {fault}; {see}")
+
                 yield first, list(zip(*rows, strict=True))
                 first += len(rows)
     except OSError as error:
@@ -160,12 +191,15 @@ def csv_columns(
 
 
 def _open_regular(path: str, flags: int) -> int:
-    # Without waiting for somebody who writes to a FIFO; to a regular file the flag means nothing.
+    """Open a file as `open` does for its `opener`, unless it is not a regular one."""
+    # Opening a FIFO would otherwise wait for a writer; the flag has no effect on a regular file.
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
+    # Ask the open file, not the path, which may have changed meanwhile.
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor
+
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)

@@ -1,4 +1,4 @@
-"""Files of tensors on a disk: written whole or not at all, checked when read, and never run."""
+"""Write tensor files atomically, and read them with checks and without running anything in them."""
 
 import hashlib
 import os
@@ -19,22 +19,22 @@ from mldec.errors import CheckpointError
 from mldec.files.archive import refuse_bomb
 from mldec.files.plain import plain
 
-RECORD_BYTES = 2**16  # read of a file of hashes; one of ours has two lines
+RECORD_BYTES = 2**16  # at most this much of a checksum file is read; one of ours has two lines
 
 
 def save(path: Path, state: dict[str, Any], *, keep: int = 1) -> None:
-    """Write a checkpoint so that a crash at any moment leaves a whole one under its name or an older one's.
+    """Write a checkpoint so that a crash at any moment leaves a complete one, new or old.
 
-    The new file is written beside the old one, flushed to the disk and renamed. While a name passes from one file to
-    the next, its checksum file holds the hashes of both.
+    The new file is written beside the old one, flushed to the disk and renamed. While a name passes
+    from one file to the next, its checksum file holds the hashes of both.
 
     Args:
         path: of the checkpoint.
         state: plain containers and tensors.
-        keep: how many to keep, this one included; older ones are called as `versions` says.
+        keep: number of versions to keep, this one included; `versions` names the older ones.
 
     Raises:
-        CheckpointError: if it cannot be written; what was there before stays.
+        CheckpointError: if it cannot be written; the existing files stay as they are.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -43,39 +43,49 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-        names = versions(path, keep)
-        for older, newer in reversed(list(zip(names[1:], names, strict=False))):
+
+        # Rename from the oldest to the newest, so that no version is overwritten before it has
+        # moved.
+        paths = versions(path, keep)
+        for older, newer in reversed(list(zip(paths[1:], paths, strict=False))):
             if newer.exists():
                 _rename(newer, older, known_hashes(newer))
         _rename(temporary, path, [sha256_of(temporary)])
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+    except (OSError, RuntimeError) as error:
+        # torch.save reports a full disk as a RuntimeError.
         temporary.unlink(missing_ok=True)
-        kept = next(
-            (f"; {name} is the last good one" for name in versions(path, keep) if name.exists()), ""
-        )
+
+        last_good = next((version for version in versions(path, keep) if version.exists()), None)
+        kept = "" if last_good is None else f"; {last_good} is the last good one"
         raise CheckpointError(
             f"cannot save {path}: {_write_fault(error)}{kept}; free space and pass resume=auto"
         ) from error
 
 
 def versions(path: Path, keep: int) -> list[Path]:
-    """Return the names of a checkpoint and those before it, newest first: last.pt, last.1.pt, last.2.pt, ..."""
+    """Return the paths of `keep` versions of a checkpoint, the newest first.
+
+    They are called last.pt, last.1.pt, last.2.pt and so on, and need not exist.
+    """
     return [path, *(path.with_name(f"{path.stem}.{age}{path.suffix}") for age in range(1, keep))]
 
 
 def duplicate(source: Path, target: Path) -> None:
-    """Give a checkpoint a second name; no bytes are copied where the disk knows hard links.
+    """Give a checkpoint a second name, by a hard link if the file system has them, else by a copy.
 
     Raises:
-        CheckpointError: if that cannot be written; what was there before stays.
+        CheckpointError: if it cannot be written; an existing target stays as it is.
     """
     temporary = target.with_name(target.name + ".tmp")
     try:
+        # An interrupted run may have left one, and a link needs a name that is free.
         temporary.unlink(missing_ok=True)
+
         try:
             os.link(source, temporary)
         except OSError:
             shutil.copyfile(source, temporary)
+
         _rename(temporary, target, known_hashes(source))
     except OSError as error:
         raise CheckpointError(
@@ -84,26 +94,27 @@ def duplicate(source: Path, target: Path) -> None:
 
 
 class Writer:
-    """Write in the background, one thing at a time and in order, while training goes on."""
+    """Run jobs that write files in a background thread, one at a time and in order."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Start a job once the one before it is done; an error of that one is raised here."""
+        """Start a job once the one before it is done, and raise the error of that one."""
         self.wait()
         self._pending = self._thread.submit(job)
 
     def wait(self) -> None:
         """Wait for the pending job, and raise its error."""
+        # Forget the job first, so that its error is raised only once.
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
 
 def snapshot(value: Any) -> Any:
-    """Return a copy in main memory of plain containers and tensors, so that the originals may go on changing."""
+    """Copy plain containers and tensors to main memory: training goes on changing the originals."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
@@ -112,19 +123,24 @@ def snapshot(value: Any) -> Any:
 
 
 def read_torch(path: Path) -> Any:
-    """Read a file of torch's: the one way in for checkpoints, released weights, word vectors and class names.
+    """Read a file of torch.save: a checkpoint, released weights, word vectors or class names.
 
-    Its checksum is compared if there is one beside it, nothing in it is run, and it is not unpacked if it is a bomb.
+    All such files are read here. If there is a checksum beside the file, it is compared. Nothing in
+    the file is run, and an archive that would unpack to more than its size is refused.
 
     Returns:
-        What it holds, rebuilt from exact dict, list, tuple, text, numbers and dense tensors, see `plain`.
+        The content, rebuilt from exact dict, list, tuple, str, numbers and dense tensors; see
+        `plain`.
 
     Raises:
         CheckpointError: if the file is missing, damaged, truncated, or refused.
     """
     try:
-        if not path.is_file():  # nor a pipe, which would keep us waiting
+        # A pipe is no file either: reading it would block.
+        if not path.is_file():
             raise CheckpointError(f"no file at {path}: check the path")
+
+        # The order matters: a file is unpickled only after it has passed all checks.
         _check_hash(path)
         _check_start(path)
         refuse_bomb(path)
@@ -138,9 +154,11 @@ def read_torch(path: Path) -> Any:
 
 
 def _check_hash(path: Path) -> None:
+    """Compare a file with the checksum file beside it, if there is one that is not empty."""
     record = hash_record(path)
     if not record.is_file() or not record.stat().st_size:
         return
+
     if sha256_of(path) not in known_hashes(path):
         raise CheckpointError(
             f"{path} is damaged: its sha256 is not the one in {record.name}; use another copy"
@@ -148,9 +166,10 @@ def _check_hash(path: Path) -> None:
 
 
 def _check_start(path: Path) -> None:
-    """Name what servers send instead of a file."""
+    """Refuse an empty file or a web page, which servers send when a download fails."""
     with path.open("rb") as file:
         start = file.read(1)
+
     if start == b"":
         raise CheckpointError(f"{path} is no file of tensors, but an empty file: download it again")
     if start == b"<":
@@ -158,58 +177,62 @@ def _check_start(path: Path) -> None:
 
 
 def _unpickle(path: Path) -> Any:
-    """Read plain containers and tensors by torch's restricted unpickler."""
+    """Read plain containers and tensors with torch's restricted unpickler."""
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # torch's remarks on a stranger's pickle help nobody
+        # torch warns about the way a file was pickled, which its reader cannot change.
+        with warnings.catch_warnings(action="ignore"):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        what = _named(error) if zipfile.is_zipfile(path) else "or is not one at all"
+        # torch raises this error also for bytes that are no pickle.
+        refused = _refused_name(error) if zipfile.is_zipfile(path) else "or is not one at all"
         raise CheckpointError(
-            f"{path} is refused: it holds more than tensors and plain values ({what})"
+            f"{path} is refused: it holds more than tensors and plain values ({refused})"
         ) from error
     except (MemoryError, OSError):
         raise
-    except Exception as error:  # bytes that are no such file end in almost anything
+    except Exception as error:
+        # torch raises almost anything on bytes that are no such file.
         raise CheckpointError(
             f"{path} is no file of tensors, or a damaged one: {_first_line(error)}"
         ) from error
 
 
 def hash_record(path: Path) -> Path:
-    """Return the path of the file with the hashes of a file."""
+    """Return the path of the checksum file that belongs to a file."""
     return path.with_name(path.name + ".sha256")
 
 
 def known_hashes(path: Path) -> list[str]:
-    """Return the hashes in the file beside a file of tensors; none if there is no such file.
+    """Return the hashes in the checksum file of a file, in lower case; none without such a file.
 
-    Both forms of `sha256sum` are read ("HASH  NAME", "SHA256 (NAME) = HASH"), and what PowerShell writes: capitals,
-    with a byte order mark.
+    Both forms of `sha256sum` are read ("HASH  NAME" and "SHA256 (NAME) = HASH"), and also what
+    PowerShell writes: capitals, with a byte order mark.
     """
     record = hash_record(path)
     if not record.is_file():
         return []
     with record.open("rb") as file:
         content = file.read(RECORD_BYTES)
+
+    # PowerShell's redirection writes UTF-16 by default.
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     text = content.decode(encoding, errors="replace")
     return [match.lower() for match in re.findall(r"\b[0-9a-fA-F]{64}\b", text)]
 
 
 def write_hashes(path: Path, hashes: list[str]) -> None:
-    """Write lines as `sha256sum` does, in one atomic step."""
+    """Write the checksum file of a file atomically, in the format of `sha256sum`."""
     write_text(hash_record(path), "".join(f"{line}  {path.name}\n" for line in hashes))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file beside the old one and rename it: a crash leaves the one or the other.
+    """Write a small file atomically: a crash leaves either the old one or the new one.
 
     Raises:
-        OSError: if it cannot be written; what was there before stays.
+        OSError: if it cannot be written; an existing file stays as it is.
     """
     temporary = path.with_name(path.name + ".tmp")
+
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -222,28 +245,38 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file's content."""
+    """Return the SHA-256 hash of a file's content, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _rename(source: Path, target: Path, hashes: list[str]) -> None:
-    """Give a whole file its name; its checksum file holds the hashes of it and of the file before it meanwhile."""
+    """Rename a complete file and update the checksum file of its new name.
+
+    Args:
+        source: path of the file.
+        target: its new path.
+        hashes: of the file; none if they are not known.
+    """
+    # Until the rename has reached the disk, the checksum file must match both the old and the new
+    # file.
     if hashes:
-        write_hashes(
-            target, [*hashes, *(line for line in known_hashes(target) if line not in hashes)]
-        )
+        old_hashes = [known for known in known_hashes(target) if known not in hashes]
+        write_hashes(target, [*hashes, *old_hashes])
     else:
-        hash_record(target).unlink(missing_ok=True)  # nobody knows the hash of this one
+        hash_record(target).unlink(missing_ok=True)
+
     source.replace(target)
     _sync_folder(target.parent)
+
     if hashes:
         write_hashes(target, hashes)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a rename to the disk."""
+    """Flush the renames in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
+
     try:
         os.fsync(descriptor)
     finally:
@@ -256,12 +289,14 @@ def _first_line(error: BaseException) -> str:
 
 
 def _write_fault(error: OSError | RuntimeError) -> str:
-    """Say why torch.save failed: it reports a short write as an unexpected position in the file."""
+    """Return the cause of a failed torch.save in one line."""
     text = _first_line(error)
+
+    # torch.save reports a short write as an unexpected position in the file.
     return "the disk is full, or did not take all of it" if "unexpected pos" in text else text
 
 
-def _named(error: BaseException) -> str:
+def _refused_name(error: BaseException) -> str:
     """Return the part of torch's refusal that names what the pickle asked for."""
     for line in str(error).splitlines():
         if "Unsupported" in line or "GLOBAL" in line:

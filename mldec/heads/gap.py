@@ -25,15 +25,18 @@ class GAP(nn.Module):
         """Map tokens [B, N, C] to logits [B, K].
 
         Raises:
-            ConfigError: if word queries are given: this head knows only its own classes.
-            ValueError: if the tokens have another form.
+            ConfigError: if word queries are given: this head has weights for its own classes only.
+            ValueError: if the tokens are not floating point [B, N, C].
         """
         check_tokens(tokens, self.fc.in_features)
         if queries is not None:
             raise ConfigError(
                 "head GAP takes no word queries: use head=ml_decoder with head.word_dim=<width>"
             )
+
         pooled = self.dropout(tokens.mean(1))
-        # Not in half precision, whatever autocast says: such logits tie, and ties move mAP.
+
+        # Half precision would round different logits to the same value, and ties change the mAP:
+        # autocast is off here.
         with torch.autocast(tokens.device.type, enabled=False):
             return self.fc(pooled.to(self.fc.weight.dtype))

@@ -1,4 +1,4 @@
-"""The transformer parts the decoder heads share: batch first, post-norm, ReLU, as in the official code."""
+"""The transformer layers of the decoder heads: batch first, post-norm, ReLU, as officially."""
 
 from typing import Literal
 
@@ -12,7 +12,9 @@ QueryStep = Literal["self_attention", "double", "norm", "none"]
 
 
 class Attention(nn.Module):
-    """Multi-head attention with the parameters and initial values of `nn.MultiheadAttention`, batch first.
+    """Multi-head attention, batch first, with the parameters of `nn.MultiheadAttention`.
+
+    The initial values are those of `nn.MultiheadAttention` too.
 
     Args:
         embed_dim: width D of queries, keys and values.
@@ -28,11 +30,13 @@ class Attention(nn.Module):
             )
         self.num_heads = num_heads
         self.dropout = dropout
-        # One tensor for the three projections: xavier's bound depends on its shape.
+
+        # The three projections share one tensor, because xavier's bound depends on its shape.
         self.in_proj_weight = nn.Parameter(
             nn.init.xavier_uniform_(torch.empty(3 * embed_dim, embed_dim))
         )
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim))
+
         self.out_proj = nn.Linear(embed_dim, embed_dim)
         nn.init.zeros_(self.out_proj.bias)
 
@@ -44,22 +48,30 @@ class Attention(nn.Module):
         A query of batch size 1 is projected once and shared by the whole batch.
 
         Returns:
-            The attended values [B, G, D], and the attention [B, G, N] averaged over heads if `need_weights`.
+            The attended values [B, G, D], and the attention weights [B, G, N], averaged over heads,
+            if `need_weights`, else None.
         """
-        weights, biases = self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3)
-        q, k, v = (
-            F.linear(x, w, b).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for x, w, b in zip((query, key, value), weights, biases, strict=True)
-        )
-        q = q.expand(len(k), -1, -1, -1)
+        weights = self.in_proj_weight.chunk(3)
+        biases = self.in_proj_bias.chunk(3)
+        q = self._split_heads(F.linear(query, weights[0], biases[0]))
+        k = self._split_heads(F.linear(key, weights[1], biases[1]))
+        v = self._split_heads(F.linear(value, weights[2], biases[2]))
+        q = q.expand(len(k), -1, -1, -1)  # a query of batch size 1 serves every image
+
         attended = F.scaled_dot_product_attention(
             q, k, v, dropout_p=self.dropout if self.training else 0.0
         )
         attended = self.out_proj(attended.transpose(1, 2).flatten(2))
         if not need_weights:
             return attended, None
+
+        # The fused kernel does not return its weights: they are computed once more, in float32.
         scores = q.float() @ k.float().transpose(-2, -1) / q.shape[-1] ** 0.5
         return attended, scores.softmax(-1).mean(1)
+
+    def _split_heads(self, projected: Tensor) -> Tensor:
+        """Map [B, N, D] to [B, heads, N, D / heads]."""
+        return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
 class FeedForward(nn.Sequential):
@@ -85,23 +97,28 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Map tokens [B, N, D] with positions [N, D] to tokens [B, N, D]; positions enter queries and keys only."""
-        placed = tokens + positions
-        tokens = self.norm1(tokens + self.dropout(self.self_attn(placed, placed, tokens)[0]))
+        """Map tokens [B, N, D] to tokens [B, N, D].
+
+        The positions [N, D] are added to the queries and keys, never to the values, as in DETR.
+        """
+        located = tokens + positions
+        attended, _ = self.self_attn(located, located, tokens)
+        tokens = self.norm1(tokens + self.dropout(attended))
         return self.norm2(tokens + self.dropout(self.mlp(tokens)))
 
 
 class DecoderLayer(nn.Module):
-    """One decoder block: what happens among the queries, then cross-attention, then feed-forward.
+    """One decoder layer: a step among the queries, then cross-attention, then feed-forward.
 
     Args:
         embed_dim: width D.
-        num_heads: attention heads.
+        num_heads: number of attention heads; divides D.
         mlp_dim: hidden width of the feed-forward part.
-        dropout: probability, everywhere.
-        query_step: what comes before cross-attention. "self_attention": the full transformer decoder. "double":
-            ML-Decoder, where the residual of the removed self-attention stays, so that a query is added to its own
-            dropout. "norm": the same without that addition. "none": nothing, not even the norm (Query2Label).
+        dropout: dropout probability in all parts of the layer.
+        query_step: what comes before cross-attention. "self_attention": the full transformer
+            decoder. "double": ML-Decoder, where the residual of the removed self-attention stays,
+            so that a query is added to its own dropout. "norm": the same without that addition.
+            "none": nothing, not even the norm (Query2Label).
     """
 
     def __init__(
@@ -113,6 +130,7 @@ class DecoderLayer(nn.Module):
             self.self_attn = Attention(embed_dim, num_heads, dropout)
         if query_step != "none":
             self.norm1 = nn.LayerNorm(embed_dim)
+
         self.cross_attn = Attention(embed_dim, num_heads, dropout)
         self.mlp = FeedForward(embed_dim, mlp_dim, dropout)
         self.norm2, self.norm3 = nn.LayerNorm(embed_dim), nn.LayerNorm(embed_dim)
@@ -127,21 +145,28 @@ class DecoderLayer(nn.Module):
         token_positions: Tensor | float = 0.0,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Let x [B or 1, G, D] gather from tokens [B, N, D]; positions are added to queries and keys, never to values.
+        """Let the queries x [B or 1, G, D] attend to the tokens [B, N, D].
+
+        Positions are added to queries and keys, never to values.
 
         Returns:
-            The decoded queries [B, G, D], and the cross-attention [B, G, N] if `need_weights`.
+            The decoded queries [B, G, D], and the cross-attention weights [B, G, N] if
+            `need_weights`, else None.
         """
         if self.query_step == "self_attention":
-            placed = x + query_positions
-            x = self.norm1(x + self.dropout(self.self_attn(placed, placed, x)[0]))
+            located = x + query_positions
+            attended, _ = self.self_attn(located, located, x)
+            x = self.norm1(x + self.dropout(attended))
+        # The official code removes self-attention but keeps its residual connection and norm.
         elif self.query_step == "double":
             x = self.norm1(x + self.dropout(x))
         elif self.query_step == "norm":
             x = self.norm1(x)
+
         attended, weights = self.cross_attn(
             x + query_positions, tokens + token_positions, tokens, need_weights=need_weights
         )
+
         x = self.norm2(x + self.dropout(attended))
         return self.norm3(x + self.dropout(self.mlp(x))), weights
 
@@ -159,15 +184,16 @@ def check_tokens(tokens: Tensor, width: int) -> None:
         raise ValueError(f"tokens are a {type(tokens).__name__}: give a tensor [B, N, {width}]")
     if tokens.ndim != 3 or tokens.shape[2] != width or not tokens.is_floating_point():
         raise ValueError(
-            f"tokens are {tokens.dtype} of the shape {list(tokens.shape)}: give floating point [B, N, {width}]"
+            f"tokens are {tokens.dtype} of the shape {list(tokens.shape)}: "
+            f"give floating point [B, N, {width}]"
         )
 
 
 def check_words(words: Tensor | None, width: int) -> Tensor:
-    """Return word vectors [K, D_w], held to their width.
+    """Return word vectors [K, D_w] after checking that D_w is `width`.
 
     Raises:
-        ConfigError: if there are none, or they are something else.
+        ConfigError: if there are none, or they are not floating point of this width.
     """
     if (
         isinstance(words, Tensor)
@@ -176,6 +202,7 @@ def check_words(words: Tensor | None, width: int) -> Tensor:
         and words.is_floating_point()
     ):
         return words
+
     if words is None:
         given = "none"
     elif not isinstance(words, Tensor):
@@ -184,6 +211,8 @@ def check_words(words: Tensor | None, width: int) -> Tensor:
         given = f"vectors of width {words.shape[1]}"
     else:
         given = f"{words.dtype} of the shape {list(words.shape)}"
+
     raise ConfigError(
-        f"a head with head.word_dim={width} needs word queries of that width, [K, {width}] floating point, got {given}"
+        f"a head with head.word_dim={width} needs word queries of that width, "
+        f"[K, {width}] floating point, got {given}"
     )

@@ -1,4 +1,4 @@
-"""ML-Decoder: fixed queries, cross-attention without self-attention, and group decoding (paper section 2)."""
+"""ML-Decoder: fixed queries, no self-attention, and group decoding (paper section 2)."""
 
 from typing import Literal
 
@@ -11,30 +11,34 @@ from mldec.heads.layers import DecoderLayer, QueryStep, at_least_one, check_toke
 
 
 class MLDecoder(nn.Module):
-    """Decode K classes from G group queries that attend to the tokens; G = K is the paper's full decoding.
+    """Decode K classes from G group queries that attend to the tokens.
 
-    Class c belongs to group c // g, slot c % g, with g = ceil(K / G) classes a group. Defaults are those of the
-    official code. Source: paper section 2.3 and figure 2; reference src_files/ml_decoder/ml_decoder.py.
+    Class c belongs to group c // g, slot c % g, with g = ceil(K / G) classes per group; G = K is
+    the paper's full decoding. Defaults are those of the official code. Source: paper section 2.3
+    and figure 2; reference src_files/ml_decoder/ml_decoder.py.
 
     Args:
         in_features: width C of the tokens.
         num_classes: number of classes K.
-        num_groups: number of group queries G, clipped to K; None for one query a class.
+        num_groups: number of group queries G, clipped to K; None for one query per class.
         embed_dim: decoder width D.
-        num_heads: attention heads.
+        num_heads: number of attention heads; divides D.
         mlp_dim: hidden width of the feed-forward part.
-        num_layers: decoder layers.
-        dropout: probability, everywhere in the decoder.
-        queries: "random": drawn from N(0, 1) and frozen; "learned": the same start, trained; "orthogonal": frozen
-            orthogonal rows of norm sqrt(D), the length a random query has.
-        doubled_query: keep the residual of the removed self-attention, which adds a query to its own dropout. In
-            evaluation it changes next to nothing, in training it is noise on the queries; released weights need it.
-        self_attention: self-attention among the queries: the transformer-decoder baseline of the paper.
-        word_dim: width D_w of word vectors; makes the head zero-shot: `forward` then needs queries, and no
-            parameter belongs to a class (paper section 2.4).
+        num_layers: number of decoder layers.
+        dropout: dropout probability in all parts of the decoder.
+        queries: "random": drawn from N(0, 1) and frozen; "learned": drawn likewise, but trained;
+            "orthogonal": frozen orthogonal rows of norm sqrt(D), the length a random query has.
+        doubled_query: keep the residual of the removed self-attention, which adds a query to its
+            own dropout. In evaluation it changes almost nothing, in training it is noise on the
+            queries; released weights need it.
+        self_attention: let the queries attend to each other: the transformer-decoder baseline of
+            the paper.
+        word_dim: width D_w of word vectors; makes the head zero-shot: `forward` then needs queries,
+            and no parameter belongs to a class (paper section 2.4).
 
     Raises:
-        ConfigError: for a size below 1, an unknown kind of queries, or switches that exclude each other.
+        ConfigError: for a size below 1, an unknown kind of queries, or switches that exclude each
+            other.
     """
 
     def __init__(
@@ -57,8 +61,10 @@ class MLDecoder(nn.Module):
         at_least_one(
             num_classes=num_classes, embed_dim=embed_dim, mlp_dim=mlp_dim, num_layers=num_layers
         )
+
         if num_groups is not None:
             at_least_one(num_groups=num_groups)
+
         if word_dim is not None:
             at_least_one(word_dim=word_dim)
             if num_groups is not None:
@@ -69,48 +75,56 @@ class MLDecoder(nn.Module):
                 raise ConfigError(
                     f"head.queries '{queries}' has no effect with head.word_dim: leave it out"
                 )
+
         self.num_classes = num_classes
         self.word_dim = word_dim
         self.embed = nn.Linear(in_features, embed_dim)
-        query_step: QueryStep = (
-            "self_attention" if self_attention else "double" if doubled_query else "norm"
-        )
+
+        query_step: QueryStep = "double" if doubled_query else "norm"
+        if self_attention:
+            query_step = "self_attention"
+
         self.layers = nn.ModuleList(
             DecoderLayer(embed_dim, num_heads, mlp_dim, dropout, query_step=query_step)
             for _ in range(num_layers)
         )
+
         pool_shape: tuple[int, ...]
         if word_dim is None:
             groups = min(num_groups or num_classes, num_classes)
             self._add_queries(queries, groups, embed_dim)
-            group_size = -(-num_classes // groups)  # a true ceiling
+            group_size = -(-num_classes // groups)  # rounded up
             pool_shape, pool_bias = (groups, embed_dim, group_size), num_classes
         else:
             self.word_proj = (
                 nn.Linear(word_dim, embed_dim) if word_dim != embed_dim else nn.Identity()
             )
             pool_shape, pool_bias = (embed_dim, 1), 1  # shared by all classes
-        # xavier sees a tensor of three dimensions, so its std is sqrt(2 / ((D + G) g)) as in the official code.
+
+        # In three dimensions xavier's standard deviation is sqrt(2 / ((D + G) g)), as in the
+        # official code.
         self.pool_weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(pool_shape)))
         self.pool_bias = nn.Parameter(torch.zeros(pool_bias))
 
     def _add_queries(self, kind: str, groups: int, embed_dim: int) -> None:
+        """Add the group queries [G, D] as a parameter or a buffer."""
         if kind not in ("random", "learned", "orthogonal"):
             raise ConfigError(
                 f"head.queries '{kind}' is unknown: choose random, learned or orthogonal"
             )
+
         if kind == "orthogonal":
-            # With more queries than D it is the columns that are orthogonal; the length is set either way.
-            start = (
-                F.normalize(nn.init.orthogonal_(torch.empty(groups, embed_dim)), dim=1)
-                * embed_dim**0.5
-            )
+            # If G > D, only the columns can be orthogonal. The rows get the length sqrt(D) either
+            # way, which is that of a random query.
+            directions = nn.init.orthogonal_(torch.empty(groups, embed_dim))
+            initial = F.normalize(directions, dim=1) * embed_dim**0.5
         else:
-            start = torch.randn(groups, embed_dim)
+            initial = torch.randn(groups, embed_dim)
+
         if kind == "learned":
-            self.queries = nn.Parameter(start)
+            self.queries = nn.Parameter(initial)
         else:
-            self.register_buffer("queries", start)
+            self.register_buffer("queries", initial)
 
     def forward(
         self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
@@ -126,21 +140,25 @@ class MLDecoder(nn.Module):
             logits [B, K], and the attention of each query over the tokens [B, G, N] if asked for.
 
         Raises:
-            ConfigError: if queries are missing for a zero-shot head, or given to one with its own classes.
-            ValueError: if the tokens have another form.
+            ConfigError: if queries are missing for a zero-shot head, or given to another head.
+            ValueError: if the tokens are not floating point [B, N, C].
         """
         check_tokens(tokens, self.embed.in_features)
         memory = F.relu(self.embed(tokens))
-        x = self._start(queries)
-        # Queries do not depend on the image: one copy serves the batch, unless dropout makes each its own.
+        x = self._initial_queries(queries)
+
+        # The queries do not depend on the image: one copy serves the whole batch, except in
+        # training, where dropout must differ from image to image.
         x = x.expand(len(tokens) if self.training else 1, -1, -1)
+
         weights = None
         for layer in self.layers:
             x, weights = layer(x, memory, need_weights=attention and layer is self.layers[-1])
+
         logits = self.pool(x)
         return logits if weights is None else (logits, weights)
 
-    def _start(self, words: Tensor | None) -> Tensor:
+    def _initial_queries(self, words: Tensor | None) -> Tensor:
         """Return the queries [G, D] before the first layer."""
         if self.word_dim is None:
             if words is not None:
@@ -148,14 +166,18 @@ class MLDecoder(nn.Module):
                     "this head knows only its own classes: set head.word_dim to use word queries"
                 )
             return self.queries
+
         return F.relu(self.word_proj(check_words(words, self.word_dim).to(self.pool_bias.dtype)))
 
     def pool(self, x: Tensor) -> Tensor:
         """Group fully-connected pooling: [B, G, D] -> [B, K] (paper, equation of section 2.3)."""
-        # Not in half precision, whatever autocast says: such logits tie, and ties move mAP.
+        # Half precision would round different logits to the same value, and ties change the mAP:
+        # autocast is off here.
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(self.pool_weight.dtype)
-            if self.pool_weight.dim() == 2:
+            if self.pool_weight.dim() == 2:  # one weight for all classes of a zero-shot head
                 return (x @ self.pool_weight).squeeze(-1) + self.pool_bias
+
+            # The last group may have more slots than classes: the surplus is cut off.
             groups = x.transpose(0, 1) @ self.pool_weight  # [G, B, g]: one batched product
             return groups.transpose(0, 1).flatten(1)[:, : self.num_classes] + self.pool_bias

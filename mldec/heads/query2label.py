@@ -1,4 +1,4 @@
-"""Query2Label: one encoder and two decoder layers with a learned query a label (arXiv 2107.10834)."""
+"""Query2Label: a transformer with one learned query per class (arXiv 2107.10834)."""
 
 import math
 
@@ -10,21 +10,23 @@ from mldec.heads.layers import DecoderLayer, EncoderLayer, QueryStep, at_least_o
 
 
 class Query2Label(nn.Module):
-    """A DETR-style transformer over the tokens, one learned query a class, and a linear layer of each class's own.
+    """A DETR-style transformer over the tokens with one learned query per class.
 
-    Defaults are those of the official code. Source: SlongLiu/query2labels lib/models (query2label.py, transformer.py).
+    The decoded query of a class becomes its logit by a linear map that belongs to this class.
+    Defaults are those of the official code. Source: SlongLiu/query2labels lib/models
+    (query2label.py, transformer.py).
 
     Args:
         in_features: width C of the tokens.
         num_classes: number of classes K.
         embed_dim: transformer width D.
-        num_heads: attention heads.
+        num_heads: number of attention heads; divides D.
         mlp_dim: hidden width of the feed-forward parts.
-        encoder_layers: encoder layers.
-        decoder_layers: decoder layers.
-        dropout: probability, everywhere.
+        encoder_layers: number of encoder layers, 0 or more.
+        decoder_layers: number of decoder layers, 1 or more.
+        dropout: dropout probability in all parts.
         input_proj: project the tokens from C to D; needed when C and D differ.
-        self_attention: self-attention among the label queries, removed by default as officially.
+        self_attention: let the label queries attend to each other; off by default, as officially.
 
     Raises:
         ConfigError: if C differs from D without a projection, or a size is out of range.
@@ -51,8 +53,10 @@ class Query2Label(nn.Module):
             mlp_dim=mlp_dim,
             decoder_layers=decoder_layers,
         )
+
         if encoder_layers < 0:
             raise ConfigError(f"head.encoder_layers is {encoder_layers}: it must be 0 or more")
+
         if in_features != embed_dim and not input_proj:
             raise ConfigError(
                 f"head.embed_dim {embed_dim} differs from the backbone's width {in_features}: "
@@ -62,20 +66,28 @@ class Query2Label(nn.Module):
             raise ConfigError(
                 f"head.embed_dim {embed_dim} is not a multiple of 4, which sine positions need"
             )
+
         self.in_features = in_features
         self.input_proj = nn.Linear(in_features, embed_dim) if input_proj else nn.Identity()
+
         sizes = (embed_dim, num_heads, mlp_dim, dropout)
         query_step: QueryStep = "self_attention" if self_attention else "none"
         self.encoder = nn.ModuleList(EncoderLayer(*sizes) for _ in range(encoder_layers))
         self.decoder = nn.ModuleList(
             DecoderLayer(*sizes, query_step=query_step) for _ in range(decoder_layers)
         )
-        for weight in [
-            p for layers in (self.encoder, self.decoder) for p in layers.parameters() if p.dim() > 1
-        ]:
-            nn.init.xavier_uniform_(weight)
+
+        # As officially, xavier overwrites every matrix of the transformer; the order of the draws
+        # is part of what a seed means.
+        for layers in (self.encoder, self.decoder):
+            for parameter in layers.parameters():
+                if parameter.dim() > 1:
+                    nn.init.xavier_uniform_(parameter)
+
         self.norm = nn.LayerNorm(embed_dim)
         self.queries = nn.Parameter(torch.randn(num_classes, embed_dim))
+
+        # The bounds of nn.Linear, since the weights of a class are one row of D.
         bound = embed_dim**-0.5
         self.fc_weight = nn.Parameter(torch.empty(num_classes, embed_dim).uniform_(-bound, bound))
         self.fc_bias = nn.Parameter(torch.empty(num_classes).uniform_(-bound, bound))
@@ -86,7 +98,7 @@ class Query2Label(nn.Module):
         """Map tokens [B, N, C] of a square map to logits [B, K].
 
         Args:
-            tokens: of the backbone, row by row, N a square number.
+            tokens: of the backbone, row by row; N must be a square number.
             queries: refused: the label queries are the head's own.
             attention: also return the attention of the last decoder layer, averaged over heads.
 
@@ -95,20 +107,27 @@ class Query2Label(nn.Module):
 
         Raises:
             ConfigError: if word queries are given, or the tokens are not those of a square map.
-            ValueError: if the tokens have another form.
+            ValueError: if the tokens are not floating point [B, N, C].
         """
         check_tokens(tokens, self.in_features)
         if queries is not None:
             raise ConfigError(
-                "head Query2Label takes no word queries: use head=ml_decoder with head.word_dim=<width>"
+                "head Query2Label takes no word queries: "
+                "use head=ml_decoder with head.word_dim=<width>"
             )
+
         memory = self.input_proj(tokens)
         positions = sine_positions(tokens.shape[1], memory.shape[-1]).to(memory)
+
         for layer in self.encoder:
             memory = layer(memory, positions)
+
+        # As in DETR, the decoder starts from zeros and the learned queries are positions. One copy
+        # serves the whole batch, except in training, where dropout must differ per image.
         x, weights = torch.zeros_like(self.queries)[None], None
         if self.training:
             x = x.expand(len(tokens), -1, -1)
+
         for layer in self.decoder:
             x, weights = layer(
                 x,
@@ -117,27 +136,40 @@ class Query2Label(nn.Module):
                 token_positions=positions,
                 need_weights=attention and layer is self.decoder[-1],
             )
+
         logits = (self.norm(x) * self.fc_weight).sum(-1) + self.fc_bias
         return logits if weights is None else (logits, weights)
 
 
 def sine_positions(num_tokens: int, dim: int, *, temperature: float = 10_000.0) -> Tensor:
-    """Return the normalised sine positions of DETR for a square map of N tokens: float32 [N, dim], y before x.
+    """Return the normalised sine positions of DETR for a square map of N tokens.
+
+    Args:
+        num_tokens: N, a square number.
+        dim: width of a position; a multiple of 4. The first half encodes y, the second x.
+        temperature: ratio of the longest to the shortest wavelength.
+
+    Returns:
+        float32 [N, dim].
 
     Raises:
-        ConfigError: if N is not a square number: the shape of the map could not be told.
+        ConfigError: if N is not a square number, since the shape of the map is then unknown.
     """
     side = math.isqrt(num_tokens)
     if side * side != num_tokens:
         raise ConfigError(
-            f"head Query2Label needs the tokens of a square map, got {num_tokens}: use square images"
+            f"head Query2Label needs the tokens of a square map, got {num_tokens}: "
+            f"use square images"
         )
-    place = torch.arange(1, side + 1) / (side + 1e-6) * 2 * math.pi
+
+    # One axis: coordinates from just above 0 to 2 pi, at dim / 4 frequencies, sines and cosines in
+    # turn.
     half = dim // 2
-    angle = place[:, None] / temperature ** (2 * (torch.arange(half) // 2) / half)
-    line = torch.stack((angle[:, 0::2].sin(), angle[:, 1::2].cos()), dim=2).flatten(
-        1
-    )  # [side, half]
-    return torch.cat(
-        (line[:, None].expand(-1, side, -1), line[None].expand(side, -1, -1)), dim=2
-    ).flatten(0, 1)
+    coordinate = torch.arange(1, side + 1) / (side + 1e-6) * 2 * math.pi
+    angle = coordinate[:, None] / temperature ** (2 * (torch.arange(half) // 2) / half)
+    axis = torch.stack((angle[:, 0::2].sin(), angle[:, 1::2].cos()), dim=2).flatten(1)
+
+    # Both axes are alike because the map is square.
+    y = axis[:, None].expand(-1, side, -1)
+    x = axis[None].expand(side, -1, -1)
+    return torch.cat((y, x), dim=2).flatten(0, 1)

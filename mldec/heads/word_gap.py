@@ -8,13 +8,15 @@ from mldec.heads.layers import at_least_one, check_tokens, check_words
 
 
 class WordGAP(nn.Module):
-    """Logits from one vector an image: l_i = (W mean(tokens) + w) . n_i / |n_i| + b, with n_i the class's word vector.
+    """Logits from one pooled vector per image, compared with the word vector of each class.
 
-    What ML-Decoder adds to it is that each class looks at the tokens itself.
+    The logit of class i is l_i = (W mean(tokens) + w) . n_i / |n_i| + b, with n_i its word vector.
+    What ML-Decoder adds to this baseline is that each class attends to the tokens itself.
 
     Args:
         in_features: width C of the tokens.
-        num_classes: of training; has no effect, because no parameter belongs to a class.
+        num_classes: number of training classes; has no effect, because no parameter belongs to a
+            class.
         word_dim: width D_w of word vectors.
         dropout: probability of dropping a pooled feature in training.
 
@@ -37,14 +39,15 @@ class WordGAP(nn.Module):
 
         Raises:
             ConfigError: if queries are missing or of another width.
-            ValueError: if the tokens have another form.
+            ValueError: if the tokens are not floating point [B, N, C].
         """
         check_tokens(tokens, self.fc.in_features)
-        words = F.normalize(check_words(queries, self.word_dim), dim=1)
+        word_vectors = F.normalize(check_words(queries, self.word_dim), dim=1)
         pooled = self.dropout(tokens.mean(1))
-        # Not in half precision, whatever autocast says: such logits tie, and ties move mAP.
+
+        # Half precision would round different logits to the same value, and ties change the mAP:
+        # autocast is off here.
+        dtype = self.fc.weight.dtype
         with torch.autocast(tokens.device.type, enabled=False):
-            return (
-                self.fc(pooled.to(self.fc.weight.dtype)) @ words.to(self.fc.weight.dtype).T
-                + self.bias
-            )
+            image_vectors = self.fc(pooled.to(dtype))  # [B, D_w]
+            return image_vectors @ word_vectors.to(dtype).T + self.bias

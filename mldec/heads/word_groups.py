@@ -9,28 +9,30 @@ from mldec.heads.layers import DecoderLayer, at_least_one, check_tokens, check_w
 
 
 class WordGroupDecoder(nn.Module):
-    """Decode any K classes from G = ceil(K / g) group queries made of their word vectors; no parameter is a class's.
+    """Decode any K classes from G = ceil(K / g) group queries that are made of their word vectors.
 
-    With n_i the word vector of class i: the query of a group is the concatenation of A n_i over its g classes, A being
-    [D / g, D_w], and the logit of class i is (B n_i) . x + b, where x is what its group's query has become, B is
-    [D, D_w] and b a number. So the group size is fixed and the number of groups follows the classes.
+    With n_i the word vector of class i, the query of a group is the concatenation of A n_i over its
+    g classes, with A a matrix [D / g, D_w]. The logit of class i is (B n_i) . x + b, where x is the
+    decoded query of its group, B is a matrix [D, D_w] and b a number. No parameter belongs to a
+    class: the group size is fixed, and the number of groups follows from the number of classes.
 
-    The public code has full decoding only (`MLDecoder` with word_dim), so this was compared with nothing official. Our
-    choices: vectors are brought to length 1, a slot without a class holds zeros, the
-    bias b, and how classes come into groups. In evaluation they are taken in their order; in training they are dealt
-    anew at every call, because other classes share a group later. A class's logit therefore depends a little on which
-    classes are with it in its group, which is not so with full decoding.
+    The public code has full decoding only (`MLDecoder` with word_dim), so there is nothing official
+    to compare this with. The paper does not specify the following; our choices: word vectors are
+    scaled to length 1, a slot without a class holds zeros, the logits have a bias b, and classes
+    are grouped in their order in evaluation and at random, anew at every call, in training, because
+    other classes share a group later. The logit of a class therefore depends a little on the other
+    classes of its group, which is not so with full decoding.
 
     Args:
         in_features: width C of the tokens.
-        num_classes: of training; has no effect.
+        num_classes: number of training classes; has no effect.
         word_dim: width D_w of word vectors.
-        group_size: classes g a group; divides embed_dim.
+        group_size: classes g per group; divides embed_dim.
         embed_dim: decoder width D.
-        num_heads: attention heads.
+        num_heads: number of attention heads; divides D.
         mlp_dim: hidden width of the feed-forward part.
-        num_layers: decoder layers.
-        dropout: probability, everywhere in the decoder.
+        num_layers: number of decoder layers.
+        dropout: dropout probability in all parts of the decoder.
 
     Raises:
         ConfigError: for a size below 1, or a group size that does not divide embed_dim.
@@ -56,6 +58,7 @@ class WordGroupDecoder(nn.Module):
             raise ConfigError(
                 f"head.group_size {group_size} does not divide head.embed_dim {embed_dim}"
             )
+
         self.word_dim, self.group_size = word_dim, group_size
         self.embed = nn.Linear(in_features, embed_dim)
         self.layers = nn.ModuleList(
@@ -63,7 +66,9 @@ class WordGroupDecoder(nn.Module):
             for _ in range(num_layers)
         )
         self.query_proj = nn.Linear(word_dim, embed_dim // group_size, bias=False)  # A
-        # B: decoded queries have length sqrt(D) and words length 1, so logits begin with a spread of about 1.
+
+        # B: decoded queries have length sqrt(D) and word vectors length 1, so that the initial
+        # logits have a spread of about 1.
         self.pool_proj = nn.Parameter(torch.randn(embed_dim, word_dim) * embed_dim**-0.5)
         self.pool_bias = nn.Parameter(torch.zeros(1))
 
@@ -82,29 +87,45 @@ class WordGroupDecoder(nn.Module):
 
         Raises:
             ConfigError: if queries are missing or of another width.
-            ValueError: if the tokens have another form.
+            ValueError: if the tokens are not floating point [B, N, C].
         """
         check_tokens(tokens, self.embed.in_features)
-        words = F.normalize(check_words(queries, self.word_dim).to(self.pool_bias.dtype), dim=1)
-        order = torch.randperm(len(words), device=words.device) if self.training else None
-        if order is not None:
-            words = words[order]
-        missing = -len(words) % self.group_size
-        slots = F.pad(words, (0, 0, 0, missing)).unflatten(0, (-1, self.group_size))  # [G, g, D_w]
+        word_vectors = check_words(queries, self.word_dim).to(self.pool_bias.dtype)
+        word_vectors = F.normalize(word_vectors, dim=1)
+
+        # Other classes share a group at test time: random groups keep the head from relying on
+        # those of training.
+        order = None
+        if self.training:
+            order = torch.randperm(len(word_vectors), device=word_vectors.device)
+            word_vectors = word_vectors[order]
+
+        # The last group is filled up with zeros: [K, D_w] -> [G, g, D_w].
+        missing = -len(word_vectors) % self.group_size
+        slots = F.pad(word_vectors, (0, 0, 0, missing)).unflatten(0, (-1, self.group_size))
+
         memory = F.relu(self.embed(tokens))
-        x = self.query_proj(slots).flatten(1).expand(len(tokens) if self.training else 1, -1, -1)
+        x = self.query_proj(slots).flatten(1)
+
+        # One copy of the queries serves the whole batch, except in training, where dropout must
+        # differ from image to image.
+        x = x.expand(len(tokens) if self.training else 1, -1, -1)
         weights = None
         for layer in self.layers:
             x, weights = layer(x, memory, need_weights=attention and layer is self.layers[-1])
-        logits = self.pool(x, slots)[:, : len(words)]
+
+        # Drop the empty slots, and put the classes back into the order of the queries.
+        logits = self.pool(x, slots)[:, : len(word_vectors)]
         if order is not None:
             logits = logits[:, order.argsort()]
         return logits if weights is None else (logits, weights)
 
     def pool(self, x: Tensor, slots: Tensor) -> Tensor:
-        """Map decoded queries [B, G, D] and the words of their groups [G, g, D_w] to logits [B, G g]."""
-        # Not in half precision, whatever autocast says: such logits tie, and ties move mAP.
+        """Map decoded queries [B, G, D] and their word vectors [G, g, D_w] to logits [B, G g]."""
+        # Half precision would round different logits to the same value, and ties change the mAP:
+        # autocast is off here.
         with torch.autocast(x.device.type, enabled=False):
-            rows = slots.to(self.pool_proj.dtype) @ self.pool_proj.T  # [G, g, D]
-            logits = x.to(rows.dtype).transpose(0, 1) @ rows.transpose(1, 2)  # [G, B, g]
+            class_weights = slots.to(self.pool_proj.dtype) @ self.pool_proj.T  # [G, g, D]
+            x = x.to(class_weights.dtype).transpose(0, 1)  # [G, B, D]
+            logits = x @ class_weights.transpose(1, 2)  # [G, B, g]
             return logits.transpose(0, 1).flatten(1) + self.pool_bias

@@ -1,4 +1,4 @@
-"""Losses: float32 logits and targets in, one number out."""
+"""Losses: map logits and targets to one number, computed in float32."""
 
 from typing import Protocol
 
@@ -6,13 +6,20 @@ from torch import Tensor
 
 
 class Loss(Protocol):
-    """Constructor: keyword arguments only. `build.check_together` holds the last two against the data and `mix`."""
+    """What every loss offers; its constructor takes keyword arguments only.
 
-    reduction: str  # "sum" or "mean" over the batch: the trainer needs it so that a batch means the same on any machine
-    exclusive: bool | None = (
-        None  # it is for data with one label an image, with several (False), or for both
-    )
-    soft: bool = False  # it takes targets between 0 and 1
+    `build.check_together` compares `exclusive` and `soft` with the data and the `mix` settings.
+    """
+
+    # "sum" or "mean" over the batch: the trainer rescales by it, so that a batch has the same
+    # gradient on any number of processes and micro-batches.
+    reduction: str
+
+    # Whether the loss is for one label per image (True), for several (False), or for both (None).
+    exclusive: bool | None = None
+
+    # Whether targets may lie between 0 and 1, as mixup and cutmix make them.
+    soft: bool = False
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Map logits float32 [B, K] and targets [B, K] to the loss []."""

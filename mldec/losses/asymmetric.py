@@ -1,4 +1,7 @@
-"""The asymmetric loss, for many labels and for one (arXiv 2009.14119; reference src_files/loss_functions/losses.py)."""
+"""The asymmetric loss, for several labels per image and for one (arXiv 2009.14119).
+
+Reference: the official src_files/loss_functions/losses.py.
+"""
 
 from typing import Literal
 
@@ -10,17 +13,19 @@ from mldec.losses.targets import prepare
 
 
 class AsymmetricLoss(nn.Module):
-    """Binary cross-entropy that focuses positives and negatives differently and drops easy negatives.
+    """Binary cross-entropy with separate focusing of positives and negatives.
 
-    With p = sigmoid(logit), and q = min(1 - p + clip, 1) for negatives:
-    loss = -y (1-p)^gamma_pos log(p) - (1-y) (1-q)^gamma_neg log(q). Defaults are the COCO recipe of the paper.
+    With p = sigmoid(logit) and q = min(1 - p + clip, 1), the loss is
+    -y (1 - p)^gamma_pos log(p) - (1 - y) (1 - q)^gamma_neg log(q): easy negatives, with p <= clip,
+    do not count at all. Defaults are the COCO recipe of the paper.
 
     Args:
         gamma_neg: focusing of negatives, >= 0.
         gamma_pos: focusing of positives, >= 0.
-        clip: probability added to 1 - p of negatives: those with p <= clip cost nothing. In [0, 1).
-        focal_grad: let the gradient pass through the focal weight too; officially off.
-        reduction: "sum" over batch and classes, as officially (the paper's learning rates assume it), or "mean".
+        clip: probability added to 1 - p of negatives, in [0, 1): those with p <= clip have loss 0.
+        focal_grad: let the gradient flow through the focal weight too; off in the official recipe.
+        reduction: "sum" over batch and classes, as officially (the paper's learning rates assume
+            it), or "mean".
         eps: lower bound of a probability inside the logarithm.
 
     Raises:
@@ -45,6 +50,7 @@ class AsymmetricLoss(nn.Module):
             raise ConfigError(f"loss.clip {clip} is not in [0, 1)")
         if reduction not in ("sum", "mean"):
             raise ConfigError(f"loss.reduction '{reduction}' is unknown: choose sum or mean")
+
         self.gamma_neg, self.gamma_pos, self.clip = gamma_neg, gamma_pos, clip
         self.focal_grad, self.reduction, self.eps = focal_grad, reduction, eps
 
@@ -55,19 +61,26 @@ class AsymmetricLoss(nn.Module):
             DataError: for any other target.
         """
         logits, targets = prepare(logits, targets)
+
+        # The clip raises the probability of a negative, so that easy negatives reach 1 and loss 0.
         positive = logits.sigmoid()
         negative = (1 - positive + self.clip).clamp(max=1)
         log_likelihood = (
             targets * positive.clamp(min=self.eps).log()
             + (1 - targets) * negative.clamp(min=self.eps).log()
         )
+
         if self.gamma_neg > 0 or self.gamma_pos > 0:
             right = positive * targets + negative * (1 - targets)
-            # Kept off 0, where a power below 1 has no gradient; the logarithm beside it is 0 there.
-            wrong = (1 - (right if self.focal_grad else right.detach())).clamp(min=self.eps)
-            log_likelihood = log_likelihood * wrong ** (
-                self.gamma_pos * targets + self.gamma_neg * (1 - targets)
-            )
+            if not self.focal_grad:
+                right = right.detach()
+
+            # At 0 a power below 1 has an infinite gradient. The bound changes no loss: the
+            # logarithm that it multiplies is 0 there.
+            wrong = (1 - right).clamp(min=self.eps)
+            gamma = self.gamma_pos * targets + self.gamma_neg * (1 - targets)
+            log_likelihood = log_likelihood * wrong**gamma
+
         return -log_likelihood.sum() if self.reduction == "sum" else -log_likelihood.mean()
 
 
@@ -75,8 +88,8 @@ class AsymmetricLossSingleLabel(nn.Module):
     """The asymmetric loss over a softmax, averaged over the batch (reference ASLSingleLabel).
 
     Args:
-        gamma_neg: focusing of the other classes; without smoothing it has no effect at all.
-        gamma_pos: focusing of the right class.
+        gamma_neg: focusing of the other classes, >= 0; without smoothing it has no effect.
+        gamma_pos: focusing of the true class, >= 0.
         smoothing: label smoothing in [0, 1), applied after the focal weight.
 
     Raises:
@@ -93,6 +106,7 @@ class AsymmetricLossSingleLabel(nn.Module):
         _check_gammas(gamma_neg, gamma_pos)
         if not 0 <= smoothing < 1:
             raise ConfigError(f"loss.smoothing {smoothing} is not in [0, 1)")
+
         self.gamma_neg, self.gamma_pos, self.smoothing = gamma_neg, gamma_pos, smoothing
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -104,14 +118,19 @@ class AsymmetricLossSingleLabel(nn.Module):
         logits, targets = prepare(logits, targets)
         log_probability = logits.log_softmax(-1)
         probability = log_probability.exp()
+
+        # Unlike in the loss above, the focal weight has a gradient here, as officially.
         wrong = torch.where(targets == 1, 1 - probability, probability).clamp(min=1e-8)
         weight = wrong ** (self.gamma_pos * targets + self.gamma_neg * (1 - targets))
         smooth = targets * (1 - self.smoothing) + self.smoothing / logits.shape[-1]
-        # Logits further apart than float32 reaches have a logarithm of -inf, and 0 times it is NaN.
-        return -(smooth * weight * log_probability).masked_fill(smooth == 0, 0).sum(-1).mean()
+
+        # A log-probability can be -inf, and 0 times -inf is NaN: terms without weight are set to 0.
+        losses = (smooth * weight * log_probability).masked_fill(smooth == 0, 0)
+        return -losses.sum(-1).mean()
 
 
 def _check_gammas(gamma_neg: float, gamma_pos: float) -> None:
+    """Raise a `ConfigError` unless both are 0 or more."""
     for name, gamma in (("gamma_neg", gamma_neg), ("gamma_pos", gamma_pos)):
         if gamma < 0:
             raise ConfigError(f"loss.{name} is {gamma}: it must be 0 or more")

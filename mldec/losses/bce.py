@@ -1,4 +1,4 @@
-"""Binary cross-entropy for many labels, or for one (paper section 3: single-label training uses sigmoid too)."""
+"""Binary cross-entropy, for several labels per image or one (paper section 3 uses it for both)."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -12,12 +12,13 @@ from mldec.losses.targets import prepare
 
 
 class BinaryCrossEntropy(nn.Module):
-    """Binary cross-entropy of each class by itself; labels of -1 (not annotated) cost nothing.
+    """Binary cross-entropy per class; labels of -1 (not annotated) have loss 0.
 
     Args:
         smoothing: targets move towards 1/2 by this share, in [0, 1).
-        target_threshold: soft targets (mixup) above it become 1, the others 0; None keeps them soft.
-        class_weights: K factors, one a class; None for 1.
+        target_threshold: soft targets (mixup) above it become 1, the others 0; None keeps them
+            soft.
+        class_weights: K factors, one per class; None for 1.
         reduction: "mean" over batch and classes (unannotated entries count as 0), or "sum".
 
     Raises:
@@ -41,17 +42,16 @@ class BinaryCrossEntropy(nn.Module):
             raise ConfigError(f"loss.target_threshold {target_threshold} is not in (0, 1)")
         if reduction not in ("sum", "mean"):
             raise ConfigError(f"loss.reduction '{reduction}' is unknown: choose sum or mean")
-        self.smoothing, self.target_threshold, self.reduction = (
-            smoothing,
-            target_threshold,
-            reduction,
-        )
+
+        self.smoothing = smoothing
+        self.target_threshold = target_threshold
+        self.reduction = reduction
+
+        # A buffer, so that it follows the loss to the device.
         self.class_weights: Tensor | None
-        weights = (
-            None
-            if class_weights is None
-            else torch.tensor(list(class_weights), dtype=torch.float32)
-        )
+        weights = None
+        if class_weights is not None:
+            weights = torch.tensor(list(class_weights), dtype=torch.float32)
         self.register_buffer("class_weights", weights)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -64,14 +64,20 @@ class BinaryCrossEntropy(nn.Module):
         logits, targets = prepare(logits, targets, unknown=True, soft=True)
         if self.class_weights is not None and len(self.class_weights) != logits.shape[-1]:
             raise ConfigError(
-                f"loss.class_weights has {len(self.class_weights)} values for {logits.shape[-1]} classes"
+                f"loss.class_weights has {len(self.class_weights)} values "
+                f"for {logits.shape[-1]} classes"
             )
+
+        # Before thresholding and smoothing, which would turn -1 into a target like any other.
         annotated = targets >= 0
         if self.target_threshold is not None:
             targets = (targets > self.target_threshold).to(logits.dtype)
         targets = targets * (1 - self.smoothing) + self.smoothing / 2
+
         losses = F.binary_cross_entropy_with_logits(
             logits, targets, weight=self.class_weights, reduction="none"
         )
-        losses = losses.masked_fill(~annotated, 0)  # not a product: an infinite loss times 0 is NaN
+
+        # Filled, not multiplied: an infinite loss times 0 would be NaN.
+        losses = losses.masked_fill(~annotated, 0)
         return losses.sum() if self.reduction == "sum" else losses.mean()

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy with soft targets, for data with one label an image."""
+"""Softmax cross-entropy with soft targets, for data with one label per image."""
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,10 @@ class CrossEntropy(nn.Module):
 
     def __init__(self, *, smoothing: float = 0.0) -> None:
         super().__init__()
+
         if not 0 <= smoothing < 1:
             raise ConfigError(f"loss.smoothing {smoothing} is not in [0, 1)")
+
         self.smoothing = smoothing
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -34,14 +36,18 @@ class CrossEntropy(nn.Module):
             DataError: for a target below 0 or above 1, or a row that does not sum to 1.
         """
         logits, targets = prepare(logits, targets, soft=True)
+
         total = targets.sum(-1)
         if not torch.allclose(total, torch.ones_like(total), atol=1e-3):
             worst = total[(total - 1).abs().argmax()].item()
             raise DataError(
-                f"the labels of an image sum to {worst:g}: cross-entropy needs one label an image; use loss=asl"
+                f"the labels of an image sum to {worst:g}: "
+                f"cross-entropy needs one label per image; use loss=asl"
             )
+
         smooth = targets * (1 - self.smoothing) + self.smoothing / logits.shape[-1]
-        # To the bit what F.cross_entropy gives, but for logits further apart than float32 reaches, where its 0 times
-        # infinity is NaN.
+
+        # Bitwise equal to F.cross_entropy, except that a log-probability of -inf with weight 0
+        # counts as 0, where F.cross_entropy returns NaN.
         losses = (smooth * logits.log_softmax(-1)).masked_fill(smooth == 0, 0)
         return -losses.sum() / len(logits)

@@ -1,4 +1,4 @@
-"""The asymmetric loss for data where most labels were never looked at (arXiv 2110.10955)."""
+"""The asymmetric loss for partly annotated data (arXiv 2110.10955)."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -14,14 +14,17 @@ Mode = Literal["negative", "ignore", "ignore_normalized", "selective"]
 
 
 class PartialAsymmetricLoss(nn.Module):
-    """The asymmetric loss with terms of their own for labels of -1 (not annotated), which are mostly negative.
+    """The asymmetric loss with separate terms for labels of -1 (not annotated).
+
+    Most of the unannotated labels are negative in truth.
 
     Source: Alibaba-MIIL/PartialLabelingCSL, partial_asymmetric_loss.py.
 
     Args:
-        mode: what becomes of the unannotated. "negative": all count as negative. "ignore": none count.
-            "ignore_normalized": none count, and the annotated labels of an image weigh 1 + 1 / (1 + their number).
-            "selective": they count as negative, but for those that are likely to be positive.
+        mode: how unannotated labels count. "negative": all as negatives. "ignore": not at all.
+            "ignore_normalized": not at all, and the annotated labels of an image weigh 1 + 1 / (1 +
+            their number). "selective": as negatives, except for those that are likely to be
+            positive.
         gamma_pos: focusing of positives, >= 0.
         gamma_neg: focusing of annotated negatives, >= 0.
         gamma_unannotated: focusing of the unannotated, >= 0.
@@ -29,12 +32,14 @@ class PartialAsymmetricLoss(nn.Module):
         alpha_neg: weight of annotated negatives.
         alpha_unannotated: weight of the unannotated.
         clip: probability added to 1 - p of negatives of both kinds, in [0, 1).
-        likelihood_top_k: "selective": this many unannotated labels an image of the batch, those with the highest
-            probability in the whole batch, do not count.
-        class_prior: "selective": K shares of images that show each class, or a CSV file of them, see `read_prior`, or
-            None for unknown. "estimate", in every mode: the mean prediction during this training, see `PriorEstimate`;
-            the official way is to estimate with mode "ignore" and to give the file to a second run.
-        prior_threshold: "selective": the unannotated of classes with a higher prior do not count.
+        likelihood_top_k: "selective": the B x likelihood_top_k unannotated labels with the highest
+            probability in a batch of B images do not count.
+        class_prior: "selective": the fraction of images that show each class, K numbers or a CSV
+            file, see `read_prior`, or None for unknown. "estimate", in every mode: the mean
+            prediction during this training, see `PriorEstimate`; the official way is to estimate
+            with mode "ignore" and to pass the file to a second run.
+        prior_threshold: "selective": unannotated labels of classes with a higher prior do not
+            count.
         eps: lower bound of a probability inside the logarithm.
 
     Raises:
@@ -64,8 +69,10 @@ class PartialAsymmetricLoss(nn.Module):
         super().__init__()
         if mode not in ("negative", "ignore", "ignore_normalized", "selective"):
             raise ConfigError(
-                f"loss.mode '{mode}' is unknown: choose negative, ignore, ignore_normalized or selective"
+                f"loss.mode '{mode}' is unknown: "
+                f"choose negative, ignore, ignore_normalized or selective"
             )
+
         if (
             min(gamma_pos, gamma_neg, gamma_unannotated) < 0
             or not 0 <= clip < 1
@@ -74,6 +81,8 @@ class PartialAsymmetricLoss(nn.Module):
             raise ConfigError(
                 "loss: gammas and likelihood_top_k must be 0 or more, and clip in [0, 1)"
             )
+
+        # A setting without effect is a mistake of the user's, and silence would hide it.
         if mode != "selective" and (likelihood_top_k or class_prior not in (None, "estimate")):
             raise ConfigError(
                 f"loss.likelihood_top_k and loss.class_prior have no effect with loss.mode={mode}"
@@ -82,23 +91,26 @@ class PartialAsymmetricLoss(nn.Module):
             raise ConfigError(
                 "loss.mode=selective selects nothing: set loss.likelihood_top_k or loss.class_prior"
             )
+
         self.mode, self.clip, self.eps = mode, clip, eps
-        self.gammas = gamma_pos, gamma_neg, gamma_unannotated
+        self.gammas = gamma_pos, gamma_neg, gamma_unannotated  # for targets of 1, 0 and -1
         self.alphas = alpha_pos, alpha_neg, alpha_unannotated
         self.likelihood_top_k, self.prior_threshold = likelihood_top_k, prior_threshold
-        self.estimate = PriorEstimate() if class_prior == "estimate" else None
+
+        # The priors are either given, and fixed, or estimated in this training.
+        self.estimate: PriorEstimate | None = None
         self.class_prior: Tensor | None
-        given = (
-            None
-            if self.estimate
-            else read_prior(class_prior)
-            if isinstance(class_prior, str)
-            else class_prior
-        )
-        self.register_buffer("class_prior", None if given is None else torch.tensor(list(given)))
+        prior: Sequence[float] | None = None
+        if class_prior == "estimate":
+            self.estimate = PriorEstimate()
+        elif isinstance(class_prior, str):
+            prior = read_prior(class_prior)
+        else:
+            prior = class_prior
+        self.register_buffer("class_prior", None if prior is None else torch.tensor(list(prior)))
 
     def prior(self) -> Tensor | None:
-        """Return the class priors given, or the estimate so far: [K] in [0, 1]; None if there are none."""
+        """Return the given class priors or the estimate so far, [K] in [0, 1], or None."""
         return self.estimate.value() if self.estimate else self.class_prior
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -113,24 +125,32 @@ class PartialAsymmetricLoss(nn.Module):
         if self.estimate and self.training:
             self.estimate.update(positive.detach())
         negative = (1 - positive + self.clip).clamp(max=1)
+
+        # Each of the three kinds of labels has a weight and a focusing of its own.
         kinds = [(targets == kind).to(logits.dtype) for kind in (1, 0, -1)]
         alpha = sum(alpha * kind for alpha, kind in zip(self.alphas, kinds, strict=True))
         gamma = sum(gamma * kind for gamma, kind in zip(self.gammas, kinds, strict=True))
+
+        # The focal weight has no gradient, as officially.
         right = torch.where(targets == 1, positive, negative)
-        focal = (1 - right.detach()) ** gamma  # without gradient, as officially
+        focal = (1 - right.detach()) ** gamma
         losses = -alpha * right.clamp(min=self.eps).log() * focal
         return (losses * self._weights(positive.detach(), targets)).sum()
 
     def _weights(self, probability: Tensor, targets: Tensor) -> Tensor:
-        """Return how much each label counts, [B, K]."""
+        """Return the weight of each label, [B, K]: 0 for those that do not count."""
         unannotated = targets == -1
         weights = torch.ones_like(probability)
+
         if self.mode.startswith("ignore"):
             if self.mode == "ignore_normalized":
                 weights = weights * (1 + 1 / (1 + (~unannotated).sum(1, keepdim=True)))
             return weights.masked_fill(unannotated, 0)
+
         if self.mode == "negative":
             return weights
+
+        # "selective": drop the unannotated labels of classes that many images show ...
         prior = self.prior()
         if prior is not None:
             if len(prior) != targets.shape[1]:
@@ -139,9 +159,11 @@ class PartialAsymmetricLoss(nn.Module):
                 )
             common = prior.to(targets.device) > self.prior_threshold
             weights = weights.masked_fill(unannotated & common, 0)
+
+        # ... and those that the model itself thinks are positive.
         if self.likelihood_top_k:
             likely = probability.masked_fill(~unannotated, -1).flatten()
             chosen = likely.topk(min(self.likelihood_top_k * len(targets), len(likely))).indices
-            chosen = chosen[likely[chosen] >= 0]  # no more than there are unannotated labels
+            chosen = chosen[likely[chosen] >= 0]  # not the annotated, which are -1
             weights = weights.flatten().index_fill(0, chosen, 0).view_as(weights)
         return weights

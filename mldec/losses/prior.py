@@ -1,4 +1,4 @@
-"""How often a class shows, as the mean of what a model predicts: estimated in training, read from and written to files.
+"""Class priors, the mean prediction of a model per class: estimated, read and written.
 
 Source: Alibaba-MIIL/PartialLabelingCSL, whose file has the columns `Classes,avg_pred`.
 """
@@ -22,81 +22,99 @@ COLUMNS = ["Classes", "avg_pred"]
 
 
 class PriorEstimate(nn.Module):
-    """The mean probability of each class over every training image so far, those of all processes.
+    """The mean probability of each class over all training images so far, on all processes.
 
-    It travels in the loss's `state_dict`, so that a resumed run goes on with it.
+    It is part of the loss's `state_dict`, so that a resumed run continues the estimate.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.sums: Tensor | None = None  # float64 [K + 1]: of the probabilities, and the images
+
+        # float64 [K + 1]: the sum of the probabilities per class, and the number of images.
+        self.sums: Tensor | None = None
 
     def update(self, probability: Tensor) -> None:
-        """Add a batch [B, K]; every process must do so equally often."""
-        probability = probability[
-            probability.isfinite().all(1)
-        ]  # of a step that the learner leaves out
-        batch = torch.cat(
-            [
-                probability.double().sum(0),
-                probability.new_tensor([len(probability)], dtype=torch.double),
-            ]
-        )
-        batch = distributed.total(batch)
-        self.sums = batch if self.sums is None else self.sums.to(batch.device) + batch
+        """Add the probabilities of a batch, [B, K]; all processes must call this equally often."""
+        # One NaN would spoil the estimate for good; the learner skips such a step as well.
+        probability = probability[probability.isfinite().all(1)]
+
+        image_count = probability.new_tensor([len(probability)], dtype=torch.double)
+        batch_sums = torch.cat([probability.double().sum(0), image_count])
+        batch_sums = distributed.total(batch_sums)
+
+        # After a resumption the sums so far may be on another device.
+        if self.sums is None:
+            self.sums = batch_sums
+        else:
+            self.sums = self.sums.to(batch_sums.device) + batch_sums
 
     def value(self) -> Tensor | None:
         """Return the estimate, float32 [K] in [0, 1]; None before the first batch."""
-        return None if self.sums is None else (self.sums[:-1] / self.sums[-1].clamp(min=1)).float()
+        if self.sums is None:
+            return None
+
+        return (self.sums[:-1] / self.sums[-1].clamp(min=1)).float()
 
     def get_extra_state(self) -> dict[str, Tensor]:
-        """Return what travels: the number of classes is not known when a loss is built, so it is no buffer."""
+        """Return the sums for the state_dict.
+
+        They are no buffer, because the number of classes is unknown when the loss is built.
+        """
         return {} if self.sums is None else {"sums": self.sums}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from there.
+        """Continue from the sums of a state_dict.
 
         Raises:
-            ValueError: if it is no such state.
+            ValueError: if they are not a float64 vector.
         """
         sums = state.get("sums") if isinstance(state, dict) else state
         if sums is not None and (
             not isinstance(sums, Tensor) or sums.ndim != 1 or sums.dtype is not torch.float64
         ):
             raise ValueError("the class priors are no sums of probabilities")
+
         self.sums = sums
 
 
 def read_prior(path: str | Path) -> list[float]:
-    """Read the priors of a file, in its order, which must be that of the classes.
+    """Read the priors of a file: K numbers in its order, which must be that of the classes.
 
     Raises:
-        DataError: if it cannot be read or is not of the form; it names the row.
+        DataError: if the file cannot be read or a row is malformed; the message names the row.
     """
-    see = f"it must be a CSV file with the header {','.join(COLUMNS)} and a number from 0 to 1 a class"
+    see = (
+        f"it must be a CSV file with the header {','.join(COLUMNS)} "
+        f"and a number from 0 to 1 per class"
+    )
     try:
         with open_text(path, newline="") as file:
             header, *rows = list(csv.reader(file, strict=True)) or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"loss.class_prior {path} cannot be read ({error}); {see}") from error
+
     if header != COLUMNS or not rows:
         raise DataError(
-            f"loss.class_prior {path} has the header {','.join(header)!r} and {len(rows)} rows; {see}"
+            f"loss.class_prior {path} has the header {','.join(header)!r} "
+            f"and {len(rows)} rows; {see}"
         )
+
+    # Row 1 is the header.
     return [_number(path, number, row, see) for number, row in enumerate(rows, 2)]
 
 
 def save_estimate(loss: nn.Module, path: Path, names: Sequence[str]) -> None:
-    """Write what a loss estimated in training, if it did."""
+    """Write the class priors that a loss has estimated in training, if it has."""
     estimate = getattr(loss, "estimate", None)
     prior = estimate.value() if isinstance(estimate, PriorEstimate) else None
+
     if prior is not None:
         write_prior(path, names, prior.tolist())
         log.info(f"class priors, for loss.class_prior of another run: {path}")
 
 
 def write_prior(path: str | Path, names: Sequence[str], prior: Sequence[float]) -> None:
-    """Write the priors of classes in a form that `read_prior` reads."""
+    """Write class priors as the CSV file that `read_prior` reads."""
     with Path(path).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
@@ -104,11 +122,14 @@ def write_prior(path: str | Path, names: Sequence[str], prior: Sequence[float]) 
 
 
 def _number(path: str | Path, number: int, row: list[str], see: str) -> float:
+    """Return the prior in a row of the file; raise a `DataError` that names the row."""
     try:
         _, text = row
         value = float(text)
     except ValueError:
         value = math.nan
+
+    # NaN fails this comparison too, whether it was in the file or stands for a malformed row.
     if not 0 <= value <= 1:
         raise DataError(f"loss.class_prior {path}: row {number} is {','.join(row)!r}; {see}")
     return value

@@ -1,4 +1,4 @@
-"""What every loss asks of its inputs."""
+"""Checks and conversions that every loss applies to its inputs."""
 
 import torch
 from torch import Tensor
@@ -7,33 +7,37 @@ from mldec.errors import DataError
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Return logits in float32, or float64 as they are: losses have no meaning in half precision."""
+    """Return logits in float32, or float64 as they are: half precision is too coarse for a loss."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def prepare(
     logits: Tensor, targets: Tensor, *, unknown: bool = False, soft: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return logits in float32 (float64 stays) and targets of the same type, checked.
+    """Return logits in float32 (float64 stays) and checked targets of the same type.
 
     Args:
         logits: [B, K], any floating type.
         targets: [B, K] of 1 and 0.
         unknown: -1 (not annotated) is allowed too.
-        soft: anything from 0 to 1 is allowed (mixup, cutmix).
+        soft: every value from 0 to 1 is allowed (mixup, cutmix).
 
     Raises:
-        DataError: for another shape or another value; it names the value.
+        DataError: if the shapes differ or a target has another value; the message names it.
     """
     if logits.shape != targets.shape:
         raise DataError(
-            f"targets {tuple(targets.shape)} do not have the shape of the logits {tuple(logits.shape)}"
+            f"targets {tuple(targets.shape)} do not have "
+            f"the shape of the logits {tuple(logits.shape)}"
         )
+
     logits = at_least_float32(logits)
     targets = targets.to(logits.dtype)
+
     good = (targets >= 0) & (targets <= 1) if soft else (targets == 0) | (targets == 1)
     if unknown:
         good |= targets == -1
+
     if not good.all():
         allowed = ("0 to 1" if soft else "0 and 1") + (" and -1" if unknown else "")
         raise DataError(

@@ -1,1 +1,1 @@
-"""Processes, devices, numbers formats, signals, memory and the console: where a run happens."""
+"""The environment of a run: processes, devices, signals, memory and the console."""

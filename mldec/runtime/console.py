@@ -12,13 +12,20 @@ log = logging.getLogger("mldec")
 
 
 def to_console() -> None:
-    """Send the package's messages to standard output, above a progress bar; warnings only on other ranks."""
+    """Send the messages of the package to standard output, above a progress bar.
+
+    The main rank prints information and warnings, the others warnings only.
+    """
     log.setLevel(logging.INFO if distributed.is_main() else logging.WARNING)
+
+    # A second call, as in tests and notebooks, must not double the messages.
     if not any(isinstance(handler, _Console) for handler in log.handlers):
         log.addHandler(_Console())
 
 
 class _Console(logging.Handler):
+    """Print messages without control characters, and without breaking a progress bar."""
+
     def emit(self, record: logging.LogRecord) -> None:
         with writing("standard output"):
             tqdm.write(printable(self.format(record)), file=sys.stdout)
@@ -26,5 +33,5 @@ class _Console(logging.Handler):
 
 
 def on_terminal() -> bool:
-    """Tell whether a person is watching."""
+    """Tell whether a progress bar has a reader: standard error is a terminal."""
     return sys.stderr.isatty()

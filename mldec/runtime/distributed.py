@@ -1,4 +1,4 @@
-"""Processes and devices: the only module that knows torch.distributed; with one process a pass-through."""
+"""Processes and devices: the only module that uses torch.distributed; a no-op with one process."""
 
 import os
 import signal
@@ -17,12 +17,14 @@ from mldec.errors import ConfigError, UserError
 
 T = TypeVar("T")
 
-GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
-MAIN_SPEAKS_FIRST = timedelta(seconds=10)  # how long a fault of another process waits for its word
+# The environment variables that torchrun sets, and that describe the group of processes.
+GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# How long another process waits for the message of the main one before it prints its own.
+MAIN_SPEAKS_FIRST = timedelta(seconds=10)
 
 
 def rank() -> int:
-    """Return the number of this process, 0 without torchrun."""
+    """Return the rank of this process, 0 without torchrun."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -37,10 +39,14 @@ def is_main() -> bool:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device called "auto", "cpu", "cuda" or "cuda:<n>"; under torchrun each process takes its own GPU.
+    """Return the device of a name.
+
+    Args:
+        name: "auto", "cpu", "cuda" or "cuda:<n>". Under torchrun "auto" and "cuda" give each
+            process its own GPU.
 
     Raises:
-        ConfigError: if it has another name or is not there.
+        ConfigError: if the name is unknown, or there is no such device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -57,10 +63,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def check_environment() -> None:
-    """Check that the variables which describe a group of processes are there together.
+    """Check the environment variables that describe a group of processes.
 
     Raises:
-        ConfigError: if only some of them are set, or they are no numbers of processes.
+        ConfigError: if one of them is missing, or rank and world size are not valid numbers.
     """
     missing = [name for name in GROUP if not os.environ.get(name)]
     if missing:
@@ -68,6 +74,7 @@ def check_environment() -> None:
             f"RANK is set, {', '.join(missing)} not: start several processes with torchrun, "
             f"which sets {', '.join(GROUP)}, or unset RANK to train with one"
         )
+
     rank, world_size = os.environ["RANK"], os.environ["WORLD_SIZE"]
     are_numbers = rank.isdecimal() and world_size.isdecimal()
     if not are_numbers or not int(rank) < int(world_size):
@@ -79,7 +86,12 @@ def check_environment() -> None:
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[None]:
-    """Join the group that torchrun describes (NCCL on CUDA, gloo on the CPU) and leave it at the end.
+    """Join the group that torchrun describes, and leave it at the end.
+
+    Gradients are averaged with NCCL on CUDA and with gloo on the CPU.
+
+    Args:
+        device: of this process.
 
     Raises:
         ConfigError: if the variables that describe the group are incomplete.
@@ -88,26 +100,37 @@ def processes(device: torch.device) -> Iterator[None]:
         check_environment()
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
     if "RANK" not in os.environ:
         yield
         return
+
     store, number, size = _rendezvous()
     # Evaluation exchanges scores between processes in main memory, gradients travel between GPUs.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=size)
     yield
-    dist.destroy_process_group()  # not after an error: the others may be waiting inside the group
+
+    # Not after an error: the others may be waiting inside the group.
+    dist.destroy_process_group()
 
 
 def said_once(line: str) -> str:
-    """Return what this process should print of a fault that may be that of all processes.
+    """Return what this process should print of an error that all processes may have.
 
-    The main process prints its line and leaves it in the store of torchrun; another one waits a
-    moment for it, prints nothing if it is the same, and else its own with its rank.
+    The main process prints its line and leaves it in the store of torchrun. Another process waits
+    for that line for a moment, and prints nothing if its own is the same.
+
+    Args:
+        line: the error message of this process.
+
+    Returns:
+        The line, with the rank in front on another process than the main one, or an empty text.
     """
     rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     if rank == "0" and size == "1":
         return line
+
     own = line if rank == "0" else f"rank {rank}: {line}"
     # Without torchrun's store, which outlives its processes, nobody can ask the others.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -120,17 +143,20 @@ def said_once(line: str) -> str:
         if number == 0:
             store.set("fault", line)
             return line
+
         store.wait(["fault"], MAIN_SPEAKS_FIRST)
         same = store.get("fault").decode() == line
-    except dist.DistError:  # the main process has no fault, or torchrun is gone
+    except dist.DistError:
+        # The main process has no error, or torchrun is gone.
         same = False
     return "" if same else own
 
 
 def _rendezvous() -> tuple[dist.Store, int, int]:
-    """Return the store of the group, the number of this process, and how many there are."""
+    """Return the store of the group, the rank of this process, and the number of processes."""
     store, number, size = next(dist.rendezvous("env://"))
-    # After a restart by torchrun the store still has what the processes before left there.
+
+    # After a restart by torchrun the store still holds the keys of the processes before.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
     return dist.PrefixStore(f"restart {restart}", store), number, size
 
@@ -138,8 +164,10 @@ def _rendezvous() -> tuple[dist.Store, int, int]:
 def wrap(model: nn.Module, *, static: bool) -> nn.Module:
     """Return the model itself, or under torchrun one that averages gradients over the processes.
 
-    Every parameter must get a gradient in every step. A `static` graph, the same operations in every step, lets the
-    averaging overlap more of the backward pass.
+    Args:
+        model: in which every parameter gets a gradient in every step.
+        static: every step does the same operations, which lets the averaging overlap more of the
+            backward pass.
     """
     if not dist.is_initialized():
         return model
@@ -154,19 +182,25 @@ def synchronised_batch_norm(model: nn.Module) -> nn.Module:
 
 
 def copy_buffers(model: nn.Module) -> None:
-    """Give every process the main one's buffers: batch-norm statistics are of each process's own images."""
+    """Copy the buffers of the main process to all others.
+
+    Each process has gathered its batch-norm statistics from its own images.
+    """
     if dist.is_initialized():
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
 
 
 def no_sync(model: nn.Module, *, unless: bool) -> AbstractContextManager[None]:
-    """Leave out the averaging of gradients, unless this is the last micro-batch of its step."""
-    return (
-        nullcontext()
-        if unless or not isinstance(model, DistributedDataParallel)
-        else model.no_sync()
-    )
+    """Return a context without averaging of gradients, for all but the last micro-batch of a step.
+
+    Args:
+        model: from `wrap`.
+        unless: average nevertheless.
+    """
+    if unless or not isinstance(model, DistributedDataParallel):
+        return nullcontext()
+    return model.no_sync()
 
 
 def total(value: Tensor) -> Tensor:
@@ -177,19 +211,21 @@ def total(value: Tensor) -> Tensor:
 
 
 def broadcast(value: T) -> T:
-    """Return what the main process passed."""
+    """Return the value of the main process on all processes."""
     if not dist.is_initialized():
         return value
+
     box: list[T] = [value]
     dist.broadcast_object_list(box)
     return box[0]
 
 
 def on_main(job: Callable[[], T]) -> T:
-    """Do a job on the main process only, and return its value on all of them.
+    """Do a job on the main process only, and return its value on all processes.
 
     Raises:
-        UserError: on all processes, so that none waits for one that has ended; likewise an `OSError`.
+        UserError: that the job raised, on all processes, so that none waits for one that has ended;
+            likewise an `OSError`.
     """
     if not dist.is_initialized():
         return job()
@@ -209,35 +245,45 @@ def on_main(job: Callable[[], T]) -> T:
 
 
 def gather(value: T) -> list[T]:
-    """Return what each process passed, by rank, on every one of them."""
+    """Gather one value from each rank, on all ranks."""
     if not dist.is_initialized():
         return [value]
-    found: list[T] = [value] * world_size()
-    dist.all_gather_object(found, value)
-    return found
+
+    values: list[T] = [value] * world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def share_columns(rows: list[Tensor]) -> list[Tensor]:
-    """Give each process some columns of all rows: row blocks [n, K] -> blocks [N_r, K / processes], one a process.
+    """Exchange rows for columns, so that no process holds the scores of all images and classes.
 
-    So no process holds the scores of all images and classes. Columns are dealt in runs, see `join_columns`; a process
-    without images passes one block of 0 rows.
+    Args:
+        rows: blocks [n, K] of this process's images; one block of 0 rows if it has none.
+
+    Returns:
+        One block [N_r, K / processes] per process, of the N_r images of its rank. The columns of a
+        process are adjacent, and in the order of the ranks; see `join_columns`.
     """
     if not dist.is_initialized():
         return rows
-    mine = torch.cat(rows).cpu()
-    heights = gather(len(mine))
-    widths = [len(part) for part in torch.arange(mine.shape[1]).tensor_split(world_size())]
-    sent = torch.cat([part.flatten() for part in mine.tensor_split(world_size(), dim=1)])
-    got = torch.empty(sum(heights) * widths[rank()], dtype=mine.dtype)
-    sizes = [height * widths[rank()] for height in heights]
-    dist.all_to_all_single(got, sent, sizes, [len(mine) * width for width in widths])
-    return [
-        part.view(height, widths[rank()])
-        for part, height in zip(got.split(sizes), heights, strict=True)
-    ]
+
+    own_rows = torch.cat(rows).cpu()
+    heights = gather(len(own_rows))
+    column_groups = own_rows.tensor_split(world_size(), dim=1)
+    widths = [group.shape[1] for group in column_groups]
+    own_width = widths[rank()]
+
+    # The exchange knows flat tensors only: their sizes are in numbers, not in rows.
+    sent = torch.cat([group.flatten() for group in column_groups])
+    sent_sizes = [len(own_rows) * width for width in widths]
+    received_sizes = [height * own_width for height in heights]
+    received = torch.empty(sum(received_sizes), dtype=own_rows.dtype)
+    dist.all_to_all_single(received, sent, received_sizes, sent_sizes)
+
+    blocks = zip(received.split(received_sizes), heights, strict=True)
+    return [block.view(height, own_width) for block, height in blocks]
 
 
 def join_columns(values: Tensor) -> Tensor:
-    """Put together what each process found for its columns: [..., K / processes] -> [..., K], on every process."""
+    """Join the columns of all processes: [..., K / processes] -> [..., K], on all of them."""
     return torch.cat(gather(values), dim=-1)

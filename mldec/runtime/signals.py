@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM and SIGUSR1 as schedulers send them, SIGINT as Ctrl-C does."""
+"""Requests to stop: the signals SIGTERM and SIGUSR1 of schedulers, and SIGINT of Ctrl-C."""
 
 import signal
 from collections.abc import Iterable, Iterator
@@ -8,27 +8,29 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = 5.0  # seconds that a wait for data may go on after a stop was asked for
+# Seconds that a wait for data may go on after a stop was requested.
+PATIENCE = 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class NothingCame(BaseException):
-    """A stop was asked for, and the data that was waited for did not come.
+    """A stop was requested, and the next item did not come in time.
 
-    Raised wherever the wait is at that moment, like KeyboardInterrupt: no `except Exception` of
-    code that reads images may take it for a broken image.
+    It is raised wherever the program waits at that moment, like KeyboardInterrupt. It is no
+    `Exception`, so that code that reads images does not take it for a broken image.
     """
 
 
 class StopRequest:
-    """The first signal that came, if any; the training loop looks at it between two steps.
+    """The first signal that came; false as long as there is none.
 
-    While the loop waits for data there may be no next step: see `bounded`.
+    The training loop looks at it between two steps. While the loop waits for data there may be no
+    next step: see `bounded`.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self.listening = False  # whether signals are handled here
+        self.listening = False  # whether `note` and `give_up` are the signal handlers
         self._waiting = False
 
     def __bool__(self) -> bool:
@@ -36,28 +38,30 @@ class StopRequest:
 
     @property
     def status(self) -> int:
-        """Return what the process ends with: 130 after Ctrl-C, else 143, as if the signal had ended it."""
+        """Return the exit status that the signal itself would cause: 130 for Ctrl-C, else 143."""
         return 130 if self.signal is signal.SIGINT else 143
 
     @property
     def name(self) -> str:
-        """Return the signal's name, or that it came to another process."""
+        """Return the name of the signal, or that another process got it."""
         return self.signal.name if self.signal else "a signal to another process"
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal; a second Ctrl-C stops at once."""
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
+
         if self.signal is None:
             self.signal = signal.Signals(number)
+            # The loop is inside `bounded` and looks at no signal: an alarm must end the wait.
             if self._waiting:
                 signal.setitimer(signal.ITIMER_REAL, PATIENCE)
 
     def bounded(self, items: Iterable[T]) -> Iterator[T]:
-        """Iterate over items that are waited for, but after a stop for `PATIENCE` seconds only.
+        """Iterate over items; after a request to stop, wait at most `PATIENCE` seconds for each.
 
         Raises:
-            NothingCame: if the stop was asked for that long ago and the next item is not there.
+            NothingCame: if a stop was requested and the next item did not come in time.
         """
         iterator = iter(items)
         while True:
@@ -70,6 +74,7 @@ class StopRequest:
                 return
             finally:
                 self._waiting = False
+                # Switch the alarm off: it may be set by this wait or by `note`.
                 if self and self.listening:
                     signal.setitimer(signal.ITIMER_REAL, 0)
             yield item
@@ -82,11 +87,12 @@ class StopRequest:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Note signals instead of ending by them."""
+    """Record signals in a `StopRequest` instead of ending the process."""
     request = StopRequest()
     before = {number: signal.signal(number, request.note) for number in SIGNALS}
     before[signal.SIGALRM] = signal.signal(signal.SIGALRM, request.give_up)
     request.listening = True
+
     try:
         yield request
     finally:

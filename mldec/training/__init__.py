@@ -1,1 +1,1 @@
-"""The training loop: epochs, steps, what they report, and the folder they write to."""
+"""The training loop: epochs and steps, their reports, and the folder that they write to."""

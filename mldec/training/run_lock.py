@@ -1,7 +1,8 @@
-"""One process per folder of a run: a lock that lasts as long as the run does.
+"""The lock on the folder of a run, so that only one run at a time writes there.
 
-The kernel frees a `flock` when its process ends, however it ends. Where a file system has no such locks, the process
-that holds the folder touches the file every 30 seconds, and a file that nobody touched for 3 minutes is free.
+The kernel frees a `flock` when its process ends, for whatever reason. Where a file system has no
+such locks, the process that holds the folder touches the lock file every 30 seconds, and a file
+that was not touched for 3 minutes is free.
 """
 
 import errno
@@ -24,20 +25,24 @@ log = logging.getLogger("mldec")
 
 HEARTBEAT = 30.0  # seconds
 TIMEOUT = 180.0  # seconds without a heartbeat, after which a folder is free
-SETTLE = (
-    2.0  # seconds, longer than it takes to find a folder free and to write the own name into it
-)
-PAUSE = 1.0  # seconds between two tries of a process that torchrun started again
+# Seconds; longer than it takes to find a folder free and to write a record into it.
+SETTLE = 2.0
+PAUSE = 1.0  # seconds between two attempts of a process that torchrun has restarted
 MAX_RECORD = 1000  # bytes that are read of a lock file
 
-HELD = (errno.EWOULDBLOCK, errno.EACCES)  # NFS may say the latter
+# What the kernel answers where another process holds the lock; EACCES comes from NFS.
+HELD = (errno.EWOULDBLOCK, errno.EACCES)
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
-_descriptors: set[int] = set()  # of the locks of this process
+# Of the locks that this process holds.
+_descriptors: set[int] = set()
 
 
 def _close_in_child() -> None:
-    """Close the locks in a forked process: a loader's open copy would outlive a run that was killed."""
+    """Close the locks in a forked process.
+
+    A worker of a loader would otherwise hold the lock of a run that was killed.
+    """
     while _descriptors:
         os.close(_descriptors.pop())
 
@@ -46,9 +51,12 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class RunLock:
-    """The lock on the folder of a run, `run.lock`; a context, which releases it at its end.
+    """The lock file `run.lock` in the folder of a run; a context manager that releases it.
 
     The file names the host, the process and its start, and is removed when the lock is released.
+
+    Args:
+        folder: of the run; it must exist when the lock is taken.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,7 +70,7 @@ class RunLock:
     def take(self) -> None:
         """Lock the folder until `release`, or until this process ends.
 
-        A process that torchrun started again waits for the end of the one before.
+        A process that torchrun has restarted waits until the one before it has ended.
 
         Raises:
             RunInUseError: if another process holds it.
@@ -90,6 +98,8 @@ class RunLock:
         if self._heart is not None:
             self._released.set()
             self._heart.join()
+
+        # Without flock another run may have taken the folder over: its file stays.
         if self._read() == self._record:
             self.path.unlink(missing_ok=True)
         if self._descriptor is not None:
@@ -108,11 +118,12 @@ class RunLock:
         self.release()
 
     def _try(self) -> str | None:
-        """Lock the folder, or return the record of who holds it."""
+        """Lock the folder, or return the record of the process that holds it."""
         while True:
             with writing(self.path, of_run=True):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -128,6 +139,7 @@ class RunLock:
                 break
             os.close(descriptor)
 
+        # From here on the lock is ours; a record that cannot be written gives it back.
         self._record = _record()
         try:
             with writing(self.path, of_run=True):
@@ -137,66 +149,76 @@ class RunLock:
             self.path.unlink(missing_ok=True)
             os.close(descriptor)
             raise
+
         self._descriptor = descriptor
         _descriptors.add(descriptor)
         return None
 
     def _try_heartbeat(self) -> str | None:
-        """Lock the folder where `flock` does not work, or return the record of who holds it."""
+        """Do what `_try` does where the file system has no `flock`."""
         self._record = _record()
         beside = self.path.with_name(f"{self.path.name}.{uuid4().hex}")
         try:
             with writing(beside, of_run=True):
                 beside.write_text(self._record)
-                now = (
-                    beside.stat().st_mtime
-                )  # by the clock that heartbeats go by, which may be a server's
+                # The clock of the file system, which may be a server's, as for heartbeats.
+                now = beside.stat().st_mtime
+
             holder = self._read()
             if holder and now - self._last_heartbeat() < TIMEOUT:
                 return holder
+
             with writing(self.path, of_run=True):
                 beside.replace(self.path)
         finally:
             beside.unlink(missing_ok=True)
 
-        # Of several that found the folder free in the same moment, the last one to write its name has it.
+        # If several processes found the folder free at the same moment, the last one to write its
+        # record has it.
         time.sleep(SETTLE)
         holder = self._read()
         if holder != self._record:
             return holder
+
         self._released.clear()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
         return None
 
     def _beat(self) -> None:
+        """Touch the lock file until the lock is released, or another run has taken it."""
         while not self._released.wait(HEARTBEAT):
             holder = self._read()
             if holder and holder != self._record:
                 log.error(
-                    f"{self.path.parent}: another run has taken this folder{_describe(holder)}, because this one "
+                    f"{self.path.parent}: another run has taken this folder"
+                    f"{_describe(holder)}, because this one "
                     f"stood still for {TIMEOUT / 60:.0f} minutes; stop one of them"
                 )
                 return
+
             try:
                 os.utime(self.path)
-            except OSError:  # a server that is away for a moment: the next heartbeat may reach it
+            except OSError:
+                # A server that is away for a moment: the next heartbeat may reach it.
                 continue
 
     def _is_at_path(self, descriptor: int) -> bool:
+        """Tell whether an open file is still the one at the path."""
         try:
             return os.path.samestat(os.fstat(descriptor), self.path.stat())
         except FileNotFoundError:
             return False
 
     def _last_heartbeat(self) -> float:
+        """Return the time of the last heartbeat in seconds; 0 if there is no lock file."""
         try:
             return self.path.stat().st_mtime
         except FileNotFoundError:
             return 0.0
 
     def _read(self) -> str:
-        """Return the record in the file; empty if it has none."""
+        """Return the record in the lock file; empty if there is none."""
         try:
             with self.path.open("rb") as file:
                 return file.read(MAX_RECORD).decode(errors="replace")
@@ -205,6 +227,7 @@ class RunLock:
 
 
 def _record() -> str:
+    """Return a record of this process: one line of JSON."""
     record = {
         "host": socket.gethostname(),
         "process": os.getpid(),
@@ -216,7 +239,7 @@ def _record() -> str:
 
 
 def _parse(record: str) -> dict[str, object]:
-    """Return what a record says; nothing, if it is none of ours or still being written."""
+    """Return the entries of a record; none for another kind of file, or an incomplete one."""
     try:
         values = json.loads(record)
     except (ValueError, RecursionError):
@@ -225,14 +248,16 @@ def _parse(record: str) -> dict[str, object]:
 
 
 def _describe(record: str) -> str:
+    """Describe the holder of a lock in messages; empty if its record cannot be read."""
     values = _parse(record)
     if not values:
         return ""
+
     host, process, started = (values.get(key) for key in ("host", "process", "started"))
     return f" (process {process} on {host}, started {started})"
 
 
 def _is_earlier_start(record: str) -> bool:
-    """Tell whether a lock is of the processes that torchrun ended before it started this one."""
+    """Tell whether a lock is of the processes that this torchrun ended before it restarted us."""
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     return restarted and _parse(record).get("job") == os.environ.get("TORCHELASTIC_RUN_ID")

@@ -1,4 +1,4 @@
-"""What a run tells: the console, train.log, metrics.jsonl and TensorBoard. It does nothing on other ranks."""
+"""The output of a run: console, train.log, metrics.jsonl and TensorBoard; on the main rank only."""
 
 import json
 import logging
@@ -28,8 +28,12 @@ class RunLog:
 
     Args:
         directory: of the run; gets train.log, metrics.jsonl and tensorboard/.
-        step: the step the run goes on from; 0: a new run.
-        lines: how many lines of metrics.jsonl it had written by then; what it wrote after them is dropped.
+        step: that the run goes on from; 0 for a new run.
+        lines: number of lines of metrics.jsonl that the run had written by that step; later lines
+            are dropped.
+
+    Raises:
+        DataError: if a file cannot be written; likewise from `scalars` and from logging.
     """
 
     def __init__(self, directory: Path, *, step: int = 0, lines: int = 0) -> None:
@@ -42,10 +46,12 @@ class RunLog:
         self.lines = distributed.on_main(partial(self._open, directory, step, lines))
 
     def _open(self, directory: Path, step: int, lines: int) -> int:
-        """Start the files, or go on with them, and return how many lines metrics.jsonl has."""
+        """Start the files or go on with them, and return the number of lines of metrics.jsonl."""
         text = directory / "train.log"
+        # Opened once here, so that a folder that cannot be written ends the run before it starts.
         with writing(text, of_run=True), text.open("a" if step else "w"):
             pass
+
         self._handler = TextFile(text)
         self._handler.setFormatter(
             logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S")
@@ -60,9 +66,17 @@ class RunLog:
             raise
 
     def scalars(self, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Write one line of numbers to metrics.jsonl, and to TensorBoard; numbers that are not finite become null."""
+        """Write the numbers of one step as a line of metrics.jsonl, and to TensorBoard.
+
+        Args:
+            step: number of finished optimiser steps.
+            epoch: number of finished epochs.
+            values: by name; in metrics.jsonl a number that is not finite becomes null.
+        """
         if self._events is None:
             return
+
+        # JSON has no NaN and no infinity.
         finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
         line = {
             "step": step,
@@ -70,10 +84,10 @@ class RunLog:
             "time": round(time.monotonic() - self.started, 3),
             **finite,
         }
+
         with writing(self._jsonl, of_run=True):
-            self._jsonl.parent.mkdir(
-                parents=True, exist_ok=True
-            )  # if it was deleted meanwhile, the run goes on
+            # If the folder was deleted meanwhile, the run goes on.
+            self._jsonl.parent.mkdir(parents=True, exist_ok=True)
             with self._jsonl.open("a") as file:
                 file.write(json.dumps(line) + "\n")
         self._events.add(step, values)
@@ -81,39 +95,56 @@ class RunLog:
     def progress(
         self, items: Iterable[T], *, total: int, done: int, description: str
     ) -> Iterator[T]:
-        """Iterate under a progress bar: on a terminal only."""
+        """Iterate over items, with a progress bar on a terminal.
+
+        Args:
+            items: to iterate over.
+            total: number of items of the whole epoch.
+            done: number of those that came before the first item.
+            description: shown in front of the bar.
+        """
         hidden = not (self.main and on_terminal())
         with tqdm(
             items, total=total, initial=done, desc=description, leave=False, disable=hidden
         ) as bar:
+            # `status` writes beside the bar while there is one.
             self._bar = bar
             yield from bar
         self._bar = None
 
     def evaluation(self, description: str) -> "Callable[..., tqdm[Any]]":
-        """Return what wraps the batches of an evaluation in a progress bar: on a terminal only."""
+        """Return a function that shows a progress bar over the batches of an evaluation.
+
+        The bar is shown on a terminal only.
+        """
         return partial(
             tqdm, desc=description, leave=False, disable=not (self.main and on_terminal())
         )
 
-    def status(self, place: str, text: str) -> None:
-        """Show the state of the loop: beside the bar, which knows the place, or else as a line of its own."""
+    def status(self, position: str, text: str) -> None:
+        """Show the state of the loop beside the progress bar, or without one as a line of its own.
+
+        Args:
+            position: epoch and step, which the bar shows by itself.
+            text: loss, learning rate and speed.
+        """
         if self._bar is not None and not self._bar.disable:
             self._bar.set_postfix_str(text)
         elif self.main:
-            log.info(f"{place} {text}")
+            log.info(f"{position} {text}")
 
     def close(self) -> None:
-        """End train.log: messages of this process go to it no more."""
+        """Stop copying the messages of this process to train.log."""
         if self._handler is not None:
             log.removeHandler(self._handler)
             self._handler.close()
 
 
 class TextFile(logging.Handler):
-    """Append messages to a file, which holds each as soon as it was logged.
+    """Append messages to a file; each is in the file as soon as it was logged.
 
-    A message that cannot be written raises a `DataError`, where logging.FileHandler prints a traceback and goes on.
+    A message that cannot be written raises a `DataError`, where logging.FileHandler prints a
+    traceback and goes on.
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,14 +160,14 @@ class TextFile(logging.Handler):
 
 
 class EventFile:
-    """Scalars for TensorBoard, written by the thread that calls.
+    """Write scalars for TensorBoard, in the thread that calls.
 
-    torch's SummaryWriter has a thread of its own: on a full disk that thread prints a traceback and ends, and the run
-    hears of it later or never.
+    torch's SummaryWriter has a thread of its own: on a full disk that thread prints a traceback and
+    ends, and the training loop learns of it late or never.
 
     Args:
         folder: of the event files; each start of a run adds one.
-        purge_step: TensorBoard forgets what earlier files say of this step and those after it.
+        purge_step: TensorBoard drops what earlier files hold for this step and later ones.
 
     Raises:
         DataError: if the file cannot be written; likewise from `add`.
@@ -145,8 +176,11 @@ class EventFile:
     def __init__(self, folder: Path, *, purge_step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # slow to import
 
+        # The name that torch's SummaryWriter would give the file.
         started = f"{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}"
         self.path = folder / f"events.out.tfevents.{started}.0"
+
+        # The first event names the format, the second one purges.
         session = SessionLog(status=SessionLog.START)
         self._write(
             Event(wall_time=time.time(), file_version="brain.Event:2"),
@@ -175,8 +209,8 @@ class Meter:
     """Mean loss, speed and waiting time since the last report.
 
     Args:
-        loss: sum of the losses of the steps before a run was interrupted.
-        steps: how many those were.
+        loss: sum of the losses of the steps between the last report and an interruption.
+        steps: number of those steps. They count for the mean loss, and not for the speed.
     """
 
     def __init__(self, *, loss: float = 0.0, steps: int = 0) -> None:
@@ -190,7 +224,7 @@ class Meter:
         self.images = self.timed_steps = 0
 
     def loaded(self) -> None:
-        """Note that the batch of the next step is there."""
+        """Note that the batch of the next step has been loaded."""
         self.waited += time.perf_counter() - self.step_start
 
     def add(self, loss: float, images: int) -> None:
@@ -202,52 +236,66 @@ class Meter:
         self.step_start = time.perf_counter()
 
     @property
-    def seconds_a_step(self) -> float:
-        """Return the mean duration of a step."""
+    def seconds_per_step(self) -> float:
+        """Return the mean duration of a step since the last `restart`."""
         return (self.step_start - self.start) / max(1, self.timed_steps)
 
     def read(self, device: torch.device) -> dict[str, float]:
-        """Return the mean loss of a step, images/s, the share of time spent waiting for data, and GiB used on CUDA."""
+        """Return the numbers of a report.
+
+        They are the mean loss per step, images per second, the share of time spent waiting for data
+        in [0, 1], and on CUDA the peak memory in GiB.
+        """
         seconds = max(1e-9, self.step_start - self.start)
         values = {
             "train/loss": self.loss / self.steps,
             "train/images_per_second": self.images / seconds,
             "train/data_wait": self.waited / seconds,
         }
+
         if device.type == "cuda":
             values["train/memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
         return values
 
 
+def clock(seconds: float) -> str:
+    """Write a duration as hours:minutes:seconds."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
 def cut_back(path: Path, *, lines: int, step: int) -> int:
-    """Cut metrics.jsonl back to what a run had written by a checkpoint, less what was damaged since.
+    """Cut metrics.jsonl back to the lines that a run had written by a checkpoint.
+
+    Lines that were damaged since are left out with a warning.
 
     Args:
-        path: of the file; written if it is absent.
-        lines: how many the run had written.
+        path: of the file; an empty one is written if it is absent.
+        lines: number of lines that the run had written.
         step: that the run goes on from.
 
     Returns:
-        How many lines are left.
+        The number of lines that remain.
 
     Raises:
-        DataError: if it cannot be written; it is as before then.
+        DataError: if the file cannot be written; it then stays as it was.
     """
     content = path.read_bytes() if path.exists() else b""
-    whole_lines = content.split(b"\n")[
-        :-1
-    ]  # what follows the last newline was cut off while it was written
+
+    # What follows the last newline was cut off while it was written.
+    whole_lines = content.split(b"\n")[:-1]
     good_lines = [line for line in whole_lines[:lines] if _is_up_to(line, step)]
     if len(good_lines) < lines:
         log.warning(
-            f"{path}: {lines - len(good_lines)} of the {lines} lines that the run had written are missing or damaged "
-            f"and left out; its curves have a gap, and training is not affected"
+            f"{path}: {lines - len(good_lines)} of the {lines} lines that the run had written "
+            f"are missing or damaged and left out; "
+            f"its curves have a gap, and training is not affected"
         )
 
-    left = b"".join(line + b"\n" for line in good_lines)
-    if left != content or not path.exists():
+    remaining = b"".join(line + b"\n" for line in good_lines)
+    if remaining != content or not path.exists():
         with writing(path, of_run=True):
-            torch_files.write_text(path, left.decode())
+            torch_files.write_text(path, remaining.decode())
     return len(good_lines)
 
 

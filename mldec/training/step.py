@@ -1,4 +1,4 @@
-"""One optimiser step, and everything that it changes: weights, moving average, optimiser, schedule, scaler."""
+"""One optimiser step, and its state: weights, moving average, optimiser, schedule and scaler."""
 
 import copy
 import math
@@ -23,12 +23,12 @@ from mldec.training.word_queries import augment, check
 
 
 class Outcome(NamedTuple):
-    """What a step found, the same on every process."""
+    """The outcome of a step, the same on every process."""
 
     loss: float  # of the whole batch
-    fault: str | None  # what was not finite, if that kept the weights as they were
-    stopping: bool  # some process was asked to stop
-    bad_images: int  # left out
+    fault: str | None  # which number was not finite, if the weights were left as they are for it
+    stopping: bool  # a stop was requested on at least one process
+    bad_images: int  # images that were left out, over all processes
 
 
 class Learner:
@@ -37,13 +37,15 @@ class Learner:
     Args:
         config: of the run; only its fixed sections are read.
         model: on its device.
-        loss: logits float32 [B, K], targets [B, K] -> []; summed or averaged over the batch, as `loss.reduction` says.
+        loss: logits float32 [B, K], targets [B, K] -> []; its attribute `reduction` says whether it
+            is the sum or the mean over the batch.
         device: of the model.
-        steps: of the whole run.
+        steps: optimiser steps of the whole run.
         queries: word vectors [K, D] of the training classes; None for closed-set data.
 
     Raises:
-        ConfigError: if synchronised batch norm is asked for without CUDA, or changes of word queries without any.
+        ConfigError: for synchronised batch norm without CUDA, or for an augmentation of word
+            queries on closed-set data.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Learner:
     ) -> None:
         train = config.train
         check(train, queries)
+
         self.memory_format = torch.channels_last if train.channels_last else torch.contiguous_format
         if train.sync_batchnorm:
             if device.type != "cuda":
@@ -66,32 +69,34 @@ class Learner:
                 )
             model = distributed.synchronised_batch_norm(model)  # type: ignore[assignment]
         model.to(memory_format=self.memory_format)
-        self.config, self.model, self.loss, self.device, self.steps = (
-            config,
-            model,
-            loss.to(device),
-            device,
-            steps,
-        )
+
+        self.config, self.device, self.steps = config, device, steps
+        self.model, self.loss = model, loss.to(device)
         self.queries = None if queries is None else queries.to(device)
+
         self.optimizer = build_optimizer(model, **vars(config.optim))
         self.schedule = self._build_schedule()
         self.precision = train.precision.on(device.type)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is Precision.fp16)
         self.ema = ModelEmaV3(model, decay=train.ema_decay) if train.ema_decay else None
+
+        # `net` is what a step calls; `model` shares its parameters, and has the names that
+        # checkpoints use.
         net: nn.Module = torch.compile(model) if train.compile else model  # type: ignore[assignment]
         self.net = distributed.wrap(net, static=train.accumulate == 1 and not train.compile)
-        self.step = 0  # done
-        self.skipped = (
-            0  # of them without effect: not finite, or in fp16 while the scaler looks for its scale
-        )
+
+        self.step = 0  # finished steps
+        # Those of them that changed no weights: a number was not finite, which in fp16 is usual
+        # while the scaler looks for its scale.
+        self.skipped = 0
 
     def _build_schedule(self) -> torch.optim.lr_scheduler.LRScheduler:
         schedule, epochs = self.config.schedule, self.config.train.epochs
-        epoch = self.steps / epochs
-        cooldown = min(
-            schedule.cooldown_epochs or 0, epochs // 2
-        )  # a short trial of a long recipe still learns
+        epoch = self.steps / epochs  # steps per epoch
+
+        # A short trial of a long recipe must still learn before it cools down.
+        cooldown = min(schedule.cooldown_epochs or 0, epochs // 2)
+
         return build_schedule(
             self.optimizer,
             name=schedule.name.value,
@@ -117,29 +122,44 @@ class Learner:
 
         Args:
             micro_batches: this process's share of the batch.
-            images_in_step: size of the whole batch; an image that was left out counts with a loss of 0.
-            stop: true if this process was asked to stop, also while the step is done.
+            images_in_step: size of the whole batch; an image that was left out counts with a loss
+                of 0.
+            stop: true if a stop was requested on this process; looked at after the backward pass,
+                so that a request during the step counts.
+
+        Returns:
+            The outcome; with a `fault` the weights are those before the step.
         """
-        # Random numbers are a function of seed, step and process, as the data's are: nothing of them need be saved.
+        # Random numbers are a function of seed, step and process, as those of the data are, so that
+        # a checkpoint need not hold the state of a generator.
         torch.manual_seed(sample_seed(self.config.seed, self.step, distributed.rank()))
+
+        # A step that is skipped must leave no trace in the batch-norm statistics either.
         skip = self.config.train.nonfinite is NonFinite.skip
         statistics = [buffer.clone() for buffer in self.model.buffers()] if skip else []
+
+        # 1. Gradients of the whole batch.
         loss = torch.zeros((), device=self.device)
         for batch in micro_batches:
             with distributed.no_sync(self.net, unless=batch is micro_batches[-1]):
                 loss = loss + self._forward_backward(batch, images_in_step)
         self.scaler.unscale_(self.optimizer)
         norm = _clip(self.model.parameters(), self.config.train.clip_grad)
-        outcome = self._agree(loss, norm, stop, sum(len(batch.bad) for batch in micro_batches))
+
+        # 2. All processes decide together whether the step counts.
+        bad_images = sum(len(batch.bad) for batch in micro_batches)
+        outcome = self._combine(loss, norm, stop, bad_images)
+
+        # 3. Weights. In fp16 the scaler leaves out a step whose gradients overflow.
         if outcome.fault is None:
-            self.scaler.step(
-                self.optimizer
-            )  # in fp16 it leaves out a step whose gradients overflow
+            self.scaler.step(self.optimizer)
         elif skip:
             for buffer, before in zip(self.model.buffers(), statistics, strict=True):
                 buffer.copy_(before)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+
+        # 4. What follows the weights. The schedule has no value after its last step.
         self.step += 1
         if self.step < self.steps:
             self.schedule.step()
@@ -151,36 +171,54 @@ class Learner:
         """Add the gradients of a micro-batch, and return its share of the loss."""
         images = batch.images.to(self.device, non_blocking=True, memory_format=self.memory_format)
         targets = batch.targets.to(self.device, non_blocking=True)
+
         queries, train = self.queries, self.config.train
         if queries is not None:
             queries, targets = augment(
                 queries, targets, noise=train.query_noise, extra=train.random_queries
             )
+
         with autocast(self.device, self.precision):
             logits = self.net(images, queries)
         loss = self.loss(at_least_float32(logits), targets)
-        # A batch means the same however it is divided: a mean is weighted by the share of the micro-batch.
-        loss = loss * (len(images) / images_in_step if self.loss.reduction == "mean" else 1.0)
-        # Times the processes, because their gradients are averaged while their losses add up.
+
+        # The loss of a batch must not depend on how the batch is divided: a mean is weighted by the
+        # share of the micro-batch.
+        share = len(images) / images_in_step if self.loss.reduction == "mean" else 1.0
+        loss = loss * share
+
+        # DistributedDataParallel averages the gradients of the processes; their losses add up.
         self.scaler.scale(loss * distributed.world_size()).backward()
         return loss.detach()
 
-    def _agree(self, loss: Tensor, norm: Tensor, stop: object, bad_images: int) -> Outcome:
-        """Add up over the processes: one exchange, and one wait for the device, in a step."""
+    def _combine(self, loss: Tensor, norm: Tensor, stop: object, bad_images: int) -> Outcome:
+        """Combine the outcomes of all processes, and count the step if it changes no weights.
+
+        Args:
+            loss: [], this process's share of the loss.
+            norm: [], of the gradients; the same on every process.
+            stop: true if a stop was requested on this process.
+            bad_images: images that this process left out.
+        """
+        # One exchange between the processes per step, and one transfer from the device.
         own = torch.stack([loss, loss.new_tensor(bool(stop)), loss.new_tensor(bad_images)])
-        *sums, gradients = torch.cat([distributed.total(own), norm[None].to(own.dtype)]).tolist()
-        value, stopping, bad = sums
-        overflow = self.scaler.is_enabled() and math.isfinite(value)  # the scaler's own affair
+        sums = distributed.total(own)
+        total_loss, stops, total_bad, gradient_norm = torch.cat(
+            [sums, norm[None].to(own.dtype)]
+        ).tolist()
+
         fault = None
-        if not math.isfinite(value):
-            fault = f"the loss is {value}"
-        elif not math.isfinite(gradients) and not overflow:
-            fault = f"the gradients are not finite (the loss is {value:.4g})"
-        self.skipped += not math.isfinite(value + gradients)
-        return Outcome(value, fault, stopping > 0, int(bad))
+        if not math.isfinite(total_loss):
+            fault = f"the loss is {total_loss}"
+        # fp16: GradScaler skips this step and lowers its scale.
+        elif not math.isfinite(gradient_norm) and not self.scaler.is_enabled():
+            fault = f"the gradients are not finite (the loss is {total_loss:.4g})"
+
+        self.skipped += not math.isfinite(total_loss + gradient_norm)
+        return Outcome(total_loss, fault, stops > 0, int(total_bad))
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the training; the schedule is a function of the step."""
+        """Return the entries of a checkpoint; the schedule is a function of the step."""
         return {
             "step": self.step,
             "model": self.model.state_dict(),
@@ -191,7 +229,11 @@ class Learner:
         }
 
     def load_state(self, saved: Checkpoint, path: Path) -> None:
-        """Take over the training of a checkpoint, read from a path.
+        """Restore weights, moving average, optimiser, scaler and step from a checkpoint.
+
+        Args:
+            saved: the checkpoint.
+            path: that it was read from, for messages.
 
         Raises:
             CheckpointError: if a tensor does not fit.
@@ -204,9 +246,8 @@ class Learner:
         try:
             self.loss.load_state_dict(saved.loss)
             self.optimizer.load_state_dict(saved.optimizer)
-            if (
-                saved.scaler
-            ):  # empty after steps on a CPU, where auto is fp32: start with a new scale
+            # Empty after steps on a CPU, where auto is fp32: start with a new scale.
+            if saved.scaler:
                 self.scaler.load_state_dict(saved.scaler)
         except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
             reason = " ".join(str(error).split())  # torch writes a line per tensor
@@ -219,7 +260,12 @@ class Learner:
             fast_forward(self.schedule, self.step)
 
     def _check_training_state(self, saved: Checkpoint, path: Path) -> None:
-        """Raise a `CheckpointError` for a state of the optimiser or the scaler from which no step can be done."""
+        """Check that a step can be done from the state of the optimiser and the scaler.
+
+        Raises:
+            CheckpointError: if an entry is missing, or has another type or shape.
+        """
+        # On a copy: a state that is refused must not have changed this one.
         trial = build_optimizer(copy.deepcopy(self.model), **vars(self.config.optim))
         check_state(trial, saved.optimizer, self.optimizer.param_groups, path)
 
@@ -236,7 +282,7 @@ class Learner:
 
 
 def _clip(parameters: Iterable[nn.Parameter], largest: float | None) -> Tensor:
-    """Return the norm of all gradients together, after clipping them if it is too large."""
+    """Clip the gradients to a norm, if one is given; return the norm that they had before."""
     if largest is not None:
         return nn.utils.clip_grad_norm_(parameters, largest)
     return nn.utils.get_total_norm(

@@ -1,10 +1,11 @@
 #!/usr/bin/env python
-"""Measure `+experiment=digits_zsl`: the GAP baseline, the four rows of the paper's table 3, other decoders.
+"""Measure `+experiment=digits_zsl`: the rows of the paper's table 3, GAP, and other decoders.
 
-    python scripts/reproduce/digits_zsl.py benchmarks/cpu_digits_zsl.json [--seeds 3] [key=value ...]
+    python scripts/reproduce/digits_zsl.py benchmarks/cpu_digits_zsl.json [--seeds 3] [key=value]
 
-Each seed has its own unseen classes, writings, scenes and start. A run is added to the file as soon as it is done,
-and is not done again when the script is started again; settings after the file hold for all runs.
+Each seed has its own unseen classes, writings, scenes and start. A run is added to the file as
+soon as it is done, and is not repeated when the script is started again. The settings after the
+file hold for all runs.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from mldec.train import run
 
 NOISE = ["train.query_noise=0.3"]
 RANDOM = ["train.random_queries=1"]
-ROWS = {  # the order makes a table that is broken off most useful
+ROWS = {  # the most informative first, in case the study is broken off
     "no augmentation": [],
     "GAP and word vectors": ["head=gap_words"],
     "noise": NOISE,
@@ -36,70 +37,89 @@ ROWS = {  # the order makes a table that is broken off most useful
     "shared pooling row": ["head=ml_decoder_zsl_small"],  # as the released code
 }
 METRICS = ("zsl_mAP", "gzsl_mAP", "seen_mAP", "harmonic_mAP", "zsl_F1@3", "gzsl_F1@3")
-
 REFERENCES = ("chance", "colours_only", "digits_only")
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Do a run, and return its last metrics and its time; that of the processor is without loader workers."""
+    """Train, and return the last metrics and the time; `cpu_seconds` excludes loader workers."""
     with tempfile.TemporaryDirectory() as folder:
-        start, busy = time.perf_counter(), time.process_time()
+        start, cpu_start = time.perf_counter(), time.process_time()
         run(config, Path(folder))
-        lines = [
-            json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()
-        ]
-        last = [line for line in lines if "val/zsl_mAP" in line][-1]
-        times = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - busy}
-        return {name: last[f"val/{name}"] for name in METRICS} | times
+        text = (Path(folder) / "metrics.jsonl").read_text()
+        times = {
+            "seconds": time.perf_counter() - start,
+            "cpu_seconds": time.process_time() - cpu_start,
+        }
+
+    lines = [json.loads(line) for line in text.splitlines()]
+    last = [line for line in lines if "val/zsl_mAP" in line][-1]
+    return {name: last[f"val/{name}"] for name in METRICS} | times
 
 
 def references(config: Config) -> dict[str, float]:
-    """Return the zsl_mAP in percent of models that know nothing, every colour, or every digit of a scene.
+    """Return the zsl_mAP in percent of models that know part of a scene.
 
-    The first is chance: the mean share of the evaluated images that show an unseen class.
+    Returns:
+        `chance`, of a model that knows nothing: the mean share of the evaluated images that show an
+        unseen class; `colours_only` and `digits_only`, of models that know every colour, or digit.
     """
     data = build.data(build.check(config, ["data"]))
     targets = torch.stack([data.val.dataset[index][1] for index in range(len(data.val.dataset))])
+
+    # Each answer scores a class by the part of its name that the model knows.
     shown = targets.unflatten(1, (-1, 10))  # [N, colours, digits]
     answers = {
         "chance": torch.zeros_like(shown),
         "colours_only": shown.amax(2, keepdim=True).expand_as(shown),
         "digits_only": shown.amax(1, keepdim=True).expand_as(shown),
     }
-    found = {}
+
+    figures = {}
     for name, answer in answers.items():
         evaluator = data.evaluator()
         evaluator.update(answer.flatten(1).float(), targets)
-        found[name] = evaluator.compute()["zsl_mAP"]
-    return found
+        figures[name] = evaluator.compute()["zsl_mAP"]
+    return figures
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return mean and standard deviation over the seeds of each row."""
-    table = {}
+    table: dict[str, Any] = {}
     for row in ROWS:
-        found = [one for one in runs if one["row"] == row]
-        if found:
-            table[row] = {"seeds": [one["seed"] for one in found]}
-            for name in (*METRICS, *REFERENCES, "times_chance"):
-                values = [one[name] for one in found]
-                spread = statistics.stdev(values) if len(values) > 1 else None
-                table[row][name] = {"mean": statistics.mean(values), "std": spread}
+        own = [run for run in runs if run["row"] == row]
+        if not own:
+            continue
+
+        table[row] = {"seeds": [run["seed"] for run in own]}
+        for name in (*METRICS, *REFERENCES, "times_chance"):
+            values = [run[name] for run in own]
+            std = statistics.stdev(values) if len(values) > 1 else None
+            table[row][name] = {"mean": statistics.mean(values), "std": std}
     return table
 
 
 def show(table: dict[str, Any]) -> None:
     """Print the table."""
     print(f"{'row':<22}{'seeds':>6}{'zsl mAP':>16}{'x chance':>10}{'gzsl mAP':>16}")
-    for row, found in table.items():
-        cells = [
-            f"{found[name]['mean']:.1f} +- {found[name]['std'] or 0:.1f}"
+    for row, figures in table.items():
+        zsl, gzsl = (
+            f"{figures[name]['mean']:.1f} +- {figures[name]['std'] or 0:.1f}"
             for name in ("zsl_mAP", "gzsl_mAP")
-        ]
-        times = f"{found['times_chance']['mean']:.1f}"
-        print(
-            f"{row:<22}{len(found['seeds']):>6}{cells[0]:>16}{times:>10}{cells[1]:>16}", flush=True
         )
+        times = f"{figures['times_chance']['mean']:.1f}"
+        print(f"{row:<22}{len(figures['seeds']):>6}{zsl:>16}{times:>10}{gzsl:>16}", flush=True)
+
+
+def measure_row(row: str, seed: int, settings: list[str]) -> dict[str, Any]:
+    """Train one row with one seed, and return its entry in the file."""
+    choice = ROWS[row]
+    seeded = [f"name=digits_zsl_{seed}", f"seed={seed}", f"data.seed={seed}"]
+    once = ["train.eval_every=1000"]  # only at the end
+    config = compose(["+experiment=digits_zsl", *seeded, *once, *choice, *settings])
+
+    figures = measure(config) | references(config)
+    figures["times_chance"] = figures["zsl_mAP"] / figures["chance"]
+    return {"row": row, "seed": seed, "choice": choice, **figures}
 
 
 def main() -> None:
@@ -107,37 +127,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "json", type=Path, help="where the figures go; figures there already are kept"
-    )
+    parser.add_argument("json", type=Path, help="file for the figures; the runs in it are kept")
     parser.add_argument("--seeds", type=int, default=3)
-    words, settings = parser.parse_known_args()
+    args, settings = parser.parse_known_args()
+
     with one_line():
-        content = (
-            json.loads(words.json.read_text())
-            if words.json.exists()
-            else {"settings": settings, "runs": []}
-        )
+        content: dict[str, Any] = {"settings": settings, "runs": []}
+        if args.json.exists():
+            content = json.loads(args.json.read_text())
         if content["settings"] != settings:
             raise ConfigError(
-                f"{words.json} was measured with {content['settings']}, not {settings}: name another file"
+                f"{args.json} was measured with {content['settings']}, not {settings}: "
+                "name another file"
             )
-        for seed in range(words.seeds):
-            for row, choice in ROWS.items():
-                if any((one["row"], one["seed"]) == (row, seed) for one in content["runs"]):
+
+        # All rows with one seed before the next seed, so that the rows can be compared early.
+        done = {(run["row"], run["seed"]) for run in content["runs"]}
+        for seed in range(args.seeds):
+            for row in ROWS:
+                if (row, seed) in done:
                     continue
-                seeded = [
-                    f"name=digits_zsl_{seed}",
-                    f"seed={seed}",
-                    f"data.seed={seed}",
-                    "train.eval_every=1000",
-                ]
-                config = compose(["+experiment=digits_zsl", *seeded, *choice, *settings])
-                figures = measure(config) | references(config)
-                figures["times_chance"] = figures["zsl_mAP"] / figures["chance"]
-                content["runs"].append({"row": row, "seed": seed, "choice": choice, **figures})
+
+                content["runs"].append(measure_row(row, seed, settings))
                 content |= {"figures": summary(content["runs"]), "environment": environment()}
-                words.json.write_text(json.dumps(content, indent=1) + "\n")
+                args.json.write_text(json.dumps(content, indent=1) + "\n")
                 show(content["figures"])
 
 

@@ -1,14 +1,16 @@
-"""What the paper reports and the words that train it here: one row a model, the tables and figures made of them.
+"""The results of the paper, and the settings that train them here: one row per model.
 
-The same model may be in several tables: its run has one name, so that it is trained once. A value that is not in a
-table of the paper says where it is from: read off a plot (about 0.05), a model zoo, an abstract.
+The same model may be in several tables: its run has one name, so that it is trained once. The note
+of a value that is not in a table of the paper says where it is from: read off a plot (to about
+0.05), a model zoo, an abstract.
 """
 
 from dataclasses import dataclass, field
 
 from mldec.benchmark.paper import Point, points
 
-# Start weights of the official train.py: the authors' file, trained on Open Images. TResNet-M starts from ImageNet-21K.
+# Start weights of the official train.py: the authors' file, trained on Open Images. TResNet-M
+# starts from ImageNet-21K.
 START_L = "init=zoo:tresnet_l_pretrain"
 TRESNET_S = [
     "+experiment=coco_tresnet_m",
@@ -25,12 +27,10 @@ NO_START = f"{READ_OFF}; no weights to start from"
 class Row:
     """A model of the paper, and how it is trained here."""
 
-    run: str  # name of the run; unique for these words
+    run: str  # name of the run; unique for these settings
     label: str
-    words: list[str]
-    paper: dict[str, float] = field(
-        default_factory=dict
-    )  # metric of the evaluator, and the paper's value of it
+    settings: list[str]  # that train it
+    paper: dict[str, float] = field(default_factory=dict)  # the paper's value per metric
     note: str = ""  # on the value or on how sure the recipe is
     runs: bool = True  # false: the paper could not run it either
 
@@ -47,38 +47,38 @@ COCO_L = Row(
 )
 
 
-def coco_m(run: str, label: str, words: list[str], value: float, note: str = "") -> Row:
+def coco_m(run: str, label: str, settings: list[str], value: float, note: str = "") -> Row:
     """Return a TResNet-M of table 1 or figure 5."""
-    return Row(run, label, ["+experiment=coco_tresnet_m", *words], {"mAP": value}, note)
+    return Row(run, label, ["+experiment=coco_tresnet_m", *settings], {"mAP": value}, note)
 
 
-def openimages(run: str, label: str, words: list[str], value: float) -> Row:
+def openimages(run: str, label: str, settings: list[str], value: float) -> Row:
     """Return a row of table 2; its recipe is not published."""
     note = "recipe not published; 9,605 classes here, 9,600 in the paper"
     return Row(
-        run, label, ["+experiment=openimages_tresnet_m", *words], {"mAP_partial": value}, note
+        run, label, ["+experiment=openimages_tresnet_m", *settings], {"mAP_partial": value}, note
     )
 
 
-def zero_shot(run: str, label: str, words: list[str], value: float) -> Row:
+def zero_shot(run: str, label: str, settings: list[str], value: float) -> Row:
     """Return a row of table 3."""
-    note = "network and start not confirmed" + (
-        "; how the augmentations are drawn is our choice" * bool(words)
-    )
-    return Row(run, label, [ZSL, *words], {"zsl_mAP": value}, note)
+    note = "network and start not confirmed"
+    if settings:
+        note += "; how the augmentations are drawn is our choice"
+    return Row(run, label, [ZSL, *settings], {"zsl_mAP": value}, note)
 
 
 def imagenet(point: Point) -> Row:
     """Return a point of figure 6, trained with A2."""
     experiment = f"imagenet_{point.network.replace('-', '').lower()}_a2"
-    words = [f"+experiment={experiment}"]
+    settings = [f"+experiment={experiment}"]
     paper = {"top1": point.top1}
 
     if point.head == "gap":
         return Row(
-            f"{experiment}_gap", f"{point.network}, GAP", [*words, "head=gap"], paper, READ_OFF
+            f"{experiment}_gap", f"{point.network}, GAP", [*settings, "head=gap"], paper, READ_OFF
         )
-    return Row(experiment, f"{point.network}, ML-Decoder, K = 100", words, paper, READ_OFF)
+    return Row(experiment, f"{point.network}, ML-Decoder, K = 100", settings, paper, READ_OFF)
 
 
 TABLE_6 = {
@@ -185,7 +185,8 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 "ML-Decoder, TResNet-L",
                 ["+experiment=nuswide_zsl_tresnet_l", NOISE, RANDOM],
                 TABLE_6,
-                "as the row above; the official command has TResNet-L too, from Open Images weights",
+                "as the row above; the official command has TResNet-L too, "
+                "from Open Images weights",
             ),
         ],
     ),

@@ -1,16 +1,17 @@
-"""The paper's ablations on handwritten digits, which run anywhere: `python scripts/reproduce/small.py [--row NAME]`.
+"""Train the paper's ablations on handwritten digits: `python scripts/reproduce/small.py`.
 
-One backbone, one schedule and one number of scenes for every row, three seeds each; a row differs in its head or its
-loss only. As the paper's networks are, the backbone is trained beforehand: once, with a GAP head, on scenes of at most
-one digit, and every run starts from it.
+They run on any machine. All rows have the same backbone, schedule and number of scenes, with three
+seeds each; a row differs in its head or its loss only. As the paper's networks are, the backbone is
+pretrained: once, with a GAP head, on scenes of at most one digit, and every run starts from it.
 
-Each finished run is a line of outputs/small/runs.jsonl, so that an interrupted study goes on where it stopped. At the
-end benchmarks/small_study.json gets mean and standard deviation of each row and a verdict on each claim of the paper,
-benchmarks/small_study.png a plot of the metric against the work of one image.
+Each finished run is a line of outputs/small/runs.jsonl, so that an interrupted study goes on where
+it stopped. At the end benchmarks/small_study.json gets mean and standard deviation of each row and
+a verdict on each claim of the paper, and benchmarks/small_study.png a plot of the metric against
+the multiply-accumulates per image. The plot needs matplotlib (`pip install -e ".[plot]"`).
 
   --list         print the rows and their settings
   --row NAME     run one row again
-  --report       only write the report, of what is there
+  --report       only write the report on the finished runs
 """
 
 import argparse
@@ -25,7 +26,7 @@ import torch
 
 from mldec import build, checkpoint
 from mldec.benchmark import environment
-from mldec.check_data.charts import scatter, stacked
+from mldec.check_data.charts import Panel, Point, require_matplotlib, save, scatter_plots
 from mldec.config.compose import compose
 from mldec.errors import ConfigError, one_line
 from mldec.runtime.cost import count_parameters, multiply_accumulates
@@ -35,7 +36,8 @@ from mldec.training.trainer import Trainer
 TOP = Path(__file__).resolve().parents[2]
 WORK, OUT = TOP / "outputs" / "small", TOP / "benchmarks" / "small_study.json"
 SEEDS = (0, 1, 2)
-NOTHING = 0.1  # a difference in points that table 1 calls none: 88.0 with 20 queries, 88.1 with 80
+# A difference in points that table 1 calls none: mAP 88.0 with 20 queries, 88.1 with 80.
+NO_DIFFERENCE = 0.1
 COMMON = [
     "+experiment=digits",
     "device=cpu",
@@ -54,7 +56,8 @@ PRETRAINING = [
     "optim.lr=4e-3",
 ]
 BUDGET = ["data.val_images=1024", "train.epochs=1", "train.ema_decay=null", "optim.lr=2e-3"]
-DATA = {  # what it shows, and its settings: the scenes that a run trains on among them
+# Per dataset: what an image shows, and the settings, with the number of training scenes.
+DATA = {
     "scenes": ("up to 4 digits in a scene, 10 classes", ["data.train_images=6400"]),
     "coloured": (
         "up to 3 coloured digits in a scene, 100 classes",
@@ -66,7 +69,7 @@ DATA = {  # what it shows, and its settings: the scenes that a run trains on amo
     ),
 }
 GAP = ["head=gap"]
-DECODER = ["head=ml_decoder_small", "head.num_groups=null"]  # a query for each class
+DECODER = ["head=ml_decoder_small", "head.num_groups=null"]  # one query per class
 TRANSFORMER = [*DECODER, "head.self_attention=true", "head.queries=learned"]
 BCE = ["loss=bce"]
 
@@ -77,11 +80,11 @@ class Row(NamedTuple):
     name: str
     data: str  # a key of DATA
     label: str
-    words: list[str]
+    own_settings: list[str]
 
     def settings(self, seed: int) -> list[str]:
-        """The words that compose a run."""
-        return [*COMMON, *BUDGET, *DATA[self.data][1], *self.words, f"seed={seed}"]
+        """Return all settings of a run."""
+        return [*COMMON, *BUDGET, *DATA[self.data][1], *self.own_settings, f"seed={seed}"]
 
 
 ROWS = [
@@ -107,7 +110,7 @@ ROWS = [
 
 
 class Claim(NamedTuple):
-    """What the paper says of two rows: the first is better, or as good."""
+    """A claim of the paper on two rows: the first is better than the second, or as good."""
 
     text: str
     first: str
@@ -150,7 +153,7 @@ CLAIMS = [
         "as good as the transformer decoder, many classes", "many_100", "many_transformer", False
     ),
     Claim(
-        "ML-Decoder beats GAP, one label an image (figure 6)",
+        "ML-Decoder beats GAP, one label per image (figure 6)",
         "single_ml_decoder",
         "single_gap",
         True,
@@ -159,23 +162,35 @@ CLAIMS = [
 
 
 def pretrained() -> Path:
-    """Return the checkpoint that every run starts from, trained before the first one."""
+    """Return the checkpoint that every run starts from, and train it before the first run."""
     path = WORK / "pretrained" / "checkpoints" / "best.pt"
     if not path.exists():
-        train([*COMMON, *PRETRAINING, "data.val_images=512", "seed=100"], WORK / "pretrained", None)
+        settings = [*COMMON, *PRETRAINING, "data.val_images=512", "seed=100"]
+        train(settings, WORK / "pretrained", None)
     return path
 
 
-def train(words: list[str], folder: Path, start: Path | None) -> tuple[str, float]:
-    """Do a run in this process, and return its metric and the value of it after the last step."""
-    config = compose(words)
+def train(settings: list[str], folder: Path, start: Path | None) -> tuple[str, float]:
+    """Train in this process.
+
+    Args:
+        settings: of the run.
+        folder: of the run.
+        start: a checkpoint to take the backbone from.
+
+    Returns:
+        The main metric's name, and its value after the last step.
+    """
+    config = compose(settings)
     parts = build.check(config)
     torch.manual_seed(config.seed)
     data = build.data(parts)
     model = build.model(parts, data.train.classes)
+
+    # Not the head of the checkpoint, which would favour the rows that have the same one.
     if start:
-        # The backbone alone: the head of the file would favour the rows that have the same one.
         model.backbone.load_state_dict(checkpoint.load_model(start).model.backbone.state_dict())
+
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     log = RunLog(folder)
     trainer = Trainer(
@@ -186,9 +201,12 @@ def train(words: list[str], folder: Path, start: Path | None) -> tuple[str, floa
         folder=folder / "checkpoints",
         device=torch.device("cpu"),
     )
-    values = trainer.fit(log)
+    metrics = trainer.fit(log)
     log.close()
-    return next(iter(values)).removeprefix("val/"), next(iter(values.values()))
+
+    # The evaluator reports its main metric first.
+    name, value = next(iter(metrics.items()))
+    return name.removeprefix("val/"), value
 
 
 def run(row: Row, seed: int) -> dict[str, Any]:
@@ -201,95 +219,104 @@ def run(row: Row, seed: int) -> dict[str, Any]:
 
 
 def finished() -> list[dict[str, Any]]:
-    """Return the runs that are done."""
+    """Return the lines of the finished runs."""
     path = WORK / "runs.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def forget(row: str) -> None:
     """Drop the runs of a row, so that they are done again."""
-    kept = [json.dumps(found) + "\n" for found in finished() if found["row"] != row]
-    (WORK / "runs.jsonl").write_text("".join(kept))
+    lines = [json.dumps(result) + "\n" for result in finished() if result["row"] != row]
+    (WORK / "runs.jsonl").write_text("".join(lines))
 
 
 def study(rows: list[Row]) -> None:
-    """Do the runs that are not done yet, all rows with one seed before the next seed."""
-    done = {(found["row"], found["seed"]) for found in finished()}
+    """Do the runs that are not finished yet, all rows with one seed before the next seed."""
+    done = {(result["row"], result["seed"]) for result in finished()}
     for seed in SEEDS:
         for row in rows:
             if (row.name, seed) in done:
                 continue
-            found = run(row, seed)
+
+            # Written at once, so that an interruption costs one run.
+            result = run(row, seed)
             with (WORK / "runs.jsonl").open("a") as file:
-                file.write(json.dumps(found) + "\n")
-            print(
-                f"{row.name} seed {seed}: {found['metric']} {found['value']:.2f}, {found['cpu_seconds']} s",
-                flush=True,
-            )
+                file.write(json.dumps(result) + "\n")
+
+            metric = f"{result['metric']} {result['value']:.2f}"
+            print(f"{row.name} seed {seed}: {metric}, {result['cpu_seconds']} s", flush=True)
 
 
-def summarise(row: Row, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the report says of a row."""
+def summarise(row: Row, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the entry of a row in the report.
+
+    Args:
+        row: the row.
+        results: the finished runs of all rows.
+    """
     own = sorted(
-        (found for found in runs if found["row"] == row.name), key=lambda found: found["seed"]
+        (result for result in results if result["row"] == row.name),
+        key=lambda result: result["seed"],
     )
+    values = [result["value"] for result in own]
+
+    # Built anew only to count its work and parameters.
     config = compose(row.settings(0))
     parts = build.check(config)
     model = build.model(parts, build.data(parts).train.classes)
-    values = [found["value"] for found in own]
+
     return {
         "row": row.name,
         "data": row.data,
         "label": row.label,
-        "words": row.words,
+        "words": row.own_settings,
         "metric": own[0]["metric"] if own else None,
         "mean": statistics.fmean(values) if values else None,
         "std": statistics.stdev(values) if len(values) > 1 else None,
-        "values": {str(found["seed"]): found["value"] for found in own},
+        "values": {str(result["seed"]): result["value"] for result in own},
         "gmac": multiply_accumulates(model, int(config.data["image_size"])) / 1e9,
         "parameters": count_parameters(model)[0],
-        "cpu_seconds": sum(found["cpu_seconds"] for found in own),
+        "cpu_seconds": sum(result["cpu_seconds"] for result in own),
     }
 
 
 def judge(claim: Claim, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Hold a claim against the differences of the two rows, seed by seed.
+    """Test a claim on the differences of its two rows, seed by seed.
 
-    The spread is two standard errors of their mean, and never less than what the paper takes for nothing.
+    The spread is two standard errors of their mean, and at least `NO_DIFFERENCE`.
     """
-    one, other = rows[claim.first]["values"], rows[claim.second]["values"]
-    gaps = [one[seed] - other[seed] for seed in one.keys() & other.keys()]
-    if len(gaps) < 2:
+    first, second = rows[claim.first]["values"], rows[claim.second]["values"]
+    # Paired by seed, so that what both runs have in common does not add to the spread.
+    differences = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
+    if len(differences) < 2:
         return {**claim._asdict(), "difference": None, "spread": None, "verdict": "not run"}
-    mean, spread = (
-        statistics.fmean(gaps),
-        max(NOTHING, 2 * statistics.stdev(gaps) / len(gaps) ** 0.5),
-    )
-    if claim.better:
-        verdict = (
-            "holds"
-            if mean > spread
-            else "does not hold"
-            if mean < -spread
-            else "open: within the spread"
-        )
+
+    mean = statistics.fmean(differences)
+    standard_error = statistics.stdev(differences) / len(differences) ** 0.5
+    spread = max(NO_DIFFERENCE, 2 * standard_error)
+
+    if mean > spread:
+        verdict = "holds"
+    elif mean < -spread:
+        verdict = "does not hold"
+    elif claim.better:
+        verdict = "open: within the spread"
     else:
-        verdict = (
-            "does not hold"
-            if mean < -spread
-            else "holds"
-            if mean > spread
-            else "holds within the spread"
-        )
+        verdict = "holds within the spread"
     return {**claim._asdict(), "difference": mean, "spread": spread, "verdict": verdict}
 
 
 def report() -> None:
-    """Write the JSON and the plot, and print both tables."""
-    runs = finished()
-    rows = {row.name: summarise(row, runs) for row in ROWS}
+    """Write the JSON file and the plot, and print both tables."""
+    results = finished()
+    rows = {row.name: summarise(row, results) for row in ROWS}
+
+    # A study that was interrupted gets a report too, which says that it is not complete.
     claims = [judge(claim, rows) for claim in CLAIMS]
     done = sum(len(row["values"]) for row in rows.values())
+
     content = {
         "complete": done == len(ROWS) * len(SEEDS),
         "runs": [done, len(ROWS) * len(SEEDS)],
@@ -302,41 +329,48 @@ def report() -> None:
         "environment": environment(),
     }
     OUT.write_text(json.dumps(content, indent=1) + "\n")
-    stacked(
-        [panel(name, rows) for name in DATA if any(plotted(row, name) for row in rows.values())]
-    ).save(OUT.with_suffix(".png"), optimize=True)
+    plot(list(rows.values()), OUT.with_suffix(".png"))
+
     for row in rows.values():
-        print(
-            f"{row['data']:<9} {row['label']:<22} {_value(row):<22} {row['gmac'] * 1e3:6.2f} MMAC"
-        )
+        work = f"{row['gmac'] * 1e3:6.2f} MMAC"
+        print(f"{row['data']:<9} {row['label']:<22} {mean_and_deviation(row):<22} {work}")
     for claim in claims:
-        gap = (
-            ""
-            if claim["difference"] is None
-            else f" ({claim['difference']:+.2f}, spread {claim['spread']:.2f})"
-        )
-        print(f"{claim['verdict']:<24} {claim['text']}{gap}")
+        line = f"{claim['verdict']:<24} {claim['text']}"
+        if claim["difference"] is not None:
+            line += f" ({claim['difference']:+.2f}, spread {claim['spread']:.2f})"
+        print(line)
 
 
-def plotted(row: dict[str, Any], data: str) -> bool:
-    """Tell whether a row belongs into the panel of a data set."""
-    return row["data"] == data and row["mean"] is not None
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Write the plot of a report's rows: one panel per dataset that has a finished run."""
+    panels = []
+    for data in DATA:
+        shown = [row for row in rows if row["data"] == data and row["mean"] is not None]
+        if shown:
+            panels.append(panel(data, shown))
+    if panels:
+        save(scatter_plots(panels), path)
 
 
-def panel(data: str, rows: dict[str, dict[str, Any]]) -> Any:
-    """Return the plot of a data set: the metric against million multiply-accumulates, a bar of one std each way."""
-    shown = [row for row in rows.values() if plotted(row, data)]
-    points = [(row["gmac"] * 1e3, row["mean"], row["std"] or 0.0) for row in shown]
-    title = f"{DATA[data][0]}: {shown[0]['metric']} against million multiply-accumulates an image"
-    return scatter(points, [row["label"] for row in shown], title)
+def panel(data: str, rows: list[dict[str, Any]]) -> Panel:
+    """Return the metric of a dataset's rows against their work, with bars of one std each way."""
+    points = [
+        Point(row["gmac"] * 1e3, row["mean"], row["std"] or 0.0, row["label"]) for row in rows
+    ]
+    return Panel(
+        title=DATA[data][0],
+        x_label="million multiply-accumulates per image",
+        y_label=f"{rows[0]['metric']} in percent",
+        points=points,
+    )
 
 
-def _value(row: dict[str, Any]) -> str:
+def mean_and_deviation(row: dict[str, Any]) -> str:
+    """Return the result of a report's row as text."""
     if row["mean"] is None:
         return "not run"
-    return f"{row['metric']} {row['mean']:.1f}" + (
-        "" if row["std"] is None else f" +- {row['std']:.1f}"
-    )
+    text = f"{row['metric']} {row['mean']:.1f}"
+    return text if row["std"] is None else f"{text} +- {row['std']:.1f}"
 
 
 def main() -> None:
@@ -344,22 +378,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = {row.name: row for row in ROWS}
     parser.add_argument("--row", metavar="NAME", help="run this row again")
     parser.add_argument("--list", action="store_true", help="print the rows")
     parser.add_argument("--report", action="store_true", help="only write the report")
-    words = parser.parse_args()
+    args = parser.parse_args()
+
+    rows = {row.name: row for row in ROWS}
     with one_line():
-        if words.list:
-            print("\n".join(f"{row.name:<18} {row.data:<9} {' '.join(row.words)}" for row in ROWS))
+        if args.list:
+            for row in ROWS:
+                print(f"{row.name:<18} {row.data:<9} {' '.join(row.own_settings)}")
             return
-        if words.row and words.row not in names:
-            raise ConfigError(f"--row {words.row}: there is no such row; see --list")
+        if args.row and args.row not in rows:
+            raise ConfigError(f"--row {args.row}: there is no such row; see --list")
+
+        # The plot comes last: whether it can be drawn is known before hours of training.
+        require_matplotlib(OUT.with_suffix(".png").name)
+
         WORK.mkdir(parents=True, exist_ok=True)
-        if words.row:
-            forget(words.row)
-        if not words.report:
-            study([names[words.row]] if words.row else ROWS)
+        if args.row:
+            forget(args.row)
+        if not args.report:
+            study([rows[args.row]] if args.row else ROWS)
         report()
 
 

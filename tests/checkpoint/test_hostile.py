@@ -100,7 +100,7 @@ def test_no_file_passes_the_doors_and_none_is_run(corpus: Corpus, model: nn.Modu
                 build.check(saved, ["data"])
         else:
             one_line(lambda: checkpoint.load_model(path), CheckpointError, path)  # noqa: B023
-        # These two do not use the config, so that a file with nothing else wrong in it may pass them.
+        # These two do not use the config, so that a file that is sound otherwise may pass them.
         for door in (lambda: checkpoint.load(path), lambda: checkpoint.initialise(model, path)):  # noqa: B023
             with suppress(CheckpointError):
                 door()
@@ -135,7 +135,7 @@ def test_no_file_passes_the_doors_of_word_vectors_and_names(corpus: Corpus, tmp_
         given.unlink(missing_ok=True)
         given.symlink_to(path)
         for door, file in (
-            (lambda: read_vectors(path, names, order=names), path),
+            (lambda: read_vectors(path, names, order=names), path),  # noqa: B023
             (read_names, given),
         ):
             fault = None

@@ -1,8 +1,9 @@
-"""Checkpoints that an earlier version wrote: they load, evaluate and resume to the numbers of that version.
+"""Checkpoints of an earlier version load, evaluate and resume to the numbers of that version.
 
-`released_versions/0_1` holds two runs of commit f473d21 with tiny networks, stopped after two epochs, and the numbers
-that this commit gave for them. A file of the authors' would be of 100 MB or more: `parity/` holds the names and shapes
-of three of them, fills them with values that anyone can rebuild, and compares the logits.
+`released_versions/0_1` holds two runs of commit f473d21 with tiny networks, stopped after two
+epochs, and the numbers that this commit gave for them. A file of the authors would have 100 MB or
+more: `parity/` holds the names and shapes of three of them, fills them with values that anyone can
+rebuild, and compares the logits.
 """
 
 import json

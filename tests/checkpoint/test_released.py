@@ -1,4 +1,4 @@
-"""Files in the layouts that the authors released, rebuilt from names and shapes, through the one door."""
+"""Files in the layouts of the authors, rebuilt from names and shapes, through `load_model`."""
 
 import json
 import re
@@ -155,7 +155,7 @@ def test_gap_files_of_the_sister_repositories(
     assert loaded.classes.exclusive is (classes == 11221)
     images = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
-        # In-place ABN scales by |w| + 1e-5, so a norm of scale 1 comes back a hundred-thousandth larger.
+        # In-place ABN scales by |w| + 1e-5, so a norm of scale 1 comes back larger by 1e-5.
         torch.testing.assert_close(loaded.model(images), model(images), rtol=1e-2, atol=1e-2)
 
 

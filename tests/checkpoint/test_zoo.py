@@ -97,7 +97,10 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         pytest.skip("no openssl command to make a certificate with")
     folder = tmp_path_factory.mktemp("certificate")
     made, key = folder / "cert.pem", folder / "key.pem"
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 "
+        "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    )
     done = subprocess.run(
         [*command.split(), "-keyout", str(key), "-out", str(made)],
         capture_output=True,

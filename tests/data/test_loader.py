@@ -220,7 +220,7 @@ def test_a_dead_worker_is_one_line() -> None:
 
 
 def loader_process(loader: Any) -> Any:
-    """Start a loader of one process, and return its first batch, the rest of them, and the process."""
+    """Start a loader with one process; return its first batch, the others, and the process."""
     before = set(multiprocessing.active_children())
     batches = unwrap(loader)
     first = next(batches)

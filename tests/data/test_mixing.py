@@ -1,4 +1,4 @@
-"""Mixing against timm's own classes: FastCollateMixup for whole numbers, Mixup for what the numbers mean."""
+"""Mixing against timm: FastCollateMixup in whole numbers, Mixup for what they mean."""
 
 import itertools
 

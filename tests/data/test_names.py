@@ -1,4 +1,4 @@
-"""The rule for class names: the same for every reader, for `Classes`, and for a checkpoint that is read."""
+"""The rule for class names, the same for readers, for `Classes` and for checkpoints."""
 
 from pathlib import Path
 

@@ -31,7 +31,7 @@ def pixels(*shape, seed=0):
 
 
 def picture(width=40, height=30, seed=0):
-    """A smooth picture with some texture and not of the full range, so that every operation changes it."""
+    """A smooth picture with texture, not of full range, so that every operation changes it."""
     coarse = Image.fromarray(pixels(5, 6, 3, seed=seed)).resize(
         (width, height), Image.Resampling.BICUBIC
     )
@@ -146,7 +146,8 @@ def test_more_than_sixteen_bits_have_no_known_range(tmp_path):
 
 
 UPRIGHT = np.arange(1, 7, dtype=np.uint8).reshape(2, 3) * 40  # three wide, two high
-# How a camera that writes this orientation stores the upright picture (TIFF 6.0: where row 0 and column 0 are).
+# How a camera that writes this orientation stores the upright picture (TIFF 6.0: where row 0 and
+# column 0 are).
 STORED = {
     1: UPRIGHT,
     2: UPRIGHT[:, ::-1],
@@ -588,7 +589,8 @@ def test_cutout_covers_one_square_of_one_colour():
         assert (inside == inside[0]).all()
         areas.append(len(inside))
         colours.append(inside[0])
-    # Half of the centres lie within 15 of a border and lose 7.5 on average: 26.25 of each side of 30 is left.
+    # Half of the centres lie within 15 of a border and lose 7.5 on average, which leaves 26.25 of
+    # each side of 30.
     assert max(areas) == 30 * 30
     assert min(areas) >= 15 * 15
     assert np.mean(areas) == pytest.approx(26.25**2, rel=0.05)
@@ -693,7 +695,8 @@ def results_of(name, image, row=9, draws=40):
 
 def test_translation_goes_both_ways_by_its_fraction_and_uncovers_grey():
     results = results_of("translate_x", edge(height=60))
-    # 150 / 331 of 100 pixels is 45.3: a move to the left loses as much of the white, one to the right none.
+    # 150 / 331 of 100 pixels is 45.3: a move to the left loses as much of the white, a move to the
+    # right none.
     assert {int((result[30] == 255).all(1).sum()) for result in results} == {5, 50}
     assert {int((result[30] == GREY).all(1).sum()) for result in results} == {45}
     turned = results_of("translate_y", edge(height=60).transpose(Image.Transpose.ROTATE_90))

@@ -1,4 +1,4 @@
-"""Digits in each on-disk form, all the way: written, checked, trained on, evaluated, and packed into shards.
+"""Digits in each on-disk form: written, checked, trained on, evaluated, and packed into shards.
 
 The form "nuswide" is not here: its data are zero-shot, see tests/scripts/test_make_digits.py.
 """

@@ -1,4 +1,4 @@
-"""Data from others, through the commands: refused before anything is trained, or left out and named."""
+"""Faulty data through the commands: refused before training, or left out and named."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Data with one label an image: train, evaluate, predict, and what is refused before anything is trained."""
+"""Data with one label per image: train, evaluate, predict, and what is refused before."""
 
 import json
 from collections.abc import Callable

@@ -154,8 +154,8 @@ def test_a_full_disk_at_the_start_is_one_line(
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_small_disk_is_one_line(kibibytes: int, tmp_path: Path) -> None:
     command = (
-        f"mount -t tmpfs -o size={kibibytes}k none {tmp_path} && cd {tmp_path} && {sys.executable} -m mldec.train "
-        + " ".join(f"'{word}'" for word in QUICK)
+        f"mount -t tmpfs -o size={kibibytes}k none {tmp_path} && cd {tmp_path} && "
+        f"{sys.executable} -m mldec.train " + " ".join(f"'{word}'" for word in QUICK)
     )
     done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True)
     if "unshare" in done.stderr or "mount:" in done.stderr:
@@ -229,7 +229,7 @@ def test_a_change_of_the_data_is_refused_at_a_resume(
     assert (status, "going on with this one, as data.changed=allow says" in out) == (0, True)
     assert "changed" not in read_torch(last)["config"]["data"]
 
-    # The changed table counts from now on, wherever the images lie; it is accepted once, not for ever.
+    # The changed table counts from now on, wherever the images are; it is accepted only once.
     shutil.move(photos, tmp_path / "moved")
     words[words.index(f"data.root={photos}")] = f"data.root={tmp_path / 'moved'}"
     assert cli("train", *words, "train.epochs=3", "resume=auto").status == 0

@@ -1,4 +1,4 @@
-"""A run is stopped, killed, or loses its files: nothing is lost, and it comes out as one that was not."""
+"""A run that is stopped, killed or loses files ends like one that was not interrupted."""
 
 import json
 import multiprocessing

@@ -15,7 +15,7 @@ from mldec.evaluators.average_precision import INTERPOLATIONS, average_precision
 
 
 def predictions(rows=200, classes=12, levels=None, unknown=0.0, seed=0):
-    """Scores that know something, rare and frequent classes; with `levels` there are only so many scores."""
+    """Informative scores of rare and frequent classes; `levels` is the number of their values."""
     rng = np.random.default_rng(seed)
     targets = (rng.uniform(size=(rows, classes)) < np.linspace(0.02, 0.6, classes)).astype(np.int8)
     targets[0] = 1  # no class is empty
@@ -56,7 +56,7 @@ def official(scores, labels):
 
 
 def voc(scores, labels):
-    """Area under the envelope of precision over recall, with the sentinels of the VOC development kit."""
+    """Area under the envelope of precision over recall, with the sentinels of the VOC devkit."""
     steps, positives = precision_and_recall(scores, labels), labels.sum()
     recall = [0.0, *(hits / positives for hits, _ in steps), 1.0]
     precision = [0.0, *(hits / rank for hits, rank in steps), 0.0]
@@ -66,7 +66,7 @@ def voc(scores, labels):
 
 
 def voc_2007(scores, labels):
-    """Mean of the best precision at recall of at least 0, 0.1, .. 1, with recall in whole numbers."""
+    """Mean of the best precision at recall of at least 0, 0.1, .. 1, in whole numbers."""
     steps, positives = precision_and_recall(scores, labels), int(labels.sum())
     return (
         sum(
@@ -307,7 +307,7 @@ print(memory("VmHWM") - before, time.perf_counter() - start)
 
 
 def peak_beyond_the_input(rows, classes):
-    """Bytes that the evaluator needs at its peak, beyond the predictions themselves, in a process of its own."""
+    """Bytes that the evaluator needs at its peak beyond the predictions, in its own process."""
     if not sys.platform.startswith("linux"):
         pytest.skip("the peak of the memory is read from /proc")
     run = subprocess.run(

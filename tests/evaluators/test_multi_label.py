@@ -93,7 +93,12 @@ def naive(decided, targets):
 def test_the_metrics_have_these_names_in_this_order(k):
     _, metrics = evaluated(*predictions(), top_k=k)
     assert list(metrics) == [
-        "mAP", "mAP_skip_empty", "mAP_interpolated", "mAP_11point", *KEYS, *(f"{key}@{k}" for key in KEYS)
+        "mAP",
+        "mAP_skip_empty",
+        "mAP_interpolated",
+        "mAP_11point",
+        *KEYS,
+        *(f"{key}@{k}" for key in KEYS),
     ]  # fmt: skip
     assert all(type(value) is float for value in metrics.values())
     json.dumps(metrics, allow_nan=False)

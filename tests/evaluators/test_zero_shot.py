@@ -179,7 +179,10 @@ def test_several_processes_find_the_same_to_the_bit(tmp_path):
 
 @torch.no_grad()
 def test_queries_do_not_see_one_another():
-    """So one pass over all classes gives the logits of a pass over the unseen ones: what the class above rests on."""
+    """One pass over all classes gives the logits of a pass over the unseen ones.
+
+    The class above relies on this.
+    """
     torch.manual_seed(0)
     head = MLDecoder(64, 925, num_groups=None, word_dim=300).eval()
     tokens, words = (

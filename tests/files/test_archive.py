@@ -34,7 +34,10 @@ def test_an_old_file_of_torch_is_no_archive(tmp_path: Path) -> None:
 def wide(
     *, unpacked: int = 1000, packed: int = 1000, offset: int = 0, extra: bytes | None = None
 ) -> bytes:
-    """Return an archive of one stored member whose sizes and place stand in a field of 64 bits, as past 4 GiB."""
+    """Return an archive of one stored member with 64-bit fields of size and offset.
+
+    Archives of more than 4 GiB have them.
+    """
     archive = hostile.Archive({"a/0": bytes(1000)})
     full = archive.directory(unpacked=2**32 - 1, packed=2**32 - 1, offset=2**32 - 1)
     if extra is None:

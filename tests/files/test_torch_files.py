@@ -64,10 +64,13 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     save(path, STATE)
     code = (
-        "import resource, signal, sys, torch; from pathlib import Path; from mldec.files.torch_files import save\n"
+        "import resource, signal, sys, torch; from pathlib import Path; "
+        "from mldec.files.torch_files import save\n"
         "from mldec.errors import one_line\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        f"with one_line(): save(Path({str(path)!r}), {{'format': 1, 'model': torch.zeros(100_000)}})"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        f"with one_line(): "
+        f"save(Path({str(path)!r}), {{'format': 1, 'model': torch.zeros(100_000)}})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
@@ -89,7 +92,8 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
         "\ufeff{hash}  last.pt\n",
         "SHA256 (last.pt) = {hash}\n",
         "SHA256(last.pt)= {hash}\n",
-        "Algorithm  Hash  Path\r\n---------  ----  ----\r\nSHA256     {capitals}       C:\\last.pt\r\n",
+        "Algorithm  Hash  Path\r\n---------  ----  ----\r\n"
+        "SHA256     {capitals}       C:\\last.pt\r\n",
     ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])

@@ -1,4 +1,4 @@
-"""What only a CUDA device can show. Run with `pytest -m gpu`; skipped, with the reason, where there is none."""
+"""Tests that need a CUDA device: run with `pytest -m gpu`; skipped where there is none."""
 
 import json
 import subprocess
@@ -18,7 +18,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 
-# The real network of the digits experiment, on few scenes: batch norm, dropout and a convolutional backbone.
+# The real network of the digits experiment, on few scenes: batch norm, dropout and a
+# convolutional backbone.
 SHORT = [
     "+experiment=digits",
     "data.train_images=512",

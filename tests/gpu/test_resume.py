@@ -1,7 +1,8 @@
-"""Resume equality of a real network with train.deterministic=true: on CUDA (`pytest -m gpu`), and the same on the CPU.
+"""Resume equality of a real network with train.deterministic=true, on CUDA and on the CPU.
 
-Convolutions, batch norm, dropout, the attention of the head, the moving average and a loader with workers: what may
-differ between two runs on a GPU. Every run is a process of its own, as users start them.
+The tests on CUDA need `pytest -m gpu`. Convolutions, batch norm, dropout, the attention of the
+head, the moving average and a loader with workers may differ between two runs on a GPU. Every run
+is a process of its own, as users start them.
 """
 
 import os
@@ -24,7 +25,8 @@ CASES = [
     *[pytest.param("cuda", precision, marks=CUDA_MARKS) for precision in ("fp32", "fp16", "bf16")],
 ]
 
-# Two epochs of 8 steps; each evaluation is one forward pass of the raw weights and one of the average.
+# Two epochs of 8 steps; each evaluation is one forward pass of the raw weights and one of the
+# average.
 WORDS = [
     "+experiment=digits",
     "plugins=[patches]",
@@ -41,7 +43,7 @@ WORDS = [
 
 
 def train(folder: Path, *words: str, stop_at_forward: int = 0) -> int:
-    """Run `mldec.train` in a process of its own, stopped by SIGTERM in that forward pass; return its status."""
+    """Run `mldec.train` in a process, stop it by SIGTERM in a forward pass; return its status."""
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "PATCHES_SIGNAL": f"SIGTERM:{stop_at_forward}"}
     command = [sys.executable, "-m", "mldec.train", *WORDS, *words]

@@ -49,7 +49,7 @@ def norm(x, weights, name):
 
 
 def official(head, tokens, *, doubled=True, words=None):
-    """The description of the official forward with torch's attention, queries first; the pooling is a loop."""
+    """The official forward with torch's attention, queries first; the pooling is a loop."""
     state, dim = head.state_dict(), head.embed.out_features
     memory = F.relu(F.linear(tokens, state["embed.weight"], state["embed.bias"])).transpose(
         0, 1
@@ -469,7 +469,10 @@ def test_a_word_as_wide_as_the_decoder_is_not_projected():
     words = some_words(4, DIM)
     closed = small(4, num_groups=None)
     closed.load_state_dict(
-        {**head.state_dict(), "queries": words.relu(), "pool_weight": head.pool_weight.expand(4, -1, -1),
+        {
+            **head.state_dict(),
+            "queries": words.relu(),
+            "pool_weight": head.pool_weight.expand(4, -1, -1),
          "pool_bias": head.pool_bias.expand(4)}
     )  # fmt: skip
     torch.testing.assert_close(

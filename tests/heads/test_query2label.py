@@ -56,7 +56,7 @@ def norm(layer, x):
 
 
 def detr_positions(height, width, dim):
-    """The position of each token counted from 1 by a running sum over a map, one channel at a time."""
+    """Positions of tokens, counted from 1 by a running sum over a map, channel by channel."""
     ones = torch.ones(height, width)
     half, channels = dim // 2, []
     for count in (ones.cumsum(0), ones.cumsum(1)):  # y, then x
@@ -68,7 +68,7 @@ def detr_positions(height, width, dim):
 
 
 def official(head, tokens):
-    """The description of the official transformer: positions on queries and keys, label queries on top of zeros."""
+    """The official transformer: positions on queries and keys, label queries added to zeros."""
     memory = head.input_proj(tokens)
     side = math.isqrt(tokens.shape[1])
     positions = detr_positions(side, side, memory.shape[-1]).double()

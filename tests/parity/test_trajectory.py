@@ -1,4 +1,4 @@
-"""The official training loop, step by step in float64: loss, rates, and the final raw and averaged weights."""
+"""The official training loop, step by step in float64: loss, rates, and both final weights."""
 
 from pathlib import Path
 

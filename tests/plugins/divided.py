@@ -1,4 +1,7 @@
-"""Train in float64 without batch norm, for a comparison of one process with several: `torchrun divided.py FOLDER`."""
+"""Train in float64 without batch norm, to compare one process with several.
+
+Start it with `torchrun divided.py FOLDER`.
+"""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Deterministic weights, images and labels, so that two implementations can be compared without shipping weights.
+"""Deterministic weights, images and labels, to compare two implementations without a file.
 
 Only NumPy's frozen legacy generator is used: the same numbers on every machine and version.
 """
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def tensor(key: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the float32 value of the parameter or buffer called `key` (its name in the released layout).
+    """Return the float32 value of the parameter or buffer `key`, its name in the released layout.
 
     Norm scales (1-d, not a bias, not a running statistic) have either sign, as in-place ABN allows.
     """
@@ -29,7 +29,7 @@ def tensor(key: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def images(size: int, count: int = 2) -> np.ndarray:
-    """Return [count, 3, size, size] float32 in [0, 1]: a 4 x 4 grid of random colours, enlarged by repetition."""
+    """Return [count, 3, size, size] float32 in [0, 1]: an enlarged 4 x 4 grid of random colours."""
     coarse = np.random.RandomState(size).uniform(0, 1, (count, 3, 4, 4)).astype(np.float32)
     return coarse.repeat(size // 4, 2).repeat(size // 4, 3)
 
@@ -47,7 +47,10 @@ def word_vectors(count: int, width: int = 300) -> np.ndarray:
 def training_set(
     count: int = 40, size: int = 64, classes: int = 80
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return images [count, 3, size, size] float32 in [0, 1] and multi-hot labels [count, classes] float32."""
+    """Return images [count, 3, size, size] in [0, 1] and multi-hot labels [count, classes].
+
+    Both are float32.
+    """
     r = np.random.RandomState(7)
     coarse = r.randint(0, 256, (count, 3, 8, 8)).astype(np.float32) / 255
     labels = (r.uniform(size=(count, classes)) < 0.05).astype(np.float32)

@@ -1,7 +1,7 @@
 """Run one case of a property-based test in this process, and hold it to what a user was promised.
 
-Any exception that a user would see as a traceback comes out as it is, so that Hypothesis tells different faults apart
-by their place.
+Any exception that a user would see as a traceback comes out as it is, so that Hypothesis tells
+different faults apart by their place.
 """
 
 import gc
@@ -57,11 +57,12 @@ def guarded(call: Callable[[], object]) -> Ended:
     """Run a command, or a piece of one, and check how it ends.
 
     Args:
-        call: does not return a status: it ends as commands do, by returning, `SystemExit` or a `UserError`.
+        call: it ends as commands do, by returning, `SystemExit` or a `UserError`.
 
     Raises:
-        AssertionError: if it needs more than `SECONDS` or `MEMORY`, starts too many processes, or ends in anything
-            but success, one line with status 1, a usage message with status 2, or an orderly stop.
+        AssertionError: if it needs more than `SECONDS` or `MEMORY`, starts too many processes, or
+            ends in anything but success, one line with status 1, a usage message with status 2, or
+            an orderly stop.
         Exception: any other exception of the call, which a user would see as a traceback.
     """
     with ExitStack() as stack:
@@ -183,7 +184,7 @@ def _limited() -> Iterator[None]:
 
 
 def _reset_peak() -> int:
-    """Let the kernel forget the peak of the resident memory, and return what is resident now, in bytes."""
+    """Reset the peak of the resident memory, and return what is resident now, in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 

@@ -1,6 +1,7 @@
-"""Files that would run code, or end in a traceback, if they were read carelessly; each is made when it is asked for.
+"""Files that would run code, or end in a traceback, if they were read carelessly.
 
-What they would run leaves a trace: a file, a variable of the environment, or a module that nothing else imports.
+Each is made when it is asked for. The code leaves a trace: a file, a variable of the environment,
+or a module that no other code imports.
 """
 
 import io
@@ -41,7 +42,7 @@ class Calls:
 
 
 class Attacker(pickle._Pickler):  # type: ignore[name-defined]
-    """Writes `Calls` in the opcodes that are asked for: reduce, stack global, inst, obj, newobj, build."""
+    """Write `Calls` in the given opcodes: reduce, stack global, inst, obj, newobj, build."""
 
     def __init__(self, file: Any, protocol: int, opcode: str = "reduce") -> None:
         super().__init__(file, protocol)
@@ -94,7 +95,7 @@ def archive(path: Path, content: bytes, name: str = "data.pkl", **members: bytes
 
 
 def calls(trace: Path) -> dict[str, Calls]:
-    """Return calls that each leave a trace, or would reach out of the process, if they were made."""
+    """Return calls that would leave a trace, or reach out of the process, if they were made."""
     shell, python = f"touch {trace}", f"open({str(trace)!r}, 'w')"
     return {
         "os.system": Calls("os", "system", shell),
@@ -407,7 +408,7 @@ def changed(folder: Path) -> None:
 
 
 def broken(folder: Path) -> None:
-    """Make files that are no checkpoints: bombs, halves, other formats, and pickles that only ask for memory."""
+    """Make files that are no checkpoints: bombs, halves, other formats, memory-hungry pickles."""
     whole = folder / "good.pt"
     if not whole.exists():
         torch.save(good(), whole)
@@ -441,7 +442,7 @@ class Archive:
     """A zip archive whose parts can be put together otherwise than they should be.
 
     Args:
-        members: name -> content, or -> (what is packed, how large it is unpacked) of a deflated one.
+        members: name -> content, or -> (packed content, unpacked size) of a deflated one.
     """
 
     def __init__(self, members: dict[str, bytes | tuple[bytes, int]]) -> None:
@@ -471,7 +472,7 @@ class Archive:
             self.body += head + name.encode() + data
 
     def directory(self, **lies: int) -> bytes:
-        """Return the directory, with other values for `method`, `packed`, `unpacked` or `offset` of every member."""
+        """Return the directory; the arguments that are given replace the values of every member."""
         written = b""
         for name, *values in self.entries:
             told = dict(zip(("method", "packed", "unpacked", "offset"), values, strict=True)) | lies
@@ -530,7 +531,8 @@ def archives() -> dict[str, bytes]:
     plain_end = stored.end(offset=place, size=len(directory))
     whole = stored.body + directory + plain_end
     return {
-        # Python's zipfile reads the modest directory, which lies before the end record; torch the honest one.
+        # Python's zipfile reads the modest directory, which is before the end record; torch reads
+        # the honest one.
         "two-directories": both + bomb.end(offset=start, size=size),
         "two-directories-64": both + wide + bomb.end(offset=start + size, size=size),
         "two-ends": both + wide + bomb.end(offset=start, size=size),
@@ -615,7 +617,10 @@ def _overlap(source: Path, target: Path) -> None:
 def images(folder: Path, trace: Path) -> None:
     """Make files that are called images and are programs, documents, bombs or halves."""
     script = f"(%pipe%touch {trace}) (w) file pop"
-    eps = f"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n{script}\nshowpage\n%%EOF\n"
+    eps = (
+        "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
+        f"{script}\nshowpage\n%%EOF\n"
+    )
     (folder / "eps.jpg").write_text(eps)
     (folder / "postscript.eps").write_text(eps)
     (folder / "pdf.jpg").write_bytes(
@@ -668,15 +673,20 @@ def images(folder: Path, trace: Path) -> None:
 ANNOTATIONS = {
     "deep": "[" * 200_000,
     "huge number": '{"images": [{"id": ' + "9" * 10_000 + "}]}",
-    "not a number": '{"images": [{"id": NaN, "file_name": "a"}], "annotations": NaN, "categories": []}',
+    "not a number": (
+        '{"images": [{"id": NaN, "file_name": "a"}], "annotations": NaN, "categories": []}'
+    ),
     "infinity": '{"images": Infinity, "annotations": [], "categories": []}',
-    "lists as ids": '{"images": [{"id": [], "file_name": "a"}], "annotations": [], "categories": []}',
+    "lists as ids": (
+        '{"images": [{"id": [], "file_name": "a"}], "annotations": [], "categories": []}'
+    ),
     "a pickle": pickled(Calls("os", "system", "true"), 0).decode(),
     "numbers": "12",
     "nothing": "",
     "mixed ids": '{"images": [{"id": 1, "file_name": "a"}, {"id": "x", "file_name": "b"}],'
     ' "annotations": [], "categories": []}',
-    "names of numbers": '{"images": [{"id": 1, "file_name": 5}], "annotations": [{"id": 1, "image_id": 1,'
+    "names of numbers": '{"images": [{"id": 1, "file_name": 5}], '
+    '"annotations": [{"id": 1, "image_id": 1,'
     ' "category_id": 1}], "categories": [{"id": 1, "name": {}}]}',
 }
 YAML = {

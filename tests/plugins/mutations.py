@@ -1,6 +1,6 @@
-"""Strategies: random settings, and random changes of bytes, of trees of values, of text tables and of arrays.
+"""Strategies: random settings, and changes of bytes, trees of values, text tables and arrays.
 
-A change is plain data that says in a failing test's message what was done; the functions here do it.
+A change is plain data, so that the message of a failing test shows it; functions here apply it.
 """
 
 import csv
@@ -18,7 +18,7 @@ from torch import Tensor
 
 Path = tuple[Any, ...]  # of keys and indices into a tree of dictionaries and lists
 
-# What a name may hold: controls, escapes, right-to-left marks, letters that differ in case or normal form only.
+# In a name: controls, escapes, right-to-left marks, letters that differ in case or normal form.
 NAMES = [
     *(
         "",
@@ -100,7 +100,7 @@ def names() -> SearchStrategy[str]:
 
 
 def weighted(*branches: tuple[int, SearchStrategy[Any]]) -> SearchStrategy[Any]:
-    """Return a choice between strategies, each so many times as likely as one of weight 1; `|` has no weights."""
+    """Return a choice between strategies by their weights; `|` has no weights."""
     choices = [strategy for weight, strategy in branches for _ in range(weight)]
     return st.integers(0, len(choices) - 1).flatmap(lambda place: choices[place])
 
@@ -280,7 +280,7 @@ def settings_words(known: Sequence[str]) -> SearchStrategy[list[str]]:
 
 
 def _harmless(word: str) -> bool:
-    """Tell whether a word asks for neither other work nor the reader's help, as `-h` and `-m` do."""
+    """Tell whether a word asks for neither other work nor input, as `-h` and `-m` do."""
     return not word.startswith("-") and not word.lstrip("+~").startswith(SLOW)
 
 
@@ -289,7 +289,7 @@ def _harmless(word: str) -> bool:
 
 @dataclass(frozen=True)
 class Edit:
-    """One change of bytes: at `place`, counted from the end if negative, `length` bytes give way to `new`."""
+    """One change of bytes: `length` bytes at `place`, if negative from the end, become `new`."""
 
     place: int
     length: int
@@ -352,7 +352,7 @@ TOKENS = [
 
 
 def edits(size: int, *, text: bool = False) -> SearchStrategy[list[Edit]]:
-    """Return changes of a file: flips, insertions, and cuts; more of them at its start and at its end.
+    """Return changes of a file: flips, insertions and cuts, with more of them at both ends.
 
     Args:
         size: of the file.
@@ -402,7 +402,7 @@ def edited_member(archive: bytes, ending: str, changes: Sequence[Edit]) -> bytes
 
 @dataclass(frozen=True)
 class Change:
-    """One change of a tree: what is done (`TREE_CHANGES`, or `TENSOR_CHANGES` to a tensor) at which path."""
+    """One change of a tree at a path: of `TREE_CHANGES`, or of `TENSOR_CHANGES` for a tensor."""
 
     path: Path
     what: str
@@ -557,7 +557,7 @@ def _copy(value: Any) -> Any:
 
 
 def json_values() -> SearchStrategy[Any]:
-    """Return what JSON can hold, and Python's reader takes: also NaN, and numbers beyond any range."""
+    """Return values of JSON that Python's reader takes, with NaN and numbers beyond any range."""
     plain = (
         st.none()
         | st.booleans()
@@ -583,7 +583,7 @@ def checkpoint_values() -> SearchStrategy[Any]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One change of a table of text: the cell of a row (0: the header) and column becomes another; or more."""
+    """One change of a text table: the cell of a row (0: the header) and column; or several."""
 
     row: int
     column: int

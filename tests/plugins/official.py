@@ -1,4 +1,4 @@
-"""Weights of the official code's layout, rebuilt from names and shapes, under this project's names."""
+"""Weights of the official layout, rebuilt from names and shapes, under our names."""
 
 import json
 from pathlib import Path

@@ -63,7 +63,7 @@ def write_coco(root: Path, *, classes: int = 3, images: int = 12) -> None:
 
 
 def made(reader: Callable[..., Any], **settings: Any) -> DataModule:
-    """Build a dataset as `data=OPTION` with these settings does, of the first option file that names the reader."""
+    """Build a dataset with the first option file that names the reader, and these settings."""
     target = f"{reader.__module__}.{reader.__name__}"
     files = sorted(Path(config_dir(), "data").glob("*.yaml"))
     nodes = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files]
@@ -88,7 +88,7 @@ def one_line(err: str, *parts: str) -> None:
 
 
 def cpu_seconds(command: list[str], **environment: str) -> float:
-    """Run a command that must succeed, and return the processor time it took, in user and system mode."""
+    """Run a command that must succeed; return its processor time in user and system mode."""
     before = os.times()
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, **environment}

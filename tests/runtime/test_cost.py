@@ -119,7 +119,8 @@ def test_word_queries_cost_their_projection_and_one_product_each() -> None:
     options = {"num_groups": None, "word_dim": 300}
     model = Classifier(Free(), MLDecoder(2048, 925, **options))
     for count in (81, 1006):
-        # One pooling vector for all: that of a full decoding with one class a group; then 300 x 768 a query.
+        # One pooling vector for all: a full decoding with one class per group has that; then
+        # 300 x 768 per query.
         expected = formula(49, count, count) + count * 300 * 768
         assert multiply_accumulates(model, 49, (count, 300)) == expected
 

@@ -21,7 +21,7 @@ def test_one_node_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_several_nodes_train(tmp_path: Path) -> None:
-    """Two launchers on this machine stand for two machines; each has a working folder of its own, as nodes have."""
+    """Two launchers stand for two machines, each with its own working folder, as nodes have."""
     environment = "NODES=2 PROCESSES=1 MAIN=localhost:29477 RUN=test"
     launch = f"{environment} {LAUNCH / 'several_nodes.sh'} {' '.join(QUICK)} train.epochs=1"
     jobs = []
@@ -33,9 +33,9 @@ def test_several_nodes_train(tmp_path: Path) -> None:
         jobs.append(job)
     for job in jobs:
         assert job.wait(timeout=120) == 0, job.stderr.read() if job.stderr else ""
-    kept = [
+    written = [
         name
         for name in ("first", "second")
         if (tmp_path / name / "outputs/digits/checkpoints/best.pt").exists()
     ]
-    assert len(kept) == 1, "one process writes the run"
+    assert len(written) == 1, "one process writes the run"

@@ -1,4 +1,4 @@
-"""What the script writes, read back with nothing of the package's readers, against the scenes themselves."""
+"""The files of the script, read without the package's readers, against the scenes."""
 
 import argparse
 import ast
@@ -32,12 +32,12 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    def make(layout: str, *words: str, out: str = "out") -> Path:
+    def make(layout: str, *args: str, out: str = "out") -> Path:
         counts = ["--train", str(TRAIN), "--val", str(VAL), "--size", "32"]
         monkeypatch.setattr(
             sys,
             "argv",
-            ["make_digits.py", "--layout", layout, str(tmp_path / out), *counts, *words],
+            ["make_digits.py", "--layout", layout, str(tmp_path / out), *counts, *args],
         )
         make_digits.main()
         return tmp_path / out
@@ -46,8 +46,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 
 def scenes(**least_and_most: int) -> list:
-    words = argparse.Namespace(train=TRAIN, val=VAL, size=32, seed=0, layout="")
-    return list(make_digits.scenes(words, **least_and_most))
+    args = argparse.Namespace(train=TRAIN, val=VAL, size=32, seed=0, layout="")
+    return list(make_digits.scenes(args, **least_and_most))
 
 
 def check_image(path: Path, scene) -> None:
@@ -76,17 +76,21 @@ def test_coco(make: Make) -> None:
         ):
             check_image(out / f"{split}2014" / image["file_name"], scene)
             assert image["file_name"] == f"COCO_{split}2014_{image['id']:012}.jpg"
-            found = [entry for entry in content["annotations"] if entry["image_id"] == image["id"]]
+            annotations = [
+                entry for entry in content["annotations"] if entry["image_id"] == image["id"]
+            ]
             boxes = [
                 (left, top, left + w, top + h)
-                for left, top, w, h in (entry["bbox"] for entry in found)
+                for left, top, w, h in (entry["bbox"] for entry in annotations)
             ]
             objects = [
                 (NAMES.index(names[entry["category_id"]]), box)
-                for entry, box in zip(found, boxes, strict=True)
+                for entry, box in zip(annotations, boxes, strict=True)
             ]
             assert objects == scene.objects
-            assert all(entry["area"] == entry["bbox"][2] * entry["bbox"][3] for entry in found)
+            assert all(
+                entry["area"] == entry["bbox"][2] * entry["bbox"][3] for entry in annotations
+            )
             seen.add(image["id"])
     assert len(seen) == TRAIN + VAL
 
@@ -104,24 +108,26 @@ def test_voc(make: Make) -> None:
     difficult = 0
     for name, scene in zip(ids["trainval"] + ids["test"], drawn, strict=True):
         check_image(root / "JPEGImages" / f"{name}.jpg", scene)
-        things = ElementTree.parse(root / "Annotations" / f"{name}.xml").getroot().findall("object")
+        objects = (
+            ElementTree.parse(root / "Annotations" / f"{name}.xml").getroot().findall("object")
+        )
         corners = [
-            [int(thing.findtext(f"bndbox/{tag}", "")) for tag in ("xmin", "ymin", "xmax", "ymax")]
-            for thing in things
+            [int(node.findtext(f"bndbox/{tag}", "")) for tag in ("xmin", "ymin", "xmax", "ymax")]
+            for node in objects
         ]
-        labels = [VOC.index(thing.findtext("name")) for thing in things]
+        labels = [VOC.index(node.findtext("name")) for node in objects]
         boxes = [(left - 1, top - 1, right, bottom) for left, top, right, bottom in corners]
         assert list(zip(labels, boxes, strict=True)) == scene.objects
-        hard = [thing.findtext("difficult") == "1" for thing in things]
+        hard = [node.findtext("difficult") == "1" for node in objects]
         difficult += sum(hard)
         part = "trainval" if scene.split == "train" else "test"
         for number, class_name in enumerate(VOC):
-            said = dict(
+            flags = dict(
                 line.split()
                 for line in (main / f"{class_name}_{part}.txt").read_text().splitlines()
             )
             own = [flag for label, flag in zip(labels, hard, strict=True) if label == number]
-            assert int(said[name]) == (-1 if not own else 0 if all(own) else 1)
+            assert int(flags[name]) == (-1 if not own else 0 if all(own) else 1)
     assert difficult > 0
     assert "000001  1\n" in "".join((main / f"{name}_train.txt").read_text() for name in VOC)
     assert set((main / "tvmonitor_test.txt").read_text().split()[1::2]) == {"-1"}
@@ -129,12 +135,12 @@ def test_voc(make: Make) -> None:
 
 def test_openimages(make: Make) -> None:
     out, drawn = make("openimages"), scenes()
-    found = rows(out)
-    assert list(found[0]) == ["image_id", "class_list", "class_list_neg", "split"]
+    table = rows(out)
+    assert list(table[0]) == ["image_id", "class_list", "class_list_neg", "split"]
     names = torch.load(out / "mid_to_classes.pth", weights_only=True)
     assert set(names.values()) == set(NAMES)
     verified = 0
-    for row, scene in zip(found, drawn, strict=True):
+    for row, scene in zip(table, drawn, strict=True):
         check_image(out / row["image_id"], scene)
         assert row["split"] == scene.split
         assert row["image_id"].split("/")[0] == {"train": "train", "val": "test"}[scene.split]
@@ -143,13 +149,13 @@ def test_openimages(make: Make) -> None:
         assert present <= set(scene.digits)
         assert not absent & set(scene.digits)
         verified += len(present) + len(absent)
-    assert 0.5 < verified / (10 * len(found)) < 0.7  # the rest is not annotated
+    assert 0.5 < verified / (10 * len(table)) < 0.7  # the rest is not annotated
 
 
 def test_nuswide(make: Make) -> None:
     out, drawn = make("nuswide"), scenes(least=1)
-    found = rows(out)
-    assert list(found[0]) == ["filepath", "label", "split_name"]
+    table = rows(out)
+    assert list(table[0]) == ["filepath", "label", "split_name"]
     vectors = torch.load(out / "wordvec_array.pth", weights_only=True)
     names = sorted(f"{colour}{digit}" for colour in make_digits.COLOURS for digit in NAMES)
     assert vectors.shape == (14, len(names))
@@ -165,7 +171,7 @@ def test_nuswide(make: Make) -> None:
     assert vectors[:, names.index("redfive")] @ vectors[:, names.index("redsix")] == pytest.approx(
         0.5
     )
-    for row, scene in zip(found, drawn, strict=True):
+    for row, scene in zip(table, drawn, strict=True):
         tags = row["label"].strip("[]").split(", ")
         colours = [colour for colour in make_digits.COLOURS if tags[0].startswith(colour)]
         assert sorted(tags) == sorted(colours[0] + NAMES[digit] for digit in scene.digits)
@@ -228,13 +234,13 @@ def test_an_existing_folder_and_wrong_numbers_are_refused_in_one_line(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("precious")
-    for words, message in (
+    for args, message in (
         ((), f"mldec: {tmp_path / 'out'} exists and is not an empty folder: choose another one\n"),
         (("--train", "0"), "mldec: --train 0: give a whole number from 2 on\n"),
         (("--size", "4"), "mldec: --size 4: give a whole number from 16 on\n"),
     ):
         with pytest.raises(SystemExit) as stop:
-            make("csv", *words)
+            make("csv", *args)
         assert stop.value.code == 1
         assert capsys.readouterr().err == message
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]

@@ -1,4 +1,4 @@
-"""Packing a tree of files, killed and started again, and reading the shards without the package's own reader."""
+"""Packing files, killed and started again; the shards are read without the package's reader."""
 
 import hashlib
 import importlib.util
@@ -42,15 +42,15 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "coco"
 
 
-def command(root: Path, out: Path, *words: str) -> list[str]:
+def command(root: Path, out: Path, *args: str) -> list[str]:
     settings = ["data=coco", f"data.root={root}", f"data.cache_dir={root.parent}", "--workers", "0"]
-    return [str(out), *settings, "--images", "7", *words]
+    return [str(out), *settings, "--images", "7", *args]
 
 
 @pytest.fixture
 def pack(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pack:
-    def pack(*words: str, out: str = "shards") -> Path:
-        monkeypatch.setattr(sys, "argv", ["pack_shards.py", *command(root, tmp_path / out, *words)])
+    def pack(*args: str, out: str = "shards") -> Path:
+        monkeypatch.setattr(sys, "argv", ["pack_shards.py", *command(root, tmp_path / out, *args)])
         pack_shards.main()
         return tmp_path / out
 
@@ -76,8 +76,8 @@ def test_every_image_and_target_is_that_of_the_files(pack: Pack, root: Path) -> 
         for index in range(IMAGES):
             contents = [part.dataset.storage.content(index) for part in (one, other)]
             assert contents[0] == contents[1]
-            for expected, found in zip(one.dataset[index], other.dataset[index], strict=True):
-                assert torch.equal(expected, found)
+            for expected, actual in zip(one.dataset[index], other.dataset[index], strict=True):
+                assert torch.equal(expected, actual)
     assert files.transform == packed.transform
 
 

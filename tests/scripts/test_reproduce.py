@@ -37,15 +37,15 @@ RUNS = {row.run: row for _, table in rows.TABLES.values() for row in table}
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_run_composes(name: str) -> None:
-    config = compose([*RUNS[name].words, f"name={name}"])
+    config = compose([*RUNS[name].settings, f"name={name}"])
     build.check(config)
     assert Path(config.data["root"]).name in rows.SECTIONS
 
 
-def test_a_run_has_the_same_words_in_every_table() -> None:
+def test_a_run_has_the_same_settings_in_every_table() -> None:
     for _, table in rows.TABLES.values():
         for row in table:
-            assert row.words == RUNS[row.run].words
+            assert row.settings == RUNS[row.run].settings
             assert not row.runs or row.paper
 
 
@@ -75,8 +75,8 @@ def reproduce(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLDEC_DATA", raising=False)
 
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    def call(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["run.py", *args])
         status = 0
         try:
             run.main()
@@ -125,15 +125,15 @@ def test_without_a_gpu_nothing_starts(
 def test_it_trains_what_is_not_finished_and_says_what_came_out(
     reproduce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [
+    settings = [
         "+experiment=digits",
         "head=gap",
         "data.image_size=16",
         "data.train_images=32",
         "data.val_images=32",
     ]
-    words += ["train.workers=0"]
-    row = rows.Row("tiny", "GAP", words, {"mAP": 50.0, "CF1": 40.0}, "made up")
+    settings += ["train.workers=0"]
+    row = rows.Row("tiny", "GAP", settings, {"mAP": 50.0, "CF1": 40.0}, "made up")
     monkeypatch.setitem(run.TABLES, "table1", ("Tiny", [row]))
     status, out, err = reproduce("table1", "--gpus", "0", "train.epochs=1")
     assert status == 0, err
@@ -147,6 +147,24 @@ def test_it_trains_what_is_not_finished_and_says_what_came_out(
     assert reproduce("table1", "--gpus", "0", "train.epochs=1")[0] == 0
     assert checkpoint.stat().st_mtime_ns == written, "a finished run was trained again"
     assert "resume=auto" in run.command(row, 0, 0, [])
+
+
+def test_the_report_of_the_small_study_is_drawn_a_panel_per_dataset(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = TOP / "benchmarks" / "small_study.json"
+    drawn = []
+    monkeypatch.setattr(small, "save", lambda figure, path: drawn.append(figure))
+    report = json.loads(path.read_text())
+    small.plot(report["rows"], tmp_path / "plot.png")
+    [figure] = drawn
+    assert [axes.get_title() for axes in figure.axes] == list(report["data"].values())
+    for axes, data in zip(figure.axes, report["data"], strict=True):
+        shown = [row for row in report["rows"] if row["data"] == data]
+        drawn_points = [container[0].get_xydata()[0].tolist() for container in axes.containers]
+        assert drawn_points == [[row["gmac"] * 1e3, row["mean"]] for row in shown]
+        assert axes.get_xlabel() == "million multiply-accumulates per image"
+        assert axes.get_ylabel() == f"{shown[0]['metric']} in percent"
 
 
 def claim(better: bool) -> object:
@@ -212,4 +230,4 @@ def test_a_study_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("transformer", 2),
     ]
     small.forget("gap")
-    assert {found["row"] for found in small.finished()} == {"transformer"}
+    assert {result["row"] for result in small.finished()} == {"transformer"}

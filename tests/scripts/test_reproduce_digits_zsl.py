@@ -50,16 +50,16 @@ def test_every_row_composes(script: dict[str, Any]) -> None:
 
 
 def test_chance_is_the_prior_and_half_the_attributes_are_worth_more(script: dict[str, Any]) -> None:
-    found = script["references"](compose(["+experiment=digits_zsl", "data.val_images=1500"]))
+    chances = script["references"](compose(["+experiment=digits_zsl", "data.val_images=1500"]))
     dataset = made(
         digits_zsl, val_images=1500, image_size=40, colours=4, unseen=8
     ).val.dataset  # as the experiment
     prior = torch.stack([dataset[index][1] for index in range(1500)])[:, choose_unseen(4, 8, 0)]
-    assert found["chance"] == pytest.approx(100 * prior[prior.any(1)].float().mean().item())
-    assert 10 < found["chance"] < 18
-    assert found["digits_only"] > 2 * found["chance"]
-    assert found["colours_only"] > 2 * found["chance"]
-    assert max(found.values()) < 70
+    assert chances["chance"] == pytest.approx(100 * prior[prior.any(1)].float().mean().item())
+    assert 10 < chances["chance"] < 18
+    assert chances["digits_only"] > 2 * chances["chance"]
+    assert chances["colours_only"] > 2 * chances["chance"]
+    assert max(chances.values()) < 70
 
 
 def test_a_summary_has_mean_and_spread_of_each_row(script: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ WHOLE = [line(step, loss=step / 10) for step in range(1, 7)]
 
 
 def resumed(folder: Path, content: bytes | None, lines: int = 4) -> tuple[list[str], int]:
-    """Go on from step 4 with this metrics.jsonl, log one line, and return the lines of the file then."""
+    """Resume at step 4 with this metrics.jsonl, log one line, and return the lines of the file."""
     path = folder / "metrics.jsonl"
     if content is not None:
         path.write_bytes(content)
@@ -94,7 +94,8 @@ def test_a_full_disk_at_the_start_is_named(
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(WHOLE))
     fill(tmp_path, name, monkeypatch)
-    fault = rf"cannot write .*{name.removesuffix('.tmp')}.*No space left on device; free space, .*resume=auto"
+    stem = name.removesuffix(".tmp")
+    fault = rf"cannot write .*{stem}.*No space left on device; free space, .*resume=auto"
     with pytest.raises(DataError, match=fault):
         write_something(RunLog(tmp_path, step=step, lines=step))
     logging.getLogger("mldec").warning("nobody writes this any more")

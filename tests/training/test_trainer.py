@@ -315,7 +315,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(config: Config, tmp_pat
 
 
 class Spoilt(nn.Module):
-    """A loss that is nan in its third call, or whose gradients are then, and afterwards is asymmetric loss again."""
+    """Asymmetric loss that is nan in its third call, or has nan gradients there."""
 
     reduction = "sum"
 

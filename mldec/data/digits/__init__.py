@@ -1,1 +1,1 @@
-"""Scenes of handwritten digits, made while they are needed: the data sets that come with the package."""
+"""The data sets that come with the package: scenes of handwritten digits, drawn on demand."""

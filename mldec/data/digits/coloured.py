@@ -1,8 +1,8 @@
-"""Scenes of handwritten digits in colours: a class is a colour and a digit, such as "red three".
+"""Scenes of coloured handwritten digits: a class is a colour and a digit, such as "red three".
 
-`coloured_digits` is a closed set of a hundred classes and more. `digits_zsl` never shows a part of the combinations in
-training: whoever has learnt what a colour and what a digit is knows them nevertheless, because a class's vector is made
-of its two attributes.
+`coloured_digits` is a closed set of up to 140 classes. `digits_zsl` never shows some of the
+combinations in training. A model that has learnt the colours and the digits can still recognise
+them, because the vector of a class is made of its two attributes.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from mldec.data.task import MultiLabel
 from mldec.data.transforms import EvalTransform
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 
-# The first ones are farthest from each other, so that fewer colours are easier.
+# The first colours differ most from each other, so that fewer colours are easier.
 COLOURS = {
     "red": (255, 0, 0),
     "green": (0, 255, 0),
@@ -47,11 +47,17 @@ COLOURS = {
     "lime": (128, 255, 0),
     "jade": (0, 255, 128),
 }
-BACKGROUND = (75, 115)  # grey value, the same all over a scene: no colour above is near it
-SIDES = (0.38, 0.62)  # of a digit's square, as a fraction of the side of the scene
-LARGE = (0.45, 0.55)  # likewise, of zero-shot scenes: every one shows as many digits as fit
+
+# Grey value of the whole background; no colour above is near it.
+BACKGROUND = (75, 115)
+
+# Side of a digit's square, as a fraction of the side of the scene. Zero-shot scenes hold as many
+# digits as fit, in a narrower range.
+SIDES = (0.38, 0.62)
+LARGE = (0.45, 0.55)
+
 SHADING = 15  # largest distance of a digit's channel from its colour
-VECTOR_WIDTH = 300  # as that of common word vectors
+VECTOR_WIDTH = 300  # that of common word vectors
 
 
 def coloured_digits(
@@ -67,16 +73,17 @@ def coloured_digits(
     """Return scenes with 10 classes per colour, all of them in both splits.
 
     Args:
-        image_size: side of a scene in pixels, from 16 on.
-        train_images: scenes per epoch; there is no end of different ones.
+        image_size: side of a scene in pixels, at least 16.
+        train_images: scenes per epoch; every epoch has new ones.
         val_images: scenes of the validation split.
         max_digits: largest number of digits in a scene.
         colours: number of colours, 2 to 14.
-        threshold: probability from which on a class counts as predicted, for precision, recall and F1.
+        threshold: probability from which on a class counts as predicted, for precision, recall and
+            F1.
         seed: decides which writings are held out, and the validation scenes.
 
     Raises:
-        ValueError: A value is out of range.
+        ValueError: An argument is out of range.
     """
     check_sizes(
         image_size=image_size,
@@ -88,17 +95,18 @@ def coloured_digits(
     names = class_names(colours)
     task = MultiLabel(threshold)
 
+    # Both splits draw in the same way, but from different writings. Only the validation scenes have
+    # a seed and therefore never change.
     train, val = split_writings(seed)
     draw = partial(
         draw_coloured, classes=tuple(range(len(names))), size=image_size, max_digits=max_digits
     )
+    train_scenes = Scenes(partial(draw, writings=train), train_images)
+    val_scenes = Scenes(partial(draw, writings=val), val_images, seed)
+
     return DataModule(
-        load_train=lambda: Split(
-            Scenes(partial(draw, writings=train), train_images), Classes(names)
-        ),
-        load_val=lambda: Split(
-            Scenes(partial(draw, writings=val), val_images, seed), Classes(names)
-        ),
+        load_train=lambda: Split(train_scenes, Classes(names)),
+        load_val=lambda: Split(val_scenes, Classes(names)),
         make_evaluator=task.evaluator,
         transform=EvalTransform(image_size=image_size),
     )
@@ -115,24 +123,28 @@ def digits_zsl(
     vectors: Literal["words", "one_hot"] = "words",
     seed: int = 0,
 ) -> DataModule:
-    """Return zero-shot scenes: training shows the seen classes only, validation all.
+    """Return zero-shot scenes: training shows the seen classes only, validation all classes.
 
-    Every colour and every digit is seen, but not every pair of them. Validation has all classes in one pass, as
-    `mldec.data.zero_shot` has. Digits are large, and most scenes show two, which makes binding the task: a red three
-    beside a blue five has the colours and the digits of a red five beside a blue three.
+    Every colour and every digit is seen, but not every pair of them. Validation evaluates all
+    classes at once, as in `mldec.data.zero_shot`. The task is to bind the attributes: a red three
+    beside a blue five has the colours and the digits of a red five beside a blue three. Therefore
+    digits are large, and most scenes show two.
 
     Args:
-        image_size: side of a scene in pixels, from 16 on.
-        train_images: scenes per epoch; there is no end of different ones.
+        image_size: side of a scene in pixels, at least 16.
+        train_images: scenes per epoch; every epoch has new ones.
         val_images: scenes of the validation split.
-        max_digits: digits of a scene, as far as they fit: of two a third of the scenes has room for one only.
+        max_digits: number of digits in a scene, if they fit: with 2, a third of the scenes has room
+            for only one.
         colours: number of colours, 2 to 14.
         unseen: number of classes that training never shows.
-        vectors: of the classes; see `class_queries`.
-        seed: decides which classes are unseen, which writings are held out, and the validation scenes.
+        vectors: form of the class vectors, see `class_queries`.
+        seed: decides which classes are unseen, which writings are held out, and the validation
+            scenes.
 
     Raises:
-        ValueError: A value is out of range, or so many classes are unseen that a colour or a digit is.
+        ValueError: An argument is out of range, or so many classes are unseen that a colour or a
+            digit is never seen.
     """
     check_sizes(
         image_size=image_size,
@@ -141,16 +153,20 @@ def digits_zsl(
         max_digits=max_digits,
         seed=seed,
     )
+
+    # Seen classes keep the order of all classes.
     names = class_names(colours)
     queries = class_queries(colours, vectors)
     hidden = choose_unseen(colours, unseen, seed)
     seen = sorted(set(range(len(names))) - set(hidden))
     seen_classes = Classes(tuple(names[number] for number in seen), queries=queries[seen])
 
+    # Validation differs in two ways: its scenes show all classes, and its writings are held out.
     train, val = split_writings(seed)
     draw = partial(draw_coloured, size=image_size, max_digits=max_digits, full=True)
     draw_train = partial(draw, writings=train, classes=tuple(seen))
     draw_val = partial(draw, writings=val, classes=tuple(range(len(names))))
+
     return DataModule(
         load_train=lambda: Split(Scenes(draw_train, train_images), seen_classes),
         load_val=lambda: Split(Scenes(draw_val, val_images, seed), Classes(names, queries=queries)),
@@ -160,10 +176,18 @@ def digits_zsl(
 
 
 def class_names(colours: int) -> tuple[str, ...]:
-    """Return the names of all classes; class 10 c + d is digit d in colour c."""
+    """Return the names of all classes; class 10 c + d is digit d in colour c.
+
+    Raises:
+        ValueError: The number of colours is not from 2 to 14.
+    """
     if not 2 <= colours <= len(COLOURS):
         raise ValueError(f"colours is {colours}: it must be from 2 to {len(COLOURS)}")
-    return tuple(f"{colour} {digit}" for colour in list(COLOURS)[:colours] for digit in NAMES)
+
+    names = []
+    for colour in list(COLOURS)[:colours]:
+        names += [f"{colour} {digit}" for digit in NAMES]
+    return tuple(names)
 
 
 def class_queries(colours: int, vectors: str) -> Tensor:
@@ -171,48 +195,55 @@ def class_queries(colours: int, vectors: str) -> Tensor:
 
     Args:
         colours: number of colours.
-        vectors: "words": each colour and each digit has a fixed random vector of width 300, and a class the sum of its
-            two over sqrt(2), as names of two words get theirs from common word vectors. "one_hot": a 1 for the colour
-            and a 1 for the digit, D = colours + 10.
+        vectors: "words": each colour and each digit has a fixed random vector of width 300, and a
+            class has the sum of its two over sqrt(2), as names of two words have with common word
+            vectors. "one_hot": a 1 for the colour and a 1 for the digit, D = colours + 10.
     """
     numbers = torch.arange(10 * colours)
     colour, digit = numbers.div(10, rounding_mode="floor"), numbers % 10
     if vectors == "one_hot":
         return torch.cat([torch.eye(colours)[colour], torch.eye(10)[digit]], 1)
 
-    generator = torch.Generator().manual_seed(
-        0
-    )  # a vocabulary does not change with the data's seed
-    words = torch.randn(10 + len(COLOURS), VECTOR_WIDTH, generator=generator)
-    return (words[digit] + words[10 + colour]) / 2**0.5
+    # The vocabulary is fixed, whatever the seed of the data and the number of colours: a colour and
+    # a digit have the same vectors in every run.
+    generator = torch.Generator().manual_seed(0)
+    word_vectors = torch.randn(10 + len(COLOURS), VECTOR_WIDTH, generator=generator)
+    return (word_vectors[digit] + word_vectors[10 + colour]) / 2**0.5
 
 
 def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
-    """Return the classes that training never shows, ascending: about as many of each colour and of each digit.
+    """Return the classes that training never shows, in ascending order.
+
+    They are spread evenly: about as many of each colour and of each digit.
 
     Raises:
-        ValueError: if none is left out, or a colour or a digit would not be seen at all.
+        ValueError: The count is below 1, or a colour or a digit would never be seen.
     """
     if count < 1:
         raise ValueError(f"unseen is {count}: it must be at least 1")
+
     rng = np.random.default_rng(seed)
     colour_order, digit_order = rng.permutation(colours), rng.permutation(10)
 
-    # Along the diagonals of the table of shuffled colours and digits: each has every colour once.
-    cells = [(row, (row + diagonal) % 10) for diagonal in range(10) for row in range(colours)][
-        :count
-    ]
-    chosen = sorted(10 * int(colour_order[row]) + int(digit_order[column]) for row, column in cells)
+    # Walk along the diagonals of the table of shuffled colours (rows) and digits (columns): each
+    # diagonal has every colour once.
+    cells = []
+    for diagonal in range(10):
+        for row in range(colours):
+            cells.append((row, (row + diagonal) % 10))
+    unseen = sorted(
+        10 * int(colour_order[row]) + int(digit_order[column]) for row, column in cells[:count]
+    )
 
-    seen = set(range(10 * colours)) - set(chosen)
-    if (
-        len({number // 10 for number in seen}) < colours
-        or len({number % 10 for number in seen}) < 10
-    ):
+    seen = set(range(10 * colours)) - set(unseen)
+    seen_colours = {number // 10 for number in seen}
+    seen_digits = {number % 10 for number in seen}
+    if len(seen_colours) < colours or len(seen_digits) < 10:
         raise ValueError(
-            f"unseen is {count}: of {10 * colours} classes it leaves a colour or a digit unseen; set fewer"
+            f"unseen is {count}: of {10 * colours} classes it leaves a colour or a digit unseen; "
+            "set fewer"
         )
-    return chosen
+    return unseen
 
 
 def draw_coloured(
@@ -224,7 +255,14 @@ def draw_coloured(
     max_digits: int,
     full: bool = False,
 ) -> tuple[Image.Image, Tensor]:
-    """Return an RGB scene and its target int8 [K] of 1 and 0, in the order of `classes`; see `compose_coloured`."""
+    """Draw a scene and its target.
+
+    For the arguments see `compose_coloured`.
+
+    Returns:
+        The RGB scene, and int8 [K]: 1 for the classes that it shows, else 0, in the order of
+        `classes`.
+    """
     scene, shown = compose_coloured(
         rng, writings, classes, size=size, max_digits=max_digits, full=full
     )
@@ -240,26 +278,37 @@ def compose_coloured(
     max_digits: int,
     full: bool = False,
 ) -> tuple[Image.Image, set[int]]:
-    """Return an RGB scene of `size` x `size` pixels, and which of the classes it shows.
+    """Draw a scene.
 
     Args:
-        rng: decides everything.
-        writings: to draw from.
-        classes: that may be shown; see `class_names`.
+        rng: source of all random choices.
+        writings: the digits to draw from.
+        classes: the K classes that may be shown, see `class_names`.
         size: side of the scene in pixels.
-        max_digits: in the scene.
-        full: always as many digits as there may be, and large ones.
+        max_digits: largest number of digits in the scene.
+        full: place `max_digits` large digits, as far as they fit, instead of a random number.
+
+    Returns:
+        The RGB scene of `size` x `size` pixels, and the classes that it shows.
     """
     grey = round(rng.uniform(*BACKGROUND))
     scene = Image.new("RGB", (size, size), (grey, grey, grey))
-    shown = set()
-    count, sides = (max_digits, LARGE) if full else (how_many(rng, max_digits), SIDES)
+    if full:
+        count, sides = max_digits, LARGE
+    else:
+        count, sides = how_many(rng, max_digits), SIDES
 
+    shown = set()
     for box in boxes(rng, size, count, sides):
         number = classes[int(rng.integers(len(classes)))]
         row = rng.choice(np.flatnonzero(writings.labels == number % 10))
-        colour = np.array(list(COLOURS.values())[number // 10]) + rng.uniform(-SHADING, SHADING, 3)
-        red, green, blue = np.clip(colour, 0, 255).astype(int).tolist()
+
+        # Each digit has a shade of its own, near the pure colour.
+        pure_colour = np.array(list(COLOURS.values())[number // 10])
+        shade = pure_colour + rng.uniform(-SHADING, SHADING, 3)
+        red, green, blue = np.clip(shade, 0, 255).astype(int).tolist()
+
         scene.paste((red, green, blue), box, tilted(rng, writings.masks[row], box[2] - box[0]))
         shown.add(number)
+
     return noisy(rng, scene), shown

@@ -1,7 +1,8 @@
-"""Scenes of handwritten digits in shades near grey: a small multi-label problem that a small network learns in minutes.
+"""Scenes of handwritten digits in shades of grey: a multi-label problem for small networks.
 
-A scene shows a few digits of any size, position and colour before some clutter, and is labelled with every digit that
-it shows. The difficulty: seven plain convolutions and a maximum pool reach an mAP of about 95 from 22,000 scenes.
+A scene shows a few digits of any size, position and shade before some clutter, and has a label for
+each digit that it shows. A small network learns it in minutes: seven plain convolutions and a
+maximum pool reach an mAP of about 95 after 22,000 scenes.
 """
 
 from functools import partial
@@ -29,12 +30,17 @@ from mldec.data.digits.scenes import (
 from mldec.data.task import MultiLabel, SingleLabel
 from mldec.data.transforms import EvalTransform
 
-SIZES_ALONE = (0.6, 1.0)  # of the only digit's square, as a fraction of the side of the image
-CONTRAST = (90, 190)  # between a digit and the mean of the background, in grey values
+# Side of a single digit's square, as a fraction of the side of the image.
+SIZES_ALONE = (0.6, 1.0)
+
+# In grey values from 0 to 255.
+CONTRAST = (90, 190)  # difference between a digit and the mean of the background
 TINT = 20  # largest distance of a colour channel from the grey value
 CLUTTER = 30  # largest distance of the background, its blobs and strokes from its mean
-BLOBS = 2  # at most
-STROKES = 3  # at most
+
+# Largest numbers in a scene.
+BLOBS = 2
+STROKES = 3
 
 
 def digits(
@@ -49,15 +55,16 @@ def digits(
     """Return scenes of handwritten digits with ten classes, "zero" to "nine".
 
     Args:
-        image_size: side of a scene in pixels, from 16 on.
-        train_images: scenes per epoch; there is no end of different ones.
+        image_size: side of a scene in pixels, at least 16.
+        train_images: scenes per epoch; every epoch has new ones.
         val_images: scenes of the validation split.
-        max_digits: largest number of digits in a scene; the same digit may come twice.
-        threshold: probability from which on a class counts as predicted, for precision, recall and F1.
+        max_digits: largest number of digits in a scene; the same digit may occur twice.
+        threshold: probability from which on a class counts as predicted, for precision, recall and
+            F1.
         seed: decides which writings are held out, and the validation scenes.
 
     Raises:
-        ValueError: A value is out of range.
+        ValueError: An argument is out of range.
     """
     check_sizes(
         image_size=image_size,
@@ -67,15 +74,18 @@ def digits(
         seed=seed,
     )
     task = MultiLabel(threshold)
+
+    # The labels of new training scenes are counted without painting them, which would be slow. Only
+    # the validation scenes have a seed and therefore never change.
     train, val = split_writings(seed)
     draw = partial(draw_scene, size=image_size, max_digits=max_digits)
     draw_labels = partial(draw_target, writings=train, size=image_size, max_digits=max_digits)
-    learnt = Scenes(partial(draw, writings=train), train_images, draw_target=draw_labels)
+    train_scenes = Scenes(partial(draw, writings=train), train_images, draw_target=draw_labels)
+    val_scenes = Scenes(partial(draw, writings=val), val_images, seed)
+
     return DataModule(
-        load_train=lambda: Split(learnt, Classes(NAMES)),
-        load_val=lambda: Split(
-            Scenes(partial(draw, writings=val), val_images, seed), Classes(NAMES)
-        ),
+        load_train=lambda: Split(train_scenes, Classes(NAMES)),
+        load_val=lambda: Split(val_scenes, Classes(NAMES)),
         make_evaluator=task.evaluator,
         transform=EvalTransform(image_size=image_size),
     )
@@ -89,26 +99,30 @@ def digit(
     top_k: int | None = None,
     seed: int = 0,
 ) -> DataModule:
-    """Return scenes of a single handwritten digit: one label of ten per image.
+    """Return scenes of a single handwritten digit: one of ten labels per image.
 
     Args:
-        image_size: side of a scene in pixels, from 16 on.
-        train_images: scenes per epoch; there is no end of different ones.
+        image_size: side of a scene in pixels, at least 16.
+        train_images: scenes per epoch; every epoch has new ones.
         val_images: scenes of the validation split, of writings that training never shows.
         top_k: see `SingleLabelEvaluator`.
         seed: decides which writings are held out, and the validation scenes.
 
     Raises:
-        ValueError: A value is out of range.
+        ValueError: An argument is out of range.
     """
     check_sizes(image_size=image_size, train_images=train_images, val_images=val_images, seed=seed)
     task = SingleLabel(top_k)
+    classes = Classes(NAMES, exclusive=True)
+
     train, val = split_writings(seed)
     draw = partial(draw_scene, size=image_size, max_digits=1, empty=0.0, sizes=SIZES_ALONE)
-    classes = Classes(NAMES, exclusive=True)
+    train_scenes = Scenes(partial(draw, writings=train), train_images)
+    val_scenes = Scenes(partial(draw, writings=val), val_images, seed)
+
     return DataModule(
-        load_train=lambda: Split(Scenes(partial(draw, writings=train), train_images), classes),
-        load_val=lambda: Split(Scenes(partial(draw, writings=val), val_images, seed), classes),
+        load_train=lambda: Split(train_scenes, classes),
+        load_val=lambda: Split(val_scenes, classes),
         make_evaluator=task.evaluator,
         transform=EvalTransform(image_size=image_size),
     )
@@ -123,10 +137,11 @@ def draw_scene(
     empty: float = EMPTY,
     sizes: tuple[float, float] = SIZES,
 ) -> tuple[Image.Image, Tensor]:
-    """Return an RGB scene and its target int8 [10] of 1 and 0; see `compose`."""
+    """Return an RGB scene and its target, int8 [10] of 1 and 0; see `compose`."""
     scene, placed = compose(
         rng, writings, size=size, max_digits=max_digits, empty=empty, sizes=sizes
     )
+
     target = torch.zeros(len(NAMES), dtype=torch.int8)
     target[[int(writings.labels[row]) for row, _ in placed]] = 1
     return scene, target
@@ -135,10 +150,11 @@ def draw_scene(
 def draw_target(
     rng: np.random.Generator, *, writings: Writings, size: int, max_digits: int
 ) -> Tensor:
-    """Return the target int8 [10] of a scene that is not painted; see `draw_scene`."""
-    rows = rng.integers(
-        len(writings.labels), size=len(boxes(rng, size, how_many(rng, max_digits, EMPTY), SIZES))
-    )
+    """Return the target of a random scene without painting it, int8 [10]; see `draw_scene`."""
+    # The squares are drawn too: a digit that finds no room has no label.
+    squares = boxes(rng, size, how_many(rng, max_digits, EMPTY), SIZES)
+    rows = rng.integers(len(writings.labels), size=len(squares))
+
     target = torch.zeros(len(NAMES), dtype=torch.int8)
     target[writings.labels[rows]] = 1
     return target
@@ -153,40 +169,67 @@ def compose(
     empty: float = EMPTY,
     sizes: tuple[float, float] = SIZES,
 ) -> tuple[Image.Image, list[tuple[int, Box]]]:
-    """Return an RGB scene of `size` x `size` pixels, and for each digit in it the row in `writings` and its square."""
-    dark = rng.random() < 0.5  # the digits are darker than the background, or lighter
+    """Draw a scene.
+
+    Args:
+        rng: source of all random choices.
+        writings: the digits to draw from.
+        size: side of the scene in pixels.
+        max_digits: largest number of digits in the scene.
+        empty: probability of a scene without digits.
+        sizes: range of the side of a digit's square, as fractions of `size`.
+
+    Returns:
+        The RGB scene of `size` x `size` pixels, and for each digit in it the row in `writings` and
+        the square.
+    """
+    # All digits of a scene are darker than the background, or all are lighter.
+    is_dark = rng.random() < 0.5
     contrast = rng.uniform(*CONTRAST)
-    middle = rng.uniform(contrast, 255) if dark else rng.uniform(0, 255 - contrast)
-    scene = _background(rng, size, middle)
+    if is_dark:
+        mean = rng.uniform(contrast, 255)
+        ink = mean - contrast
+    else:
+        mean = rng.uniform(0, 255 - contrast)
+        ink = mean + contrast
+
+    scene = _background(rng, size, mean)
     placed = []
     for box in boxes(rng, size, how_many(rng, max_digits, empty), sizes):
         row = int(rng.integers(len(writings.masks)))
-        ink = middle - contrast if dark else middle + contrast
         scene.paste(_shade(rng, ink), box, tilted(rng, writings.masks[row], box[2] - box[0]))
         placed.append((row, box))
+
     return noisy(rng, scene), placed
 
 
-def _background(rng: np.random.Generator, size: int, middle: float) -> Image.Image:
-    """Return a colour gradient with blobs and strokes, their grey values within CLUTTER of the middle."""
-    corners = [_shade(rng, middle + rng.uniform(-CLUTTER, CLUTTER)) for _ in range(4)]
+def _background(rng: np.random.Generator, size: int, mean: float) -> Image.Image:
+    """Return a colour gradient with blobs and strokes, all within CLUTTER of the mean grey."""
+    # The gradient interpolates between four random corners.
+    corners = [_clutter(rng, mean) for _ in range(4)]
     gradient = Image.fromarray(np.array(corners, np.uint8).reshape(2, 2, 3))
     scene = gradient.resize((size, size), Image.Resampling.BILINEAR)
+
     draw = ImageDraw.Draw(scene)
     for _ in range(rng.integers(BLOBS + 1)):
         left, top = rng.uniform(-0.2, 0.9, 2) * size
         width, height = rng.uniform(0.1, 0.4, 2) * size
-        draw.ellipse((left, top, left + width, top + height), fill=_clutter(rng, middle))
+        draw.ellipse((left, top, left + width, top + height), fill=_clutter(rng, mean))
+
+    # A stroke has two segments, hence three points. The order of the draws fixes the scenes of a
+    # seed: the points, the colour, then the thickness.
     for _ in range(rng.integers(STROKES + 1)):
-        points = (rng.uniform(0, 1, 6) * size).tolist()  # two segments
-        draw.line(
-            points, fill=_clutter(rng, middle), width=max(1, round(rng.uniform(0.015, 0.04) * size))
-        )
+        points = (rng.uniform(0, 1, 6) * size).tolist()
+        fill = _clutter(rng, mean)
+        thickness = max(1, round(rng.uniform(0.015, 0.04) * size))
+        draw.line(points, fill=fill, width=thickness)
+
     return scene
 
 
-def _clutter(rng: np.random.Generator, middle: float) -> tuple[int, int, int]:
-    return _shade(rng, middle + rng.uniform(-CLUTTER, CLUTTER))
+def _clutter(rng: np.random.Generator, mean: float) -> tuple[int, int, int]:
+    """Return the RGB colour of a part of the background."""
+    return _shade(rng, mean + rng.uniform(-CLUTTER, CLUTTER))
 
 
 def _shade(rng: np.random.Generator, grey: float) -> tuple[int, int, int]:

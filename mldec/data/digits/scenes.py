@@ -1,8 +1,8 @@
-"""What all scenes of handwritten digits share: the writings, where they are put, and how a scene is drawn anew.
+"""The parts of all scenes of handwritten digits: the writings, their positions, and the drawing.
 
-The digits are real: 1,797 writings of 8 x 8 pixels, part of scikit-learn (UCI "Optical Recognition of Handwritten
-Digits"), so nothing is downloaded. Training and validation share no writing. Training scenes are new at every draw;
-validation scenes never change.
+The digits are real: 1,797 writings of 8 x 8 pixels, which scikit-learn ships (UCI "Optical
+Recognition of Handwritten Digits"), so nothing is downloaded. Training and validation share no
+writing. Training scenes are drawn anew at every access; validation scenes never change.
 """
 
 import random
@@ -19,7 +19,7 @@ NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 VAL_FRACTION = 0.25  # of the writings of each digit
 
 EMPTY = 0.05  # fraction of scenes without a digit
-SIZES = (0.28, 0.6)  # of a digit's square, as a fraction of the side of the scene
+SIZES = (0.28, 0.6)  # side of a digit's square, as a fraction of the side of the scene
 OVERLAP = 0.1  # largest part of a digit's square that may lie in another square
 TRIES = 40  # positions tried for a digit before it is left out
 TILT = 12  # degrees to either side
@@ -30,28 +30,41 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, right and
 
 @dataclass(frozen=True)
 class Writings:
-    """N handwritten digits."""
+    """N handwritten digits.
 
-    masks: (
-        np.ndarray
-    )  # [N, 10, 10] uint8: ink, 0 to 255; the border is empty, so that a turn cuts nothing off
-    labels: np.ndarray  # [N]: 0 to 9
-    rows: np.ndarray  # [N]: row in scikit-learn's data set
+    Attributes:
+        masks: amount of ink from 0 to 255, uint8 [N, 10, 10]. The border of one pixel is empty, so
+            that a rotation does not cut the digit off.
+        labels: the digits, 0 to 9, [N].
+        rows: row of each writing in scikit-learn's data set, [N].
+    """
+
+    masks: np.ndarray
+    labels: np.ndarray
+    rows: np.ndarray
 
 
 def split_writings(seed: int) -> tuple[Writings, Writings]:
-    """Return the writings for training and for validation: disjoint, the same share of every digit in each."""
+    """Return the writings of training and of validation.
+
+    They are disjoint, and each digit is held out in the same proportion, `VAL_FRACTION`.
+    """
     from sklearn.datasets import load_digits  # slow to import
 
+    # scikit-learn stores the ink as 0 to 16.
     data = load_digits()
-    masks = np.pad(
-        np.round(data.images * (255 / 16)).astype(np.uint8), ((0, 0), (1, 1), (1, 1))
-    )  # stored as 0 to 16
+    masks = np.round(data.images * (255 / 16)).astype(np.uint8)
+    masks = np.pad(masks, ((0, 0), (1, 1), (1, 1)))
+
     shuffled = np.random.default_rng(seed).permutation(len(masks))
-    by_digit = [shuffled[data.target[shuffled] == digit] for digit in range(len(NAMES))]
-    held_out = [round(len(rows) * VAL_FRACTION) for rows in by_digit]
-    val = np.concatenate([rows[:count] for rows, count in zip(by_digit, held_out, strict=True)])
-    train = np.concatenate([rows[count:] for rows, count in zip(by_digit, held_out, strict=True)])
+    train_parts, val_parts = [], []
+    for digit in range(len(NAMES)):
+        rows = shuffled[data.target[shuffled] == digit]
+        num_val = round(len(rows) * VAL_FRACTION)
+        val_parts.append(rows[:num_val])
+        train_parts.append(rows[num_val:])
+
+    train, val = np.concatenate(train_parts), np.concatenate(val_parts)
     return (
         Writings(masks[train], data.target[train], train),
         Writings(masks[val], data.target[val], val),
@@ -60,17 +73,17 @@ def split_writings(seed: int) -> tuple[Writings, Writings]:
 
 @dataclass(frozen=True)
 class Scenes:
-    """Scenes that are drawn while they are needed; see `mldec.data.base.ImageDataset`.
+    """Scenes that are drawn on demand; see `mldec.data.base.ImageDataset`.
 
-    Without a seed a scene is drawn anew at every call, from Python's global generator, which the loader seeds for each
-    (seed, epoch, index). With a seed it is a function of the seed and the index.
+    Without a seed every access draws a new scene, with Python's global generator, which the loader
+    seeds for each (seed, epoch, index). With a seed a scene depends on the seed and the index only.
 
     Args:
-        draw: generator -> RGB scene, and its target int8 [K] of 1 and 0.
+        draw: generator -> RGB scene and its target, int8 [K] of 1 and 0.
         num_images: number of scenes.
-        seed: of scenes that never change.
-        draw_target: generator -> the target of a scene that is not painted, for counting labels in scenes that are
-            drawn anew; None paints them.
+        seed: seed of scenes that never change; None draws new ones.
+        draw_target: generator -> the target of a random scene without painting it, to count the
+            labels of new scenes fast; None paints the scenes.
     """
 
     draw: Callable[[np.random.Generator], tuple[Image.Image, Tensor]]
@@ -82,9 +95,15 @@ class Scenes:
         return self.num_images
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return the scene uint8 [3, S, S] and its target int8 [K] of 1 and 0."""
+        """Return the scene, uint8 [3, S, S], and its target, int8 [K] of 1 and 0.
+
+        Raises:
+            IndexError: The index is not from 0 to `num_images` - 1.
+        """
+        # Iteration over a sequence without an iterator ends at the first IndexError.
         if not 0 <= index < self.num_images:
             raise IndexError(f"scene {index} of {self.num_images}")
+
         rng = np.random.default_rng(
             random.getrandbits(64) if self.seed is None else (self.seed, index)
         )
@@ -92,38 +111,48 @@ class Scenes:
         return to_tensor(scene), target
 
     def target(self, index: int) -> Tensor:
-        """Return a target alone: that of the scene, or where scenes are drawn anew, one of the same distribution."""
+        """Return the target of a scene, int8 [K].
+
+        Where every access draws a new scene, it is a target of the same distribution.
+        """
         if self.seed is not None or self.draw_target is None:
             return self[index][1]
         return self.draw_target(np.random.default_rng(random.getrandbits(64)))
 
     def name(self, index: int) -> str:
         """Describe the scene in messages: it has no path."""
-        return f"digit scene {index}" + (
-            " (drawn anew each time)" if self.seed is None else f" of seed {self.seed}"
-        )
+        origin = " (drawn anew each time)" if self.seed is None else f" of seed {self.seed}"
+        return f"digit scene {index}{origin}"
 
 
 def how_many(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) -> int:
-    """Draw the number of digits of a scene: now and then 0, else 1 to `max_digits`."""
+    """Draw the number of digits in a scene: 0 with probability `empty`, else 1 to `max_digits`."""
     return 0 if rng.random() < empty else int(rng.integers(1, max_digits + 1))
 
 
 def boxes(
     rng: np.random.Generator, size: int, count: int, sizes: tuple[float, float] = SIZES
 ) -> list[Box]:
-    """Draw up to `count` squares with little overlap; one that finds no room is left out."""
+    """Draw squares with little overlap.
+
+    Args:
+        rng: source of all random choices.
+        size: side of the scene in pixels.
+        count: number of squares; one that finds no room after `TRIES` tries is left out.
+        sizes: range of the side of a square, as fractions of `size`.
+    """
     boxes: list[Box] = []
     for _ in range(count):
+        # A try draws a new side as well as a new position, because a smaller square may fit.
         for share, across, down in rng.random((TRIES, 3)).tolist():
-            side = round(
-                (sizes[0] + share * (sizes[1] - sizes[0])) * size
-            )  # anew at each try: a small one may fit
+            side = round((sizes[0] + share * (sizes[1] - sizes[0])) * size)
             left, top = int(across * (size - side + 1)), int(down * (size - side + 1))
             box = (left, top, left + side, top + side)
+
             if all(_overlap(box, other) <= OVERLAP for other in boxes):
                 boxes.append(box)
                 break
+
     return boxes
 
 
@@ -136,11 +165,22 @@ def _overlap(one: Box, other: Box) -> float:
 
 
 def tilted(rng: np.random.Generator, mask: np.ndarray, side: int) -> Image.Image:
-    """Return a writing enlarged to `side` pixels and turned a little, as a mask of 0 to 255."""
+    """Enlarge a writing and rotate it by up to `TILT` degrees.
+
+    Args:
+        rng: draws the angle.
+        mask: ink of the writing, uint8 [M, M].
+        side: side of the result in pixels.
+
+    Returns:
+        A mask of `side` x `side` pixels, 0 to 255.
+    """
     angle = np.deg2rad(rng.uniform(-TILT, TILT))
-    scale = len(mask) / side  # source pixels a target pixel
+    scale = len(mask) / side  # source pixels per target pixel
     cos, sin = scale * np.cos(angle), scale * np.sin(angle)
-    # Keeps the centre (m, m) of the mask at the centre (s, s) of the square.
+
+    # Pillow wants the map from target to source. It moves the centre (s, s) of the square to the
+    # centre (m, m) of the mask.
     m, s = len(mask) / 2, side / 2
     matrix = (cos, sin, m - (cos + sin) * s, -sin, cos, m - (cos - sin) * s)
     return Image.fromarray(mask).transform(
@@ -149,25 +189,27 @@ def tilted(rng: np.random.Generator, mask: np.ndarray, side: int) -> Image.Image
 
 
 def noisy(rng: np.random.Generator, scene: Image.Image) -> Image.Image:
-    """Add independent uniform noise to every value."""
+    """Add independent uniform noise of up to `NOISE` to every value."""
     noise = rng.integers(
         -NOISE, NOISE, (scene.height, scene.width, 3), dtype=np.int8, endpoint=True
     )
-    return Image.fromarray(
-        np.clip(np.asarray(scene) + noise.astype(np.int16), 0, 255).astype(np.uint8)
-    )
+
+    # The sum does not fit into 8 bits.
+    values = np.asarray(scene) + noise.astype(np.int16)
+    return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
 
 
 def check_sizes(
     *, image_size: int, train_images: int, val_images: int, max_digits: int = 1, seed: int
 ) -> None:
-    """Raise a `ValueError` that names the first setting of the scenes that is out of its range."""
-    values = {
+    """Raise a `ValueError` that names the first setting of the scenes that is out of range."""
+    minimums = {
         "image_size": (image_size, 16),
         "train_images": (train_images, 1),
         "val_images": (val_images, 1),
+        "max_digits": (max_digits, 1),
+        "seed": (seed, 0),
     }
-    values |= {"max_digits": (max_digits, 1), "seed": (seed, 0)}
-    for name, (value, minimum) in values.items():
+    for name, (value, minimum) in minimums.items():
         if value < minimum:
             raise ValueError(f"{name} is {value}: it must be at least {minimum}")

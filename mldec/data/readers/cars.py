@@ -1,4 +1,4 @@
-"""Stanford-Cars: 196 models of cars, from the MATLAB files of its devkit, which are data only."""
+"""Stanford Cars: 196 car models, read from the MATLAB files of the devkit."""
 
 from functools import partial
 from pathlib import Path
@@ -23,27 +23,33 @@ _ONE_FILE = "cars_annos.mat"
 
 
 def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | None = None) -> Source:
-    """Return Stanford-Cars: 8,144 training and 8,041 test images.
+    """Return Stanford Cars: 8,144 training and 8,041 test images.
+
+    Two layouts are known. The first has devkit/, cars_train/ and cars_test/, and
+    cars_test_annos_withlabels.mat in `root` or in devkit/; the image folders may be nested, as in
+    cars_test/cars_test/. The second has cars_annos.mat and car_ims/.
 
     Args:
-        root: folder with devkit/, cars_train/ and cars_test/ (also nested: cars_test/cars_test/) and
-            cars_test_annos_withlabels.mat in it or in devkit/; or the other form: cars_annos.mat and car_ims/.
+        root: folder of the data set, in either layout.
         train: split to learn from, "train" or "test".
         val: split to evaluate on.
         top_k: see `SingleLabelEvaluator`.
 
     Raises:
-        DataError: Something under `root` is missing or broken; of a split, when it is first used.
-        ValueError: A value is out of range.
+        DataError: A file under `root` is missing or broken; the files of a split are checked when
+            the split is first used.
+        ValueError: An argument is out of range.
     """
     task = SingleLabel(top_k)
     folder = check_folder(root, "Stanford-Cars", _SEE)
+
     return Source(
         load=partial(_load_split, folder), train=train, val=val, task=task, where=folder, see=_SEE
     )
 
 
 def _load_split(root: Path, split: str, cache: TableCache) -> LabelledImages:
+    """Return the images of a split, in either layout."""
     if split not in ("train", "test"):
         raise DataError(f"Stanford-Cars has no split {split!r}: choose train or test; {_SEE}")
 
@@ -51,9 +57,10 @@ def _load_split(root: Path, split: str, cache: TableCache) -> LabelledImages:
         folder, sources = root, [root / _ONE_FILE]
     else:
         folder = root / f"cars_{split}"
-        folder = (
-            folder / folder.name if (folder / folder.name).is_dir() else folder
-        )  # as the copy on Kaggle nests it
+
+        # The copy on Kaggle nests each image folder in another one of the same name.
+        if (folder / folder.name).is_dir():
+            folder = folder / folder.name
         sources = [_annotations(root, split), root / "devkit" / "cars_meta.mat"]
 
     table = cache.table(f"cars {split}", sources, partial(_parse, sources, split))
@@ -62,9 +69,11 @@ def _load_split(root: Path, split: str, cache: TableCache) -> LabelledImages:
 
 
 def _annotations(root: Path, split: str) -> Path:
-    """Return the file with the labels of a split: those of the test images came later, in a file of their own."""
+    """Return the annotation file of a split."""
     if split == "train":
         return root / "devkit" / "cars_train_annos.mat"
+
+    # The devkit's own test file has no labels: they were published later, in another file.
     for file in (root / _LABELLED, root / "devkit" / _LABELLED):
         if file.is_file():
             return file
@@ -74,41 +83,65 @@ def _annotations(root: Path, split: str) -> Path:
 
 
 def _parse(sources: list[Path], split: str) -> Table:
+    """Read the images and labels of a split.
+
+    Args:
+        sources: the annotation file and the file with the class names, or the one file with both.
+        split: "train" or "test".
+    """
     annotations = _load(sources[0], "annotations")
+
+    # The single file holds both splits and marks the test images with a flag.
     one_file = len(sources) == 1
     file_key = "relative_im_path" if one_file else "fname"
-    for key in [file_key, "class", *(["test"] if one_file else [])]:
-        if key not in (annotations.dtype.names or ()):
-            raise DataError(f"{sources[0]}: its annotations have no field {key!r}; {_SEE}")
+    required_fields = [file_key, "class"]
+    if one_file:
+        required_fields.append("test")
+    for field in required_fields:
+        if field not in (annotations.dtype.names or ()):
+            raise DataError(f"{sources[0]}: its annotations have no field {field!r}; {_SEE}")
 
     names = check_names(
         [str(name) for name in _load(sources[-1], "class_names")], sources[-1], _SEE
     )
+
     builder = TableBuilder(_SEE, classes=names)
     for number, annotation in enumerate(annotations, 1):
         if one_file and bool(annotation["test"]) != (split == "test"):
             continue
+
         where = f"{sources[0]}, annotation {number}"
         label = annotation["class"]
         if not isinstance(label, int | np.integer) or not 1 <= label <= len(names):
             raise DataError(
                 f"{where}: class {label} is not a number from 1 to {len(names)}; {_SEE}"
             )
-        builder.add(str(annotation[file_key]), {int(label) - 1: 1}, where)  # MATLAB counts from 1
+
+        # MATLAB counts from 1.
+        builder.add(str(annotation[file_key]), {int(label) - 1: 1}, where)
+
     return builder.build(sources[0])
 
 
 def _load(file: Path, name: str) -> np.ndarray:
-    """Read one variable of a MATLAB file; scipy makes arrays of it and runs nothing."""
+    """Read one variable of a MATLAB file as an array of at least one dimension.
+
+    scipy only parses arrays; no code in the file is run.
+
+    Raises:
+        DataError: The file cannot be read, is not a MATLAB file, or lacks the variable.
+    """
     try:
         with open_binary(file) as stream:
             content: dict[str, Any] = loadmat(stream, squeeze_me=True, variable_names=[name])
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror or error}); {_SEE}") from error
-    except Exception as error:  # on a damaged file scipy raises almost anything
+    # On a damaged file scipy raises almost any exception.
+    except Exception as error:
         raise DataError(
             f"{file} is not a MATLAB file ({' '.join(str(error).split())}); {_SEE}"
         ) from error
+
     if name not in content:
         raise DataError(f"{file} has no variable {name!r}; {_SEE}")
     return np.atleast_1d(content[name])

@@ -1,7 +1,7 @@
-"""MS-COCO as multi-label classification: an image is labelled with every class of which it shows an object.
+"""MS-COCO as multi-label classification: an image has a label for each class it shows an object of.
 
-The annotation file (a quarter of a gigabyte for train2014) is parsed once; what is kept of it is a table of a few
-megabytes in a cache folder, so that a second start reads no JSON and loader workers hold numpy arrays only.
+The annotation file (a quarter of a gigabyte for train2014) is parsed once, into a table of a few
+megabytes in the cache folder. Later starts read no JSON, and loader workers hold numpy arrays only.
 """
 
 import io
@@ -32,9 +32,12 @@ from mldec.files.text import read_json
 
 log = logging.getLogger("mldec")
 
-# In a cached table the value of a class is the sum of the sizes that its objects have.
-NO_AREA = 8  # the annotation does not give it
-PRESENT = dict.fromkeys(range(2, 2 * NO_AREA), 1)  # objects of any size are one label
+# In a cached table the value of a class is the bitwise or of the sizes of its objects: those of
+# `SIZES`, and this one for objects whose annotation gives no area.
+NO_AREA = 8
+
+# Without sizes, objects of any size make the class present.
+PRESENT = dict.fromkeys(range(2, 2 * NO_AREA), 1)
 
 _SEE = "see DATASETS.md, section MS-COCO"
 
@@ -51,29 +54,35 @@ def coco(
     keep_per_class: int | None = None,
     labels_seed: int = 0,
 ) -> Source:
-    """Return MS-COCO: 80 classes in the order of the category ids, images in the order of the image ids.
+    """Return MS-COCO: 80 classes in the order of the category ids, images by ascending image id.
 
     Args:
         root: folder with annotations/instances_{split}.json and the image folders {split}/.
         train: split to learn from.
         val: split to evaluate on.
-        annotated_only: leave out images without any object, as the official code does: 82,081 and 40,137 images of
-            the 2014 splits; all are 82,783 and 40,504.
-        threshold: probability from which on a class counts as predicted, for precision, recall and F1.
-        sizes: validation also reports the mAP of small (below 32 x 32 pixels), medium (96 x 96) and large objects.
-        drop_labels: each label of the training split becomes -1 (not annotated) with this probability, to simulate
-            partly annotated data; it needs a loss that takes -1, such as loss=partial.
-        keep_per_class: or: this many positives and negatives of each class stay, all other labels become -1.
-        labels_seed: decides which labels go.
+        annotated_only: leave out images without any object, as the official code does: 82,081
+            training and 40,137 validation images of 2014 remain, of 82,783 and 40,504.
+        threshold: probability from which on a class counts as predicted, for precision, recall and
+            F1.
+        sizes: validation also reports the mAP of small (area below 32 x 32 pixels), medium (below
+            96 x 96) and large objects.
+        drop_labels: probability in [0, 1) with which each training label becomes -1 (not
+            annotated), to simulate partial annotation. It needs a loss that accepts -1, such as
+            loss=partial.
+        keep_per_class: keep this many positives and negatives per class and set all other training
+            labels to -1; excludes `drop_labels`.
+        labels_seed: seed of the random choice of labels to drop, 0 or more.
 
     Raises:
-        DataError: Something under `root` is missing or broken; of a split, when it is first used.
-        ValueError: A value is out of range.
+        DataError: A file under `root` is missing or broken; the files of a split are checked when
+            the split is first used.
+        ValueError: An argument is out of range.
     """
     thin = _thinning(drop_labels, keep_per_class, labels_seed)
     task = MultiLabel(threshold, sizes)
     folder = check_folder(root, "MS-COCO", _SEE)
 
+    # Only validation distinguishes object sizes, and only training drops labels.
     load = partial(load_split, folder, annotated_only=annotated_only)
     return Source(
         load=partial(load, sizes=sizes),
@@ -87,7 +96,7 @@ def coco(
 
 
 def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], Labels] | None:
-    """Return what makes the training labels partial, if anything."""
+    """Return the function that makes the training labels partial; None keeps all labels."""
     if not 0 <= drop < 1:
         raise ValueError(f"drop_labels is {drop}: it must be from 0 on and below 1")
     if keep is not None and keep < 1:
@@ -96,7 +105,8 @@ def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], La
         raise ValueError(f"labels_seed is {seed}: it must be 0 or more")
     if drop and keep is not None:
         raise ValueError(
-            f"drop_labels is {drop} and keep_per_class is {keep}: they exclude each other, leave one out"
+            f"drop_labels is {drop} and keep_per_class is {keep}: they exclude each other, "
+            "leave one out"
         )
 
     if keep is not None:
@@ -113,17 +123,30 @@ def load_split(
     sizes: bool = False,
     thin: Callable[[Labels], Labels] | None = None,
 ) -> LabelledImages:
-    """Return the images of one split; see `coco`."""
+    """Return the images of one split.
+
+    Args:
+        root: as for `coco`.
+        split: name of the split, such as "val2014".
+        cache: keeps the parsed annotations.
+        annotated_only: as for `coco`.
+        sizes: the value of a label is the bitwise or of its objects' sizes instead of 1.
+        thin: makes the labels partial; None keeps them all.
+
+    Raises:
+        DataError: The annotations are missing or broken, or have no image.
+    """
     annotations = root / "annotations" / f"instances_{split}.json"
     table = cache.table(
         "coco", [annotations], partial(_parse, annotations), values=range(2 * NO_AREA)
     )
+
+    # Every entry of the sparse labels stands for an object, so an image without one has none.
     if annotated_only:
-        table = table.select(np.diff(table.labels.starts) > 0)  # an entry is always an object
+        table = table.select(np.diff(table.labels.starts) > 0)
     if not len(table):
-        raise DataError(
-            f"{annotations}: no image {'with an object' if annotated_only else 'at all'}; {_SEE}"
-        )
+        condition = "with an object" if annotated_only else "at all"
+        raise DataError(f"{annotations}: no image {condition}; {_SEE}")
 
     if sizes and (table.labels.values >= NO_AREA).any():
         raise DataError(
@@ -135,15 +158,19 @@ def load_split(
 
     if thin is not None:
         labels = thin(labels)
-        left = f"{(labels.dense() >= 0).mean():.2%}"
+        share = f"{(labels.dense() >= 0).mean():.2%}"
         log.info(
-            "coco %s: %s of the labels are kept, the others count as not annotated", split, left
+            "coco %s: %s of the labels are kept, the others count as not annotated", split, share
         )
+
     return in_folder(replace(table, labels=labels), root / split, _SEE)
 
 
 def _parse(annotations: Path) -> Table:
+    """Read an annotation file of the form "instances"."""
     content = read_json(annotations, _SEE)
+
+    # The content is not checked field by field: a file of another form fails on some access.
     try:
         return _tabulate(annotations, _indexed(content))
     except KeyError as error:
@@ -157,72 +184,96 @@ def _parse(annotations: Path) -> Table:
 
 
 def _indexed(content: Any) -> COCO:
-    """Return the content of an annotation file with images and categories by id."""
+    """Index the images and categories of an annotation file by their ids.
+
+    Raises:
+        TypeError: The content lacks one of the three lists.
+    """
     if not isinstance(content, dict):
         raise TypeError(f"it holds a {type(content).__name__}")
+
+    # pycocotools would take a missing list for an empty one.
     for key in ("images", "annotations", "categories"):
-        if not isinstance(content.get(key), list):  # pycocotools takes absence for an empty list
+        if not isinstance(content.get(key), list):
             raise TypeError(f"it has no list of {key}")
 
+    # `createIndex` prints its progress.
     index = COCO()
     index.dataset = content
-    with redirect_stdout(io.StringIO()):  # pycocotools prints its progress
+    with redirect_stdout(io.StringIO()):
         index.createIndex()
     return index
 
 
 def _tabulate(annotations: Path, index: COCO) -> Table:
-    """Collapse the objects of each image, crowds included, into labels."""
+    """Merge the objects of each image, crowds included, into one label per class."""
     rows = {image: row for row, image in enumerate(sorted(index.imgs))}
     columns = {category: column for column, category in enumerate(sorted(index.cats))}
 
-    # Arrays, not a matrix: of a hundred thousand categories an image shows a few.
-    owners, classes, sizes = array("q"), array("q"), array("b")
+    # Three flat arrays, not a matrix: of many thousand categories an image shows only a few.
+    image_rows, class_columns, sizes = array("q"), array("q"), array("b")
     for annotation in index.dataset["annotations"]:
-        row, column = rows.get(annotation["image_id"]), columns.get(annotation["category_id"])
+        image, category = annotation["image_id"], annotation["category_id"]
+        row, column = rows.get(image), columns.get(category)
         if row is None or column is None:
-            what = (
-                f"image {annotation['image_id']}"
-                if row is None
-                else f"category {annotation['category_id']}"
-            )
+            unknown = f"image {image}" if row is None else f"category {category}"
             raise DataError(
-                f"{annotations}: annotation {annotation.get('id')} names the unknown {what}; {_SEE}"
+                f"{annotations}: annotation {annotation.get('id')} names the unknown {unknown}; "
+                f"{_SEE}"
             )
-        owners.append(row)
-        classes.append(column)
+
+        image_rows.append(row)
+        class_columns.append(column)
         sizes.append(_size(annotation))
+
     labels = from_flags(
-        np.array(owners, np.int64),
-        np.array(classes, np.int64),
+        np.array(image_rows, np.int64),
+        np.array(class_columns, np.int64),
         np.array(sizes, np.int8),
         num_images=len(rows),
         num_classes=len(columns),
     )
 
-    where = f"{annotations}: file_name of image"
-    files = [
-        path_inside(index.imgs[image]["file_name"], f"{where} {image}", _SEE) for image in rows
-    ]
+    files = []
+    for image in rows:
+        where = f"{annotations}: file_name of image {image}"
+        files.append(path_inside(index.imgs[image]["file_name"], where, _SEE))
     names = {category: index.cats[category]["name"] for category in columns}
     return Table(encode_paths(files), labels, _names(annotations, names, columns))
 
 
 def _names(annotations: Path, categories: dict[Any, Any], order: Iterable[Any]) -> tuple[str, ...]:
-    """Return the names of the categories; merged files may have two of one name, which a network could not tell."""
+    """Return the names of the categories in the given order.
+
+    Args:
+        annotations: the annotation file, for messages.
+        categories: category id -> name.
+        order: the category ids.
+
+    Raises:
+        DataError: Two categories share a name, as happens in merged files: no prediction could tell
+            them apart.
+    """
     ids: dict[str, Any] = {}
     for category in order:
         name = as_name(categories[category], f"{annotations}: category {category}", _SEE)
         if name in ids:
-            both = f"the categories {ids[name]} and {category} are both called {shown(name)}"
-            raise DataError(f"{annotations}: {both}: merge or rename them; {_SEE}")
+            clash = f"the categories {ids[name]} and {category} are both called {shown(name)}"
+            raise DataError(f"{annotations}: {clash}: merge or rename them; {_SEE}")
         ids[name] = category
     return tuple(ids)
 
 
 def _size(annotation: dict[str, Any]) -> int:
-    """Return the size of an object by the area of its mask, with the limits of the official loader."""
+    """Return the size of an object by the area of its mask, with COCO's official limits."""
     area = annotation.get("area")
+
+    # A missing area matters only if sizes are asked for: `load_split` refuses it then.
     if isinstance(area, bool) or not isinstance(area, int | float) or not area >= 0:
-        return NO_AREA  # which matters only to those who ask for sizes
-    return SIZES["small" if area < 32**2 else "medium" if area < 96**2 else "large"]
+        return NO_AREA
+
+    if area < 32**2:
+        return SIZES["small"]
+    if area < 96**2:
+        return SIZES["medium"]
+    return SIZES["large"]

@@ -1,6 +1,7 @@
 """MS-COCO zero-shot: 48 seen and 17 unseen of the 80 classes; the other 15 are not used.
 
-Source: `cls_ids.pickle` of SDL (github.com/Alibaba-MIIL/ZS_SDL), whose numbers count in the order of the category ids.
+Source: `cls_ids.pickle` of SDL (github.com/Alibaba-MIIL/ZS_SDL), whose class numbers follow the
+order of the category ids.
 """
 
 from functools import partial
@@ -18,7 +19,10 @@ from mldec.errors import DataError
 
 _SEE = "see DATASETS.md, section MS-COCO zero-shot"
 
-_UNSEEN = "airplane,bus,cat,dog,cow,elephant,umbrella,tie,snowboard,skateboard,cup,knife,cake,couch,keyboard,sink,scissors"
+_UNSEEN = (
+    "airplane,bus,cat,dog,cow,elephant,umbrella,tie,snowboard,skateboard,cup,knife,cake,couch,"
+    "keyboard,sink,scissors"
+)
 _UNUSED = (
     "traffic light,fire hydrant,stop sign,parking meter,sports ball,baseball bat,"
     "baseball glove,tennis racket,wine glass,hot dog,potted plant,dining table,cell phone,"
@@ -37,21 +41,23 @@ def coco_zsl(
     val: str = "val2014",
     val_images: str = "unseen",
 ) -> Source:
-    """Return MS-COCO zero-shot: training on 48 classes, validation on 65, both in the order of the category ids.
+    """Return MS-COCO zero-shot: training on 48 classes, validation on 65, by category id.
 
-    Training images are all with a seen class, whatever else they show; unseen objects on them are not labelled.
+    Training images are all that show a seen class. Unseen objects in them are not labelled.
 
     Args:
         root: folder of MS-COCO, see `mldec.data.readers.coco.coco`.
-        vectors: file in `root` (or elsewhere, by an absolute path), or "clip:MODEL:WEIGHTS"; see `read_vectors`. The
-            columns of an array without a list of names beside it are the 80 classes in the order of the category ids.
+        vectors: file in `root` (or elsewhere, by an absolute path), or "clip:MODEL:WEIGHTS"; see
+            `read_vectors`. The columns of an array without a list of names beside it are the 80
+            classes in the order of the category ids.
         train: split to learn from.
         val: split to evaluate on.
-        val_images: "unseen": only images with an unseen class; or "all" with one of the 65.
+        val_images: "unseen": only images with an unseen class; "all": images with any of the 65.
 
     Raises:
-        DataError: Something under `root` is missing, broken or does not fit; of a split, when it is first used.
-        ValueError: A value is out of range.
+        DataError: A file under `root` is missing or broken, or does not fit the others; the files
+            of a split are checked when the split is first used.
+        ValueError: An argument is out of range.
     """
     folder = check_folder(root, "MS-COCO", _SEE)
     where = f"{folder} ({_SEE})"
@@ -61,20 +67,24 @@ def coco_zsl(
         val_images=val_images,
         where=where,
     )
+
     return Source(
         load=partial(_load_split, folder), train=train, val=val, task=task, where=folder, see=_SEE
     )
 
 
 def _load_split(folder: Path, split: str, cache: TableCache) -> LabelledImages:
-    """Return the images with one of the 65 classes; the other 15 are left out."""
+    """Return the images with at least one of the 65 classes, without the other 15 columns."""
     images = load_split(folder, split, cache, annotated_only=False)
 
     absent = sorted({*SEEN, *UNSEEN} - set(images.classes))
     if absent:
         raise DataError(
-            f"{folder}: {len(absent)} of the 65 classes are not in its annotations, such as {absent[0]!r}; {_SEE}"
+            f"{folder}: {len(absent)} of the 65 classes are not in its annotations, "
+            f"such as {absent[0]!r}; {_SEE}"
         )
+
+    # The images are selected last: one that shows only unused classes has no label left.
     used = [column for column, name in enumerate(images.classes) if name in {*SEEN, *UNSEEN}]
     images = images.select_classes(used)
     return images.select(images.labels.counts_per_image() > 0)

@@ -1,8 +1,10 @@
-"""ImageNet-1k, or some of its classes: folders named by wnid; validation also flat, with Kaggle's table of labels.
+"""ImageNet-1k, or some of its classes, in one folder per WordNet id (wnid).
 
-The class index is the place of the wnid among all sorted wnids of a class map, as in torchvision, Keras and timm; so a
-class whose folder is missing does not move the others. The devkit's ILSVRC2012_ID (1 to 1,000) is another order and is
-never used.
+The validation images may also lie in one flat folder, with Kaggle's table of labels.
+
+The class index is the position of the wnid among all sorted wnids of a class map, as in
+torchvision, Keras and timm, so a missing class folder does not shift the other classes. The
+devkit's ILSVRC2012_ID (1 to 1,000) has another order and is never used.
 """
 
 from collections import Counter
@@ -39,23 +41,26 @@ def imagenet(
     real_labels: str | None = None,
     top_k: int | None = None,
 ) -> Source:
-    """Return ImageNet: classes by sorted wnid, images by class and name.
+    """Return ImageNet: classes by sorted wnid, images by class and file name.
 
     Args:
-        root: folder with train/WNID/*.JPEG and val/WNID/*.JPEG, or Kaggle's with ILSVRC/Data/CLS-LOC/{train,val} and
-            LOC_val_solution.csv.
+        root: folder with train/WNID/*.JPEG and val/WNID/*.JPEG, or Kaggle's folder with
+            ILSVRC/Data/CLS-LOC/{train,val} and LOC_val_solution.csv.
         train: folder to learn from.
         val: folder to evaluate on.
-        class_map: "imagenet1k": its 1,000 classes; "folders": the folders of `train`; or a text file whose lines start
-            with a wnid, in any order.
-        real_labels: file of the ReaL labels: a JSON list with the valid class indices of each validation image, by its
-            number. They replace the labels of `val`: an image may have several, and those without any are left out;
-            the metrics are called top1_real and so on. timm carries the file as data/_info/imagenet_real_labels.json.
+        class_map: "imagenet1k": its 1,000 classes; "folders": the class folders of `train`; or a
+            text file whose lines start with a wnid, in any order.
+        real_labels: file of the ReaL labels: a JSON list with the valid class indices of each
+            validation image, in the order of the image numbers. They replace the labels of `val`:
+            an image may have several labels, and images without any are left out. The metrics are
+            then called top1_real and so on. timm ships this file as
+            data/_info/imagenet_real_labels.json.
         top_k: see `SingleLabelEvaluator`.
 
     Raises:
-        DataError: Something under `root` is missing or broken; of a split, when it is first used.
-        ValueError: A value is out of range.
+        DataError: A file under `root` is missing or broken; the files of a split are checked when
+            the split is first used.
+        ValueError: An argument is out of range.
     """
     task = SingleLabel(top_k, suffix="_real" if real_labels else "")
     folder = check_folder(root, "ImageNet", _SEE)
@@ -67,6 +72,7 @@ def imagenet(
         table = _read_split(folder, split, wnids, cache)
         if real_labels and split == val:
             table = _with_real_labels(table, Path(real_labels).expanduser())
+
         log_split("imagenet", split, table)
         return in_folder(table, folder / split, _SEE)
 
@@ -74,9 +80,10 @@ def imagenet(
 
 
 def readable(wnids: list[str]) -> tuple[str, ...]:
-    """Return unique class names, such as "tench, Tinca tinca"; with the wnid where two classes have the same name.
+    """Return a unique class name for each wnid, such as "tench, Tinca tinca".
 
-    So it is for the two "crane" of the 1,000. A wnid that timm does not know is its own name.
+    Two of the 1,000 classes are called "crane": where a name is shared, the wnid is appended. A
+    wnid that timm does not know is its own name.
     """
     lines = _info("imagenet_synset_to_lemma.txt").splitlines()
     lemmas = dict(line.split("\t", 1) for line in lines)
@@ -90,30 +97,36 @@ def readable(wnids: list[str]) -> tuple[str, ...]:
 
 
 def _info(name: str) -> str:
+    """Read one of the text files about ImageNet that timm ships."""
     return (files("timm.data") / "_info" / name).read_text(encoding="utf-8")
 
 
 def _wnids(class_map: str, train: Path) -> list[str]:
+    """Return the sorted wnids of a class map; for its forms see `imagenet`."""
     if class_map == "imagenet1k":
         return sorted(_info("imagenet_synsets.txt").split())
     if class_map == "folders":
         return list_class_folders(train, _SEE)
+
     file = Path(class_map).expanduser()
     return sorted(check_names([line.split()[0] for line in read_lines(file, _SEE)], file, _SEE))
 
 
 def _read_split(root: Path, split: str, wnids: list[str], cache: TableCache) -> Table:
+    """List the images of a split, in a folder per class or in one flat folder."""
     folder, names = root / split, readable(wnids)
     if list_class_folders(folder, _SEE) or not list_images(folder, _SEE):
         return read_class_folders(folder, wnids, names, cache)
 
-    # A flat folder: Kaggle's table beside the images has their classes.
+    # In a flat folder only Kaggle's table has the classes; it may lie some folders further up.
     candidates = [root / _SOLUTION, *(parent / _SOLUTION for parent in root.parents[:3])]
     solution = next((file for file in candidates if file.is_file()), None)
     if solution is None:
         raise DataError(
-            f"{folder} has images and no folders, and {candidates[0]} with their classes is absent; {_SEE}"
+            f"{folder} has images and no folders, and {candidates[0]} with their classes is "
+            f"absent; {_SEE}"
         )
+
     settings = sha256(" ".join(wnids).encode()).hexdigest()
     return cache.table(
         f"imagenet {settings}", [solution], partial(_parse_solution, solution, wnids, names)
@@ -121,7 +134,7 @@ def _read_split(root: Path, split: str, wnids: list[str], cache: TableCache) -> 
 
 
 def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) -> Table:
-    """Read Kaggle's table: ImageId,PredictionString, the latter "wnid x y x y" for each of the boxes."""
+    """Read Kaggle's table of image ids and boxes; a box is written "wnid x y x y"."""
     columns = {wnid: column for column, wnid in enumerate(wnids)}
     rows = csv_rows(solution, _SEE)
     _, header = next(rows, (1, []))
@@ -135,11 +148,14 @@ def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) ->
         where = f"{solution}, row {line}"
         if len(row) != 2 or not row[1].split():
             raise DataError(f"{where} is not an image and its boxes; {_SEE}")
+
+        # All boxes of an image are of one class, so the first wnid is enough.
         wnid = row[1].split()[0]
         if wnid not in columns:
             raise unknown_class(wnid, wnids, where, _SEE)
         images.append((columns[wnid], f"{row[0]}.JPEG", where))
 
+    # Sorted by class and name, the images have the same order as in a folder per class.
     builder = TableBuilder(_SEE, classes=names)
     for column, file, where in sorted(images):
         builder.add(file, {column: 1}, where)
@@ -147,7 +163,15 @@ def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) ->
 
 
 def _with_real_labels(table: Table, file: Path) -> Table:
-    """Replace the labels by those of "Are we done with ImageNet?" (arXiv 2006.07159)."""
+    """Replace the labels by those of "Are we done with ImageNet?" (arXiv 2006.07159).
+
+    Args:
+        table: validation images, such as ILSVRC2012_val_00000293.JPEG.
+        file: JSON list with the class indices of each image, by its number.
+
+    Raises:
+        DataError: The file has another form, or lacks an image of the table.
+    """
     real_labels = read_json(file, _SEE)
     num_classes = len(table.classes)
     if not isinstance(real_labels, list) or not all(
@@ -159,18 +183,21 @@ def _with_real_labels(table: Table, file: Path) -> Table:
 
     entries = []
     for name in table.files.tolist():
-        number = name.rpartition(b"_")[2].partition(b".")[0]  # of ILSVRC2012_val_00000293.JPEG
+        # The image number is between the last underscore and the dot, and counts from 1.
+        number = name.rpartition(b"_")[2].partition(b".")[0]
         if not number.isdigit() or len(number) > 18 or not 0 < int(number) <= len(real_labels):
             count = f"{file} has {len(real_labels):,} images"
             raise DataError(f"{count}; {name.decode(errors='replace')} is none of them; {_SEE}")
         entries.append(dict.fromkeys(real_labels[int(number) - 1], 1))
 
+    # The authors found no valid class for some images and do not count them.
     labels = from_entries(entries, num_classes=num_classes)
-    has_label = np.array([bool(of_image) for of_image in entries], bool)
+    has_label = np.array([bool(entry) for entry in entries], bool)
     return Table(table.files, labels, table.classes).select(has_label)
 
 
-def _is_classes(row: object, count: int) -> bool:
+def _is_classes(row: object, num_classes: int) -> bool:
+    """Return whether a value is a list of class indices."""
     return isinstance(row, list) and all(
-        type(column) is int and 0 <= column < count for column in row
+        type(column) is int and 0 <= column < num_classes for column in row
     )

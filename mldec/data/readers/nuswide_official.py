@@ -1,7 +1,8 @@
-"""NUS-WIDE from the files of its makers: lists of images, 81 human labels and 1,000 Flickr tags as text.
+"""NUS-WIDE from its original files: image lists, 81 human-annotated concepts, 1,000 Flickr tags.
 
-This is the protocol of LESA and BiAM: learn from the 925 tags that are no concept, evaluate on all test images with the
-81 human labels and the tags. Most images of 2009 are gone from Flickr; those that are absent here are counted.
+This is the protocol of LESA and BiAM: train on the 925 tags that are not concepts, evaluate on all
+test images with the human labels of the 81 concepts and with the tags. Most images of 2009 are no
+longer on Flickr; those that are absent are left out and counted.
 """
 
 import logging
@@ -36,22 +37,27 @@ def nuswide_official(
     vectors: str = "wordvec_array.pth",
     val_images: str = "all",
 ) -> Source:
-    """Return NUS-WIDE zero-shot by its official lists: 925 seen tags, 81 unseen concepts, all in alphabetical order.
+    """Return NUS-WIDE zero-shot by its official lists: 925 seen tags and 81 unseen concepts.
 
-    Training images without a seen tag are left out. A concept's validation labels are the human ones, and a tag that is
-    also a concept is not used (75 of the 1,000).
+    All classes are in alphabetical order. Training images without a seen tag are left out. The
+    labels of a concept are the human ones: the 75 of the 1,000 tags that are also concepts are not
+    used.
 
     Args:
-        root: folder with ImageList, Groundtruth/TrainTestLabels, NUS_WID_Tags, ConceptsList and the images.
-        images: folder of the images in `root`: as listed (actor/0001_2124494179.jpg), or under other names with the
-            Flickr number in the second part (140016_215548610_422b79b4d7_m.jpg).
-        vectors: file in `root` (or elsewhere, by an absolute path), or "clip:MODEL:WEIGHTS"; see `read_vectors`. The
-            columns of an array without a list of names beside it are the sorted classes.
-        val_images: "all", as LESA and BiAM; or "unseen": only images with an unseen class.
+        root: folder with ImageList, Groundtruth/TrainTestLabels, NUS_WID_Tags, ConceptsList and the
+            images.
+        images: folder of the images in `root`, with the listed names (actor/0001_2124494179.jpg) or
+            with other names whose second part is the Flickr number
+            (140016_215548610_422b79b4d7_m.jpg).
+        vectors: file in `root` (or elsewhere, by an absolute path), or "clip:MODEL:WEIGHTS"; see
+            `read_vectors`. The columns of an array without a list of names beside it are the sorted
+            classes.
+        val_images: "all", as in LESA and BiAM; or "unseen": only images with an unseen class.
 
     Raises:
-        DataError: Something under `root` is missing, broken or does not fit; of a split, when it is first used.
-        ValueError: A value is out of range.
+        DataError: A file under `root` is missing or broken, or does not fit the others; the files
+            of a split are checked when the split is first used.
+        ValueError: An argument is out of range.
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)
     concepts = folder / "ConceptsList" / "Concepts81.txt"
@@ -64,6 +70,7 @@ def nuswide_official(
         val_images=val_images,
         where=f"{folder} ({_SEE})",
     )
+
     return Source(
         load=partial(_load_split, folder, images),
         train="Train",
@@ -75,7 +82,7 @@ def nuswide_official(
 
 
 def _load_split(root: Path, images: str, split: str, cache: TableCache) -> LabelledImages:
-    """Return the images that are there, with the labels of all classes."""
+    """Return the images of a split that are on the disk, with the labels of all classes."""
     concept_list = root / "ConceptsList" / "Concepts81.txt"
     concepts = [as_name(concept, concept_list, _SEE) for concept in read_lines(concept_list, _SEE)]
     sources = {
@@ -88,7 +95,7 @@ def _load_split(root: Path, images: str, split: str, cache: TableCache) -> Label
         f"nuswide-official-{split}", list(sources.values()), partial(_parse, sources, concepts)
     )
 
-    # Most images are gone from Flickr, and copies of the others have other names.
+    # Most images are no longer on Flickr, and copies of the others have other names.
     files = _find(root / images, table.files)
     is_present = files != b""
     total = f"{len(table):,}"
@@ -96,25 +103,37 @@ def _load_split(root: Path, images: str, split: str, cache: TableCache) -> Label
         raise DataError(f"{root / images}: none of the {total} images of {split} is there; {_SEE}")
     if not is_present.all():
         first = table.files[np.flatnonzero(~is_present)[0]].decode()
-        text = (
-            "nuswide_official %s: %s of %s listed images are absent and left out, the first is %s"
+        log.warning(
+            "nuswide_official %s: %s of %s listed images are absent and left out, the first is %s",
+            split,
+            f"{np.count_nonzero(~is_present):,}",
+            total,
+            first,
         )
-        log.warning(text, split, f"{np.count_nonzero(~is_present):,}", total, first)
 
     present = table.select(is_present)
     return in_folder(Table(files[is_present], present.labels, present.classes), root / images, _SEE)
 
 
 def _concept_file(root: Path, concept: str, split: str) -> Path:
+    """Return the file with the human labels of a concept."""
+    # The name comes from a file: it must not lead out of the folder.
     name = path_inside(concept, f"{root / 'ConceptsList' / 'Concepts81.txt'}", _SEE)
     return root / "Groundtruth" / "TrainTestLabels" / f"Labels_{name}_{split}.txt"
 
 
 def _parse(sources: dict[str, Path], concepts: list[str]) -> Table:
-    """Join the list of images, the tags that are no concept, and the concepts, as classes in alphabetical order."""
-    source = sources["images"]
-    lines = enumerate(read_lines(source, _SEE), 1)
-    files = [path_inside(line, f"{source}, line {row:,}", _SEE) for row, line in lines]
+    """Join the images, their tags and their concepts; the classes are in alphabetical order.
+
+    Args:
+        sources: the files of the "images", the "names" of the tags, the "tags" of the images, and
+            of each concept by its name.
+        concepts: the names of the concepts; a tag of the same name is not used.
+    """
+    image_list = sources["images"]
+    files = []
+    for number, line in enumerate(read_lines(image_list, _SEE), 1):
+        files.append(path_inside(line, f"{image_list}, line {number:,}", _SEE))
 
     tags = [as_name(tag, sources["names"], _SEE) for tag in read_lines(sources["names"], _SEE)]
     used_tags = [number for number, tag in enumerate(tags) if tag not in set(concepts)]
@@ -122,35 +141,52 @@ def _parse(sources: dict[str, Path], concepts: list[str]) -> Table:
     if len(set(names)) < len(names):
         raise DataError(f"{sources['names']}: a tag or concept is named twice; {_SEE}")
 
+    # The columns of the tags in the file become columns of the sorted classes.
     labels = np.zeros((len(files), len(names)), np.int8)
     columns = [names.index(tags[number]) for number in used_tags]
     labels[:, columns] = _tags(sources["tags"], len(files), len(tags))[:, used_tags]
+
     for concept in concepts:
         labels[:, names.index(concept)] = _zeros_and_ones_of(sources[concept], len(files))
     return Table(encode_paths(files), from_dense(labels), tuple(names))
 
 
-def _tags(source: Path, images: int, tags: int) -> np.ndarray:
-    """Return int8 [images, tags] from lines of 0 and 1 with any blanks; the file is a third of a gigabyte."""
-    matrix = np.zeros((images, tags), np.int8)
+def _tags(source: Path, num_images: int, num_tags: int) -> np.ndarray:
+    """Read one line per image, of 0 and 1 with any white space between them: one per tag.
+
+    Returns:
+        int8 [num_images, num_tags].
+
+    Raises:
+        DataError: The file has another number of lines, or a line is not of 0 and 1.
+    """
+    # Line by line: the file is a third of a gigabyte.
+    matrix = np.zeros((num_images, num_tags), np.int8)
     with open_binary(source) as file:
         number = 0
         for number, line in enumerate(file, 1):
-            row = _zeros_and_ones(line, tags, f"{source}, line {number:,}")
-            if number <= images:
+            row = _zeros_and_ones(line, num_tags, f"{source}, line {number:,}")
+            if number <= num_images:
                 matrix[number - 1] = row
-    if number != images:
-        raise DataError(f"{source} has {number:,} lines for {images:,} listed images; {_SEE}")
+
+    # Surplus lines are counted, for the message.
+    if number != num_images:
+        raise DataError(f"{source} has {number:,} lines for {num_images:,} listed images; {_SEE}")
     return matrix
 
 
-def _zeros_and_ones_of(source: Path, images: int) -> np.ndarray:
-    """Return int8 [images] from a file with a 0 or 1 in each line."""
+def _zeros_and_ones_of(source: Path, num_images: int) -> np.ndarray:
+    """Return int8 [num_images] from a file with a 0 or 1 per line."""
     with open_binary(source) as file:
-        return _zeros_and_ones(file.read(), images, str(source))
+        return _zeros_and_ones(file.read(), num_images, str(source))
 
 
 def _zeros_and_ones(text: bytes, count: int, where: str) -> np.ndarray:
+    """Return the digits of a text of 0, 1 and white space, int8 [count].
+
+    Raises:
+        DataError: The text has another number of digits or other characters.
+    """
     digits = np.frombuffer(text.translate(None, _SPACE), np.int8) - ord("0")
     if len(digits) != count or not np.isin(digits, (0, 1)).all():
         raise DataError(f"{where}: {len(digits):,} characters, not {count:,} of 0 and 1; {_SEE}")
@@ -158,27 +194,41 @@ def _zeros_and_ones(text: bytes, count: int, where: str) -> np.ndarray:
 
 
 def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
-    """Return the path of each listed image in the folder; empty where it is absent.
+    """Find each listed image in the folder.
 
-    An image has the listed path, or another name with the same Flickr number, the second part of a name.
+    An image has the listed path, or another name with the same Flickr number.
+
+    Args:
+        folder: folder of the images.
+        listed: paths of the official list, bytes [N].
+
+    Returns:
+        The path of each image inside the folder, bytes [N]; empty where it is absent.
     """
     if not folder.is_dir():
         raise DataError(
             f"{folder} is not a folder; set data.images to the folder of the images, {_SEE}"
         )
 
-    present = set()
+    present: set[str] = set()
     for directory, _, files in os.walk(folder):
         inner = os.path.relpath(directory, folder)
         present |= {file if inner == "." else f"{inner}/{file}" for file in files}
 
-    by_number = {_flickr_number(path): path for path in sorted(present)} | {"": ""}
-    names = [os.fsdecode(file) for file in listed.tolist()]
-    return encode_paths(
-        [name if name in present else by_number.get(_flickr_number(name), "") for name in names]
-    )
+    # Files without a Flickr number have the number "", which must find no image.
+    by_number = {_flickr_number(path): path for path in sorted(present)}
+    by_number[""] = ""
+
+    paths = []
+    for name in map(os.fsdecode, listed.tolist()):
+        if name in present:
+            paths.append(name)
+        else:
+            paths.append(by_number.get(_flickr_number(name), ""))
+    return encode_paths(paths)
 
 
 def _flickr_number(path: str) -> str:
+    """Return the second part of a file name, the number of the image at Flickr; "" without one."""
     parts = path.rpartition("/")[2].partition(".")[0].split("_")
     return parts[1] if len(parts) > 1 else ""

@@ -1,7 +1,8 @@
-"""Open Images V6 from the official files: labels that people verified, present or absent; all others are unknown.
+"""Open Images V6 from the official files, with the human-verified labels: present, absent, unknown.
 
-Nine million training images have 57 million such labels of 9,605 classes. They are read in pieces into arrays, once;
-what is kept in the cache folder is half a gigabyte that loader workers share.
+The nine million training images have 57 million verified labels of 9,605 classes. They are read
+once, in pieces, into arrays of half a gigabyte, which the cache folder keeps and loader workers
+share.
 """
 
 import logging
@@ -28,7 +29,8 @@ from mldec.files.text import csv_columns, read_text
 log = logging.getLogger("mldec")
 
 _SEE = "see DATASETS.md, section Open Images"
-# Split (and image folder) -> its human-verified labels, as the official site names the file.
+
+# Split, which is also the image folder -> the file of its human-verified labels.
 LABELS = {
     "train": "oidv6-train-annotations-human-imagelabels.csv",
     "validation": "validation-annotations-human-imagelabels.csv",
@@ -36,6 +38,8 @@ LABELS = {
 }
 TRAINABLE = "oidv6-classes-trainable.txt"
 DESCRIPTIONS = "oidv6-class-descriptions.csv"
+
+# The values of verified labels; machine-generated labels have others, such as 0.8.
 _CONFIDENCE = {"1": 1, "0": 0, "1.0": 1, "0.0": 0}
 
 
@@ -47,32 +51,36 @@ def openimages(
     names: Literal["display", "mid"] = "display",
     prefix: int = 0,
 ) -> Source:
-    """Return Open Images: the classes of the trainable list in its order, images in the order of their ids.
+    """Return Open Images: the classes in the order of the trainable list, images by image id.
 
-    An image without a verified label is in no official file, and so not here. Targets are 1, 0 and mostly -1. Many
-    images left Flickr for good: see `data.absent`.
+    Targets are 1, 0 and mostly -1 (not annotated). An image without a verified label is in no
+    official file and therefore left out. Many images are no longer on Flickr: see `data.absent`.
 
-    Source: storage.googleapis.com/openimages, human-verified image-level labels; machine-generated ones are refused.
+    Source: storage.googleapis.com/openimages, human-verified image-level labels. The files of
+    machine-generated labels are refused.
 
     Args:
-        root: folder with annotations/ (the official CSV and class files) and the image folders train/, validation/,
-            test/ of ID.jpg.
+        root: folder with annotations/ (the official CSV and class files) and the image folders
+            train/, validation/ and test/ of ID.jpg.
         train: split to learn from.
-        val: split to evaluate on: papers use "test" (125,436 images), not "validation" (41,620).
-        names: "display": the display name, with its index as in "Ball (12)" if classes share it; or "mid" (/m/01bqvp).
-        prefix: images lie in sub-folders called by this many first characters of their ids, such as train/0a/ for 2.
+        val: split to evaluate on. Papers use "test" (125,436 images), not "validation" (41,620).
+        names: "display": the display name, with the class index where classes share it, as in "Ball
+            (12)"; or "mid": the class id, such as /m/01bqvp.
+        prefix: length of the image folders' sub-folder names, which are the first characters of the
+            image ids: 2 for train/0a/; 0 for no sub-folders.
 
     Raises:
-        DataError: Something under `root` is missing or broken; of a split, when it is first used.
-        ValueError: A value is out of range.
+        DataError: A file under `root` is missing or broken; the files of a split are checked when
+            the split is first used.
+        ValueError: An argument is out of range.
     """
     for key, split in (("train", train), ("val", val)):
         if split not in LABELS:
             raise ValueError(f"{key} is {split!r}: it must be one of {', '.join(LABELS)}")
     if prefix < 0:
         raise ValueError(f"prefix is {prefix}: it must be 0 (no sub-folders) or more")
-    folder = check_folder(root, "Open Images", _SEE)
 
+    folder = check_folder(root, "Open Images", _SEE)
     load = partial(_load_split, folder, names=names, prefix=prefix)
     return Source(load=load, train=train, val=val, task=PartialLabels(), where=folder, see=_SEE)
 
@@ -80,42 +88,55 @@ def openimages(
 def _load_split(
     root: Path, split: str, cache: TableCache, *, names: str, prefix: int
 ) -> LabelledImages:
-    folder = root / "annotations"
-    sources = statements, trainable, descriptions = (
-        folder / LABELS[split],
-        folder / TRAINABLE,
-        folder / DESCRIPTIONS,
-    )
+    """Return the images of a split."""
+    statements = root / "annotations" / LABELS[split]
+    trainable = root / "annotations" / TRAINABLE
+    descriptions = root / "annotations" / DESCRIPTIONS
     parse = partial(_parse, statements, trainable, descriptions, names, prefix)
-    table = cache.table(f"openimages {names} {prefix}", sources, parse)
+    table = cache.table(
+        f"openimages {names} {prefix}", (statements, trainable, descriptions), parse
+    )
 
     log_table(f"openimages {split}", table)
     return in_folder(table, root / split, _SEE)
 
 
 def log_table(what: str, table: Table) -> None:
-    """Log the size of a split."""
-    present = int(np.count_nonzero(table.labels.values == 1))
+    """Log the numbers of images, classes and labels of a split."""
+    num_labels = len(table.labels.values)
+    num_present = int(np.count_nonzero(table.labels.values == 1))
     counts = f"{len(table):,} images, {len(table.classes):,} classes"
     log.info(
         "%s: %s, %s present and %s absent",
         what,
         counts,
-        f"{present:,}",
-        f"{len(table.labels.values) - present:,}",
+        f"{num_present:,}",
+        f"{num_labels - num_present:,}",
     )
 
 
 def _parse(statements: Path, trainable: Path, descriptions: Path, names: str, prefix: int) -> Table:
+    """Read a split.
+
+    Args:
+        statements: CSV file of the human-verified labels.
+        trainable: list of the classes, one MID per line.
+        descriptions: CSV file of the display names.
+        names: "display" or "mid", see `openimages`.
+        prefix: as for `openimages`.
+    """
     mids = read_mids(trainable, _SEE)
     run_ids, runs, classes, values = _read_statements(statements, mids)
 
-    # The file is sorted by image, but nothing says that it must be: several runs of rows may be of one image.
+    # The official files are sorted by image, but they do not promise it: an image may have several
+    # runs of rows.
     ids, image_of_run = np.unique(run_ids, return_inverse=True)
-    if not np.char.isalnum(ids).all():  # an id becomes a path
-        raise DataError(
-            f"{statements}: {ids[~np.char.isalnum(ids)][0].decode()!r} is not an image id; {_SEE}"
-        )
+
+    # An id becomes a path, so it must not hold a separator or dots.
+    is_valid = np.char.isalnum(ids)
+    if not is_valid.all():
+        raise DataError(f"{statements}: {ids[~is_valid][0].decode()!r} is not an image id; {_SEE}")
+
     labels, clashes = from_statements(
         image_of_run[runs], classes, values, num_images=len(ids), num_classes=len(mids)
     )
@@ -123,65 +144,90 @@ def _parse(statements: Path, trainable: Path, descriptions: Path, names: str, pr
 
     files = np.char.add(ids, b".jpg")
     if prefix:
-        files = np.char.add(np.char.add(ids.astype(f"S{prefix}"), b"/"), files)
+        sub_folders = np.char.add(ids.astype(f"S{prefix}"), b"/")
+        files = np.char.add(sub_folders, files)
+
+    # Without display names the classes are called by their MIDs, and no message blames the other
+    # file.
     display = {} if names == "mid" else read_descriptions(descriptions, _SEE)
-    return Table(
-        files, labels, class_names(mids, display, descriptions if display else trainable, _SEE)
-    )
+    names_from = descriptions if display else trainable
+    return Table(files, labels, class_names(mids, display, names_from, _SEE))
 
 
 def _read_statements(
     path: Path, mids: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the ids of runs of rows [R], and of each statement on a known class its run, class and value [M]."""
+    """Read the verified labels of a split, one statement about an image and a class per row.
+
+    Consecutive rows of one image form a run. Statements about classes outside the list are dropped.
+
+    Args:
+        path: CSV file of the labels.
+        mids: the classes, in the order of the columns.
+
+    Returns:
+        The image id of each of the R runs, bytes [R], and for each of the M statements its run,
+        int32 [M], its class, int32 [M], and its value, int8 [M]: 1 present, 0 absent.
+
+    Raises:
+        DataError: The file is broken, or its labels are not human-verified.
+    """
     columns = {mid: column for column, mid in enumerate(mids)}
+    num_runs = num_rows = 0
+
+    # Pieces of the result; an empty first one gives the type of a file without rows.
     run_ids: list[np.ndarray] = [np.zeros(0, "S1")]
-    runs, classes, values = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], [np.zeros(0, np.int8)]
-    num_runs = num_rows = num_known = 0
+    runs = [np.zeros(0, np.int32)]
+    classes = [np.zeros(0, np.int32)]
+    values = [np.zeros(0, np.int8)]
 
     header = ["ImageID", "Source", "LabelName", "Confidence"]
-    for first, (image_ids, _, label_names, confidences) in csv_columns(path, header, _SEE):
-        values_here = np.fromiter(
-            map(_CONFIDENCE.get, confidences, repeat(-1)), np.int8, len(confidences)
-        )
-        if values_here.min() < 0:
-            row = int(values_here.argmin())
-            fault = f"row {first + row} has Confidence {confidences[row]!r}, not 1 or 0: not human-verified labels?"
-            raise DataError(f"{path}: {fault} {_SEE}")
-        classes_here = np.fromiter(
-            map(columns.get, label_names, repeat(-1)), np.int32, len(label_names)
-        )
+    for first_row, (image_ids, _, label_names, confidences) in csv_columns(path, header, _SEE):
+        piece_values = _look_up(_CONFIDENCE, confidences, np.int8)
+        if piece_values.min() < 0:
+            index = int(piece_values.argmin())
+            raise DataError(
+                f"{path}: row {first_row + index} has Confidence {confidences[index]!r}, "
+                f"not 1 or 0: not human-verified labels? {_SEE}"
+            )
+
+        piece_classes = _look_up(columns, label_names, np.int32)
+        is_known = piece_classes >= 0
+
         try:
-            ids_here = np.array(image_ids, np.bytes_)
+            piece_ids = np.array(image_ids, np.bytes_)
         except UnicodeEncodeError as error:
             raise DataError(
-                f"{path}: an image id after row {first - 1} is not ASCII; {_SEE}"
+                f"{path}: an image id after row {first_row - 1} is not ASCII; {_SEE}"
             ) from error
 
-        # A run starts where the image id is not that of the row before.
-        starts_run = np.append(True, ids_here[1:] != ids_here[:-1])
-        runs_here = np.cumsum(starts_run) + (num_runs - 1)
-        known = classes_here >= 0
+        # A run starts where the image id differs from that of the row before. The first row of a
+        # piece starts a new run even if it continues the last one: `_parse` joins runs by id.
+        starts_run = np.append(True, piece_ids[1:] != piece_ids[:-1])
+        piece_runs = np.cumsum(starts_run) + (num_runs - 1)
 
-        run_ids.append(ids_here[starts_run])
-        runs.append(runs_here[known].astype(np.int32))
-        classes.append(classes_here[known])
-        values.append(values_here[known])
+        run_ids.append(piece_ids[starts_run])
+        runs.append(piece_runs[is_known].astype(np.int32))
+        classes.append(piece_classes[is_known])
+        values.append(piece_values[is_known])
         num_runs += len(run_ids[-1])
         num_rows += len(label_names)
-        num_known += len(classes[-1])
 
-    log_dropped(path, num_rows - num_known, num_rows)
-    return (
-        np.concatenate(run_ids),
-        np.concatenate(runs),
-        np.concatenate(classes),
-        np.concatenate(values),
-    )
+    known_classes = np.concatenate(classes)
+    log_dropped(path, num_rows - len(known_classes), num_rows)
+    return np.concatenate(run_ids), np.concatenate(runs), known_classes, np.concatenate(values)
+
+
+def _look_up(
+    table: Mapping[str, int], texts: Sequence[str], dtype: type[np.signedinteger]
+) -> np.ndarray:
+    """Return the number of each text, [len(texts)] of the given type; -1 if the table lacks it."""
+    # `fromiter` over a `map` builds no list of Python integers: there are 57 million texts.
+    return np.fromiter(map(table.get, texts, repeat(-1)), dtype, len(texts))
 
 
 def log_dropped(path: Path, dropped: int, rows: int) -> None:
-    """Log how many labels are of classes outside the list."""
+    """Log how many labels are dropped because their class is not in the class list."""
     if dropped:
         log.info(
             "%s: %s of %s labels are of classes outside the class list: left out",
@@ -192,7 +238,7 @@ def log_dropped(path: Path, dropped: int, rows: int) -> None:
 
 
 def log_clashes(path: Path, clashes: int) -> None:
-    """Log how many labels are said to be both present and absent."""
+    """Log how many pairs of an image and a class are stated to be both present and absent."""
     if clashes:
         log.warning(
             "%s: %s labels are both present and absent: taken as present", path, f"{clashes:,}"
@@ -200,14 +246,15 @@ def log_clashes(path: Path, clashes: int) -> None:
 
 
 def read_mids(path: Path, see: str) -> tuple[str, ...]:
-    """Read a list of classes, one MID a line.
+    """Read a list of classes, one MID per line.
 
     Raises:
-        DataError: if it cannot be read, is empty, or names a class twice.
+        DataError: The file cannot be read, is empty, or names a class twice.
     """
     mids = tuple(read_text(path, see).split())
     if not mids:
         raise DataError(f"{path} names no class; {see}")
+
     mid, count = Counter(mids).most_common(1)[0]
     if count > 1:
         raise DataError(f"{path} names {mid} {count} times; {see}")
@@ -215,26 +262,36 @@ def read_mids(path: Path, see: str) -> tuple[str, ...]:
 
 
 def read_descriptions(path: Path, see: str) -> dict[str, str]:
-    """Read the display name of each MID; names hold commas and quotes."""
-    pieces = csv_columns(path, ["LabelName", "DisplayName"], see)
-    return {mid: name for _, (mids, names) in pieces for mid, name in zip(mids, names, strict=True)}
+    """Read the display name of each MID from a CSV file.
+
+    Raises:
+        DataError: The file cannot be read or has another header.
+    """
+    display: dict[str, str] = {}
+    for _, (mids, names) in csv_columns(path, ["LabelName", "DisplayName"], see):
+        display.update(zip(mids, names, strict=True))
+    return display
 
 
 def class_names(
     mids: Sequence[str], display: Mapping[str, str], source: Path, see: str
 ) -> tuple[str, ...]:
-    """Return one name a class: its display name, told apart from others by its place; the MID where there is none.
+    """Return a unique name per class: its display name, or its MID if it has none.
+
+    Classes that share a display name get their index appended, as in "Ball (12)".
 
     Args:
-        mids: of the classes.
+        mids: the class ids, in the order of the columns.
         display: MID -> display name.
         source: the file that the names are from, for messages.
-        see: where help is.
+        see: where to find help, for messages.
 
     Raises:
-        DataError: for a name that no class may have.
+        DataError: A name is not a valid class name.
     """
-    names = [without_quotes(display.get(mid, "")) or mid for mid in mids]
-    return told_apart(
-        [as_name(name, f"{source}: {mid!r}", see) for mid, name in zip(mids, names, strict=True)]
-    )
+    names = []
+    for mid in mids:
+        # Some names in the official files have stray quotes or blanks around them.
+        name = without_quotes(display.get(mid, "")) or mid
+        names.append(as_name(name, f"{source}: {mid!r}", see))
+    return told_apart(names)

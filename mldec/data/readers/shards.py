@@ -25,21 +25,23 @@ def shards(
     threshold: float = 0.5,
     top_k: int | None = None,
 ) -> Source:
-    """Return a data set that was packed into shards, with the images, targets and classes of the files it is made of.
+    """Return a data set that was packed into shards, with its original targets and classes.
 
-    The labels of `val` decide how it is evaluated: top-1 where each image has one label, `mAP_partial` where labels
-    that are not listed are not annotated, else mAP.
+    The labels of `val` decide the metric: top-1 if each image has exactly one label, `mAP_partial`
+    if labels that are not listed are not annotated, else mAP.
 
     Args:
         root: folder with {split}/index.npz and {split}/shard-000000.tar, ...
         train: split to learn from.
         val: split to evaluate on.
-        threshold: of several labels: probability from which on a class counts as predicted.
-        top_k: of one label: see `SingleLabelEvaluator`.
+        threshold: with several labels per image, the probability from which on a class counts as
+            predicted.
+        top_k: with one label per image, see `SingleLabelEvaluator`.
 
     Raises:
-        DataError: Something under `root` is missing or broken; of a split, when it is first used.
-        ValueError: A value is out of range.
+        DataError: A file under `root` is missing or broken; the shards of a split are checked when
+            the split is first used.
+        ValueError: An argument is out of range.
     """
     several, one = MultiLabel(threshold), SingleLabel(top_k)
     folder = check_folder(root, "packed shards", _SEE)
@@ -53,10 +55,10 @@ def shards(
 
 @dataclass(frozen=True)
 class PackedTask:
-    """A task of known classes that may have word vectors; see `mldec.data.task.Task`."""
+    """A task whose classes may have word vectors; see `mldec.data.task.Task`."""
 
     task: Task
-    queries: Tensor | None  # float32 [K, D]
+    queries: Tensor | None  # word vectors of the classes, float32 [K, D]
 
     def training(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
         """See `Task`."""
@@ -73,9 +75,12 @@ class PackedTask:
 
 
 def _packed_task(folder: Path, several: MultiLabel, one: SingleLabel) -> PackedTask:
-    """Return what the labels of a packed split mean, by its index."""
+    """Return the task of a packed split, as its index states it."""
     index = read_index(folder / "index.npz")
     queries = torch.from_numpy(index.queries).float() if index.queries.size else None
+
     if index.exclusive:
         return PackedTask(one, queries)
+
+    # If labels that are not listed are -1, the data set is partially annotated.
     return PackedTask(PartialLabels() if index.rest == -1 else several, queries)

@@ -1,7 +1,8 @@
-"""Pascal VOC as multi-label classification: an image is labelled with every class of which it shows an object.
+"""Pascal VOC as multi-label classification: an image has a label for each class it shows.
 
-An object may be marked as difficult. A class of which an image shows difficult objects only is neither clearly there
-nor clearly absent, and code bases differ in what they make of it: a setting for training, and one for evaluation.
+An object may be marked as difficult. Code bases differ in how they treat a class of which an image
+shows difficult objects only: it is neither clearly present nor clearly absent. One setting decides
+for training, another for evaluation.
 """
 
 import logging
@@ -24,9 +25,11 @@ from mldec.files.text import open_binary, read_text
 
 log = logging.getLogger("mldec")
 
-DIFFICULT = 2  # in a cached table: the class has objects, but difficult ones only
+# Value of a class in a cached table if all its objects in the image are difficult.
+DIFFICULT = 2
 MEANINGS = {"negative": 0, "positive": 1, "ignore": -1}
-LARGEST_XML = 2**20  # bytes; the official ones have less than 40,000
+
+LARGEST_XML = 2**20  # bytes; the official files have less than 40,000
 
 _SEE = "see DATASETS.md, section Pascal VOC"
 
@@ -43,21 +46,25 @@ def voc(
     difficult_val: Difficult = "ignore",
     threshold: float = 0.5,
 ) -> Source:
-    """Return Pascal VOC: 20 classes in the order of the devkit, images in the order of the list of their split.
+    """Return Pascal VOC: 20 classes in the order of the devkit, images in the order of their list.
 
     Args:
-        root: folder VOC{year}, the folder VOCdevkit that holds it, or the one that holds VOCdevkit.
+        root: folder VOC{year}, its parent VOCdevkit, or the parent of VOCdevkit.
         year: 2007 or 2012; 2008 to 2011 have the same layout.
         train: split to learn from, a list in ImageSets/Main.
         val: split to evaluate on; the labels of the test split of 2012 are not public.
-        difficult_train: what a class with difficult objects only is in training: "negative", "positive" or "ignore",
-            which is -1 and needs a loss that takes it (loss=partial loss.mode=ignore).
-        difficult_val: the same in evaluation; "ignore" leaves the image out for this class, as the devkit does.
-        threshold: probability from which on a class counts as predicted, for precision, recall and F1.
+        difficult_train: training target of a class with difficult objects only: "negative" (0),
+            "positive" (1) or "ignore" (-1), which needs a loss that accepts -1 (loss=partial
+            loss.mode=ignore).
+        difficult_val: the same for evaluation; "ignore" leaves the image out for this class, as the
+            devkit does.
+        threshold: probability from which on a class counts as predicted, for precision, recall and
+            F1.
 
     Raises:
-        DataError: Something under `root` is missing or broken; of a split, when it is first used.
-        ValueError: A value is out of range.
+        DataError: A file under `root` is missing or broken; the files of a split are checked when
+            the split is first used.
+        ValueError: An argument is out of range.
     """
     task = MultiLabel(threshold)
     folder = _find(check_folder(root, f"Pascal VOC {year}", _SEE), year)
@@ -74,10 +81,15 @@ def voc(
 
 
 def _find(root: Path, year: int) -> Path:
-    """Return the folder of a year in any of the three roots that people give."""
-    inner = [root / f"VOC{year}", root / "VOCdevkit" / f"VOC{year}"]
-    other_year = root.name.startswith("VOC2") and root.name != f"VOC{year}"
-    for folder in inner if other_year else [root, *inner]:
+    """Return the folder VOC{year}: `root` itself, or up to two levels below it."""
+    candidates = [root / f"VOC{year}", root / "VOCdevkit" / f"VOC{year}"]
+
+    # `root` may have any name, but the folder of another year must not pass for this one.
+    is_other_year = root.name.startswith("VOC2") and root.name != f"VOC{year}"
+    if not is_other_year:
+        candidates.insert(0, root)
+
+    for folder in candidates:
         if (folder / "ImageSets").is_dir():
             return folder
     raise DataError(
@@ -88,6 +100,7 @@ def _find(root: Path, year: int) -> Path:
 def _load_split(
     folder: Path, split: str, cache: TableCache, *, difficult: Difficult
 ) -> LabelledImages:
+    """Return the images of a split; `difficult` as in `voc`."""
     listing, annotations = folder / "ImageSets" / "Main" / f"{split}.txt", folder / "Annotations"
     parse = partial(_parse, listing, annotations)
     table = cache.table("voc", [listing, annotations], parse, values=range(DIFFICULT + 1))
@@ -103,32 +116,46 @@ def _load_split(
         only_difficult,
         difficult,
     )
+
+    # The cached table keeps the difficult labels apart, so one file serves every setting.
     labels = table.labels.recode({DIFFICULT: MEANINGS[difficult]})
     return in_folder(Table(table.files, labels, table.classes), folder / "JPEGImages", _SEE)
 
 
 def _parse(listing: Path, annotations: Path) -> Table:
+    """Read the labels of the images of a list: 1, or `DIFFICULT`.
+
+    Args:
+        listing: file with one image id per line.
+        annotations: folder of the XML files, one per image.
+    """
     builder = TableBuilder(_SEE, classes=VOC)
     for number, image in _image_ids(listing):
         path = annotations / f"{image}.xml"
         labels: dict[str, int] = {}
-        for name, difficult in _objects(path):
+        for name, is_difficult in _objects(path):
             if name not in VOC:
                 raise unknown_class(name[:40], VOC, str(path), _SEE)
-            # One object that is not difficult decides.
-            labels[name] = labels.get(name, DIFFICULT) if difficult else 1
+
+            # One object that is not difficult makes the class present.
+            labels[name] = labels.get(name, DIFFICULT) if is_difficult else 1
         builder.add(f"{image}.jpg", labels, f"{listing}, line {number}")
+
     if not len(builder):
         raise DataError(f"{listing} names no image; restore it, {_SEE}")
     return builder.build(listing)
 
 
 def _image_ids(listing: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number of each line, and the image id in it, as text: those of 2012 are no numbers."""
+    """Yield the line number and the image id of each line that is not blank.
+
+    Ids are text: those of 2012, such as 2008_000008, are not numbers.
+    """
     for number, line in enumerate(read_text(listing, _SEE).split("\n"), 1):
         if not line.strip():
             continue
-        # The lists of a class hold a second word, at a distance of one or two blanks.
+
+        # The lists of a single class have a second column, after one or two blanks.
         image = line.split()[0]
         if "/" in image or "\\" in image or ".." in image or "\0" in image:
             raise DataError(f"{listing}, line {number}: {image!r} is not an image id; {_SEE}")
@@ -138,31 +165,35 @@ def _image_ids(listing: Path) -> Iterator[tuple[int, str]]:
 def _objects(path: Path) -> list[tuple[str, bool]]:
     """Return the class of each object in an annotation file, and whether it is difficult.
 
-    Direct children only: the parts of a person have names too.
+    Raises:
+        DataError: The file cannot be read or is not a VOC annotation.
     """
     root = _read_xml(path)
     if root.tag != "annotation":
         raise DataError(
-            f"{path} is not a VOC annotation: its root is <{root.tag[:40]}>, not <annotation>; {_SEE}"
+            f"{path} is not a VOC annotation: its root is <{root.tag[:40]}>, not <annotation>; "
+            f"{_SEE}"
         )
-    found = []
-    for thing in root.findall("object"):
-        name, difficult = (
-            thing.findtext("name", "").strip(),
-            thing.findtext("difficult", "0").strip(),
-        )
+
+    # `findall` takes direct children only: the parts of a person are nested and have names too.
+    objects = []
+    for element in root.findall("object"):
+        name = element.findtext("name", "").strip()
+        difficult = element.findtext("difficult", "0").strip()
         if not name:
             raise DataError(f"{path} is not a VOC annotation: an <object> has no <name>; {_SEE}")
         if difficult not in ("0", "1"):
             raise DataError(f"{path}: <difficult> is {difficult[:40]!r}, not 0 or 1; {_SEE}")
-        found.append((name, difficult == "1"))
-    return found
+        objects.append((name, difficult == "1"))
+    return objects
 
 
 def _read_xml(path: Path) -> ElementTree.Element:
-    """Parse a small XML file without a document type: so there are no entities to expand or to fetch.
+    """Parse a small XML file that declares no document type, and so no entities.
 
-    The text is decoded here, and the parser then ignores the encoding that the file claims: it sees what was checked.
+    Raises:
+        DataError: The file is absent, too large, not UTF-8 or not valid XML, or declares a document
+            type: entities could expand to gigabytes or be fetched from elsewhere.
     """
     try:
         with open_binary(path) as file:
@@ -171,6 +202,9 @@ def _read_xml(path: Path) -> ElementTree.Element:
             raise DataError(
                 f"{path} has more than {LARGEST_XML:,} bytes: not a VOC annotation; {_SEE}"
             )
+
+        # The parser is given text, so that it ignores the encoding that the file claims: a claimed
+        # encoding could hide a declaration from this check.
         text = data.decode("utf-8-sig")
         if "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper():
             raise DataError(
@@ -178,10 +212,10 @@ def _read_xml(path: Path) -> ElementTree.Element:
             )
         return ElementTree.fromstring(text)
     except FileNotFoundError as error:
-        what = (
-            "is absent, though its image is listed (no labels of the test split of 2012 are public)"
-        )
-        raise DataError(f"{path} {what}; {_SEE}") from error
+        raise DataError(
+            f"{path} is absent, though its image is listed "
+            f"(no labels of the test split of 2012 are public); {_SEE}"
+        ) from error
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); {_SEE}") from error
     except UnicodeDecodeError as error:

@@ -1,1 +1,1 @@
-"""Where the images of a data set lie: in files of a folder, in tar shards, or in arrays."""
+"""The storages of images: files in a folder, tar shards, or arrays."""

@@ -1,4 +1,4 @@
-"""Images as files of a folder."""
+"""Images that are stored as files in a folder."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -16,9 +16,9 @@ class ImageFiles:
     """Image files inside a folder; see `mldec.data.base.Storage`.
 
     Args:
-        folder: of the images.
-        files: bytes [N] of a fixed width: paths inside the folder, as `Table.files` holds them.
-        see: where help is, for messages.
+        folder: that the paths are relative to.
+        files: bytes [N] of a fixed width: paths inside the folder, as in `Table.files`.
+        see: pointer to the documentation, for messages.
     """
 
     def __init__(self, folder: Path, files: np.ndarray, see: str) -> None:
@@ -51,40 +51,50 @@ class ImageFiles:
         return ImageFiles(self.folder, self.files[images], self.see)
 
     def absent(self) -> np.ndarray:
-        """Tell which files do not exist, bool [N].
+        """Return which files do not exist, bool [N].
 
-        Each folder is listed once: to ask for each file by itself would take minutes for millions of them.
+        Each folder is listed once, because a query per file would take minutes for millions.
+
+        Raises:
+            DataError: if a folder cannot be listed.
         """
         listings: dict[str, set[str]] = {}
         absent = np.zeros(len(self.files), bool)
 
-        # Millions of names decoded at once would be gigabytes of strings.
+        # In chunks: millions of names, decoded at once, would be gigabytes of strings.
         for start in range(0, len(self.files), 65536):
             paths = map(os.fsdecode, self.files[start : start + 65536].tolist())
             for index, path in enumerate(paths, start):
                 inner_folder, _, name = path.rpartition("/")
                 if inner_folder not in listings:
                     listings[inner_folder] = list_folder(self.folder / inner_folder, self.see)
+
                 absent[index] = name not in listings[inner_folder]
         return absent
 
     def find_inside(self, index: int) -> str | None:
-        """Return the name of a folder inside this one that holds an image which is absent here, if there is one."""
+        """Return the name of a folder inside this one under which the path of an image exists.
+
+        None if there is no such folder.
+        """
         inner_folders = sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
         path = os.fsdecode(self.files[index])
-        return next((name for name in inner_folders if (self.folder / name / path).is_file()), None)
+        for name in inner_folders:
+            if (self.folder / name / path).is_file():
+                return name
+        return None
 
     def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
-        """See `mldec.data.base.Storage`: there are no checksums to compare the files with."""
+        """Do nothing: there are no checksums to compare the files with."""
 
 
 def in_folder(table: Table, folder: Path, see: str) -> LabelledImages:
-    """Return the images of a table, which lie in a folder."""
+    """Return the images of a table whose paths are relative to a folder."""
     return LabelledImages(ImageFiles(folder, table.files, see), table.labels, table.classes)
 
 
 def list_folder(folder: Path, see: str) -> set[str]:
-    """Return the names in a folder.
+    """Return the names of the files and folders in a folder.
 
     Raises:
         DataError: if it cannot be listed.
@@ -96,14 +106,21 @@ def list_folder(folder: Path, see: str) -> set[str]:
 
 
 def check_folder(root: str, what: str, see: str) -> Path:
-    """Return the absolute path of a data set's folder.
+    """Return the absolute path of the folder of a data set.
+
+    Args:
+        root: the setting `data.root`.
+        what: name of the data set, for messages.
+        see: pointer to the documentation, for messages.
 
     Raises:
-        DataError: if it is absent or empty.
+        DataError: if the folder does not exist or is empty.
     """
     folder = Path(root).expanduser().absolute()
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; set data.root to the folder of {what} or {see}")
+
+    # An empty folder is often a disk that is not mounted.
     if not list_folder(folder, see):
         raise DataError(f"{folder} is empty; {see}")
     return folder

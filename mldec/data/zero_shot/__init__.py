@@ -1,1 +1,1 @@
-"""Zero-shot data: seen and unseen classes, and the word vectors that name them."""
+"""Zero-shot data: seen and unseen classes, and their word vectors."""

@@ -1,7 +1,8 @@
-"""Zero-shot: learn from the seen classes of a labelled table, evaluate on all of its classes at once."""
+"""The zero-shot task: train on the seen classes of a data set, evaluate on all its classes."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -20,25 +21,30 @@ Roles = tuple[list[int], list[int]]  # indices of the seen and of the unseen cla
 
 @dataclass
 class ZeroShot:
-    """The training classes are the seen ones, the validation classes are all; see `mldec.data.task.Task`.
+    """Train on the seen classes and evaluate on all classes; see `mldec.data.task.Task`.
 
-    One validation pass over all classes serves the zero-shot and the generalised numbers, because queries do not see
-    one another; the evaluator knows which classes are unseen. Training images without a seen class are left out.
+    One validation pass over all classes gives the zero-shot and the generalised metrics, because
+    the queries of ML-Decoder do not attend to each other. Training images without a seen class are
+    left out.
 
     Args:
-        roles: names of all classes -> which are seen and unseen, see `split_classes`.
-        vectors: names of all K classes -> word vectors [K, D].
-        val_images: "unseen": only images with an unseen class, as the official code; "all": as LESA and BiAM.
-        where: the data set's folder, and where help is, for messages.
+        roles: maps the names of all classes to the indices of the seen and unseen ones, see
+            `split_classes`.
+        vectors: maps the names of all K classes to word vectors [K, D].
+        val_images: "unseen": only images with an unseen class, as in the official code; "all": as
+            in LESA and BiAM.
+        where: folder of the data set and pointer to the documentation, for messages.
 
     Raises:
-        ValueError: `val_images` is unknown.
+        ValueError: for an unknown `val_images`.
     """
 
     roles: Callable[[Sequence[str]], Roles]
     vectors: Callable[[Sequence[str]], Tensor]
     val_images: str
     where: str
+
+    # Roles and vectors by class names: both are slow to read, and each split asks for them.
     _known: dict[tuple[str, ...], tuple[Roles, Tensor]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -48,46 +54,57 @@ class ZeroShot:
             raise ValueError(f"val_images is {self.val_images!r}: it must be unseen or all")
 
     def training(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
-        """Return the images with a seen class, and the seen classes."""
-        (seen, _), queries = self._of(images.classes)
+        """Return the images with a seen class, and the seen classes.
+
+        Raises:
+            DataError: if no image has a seen class.
+        """
+        (seen, _), queries = self._roles_and_vectors(images.classes)
         with_seen = _with_class(images, seen)
         counts = f"{len(with_seen):,} of {len(images):,} training images have a seen class"
         if not len(with_seen):
             raise DataError(f"{self.where}: {counts}")
 
         log.info("zero-shot: %s", counts)
-        learnt = with_seen.select_classes(seen)
-        return learnt, Classes(learnt.classes, queries=queries[seen])
+        seen_only = with_seen.select_classes(seen)
+        return seen_only, Classes(seen_only.classes, queries=queries[seen])
 
     def validation(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
-        """Return the images with an unseen class, or all, and all classes."""
-        (_, unseen), queries = self._of(images.classes)
+        """Return the images with an unseen class, or all images, and all classes.
+
+        Raises:
+            DataError: if no image has an unseen class.
+        """
+        (_, unseen), queries = self._roles_and_vectors(images.classes)
         with_unseen = _with_class(images, unseen)
         counts = f"{len(with_unseen):,} of {len(images):,} validation images have an unseen class"
         if not len(with_unseen):
             raise DataError(f"{self.where}: {counts}")
 
+        # The classes are all of them either way: the evaluator selects the unseen ones.
         used = images if self.val_images == "all" else with_unseen
         log.info("zero-shot: %s, %s are used", counts, f"{len(used):,}")
         return used, Classes(images.classes, queries=queries)
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """Return an evaluator that knows which of the classes are unseen."""
-        (_, unseen), _ = self._of(classes.names)
+        (_, unseen), _ = self._roles_and_vectors(classes.names)
         return ZeroShotEvaluator(len(classes), unseen=unseen, images=self.val_images)
 
-    def _of(self, names: tuple[str, ...]) -> tuple[Roles, Tensor]:
+    def _roles_and_vectors(self, names: tuple[str, ...]) -> tuple[Roles, Tensor]:
         """Return the roles and the word vectors of all classes; both are read once."""
         if names not in self._known:
             seen, unseen = self.roles(names)
             warn_of_twins([names[i] for i in seen], [names[i] for i in unseen])
+
             self._known[names] = ((seen, unseen), self.vectors(names))
         return self._known[names]
 
 
 def _with_class(images: LabelledImages, columns: list[int]) -> LabelledImages:
-    """Return the images that show one of the classes."""
-    return images.select(images.labels.select_classes(columns).counts_per_image() > 0)
+    """Return the images that show at least one of the classes."""
+    counts = images.labels.select_classes(columns).counts_per_image()
+    return images.select(counts > 0)
 
 
 def split_classes(
@@ -95,39 +112,50 @@ def split_classes(
 ) -> Roles:
     """Return the indices of the seen and of the unseen classes among all names, each ascending.
 
-    The official code takes them from Python sets, whose order is the hash table's; sorted ones keep tables readable.
+    The official code iterates over Python sets, whose order varies; ours is the order of the data.
 
     Args:
         names: of all classes in the data.
-        unseen: names never to be learnt.
-        seen: names to learn; None: all others.
-        where: the file that says so, and where help is, for messages.
+        unseen: names of the classes without training.
+        seen: names of the classes to train on; None: all others.
+        where: the file with these names and a pointer to the documentation, for messages.
 
     Raises:
-        DataError: a name twice, both seen and unseen, or not in the data; a class that is neither; no class of a kind.
+        DataError: if a name is listed twice, both seen and unseen, or not in the data; if a class
+            of the data is neither; or if there is no seen or no unseen class.
     """
-    seen = [name for name in names if name not in set(unseen)] if seen is None else seen
-    faults = {
-        "are named twice": [
-            name for group in (seen, unseen) for name in set(group) if group.count(name) > 1
-        ],
+    if seen is None:
+        unseen_names = set(unseen)
+        seen = [name for name in names if name not in unseen_names]
+
+    # All names with the same fault are reported at once, so that a file is corrected in one go.
+    faults: dict[str, Collection[str]] = {
+        "are named twice": [*_repeated(seen), *_repeated(unseen)],
         "are both seen and unseen": set(seen) & set(unseen),
         "do not occur in the data": {*seen, *unseen} - set(names),
         "of the data are neither seen nor unseen": set(names) - {*seen, *unseen},
     }
-    for fault, found in faults.items():
-        if found:
-            raise DataError(f"{where}: {len(found):,} classes {fault}: {listed(sorted(found))}")
+
+    for fault, faulty in faults.items():
+        if faulty:
+            raise DataError(f"{where}: {len(faulty):,} classes {fault}: {listed(sorted(faulty))}")
+
     if not seen or not unseen:
         raise DataError(
-            f"{where}: {len(seen):,} seen and {len(unseen):,} unseen classes; at least one of each is needed"
+            f"{where}: {len(seen):,} seen and {len(unseen):,} unseen classes; "
+            f"at least one of each is needed"
         )
-    places = {name: place for place, name in enumerate(names)}
-    return sorted(places[name] for name in seen), sorted(places[name] for name in unseen)
+
+    indices = {name: index for index, name in enumerate(names)}
+    return sorted(indices[name] for name in seen), sorted(indices[name] for name in unseen)
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def neighbours(train: Classes, val: Classes) -> dict[str, list[tuple[str, float]]]:
-    """Return the three seen classes nearest to each unseen one by their vectors, with the cosine; see `nearest`.
+    """Return the three seen classes nearest to each unseen class, with the cosine; see `nearest`.
 
     Args:
         train: the seen classes.
@@ -135,16 +163,19 @@ def neighbours(train: Classes, val: Classes) -> dict[str, list[tuple[str, float]
     """
     if val.queries is None:
         return {}
-    seen = set(train.names)
-    return nearest(
-        val.names, val.queries, [place for place, name in enumerate(val.names) if name in seen]
-    )
+
+    train_names = set(train.names)
+    seen = [index for index, name in enumerate(val.names) if name in train_names]
+    return nearest(val.names, val.queries, seen)
 
 
 def warn_of_twins(seen: Sequence[str], unseen: Sequence[str]) -> None:
-    """Log the plurals and singulars across the split, which make unseen classes easier than they should be."""
+    """Warn of singulars and plurals across the split, which make unseen classes too easy."""
     pairs = twins(seen, unseen)
-    if pairs:
-        count = f"{len({name for name, _ in pairs})} of {len(unseen):,}"
-        text = "%s unseen classes have a seen singular or plural: %s"
-        log.warning(text, count, listed([f"{name}/{twin}" for name, twin in pairs]))
+    if not pairs:
+        return
+
+    affected = {name for name, _ in pairs}  # a class may have two twins
+    count = f"{len(affected)} of {len(unseen):,}"
+    message = "%s unseen classes have a seen singular or plural: %s"
+    log.warning(message, count, listed([f"{name}/{twin}" for name, twin in pairs]))

@@ -1,4 +1,8 @@
-"""Text files of word vectors (GloVe, word2vec, fastText), streamed: gigabytes are read, the wanted words are kept."""
+"""Text files of word vectors (GloVe, word2vec, fastText).
+
+They may have gigabytes: they are read line by line, and only the vectors of the wanted words are
+kept.
+"""
 
 import logging
 import re
@@ -19,54 +23,64 @@ _SHOWN = 10  # names in a message
 
 
 def read_text(path: Path, names: Sequence[str], see: str) -> Tensor:
-    """Return the vectors of names from lines of "word number number ...", an optional "count width" line first.
+    """Return the vectors of names from lines of "word number number ...".
 
-    A name is looked up as it is, with blanks, '_' and '-' between its words, then in lower case. Failing that, a name
-    of several words gets the mean of its words' vectors, and the log says so. Of a word with several lines the first
-    counts.
+    The first line may be "count width" instead. A name is looked up as it is, then with blanks, '_'
+    and '-' between its words, then in lower case. If it is not in the file, a name of several words
+    gets the mean of their vectors, with a warning. If a word has several lines, the first counts.
 
     Args:
         path: of the file.
-        names: the K names wanted.
-        see: where help is.
+        names: the K wanted names.
+        see: pointer to the documentation, for messages.
 
     Returns:
         float32 [K, D].
 
     Raises:
-        DataError: a name without a vector, a wanted line of another width, or a file that is no such text.
-        OSError: the file cannot be read.
+        DataError: if a name has no vector, a wanted line has another width, or the file has another
+            format.
+        OSError: if the file cannot be read.
     """
-    wanted = {
-        form.encode()
-        for name in names
-        for text in [name, *_words(name)]
-        for form in _spellings(text)
-    }
-    found = _scan(path, wanted, see)
-    vectors = {name: _look_up(name, found) for name in names}
+    # The single words of a name are needed for the mean.
+    wanted: set[bytes] = set()
+    for name in names:
+        for text in (name, *_words(name)):
+            wanted.update(spelling.encode() for spelling in _spellings(text))
+
+    word_vectors = _scan(path, wanted, see)
+    vectors = {name: _look_up(name, word_vectors) for name in names}
+
+    # A mean counts only if every word has a vector: otherwise it would stand for another name.
     by_mean = [name for name, vector in vectors.items() if vector is None and len(_words(name)) > 1]
     for name in by_mean:
-        parts = [_look_up(word, found) for word in _words(name)]
-        known = [part for part in parts if part is not None]
-        vectors[name] = np.mean(known, axis=0) if len(known) == len(parts) else None
+        parts = [_look_up(word, word_vectors) for word in _words(name)]
+        known_parts = [part for part in parts if part is not None]
+        if len(known_parts) == len(parts):
+            vectors[name] = np.mean(known_parts, axis=0)
+
     missing = [name for name, vector in vectors.items() if vector is None]
     if missing:
         raise DataError(f"{path}: {lacking(missing, len(names))}; {see}")
     if by_mean:
         log.warning("%s: the mean of their words' vectors serves %s", path, listed(by_mean))
-    return torch.from_numpy(np.stack([vector for vector in vectors.values() if vector is not None]))
+
+    rows = [vector for vector in vectors.values() if vector is not None]
+    return torch.from_numpy(np.stack(rows))
 
 
 def lacking(missing: Sequence[str], total: int) -> str:
-    """Say which names have no vector."""
+    """Return the message that some of the names have no vector."""
     return f"{len(missing):,} of {total:,} names have no vector: {listed(missing)}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return up to ten names and the number of the others."""
-    rest = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + rest
+    """Return up to ten names and the number of the others, for a message."""
+    shown = ", ".join(names[:_SHOWN])
+    if len(names) <= _SHOWN:
+        return shown
+
+    return f"{shown} and {len(names) - _SHOWN:,} more"
 
 
 def _words(name: str) -> list[str]:
@@ -74,47 +88,68 @@ def _words(name: str) -> list[str]:
 
 
 def _spellings(name: str) -> list[str]:
-    forms = [name, *(joint.join(_words(name)) for joint in (" ", "_", "-"))]
-    return list(dict.fromkeys([*forms, *map(str.lower, forms)]))
+    """Return the spellings under which a name is looked up, in the order of preference."""
+    spellings = [name]
+    for separator in (" ", "_", "-"):
+        spellings.append(separator.join(_words(name)))
+    spellings += [spelling.lower() for spelling in spellings]
+
+    return list(dict.fromkeys(spellings))  # without repetitions
 
 
-def _look_up(name: str, found: dict[bytes, np.ndarray]) -> np.ndarray | None:
-    return next((found[form.encode()] for form in _spellings(name) if form.encode() in found), None)
+def _look_up(name: str, word_vectors: dict[bytes, np.ndarray]) -> np.ndarray | None:
+    for spelling in _spellings(name):
+        vector = word_vectors.get(spelling.encode())
+        if vector is not None:
+            return vector
+    return None
 
 
 def _scan(path: Path, wanted: set[bytes], see: str) -> dict[bytes, np.ndarray]:
-    """Return the vectors of the wanted words, float32 [D] each; a line is split only if its first word is wanted."""
-    firsts = {word.split()[0] for word in wanted if word.split()}
-    found: dict[bytes, np.ndarray] = {}
+    """Return the vectors of the wanted words, float32 [D] each."""
+    # Splitting a line is slow, and millions of them are not wanted: only those whose first word
+    # begins a wanted word are split.
+    first_words = {word.split()[0] for word in wanted if word.split()}
+
+    vectors: dict[bytes, np.ndarray] = {}
     repeated = []
     with open_binary(path) as file:
         width, blank = _layout(path, file.readline(), file.readline(), see)
         file.seek(0)
+
         for number, line in enumerate(file, 1):
-            if line[: line.find(blank)] not in firsts:
+            if line[: line.find(blank)] not in first_words:
                 continue
+
             word, vector = _parse(line, width, f"{path}, line {number:,}", see)
-            if word in found:
+            if word in vectors:
                 repeated.append(word.decode())
             elif word in wanted:
-                found[word] = vector
+                vectors[word] = vector
+
     if repeated:
         log.warning(
             "%s: the first line counts of the words that have several: %s", path, listed(repeated)
         )
-    return found
+    return vectors
 
 
 def _layout(path: Path, first: bytes, second: bytes, see: str) -> tuple[int, bytes]:
-    """Return the numbers in a line and what parts them, from the first two lines."""
+    """Return the count of numbers per line and their separator, from the first two lines."""
     header = first.split()
     if len(header) == 2 and all(field.isdigit() for field in header):
-        # A width of more digits is no width; Python would refuse to read it.
-        first, width = second, int(header[1]) if len(header[1]) < 10 else 0
+        # More digits are no width, and Python would refuse to convert thousands of them.
+        first = second
+        width = int(header[1]) if len(header[1]) < 10 else 0
+
     else:
+        # Count the numbers from the end, because a word may contain blanks. The first field is
+        # always the word, even if it is a number.
         fields = first.split()
-        # Numbers counted from the end, because a word may hold blanks; the word itself may be a number.
-        width = min(len(list(takewhile(_is_number, reversed(fields)))), len(fields) - 1)
+        numbers = list(takewhile(_is_number, reversed(fields)))
+        width = min(len(numbers), len(fields) - 1)
+
+    # A null byte is a sign of a binary file.
     if width < 1 or b"\0" in first:
         raise DataError(
             f"{path} is not a text file with a word and its numbers in each line; {see}"
@@ -123,12 +158,15 @@ def _layout(path: Path, first: bytes, second: bytes, see: str) -> tuple[int, byt
 
 
 def _parse(line: bytes, width: int, where: str, see: str) -> tuple[bytes, np.ndarray]:
+    """Return the word and the vector of a line."""
     fields = line.split()
     word, numbers = fields[:-width], fields[-width:]
-    # "dog 0.1 ..." with a number too many reads as the word "dog 0.1".
+
+    # With one number too many, "dog 0.1 ..." would be read as the word "dog 0.1".
     if not word or any(b"." in part and _is_number(part) for part in word[1:]):
         count = len(fields) - 1
         raise DataError(f"{where}: {count} numbers where the file has {width} in a line; {see}")
+
     try:
         return b" ".join(word), np.array(numbers).astype(np.float32)
     except ValueError as error:

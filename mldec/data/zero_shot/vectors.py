@@ -1,7 +1,7 @@
-"""Word vectors of class names, joined by name: a file in another order, or with other classes, cannot shift them.
+"""Word vectors of class names, matched by name, so that their order in a file does not matter.
 
-Sources: the official `wordvec_array.pth` (tensor [300, N]), `.npy` arrays, the text files of GloVe, word2vec and
-fastText, and the text encoders of open-clip.
+Sources: the official `wordvec_array.pth` (tensor [300, N]), `.npy` arrays, the text files of GloVe,
+word2vec and fastText, and the text encoders of open-clip.
 """
 
 import re
@@ -30,51 +30,54 @@ def read_vectors(
     """Return the word vectors of some names.
 
     Args:
-        source: a `.pth` or `.npy` file of an array [N, D], [D, N] or [1, D, N] (which side is the names' is told by
-            their number), a text file with "word number number ..." in each line, or "clip:MODEL:WEIGHTS", such as
-            "clip:ViT-B-32:openai".
-        names: the K names wanted, each once.
-        order: the N names of an array file; None: the lines of the text file beside it (`vectors.npy`, `vectors.txt`).
-            Without meaning for the other sources.
+        source: a `.pth` or `.npy` file of an array [N, D], [D, N] or [1, D, N], where the dimension
+            of size N is that of the names; a text file with "word number number ..." in each line;
+            or "clip:MODEL:WEIGHTS", such as "clip:ViT-B-32:openai".
+        names: the K wanted names, each once.
+        order: the N names of an array file; None: the lines of the text file beside it
+            (`vectors.txt` for `vectors.npy`). No effect on other sources.
 
     Returns:
-        float32 [K, D], row i is that of names[i].
+        float32 [K, D]; row i belongs to names[i].
 
     Raises:
-        DataError: names that are twice or missing, counts or widths that differ, a vector of zeros, NaN or infinite
-            numbers, or a file of another kind. Nothing in a file is executed.
-        ConfigError: open-clip is not installed, or has no such model.
+        DataError: if a name is missing or listed twice, counts or widths differ, a vector is all
+            zeros or has NaN or infinite numbers, or the file has another format. Nothing in a file
+            is executed.
+        ConfigError: if open-clip is not installed or has no such model.
     """
     if fault := names_fault(names):
         raise DataError(f"the class names: {fault}; {_SEE}")
+
     if str(source).startswith("clip:"):
         model, _, weights = str(source).removeprefix("clip:").partition(":")
-        return _checked(
-            encode_text(names, model=model, weights=weights or "openai"), names, str(source)
-        )
+        encoded = encode_text(names, model=model, weights=weights or "openai")
+        return _checked(encoded, names, str(source))
+
     path = Path(source)
     try:
         if path.suffix in _TORCH_FILES:
-            found = _by_name(path, _read_torch(path), names, order)
+            vectors = _by_name(path, _read_torch(path), names, order)
         elif path.suffix == ".npy":
-            found = _by_name(path, _read_npy(path), names, order)
+            vectors = _by_name(path, _read_npy(path), names, order)
         else:
-            found = read_text(path, names, _SEE)
+            vectors = read_text(path, names, _SEE)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); {_SEE}") from error
-    return _checked(found, names, str(path))
+
+    return _checked(vectors, names, str(path))
 
 
 def class_vectors(
     folder: Path, source: str, names: Sequence[str], *, order: Sequence[str]
 ) -> Tensor:
-    """Return the word vectors of a data set's classes: what its reader passes `data.vectors` to.
+    """Return the word vectors that the setting `data.vectors` of a data set names, float32 [K, D].
 
     Args:
-        folder: of the data set; a relative `source` lies in it.
+        folder: of the data set; a relative `source` is relative to it.
         source: see `read_vectors`.
-        names: of the K classes wanted.
-        order: names of an array file that has no text file with names beside it.
+        names: of the K wanted classes.
+        order: the names of an array file without a text file of names beside it.
 
     Raises:
         DataError: see `read_vectors`.
@@ -82,9 +85,10 @@ def class_vectors(
     """
     if source.startswith("clip:"):
         return read_vectors(source, names)
+
     path = folder / Path(source).expanduser()
-    named = path.suffix != ".txt" and path.with_suffix(".txt").is_file()
-    return read_vectors(path, names, order=None if named else order)
+    has_names_beside = path.suffix != ".txt" and path.with_suffix(".txt").is_file()
+    return read_vectors(path, names, order=None if has_names_beside else order)
 
 
 def encode_text(
@@ -94,16 +98,16 @@ def encode_text(
     weights: str = "openai",
     prompt: str = "a photo of a {}.",
 ) -> Tensor:
-    """Return what a text encoder of open-clip makes of the names: float32 [K, D], rows of length 1.
+    """Encode names by a text encoder of open-clip: float32 [K, D], rows of length 1.
 
     Args:
-        names: of the classes.
-        model: its name in open-clip.
-        weights: their name in open-clip (downloaded once), or a file.
-        prompt: the sentence with {} for the name.
+        names: of the K classes.
+        model: name of the model in open-clip.
+        weights: name of the weights in open-clip, which are downloaded once, or a file.
+        prompt: the sentence to encode, with {} in place of the name.
 
     Raises:
-        ConfigError: open-clip is not installed, or has no such model.
+        ConfigError: if open-clip is not installed or has no such model.
     """
     try:
         import open_clip
@@ -111,14 +115,17 @@ def encode_text(
         raise ConfigError(
             f"vectors clip:{model} need open-clip: pip install open-clip-torch"
         ) from error
+
+    # A download or an unknown model may raise any exception.
     try:
         encoder = open_clip.create_model(model, pretrained=weights).eval()
         tokens = open_clip.get_tokenizer(model)([prompt.format(name) for name in names])
-    except Exception as error:  # whatever a download or a model list raises
+    except Exception as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"vectors clip:{model}:{weights} cannot be had from open-clip ({reason})"
         ) from error
+
     with torch.no_grad():
         return encoder.encode_text(tokens, normalize=True).float()
 
@@ -126,35 +133,46 @@ def encode_text(
 def nearest(
     names: Sequence[str], vectors: Tensor, seen: Iterable[int], k: int = 3
 ) -> dict[str, list[tuple[str, float]]]:
-    """Return the k seen classes nearest to each unseen one, with the cosine: a table to look at before training.
+    """Return the k seen classes nearest to each unseen class, to be inspected before training.
 
     Args:
         names: of all N classes.
-        vectors: [N, D].
+        vectors: word vectors [N, D].
         seen: indices of the seen classes; all others are unseen.
-        k: neighbours wanted.
+        k: number of neighbours, or all seen classes if there are fewer.
+
+    Returns:
+        Name of an unseen class -> names of seen classes and their cosines, the nearest first.
     """
-    columns = sorted(set(seen))
-    rows = sorted(set(range(len(names))) - set(columns))
+    seen_indices = sorted(set(seen))
+    unseen_indices = sorted(set(range(len(names))) - set(seen_indices))
+
     unit = torch.nn.functional.normalize(vectors.float(), dim=1)
-    cosines, places = (unit[rows] @ unit[columns].T).topk(min(k, len(columns)), dim=1)
-    return {
-        names[row]: [
-            (names[columns[place]], cosine) for place, cosine in zip(near, values, strict=True)
-        ]
-        for row, near, values in zip(rows, places.tolist(), cosines.tolist(), strict=True)
-    }
+    similarity = unit[unseen_indices] @ unit[seen_indices].T  # [unseen, seen]
+    cosines, columns = similarity.topk(min(k, len(seen_indices)), dim=1)
+
+    neighbours = {}
+    for row, index in enumerate(unseen_indices):
+        near = [names[seen_indices[column]] for column in columns[row].tolist()]
+        neighbours[names[index]] = list(zip(near, cosines[row].tolist(), strict=True))
+    return neighbours
 
 
 def twins(seen: Collection[str], unseen: Collection[str]) -> list[tuple[str, str]]:
-    """Return the pairs (unseen, seen) of which one is the regular plural of the other: a leak across the split.
+    """Return the pairs (unseen, seen) of which one name is the regular plural of the other.
 
-    Regular is -s, -es and -y to -ies: 30 of the 81 unseen classes of NUS-WIDE (and leaf/leaves, which is not).
+    Such an unseen class is not new to the model. Regular plurals end in -s, -es or -ies for -y.
+    They affect 30 of the 81 unseen classes of NUS-WIDE, which also has the irregular leaf/leaves.
     """
-    known = set(seen)
-    pairs = {(name, twin) for name in unseen for twin in _plurals(name) & known}
-    names = set(unseen)
-    return sorted(pairs | {(name, twin) for twin in known for name in _plurals(twin) & names})
+    seen_names, unseen_names = set(seen), set(unseen)
+
+    # Either of the two may be the plural.
+    pairs: set[tuple[str, str]] = set()
+    for name in unseen_names:
+        pairs |= {(name, plural) for plural in _plurals(name) & seen_names}
+    for name in seen_names:
+        pairs |= {(plural, name) for plural in _plurals(name) & unseen_names}
+    return sorted(pairs)
 
 
 def _plurals(name: str) -> set[str]:
@@ -162,18 +180,19 @@ def _plurals(name: str) -> set[str]:
 
 
 def _read_torch(path: Path) -> np.ndarray:
+    """Return the only tensor in a torch file, float32."""
     try:
         loaded = read_torch(path)
     except CheckpointError as error:
         if _is_text(path):
             raise DataError(
-                f"{path} is not a torch file but begins like text: the official README swaps the links of data.csv "
-                f"and wordvec_array.pth; swap the two files back, {_SEE}"
+                f"{path} is not a torch file but begins like text: the official README swaps the "
+                f"links of data.csv and wordvec_array.pth; swap the two files back, {_SEE}"
             ) from error
         raise DataError(f"{error}; {_SEE}") from error
-    if (
-        isinstance(loaded, dict) and len(loaded) == 1
-    ):  # the form of SDL, the same group's earlier work
+
+    # SDL, the earlier work of the same group, wraps the tensor in a dictionary.
+    if isinstance(loaded, dict) and len(loaded) == 1:
         loaded = next(iter(loaded.values()))
     if not isinstance(loaded, Tensor):
         raise DataError(
@@ -183,9 +202,10 @@ def _read_torch(path: Path) -> np.ndarray:
 
 
 def _is_text(path: Path) -> bool:
-    """Tell whether a file begins with printable ASCII, and not like an archive."""
+    """Return whether a file begins with printable ASCII, but not with the "PK" of a zip archive."""
     if not path.is_file():
         return False
+
     with open_binary(path) as file:
         start = file.read(4)
     return start[:2] != b"PK" and start.isascii() and start.decode().isprintable() and start != b""
@@ -196,17 +216,21 @@ def _read_npy(path: Path) -> np.ndarray:
         array = read_npy(path)
     except ValueError as error:
         raise DataError(f"{path} is not a .npy file of numbers ({error}); {_SEE}") from error
-    with np.errstate(over="ignore"):  # what becomes infinite is refused with its name
+
+    # Numbers that become infinite are refused later, with the name of their class.
+    with np.errstate(over="ignore"):
         return array.astype(np.float32)
 
 
 def _by_name(
     path: Path, array: np.ndarray, names: Sequence[str], order: Sequence[str] | None
 ) -> Tensor:
-    """Pick the names' rows out of an array whose own names are `order`."""
+    """Return the vectors of names from an array whose own names are `order`: float32 [K, D]."""
     if order is None:
         order = _names_beside(path)
     _check_unique(order, f"the names of {path}")
+
+    # An array file may have a leading dimension of size 1, as [1, D, N].
     shape = array.shape
     if array.ndim == 3 and shape[0] == 1:
         array = array[0]
@@ -214,41 +238,56 @@ def _by_name(
         raise DataError(
             f"{path} has shape {list(shape)}, which does not fit {len(order):,} names; {_SEE}"
         )
+
+    # A square array fits both ways, and a wrong guess would train on the wrong vectors.
     if array.shape[0] == array.shape[1]:
         raise DataError(
-            f"{path} has shape {list(shape)}: rows or columns may be the names', add another name; {_SEE}"
+            f"{path} has shape {list(shape)}: rows or columns may be the names', "
+            f"add another name; {_SEE}"
         )
-    rows = array if array.shape[0] == len(order) else array.T
-    places = {name: place for place, name in enumerate(order)}
-    missing = [name for name in names if name not in places]
+
+    vectors = array if array.shape[0] == len(order) else array.T
+    row_of = {name: row for row, name in enumerate(order)}
+    missing = [name for name in names if name not in row_of]
     if missing:
         raise DataError(f"{path}: {lacking(missing, len(names))}; {_SEE}")
-    return torch.from_numpy(np.ascontiguousarray(rows[[places[name] for name in names]]))
+
+    wanted = vectors[[row_of[name] for name in names]]
+    return torch.from_numpy(np.ascontiguousarray(wanted))
 
 
 def _names_beside(path: Path) -> list[str]:
-    beside = path.with_suffix(".txt")
-    if not beside.exists():
-        raise DataError(f"{path} has no names: write them, one a line, to {beside}; {_SEE}")
-    return [line.strip() for line in read_text_file(beside, _SEE).split("\n") if line.strip()]
+    """Return the lines of the text file beside an array file."""
+    names_file = path.with_suffix(".txt")
+    if not names_file.exists():
+        raise DataError(f"{path} has no names: write them, one a line, to {names_file}; {_SEE}")
+
+    # `splitlines` would split at form feeds and other rare separators too.
+    lines = read_text_file(names_file, _SEE).split("\n")
+    return [line.strip() for line in lines if line.strip()]
 
 
-def _check_unique(names: Sequence[str], what: str) -> None:
-    known: set[str] = set()
+def _check_unique(names: Sequence[str], where: str) -> None:
+    seen: set[str] = set()
     for name in names:
-        if name in known:
-            raise DataError(f"{what} have {name!r} twice; {_SEE}")
-        known.add(name)
+        if name in seen:
+            raise DataError(f"{where} have {name!r} twice; {_SEE}")
+        seen.add(name)
 
 
 def _checked(vectors: Tensor, names: Sequence[str], where: str) -> Tensor:
-    for fault, rows in (
-        ("has a number that is NaN or infinite", ~vectors.isfinite().all(1)),
-        ("is all zeros", (vectors == 0).all(1)),
-    ):
-        bad = [names[row] for row in rows.nonzero().flatten().tolist()]
-        if bad:
+    """Return the vectors [K, D] after checking that they are finite and not zero."""
+    # A vector of zeros cannot be scaled to length 1, as the zero-shot heads and `nearest` do.
+    faulty_rows = {
+        "has a number that is NaN or infinite": ~vectors.isfinite().all(1),
+        "is all zeros": (vectors == 0).all(1),
+    }
+
+    for fault, is_faulty in faulty_rows.items():
+        faulty = [names[row] for row in is_faulty.nonzero().flatten().tolist()]
+        if faulty:
             raise DataError(
-                f"{where}: the vector of {bad[0]!r} ({len(bad)} of {len(names):,}) {fault}; {_SEE}"
+                f"{where}: the vector of {faulty[0]!r} ({len(faulty)} of {len(names):,}) {fault}; "
+                f"{_SEE}"
             )
     return vectors

@@ -20,7 +20,7 @@ LABELS = {"train": [2, 0, 1, 1], "test": [1, 2]}
 
 
 class Python2(pickle._Pickler):
-    """Writes what Python 2 wrote, as the files from Toronto: strings of bytes, and 0 and 1 for numpy's flags."""
+    """Write as Python 2 did for the files from Toronto: byte strings, and 0 and 1 as flags."""
 
     dispatch: ClassVar = dict(pickle._Pickler.dispatch)
 

@@ -25,7 +25,7 @@ CATEGORIES = [
     {"id": 1, "name": "person"},
     {"id": 90, "name": "tooth brush"},
 ]
-# Image id -> category ids of its objects. Not in order, one image without an object, one class twice.
+# Image id -> category ids of its objects: not in order, one image without, one class twice.
 TRAIN = {30: [7], 4: [90, 1, 1], 12: [], 5: [1]}
 VAL = {8: [7, 90], 6: []}
 

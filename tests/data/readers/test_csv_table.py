@@ -65,7 +65,10 @@ def test_several_labels(build):
 
 
 def test_negatives_make_the_rest_unknown(build):
-    text = "split,negatives,labels,path\ntrain,dog,cat,a/1.png\ntrain,,,a/2.png\nval,eel;dog,cat,b/4.png\n"
+    text = (
+        "split,negatives,labels,path\ntrain,dog,cat,a/1.png\n"
+        "train,,,a/2.png\nval,eel;dog,cat,b/4.png\n"
+    )
     data = build(text)
     assert data.train.classes.names == ("cat", "dog", "eel")
     assert targets(data.train) == [[1, 0, -1], [-1, -1, -1]]

@@ -50,7 +50,7 @@ def labels(split):
 
 
 def test_the_index_is_the_place_of_the_sorted_wnid(build):
-    """Trap 18: the devkit counts from the kit fox on; here it is number 278, with or without the other folders."""
+    """The devkit counts from the kit fox on; here it is number 278, whatever folders there are."""
     data = build()
     assert labels(data.train) == labels(data.val) == INDICES
     assert len(data.val.classes) == len(set(data.val.classes.names)) == 1000

@@ -338,7 +338,7 @@ def test_a_split_that_is_missing(build, root):
 
 
 def write_sample(folder, sample, images_from):
-    """Write data.csv, the split and vectors around the sample's names: 20 rows on its six images' folder."""
+    """Write data.csv, the split and vectors for the names of the sample: 20 rows, six images."""
     names = (sample / "classes_1006.txt").read_text().split()
     concepts = (sample / "Concepts81.txt").read_text().split()
     rows = []

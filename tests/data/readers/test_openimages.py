@@ -19,7 +19,10 @@ from mldec.heads.ml_decoder import MLDecoder
 
 HEADER = "ImageID,Source,LabelName,Confidence"
 TRAINABLE = ["/m/0c", "/m/0a", "/m/0b", "/m/0d"]
-DESCRIPTIONS = 'LabelName,DisplayName\n/m/0a,"Ducks, geese and ""swans"""\n/m/0b,Ball\n/m/0c,Ball\n/m/0z,Ball\n'
+DESCRIPTIONS = (
+    "LabelName,DisplayName\n"
+    '/m/0a,"Ducks, geese and ""swans"""\n/m/0b,Ball\n/m/0c,Ball\n/m/0z,Ball\n'
+)
 TEST = """\
 0b00000000000001,verification,/m/0a,1
 0b00000000000001,crowdsource-verification,/m/0b,0
@@ -258,7 +261,7 @@ def test_the_real_descriptions(sample_data: Path) -> None:
 
 
 def test_the_real_box_file_as_labels(sample_data: Path, root: Path) -> None:
-    """The columns of the sample's boxes make a label file with real ids, in the order of their boxes."""
+    """The boxes of the sample make a label file with real ids, in the order of the boxes."""
     with (sample_data / "openimages_mini" / "annotations" / "validation-annotations-bbox.csv").open(
         newline=""
     ) as file:

@@ -213,6 +213,6 @@ def test_a_display_name_that_no_class_may_have(root: Path) -> None:
     torch.save({"/m/0a": "red\x1b[31m", "/m/other": "\0"}, root / "mid_to_classes.pth")
     message = fault(root)
     assert (
-        "mid_to_classes.pth: '/m/0a': the class name 'red\\x1b[31m' has the control character U+001B"
-        in message
+        "mid_to_classes.pth: "
+        "'/m/0a': the class name 'red\\x1b[31m' has the control character U+001B" in message
     )

@@ -1,4 +1,7 @@
-"""The training split of Open Images at its full size, with made-up labels: run with -m slow -s to see the figures."""
+"""The training split of Open Images at full size, with invented labels.
+
+Run with -m slow -s to see the figures.
+"""
 
 import os
 import time
@@ -90,7 +93,8 @@ def test_nine_million_images_load_from_the_cache(tmp_path: Path) -> None:
     seconds, gib, images, statements = ours.recv()
     fresh.join()
     print(
-        f"\n{images:,} images, {statements:,} labels: {seconds:.1f} s, {gib:.2f} GiB with {WORKERS} workers"
+        f"\n{images:,} images, {statements:,} labels: "
+        f"{seconds:.1f} s, {gib:.2f} GiB with {WORKERS} workers"
     )
     assert images == IMAGES
     assert statements > 0.95 * STATEMENTS

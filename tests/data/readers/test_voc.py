@@ -143,7 +143,8 @@ def test_the_metrics_leave_out_ignored_labels(build):
         assert evaluator.per_class()["AP"][bus] == pytest.approx(100 * of_bus)
         assert metrics["mAP_skip_empty"] == pytest.approx(50 * (of_bus + of_cat))
         assert {"mAP", "mAP_interpolated", "mAP_11point"} <= metrics.keys()
-    # The envelope lifts the difficult bus's precision over the other one; at 11 points half the recalls see it.
+    # The envelope lifts the difficult bus's precision over the other one; at 11 points, half of
+    # the recalls see it.
     data = build(difficult_val="positive")
     evaluator = data.evaluator()
     evaluator.update(logits, torch.stack([data.val.dataset[index][1] for index in range(3)]))

@@ -13,7 +13,7 @@ forwards = 0  # of all models of this process
 
 
 def interrupt() -> None:
-    """Send this process the signal that PATCHES_SIGNAL names, such as SIGTERM:5, in its fifth forward pass.
+    """Send this process a signal in a forward pass; PATCHES_SIGNAL=SIGTERM:5 in the fifth one.
 
     A third part names the only rank that gets it; a process that torchrun restarted gets none.
     """
@@ -30,7 +30,7 @@ def interrupt() -> None:
 
 
 class Patches(nn.Module):
-    """One linear layer over square patches: no batch norm, so that a batch may be divided exactly."""
+    """One linear layer over square patches; without batch norm, so batches may be divided."""
 
     def __init__(self, *, size: int = 8, width: int = 48) -> None:
         super().__init__()

@@ -1,0 +1,63 @@
+"""Evaluation during training: which weights are evaluated, and which result is the best so far."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from mldec.checkpoint import Best
+from mldec.config.schema import Config
+from mldec.data.base import DataModule
+from mldec.evaluation import Results, evaluate
+from mldec.runtime import distributed
+from mldec.training.step import Learner
+
+
+def evaluate_weights(
+    learner: Learner,
+    data: DataModule,
+    config: Config,
+    *,
+    device: torch.device,
+    progress: Callable[[str], Any],
+) -> dict[str, Results]:
+    """Evaluate the moving average, if there is one, and the raw weights.
+
+    Args:
+        learner: the model in training; its buffers become those of the main process.
+        data: the dataset.
+        config: for the batch size, workers and precision.
+        device: of the model.
+        progress: takes "ema" or "raw", and returns what wraps the batches; see `evaluate`.
+
+    Returns:
+        The results of "ema", if there is a moving average, and then of "raw".
+    """
+    models: dict[str, nn.Module] = {}
+    if learner.ema is not None:
+        models["ema"] = learner.ema.module
+    models["raw"] = learner.model
+
+    results = {}
+    for weights, model in models.items():
+        # Batch-norm statistics differ between processes; a checkpoint holds the main one's.
+        distributed.copy_buffers(model)
+        results[weights] = evaluate(model, data, config, device=device, progress=progress(weights))
+    return results
+
+
+def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: int) -> Best:
+    """Return the best result after one more evaluation; of equal ones the earliest.
+
+    Args:
+        best: the best result before.
+        metric: that decides; higher is better.
+        results: by the name of the weights; of equal ones the first counts.
+        epoch: that the evaluation followed, from 1.
+    """
+    for weights, result in results.items():
+        value = result.metrics[metric]
+        if value > best.value:
+            best = Best(metric, value, weights, epoch)
+    return best
