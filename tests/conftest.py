@@ -1,4 +1,5 @@
 import importlib
+import logging
 import os
 import subprocess
 import sys
@@ -49,13 +50,16 @@ def cli(
     def run(command: str, *words: str | Path) -> Outcome:
         monkeypatch.setattr(sys, "argv", [f"mldec-{command}", *map(str, words)])
         capsys.readouterr()
-        random_state = torch.get_rng_state()
+        random_state, log = torch.get_rng_state(), logging.getLogger("mldec")
+        handlers, level = list(log.handlers), log.level
         try:
             importlib.import_module(f"mldec.{command}").main()
             status = 0
         except SystemExit as stop:
             status = int(stop.code or 0)
         torch.set_rng_state(random_state)
+        log.handlers[:] = handlers
+        log.setLevel(level)
         return Outcome(status, *capsys.readouterr())
 
     return run

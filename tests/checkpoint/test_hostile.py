@@ -94,7 +94,7 @@ def test_no_file_passes_the_doors_and_none_is_run(corpus: Corpus, model: nn.Modu
     assert len(names) >= 50
     assert sum(name.startswith("zip-") for name in names) >= 40
     for path in corpus.files:
-        if path.stem.endswith("data_that_is_no_data"):  # of which predict builds nothing
+        if "-data_that_" in path.stem:  # of which predict builds nothing
             saved = checkpoint.load_model(path).config
             with pytest.raises(ConfigError, match=r"^data\._target_ .* is refused"):
                 build.check(saved, ["data"])
