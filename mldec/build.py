@@ -264,8 +264,9 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
             "leave it out"
         )
 
+    # The config that a run recorded has the default as well, which nobody asked for.
     groups = config.head.get("num_groups")
-    if groups is not None and groups > len(train):
+    if groups is not None and groups > len(train) and groups != _default_groups(config):
         raise ConfigError(
             f"head.num_groups {groups} is above the {len(train)} classes: "
             f"leave it out, for one per class"
@@ -273,6 +274,11 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
 
     # Raises for settings that do not fit the classes, such as top-5 of three.
     data.make_evaluator(val)
+
+
+def _default_groups(config: Config) -> Any:
+    head = locate("head", config.head.get("_target_"), config.plugins)
+    return _accepted("head", head)["num_groups"].default
 
 
 def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[..., Any]:

@@ -263,6 +263,14 @@ def test_parts_that_do_not_fit_each_other_are_refused_at_the_start(
     assert "\n" not in str(caught.value)
 
 
+def test_the_default_number_of_groups_is_clipped_also_where_it_was_recorded() -> None:
+    config = compose(["+experiment=digits"])
+    parts = build.check(config)
+    recorded = build.recorded(config, parts)
+    assert recorded.head["num_groups"] == 100
+    build.check_together(recorded, build.data(parts), build.loss(parts))
+
+
 def test_a_loss_of_a_users_own_need_not_say_what_it_is_for() -> None:
     config = compose(["+experiment=digits_single"])
     loss = torch.nn.MSELoss()

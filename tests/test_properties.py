@@ -99,6 +99,8 @@ def quiet_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         request.signal = signals.signal.SIGTERM
         yield request
 
+    import mldec.prediction  # noqa: F401 - binds the real `listening`, if nothing has yet
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr("torch.utils.tensorboard.SummaryWriter", MagicMock())

@@ -24,6 +24,7 @@ from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.bce import BinaryCrossEntropy
 from mldec.model import Classifier
 from mldec.optim import fast_forward
+from mldec.train import _opening
 from mldec.training.runlog import RunLog
 from mldec.training.trainer import Trainer
 
@@ -238,8 +239,8 @@ def test_auto_on_a_cpu_is_fp32_to_the_bit(config: Config, tmp_path: Path) -> Non
         fit(job, tmp_path / precision)
         runs[precision] = job
     assert_equal(runs["auto"].learner.state(), runs["fp32"].learner.state())
-    assert "fp32 (auto) on cpu" in runs["auto"].summary()
-    assert "fp32 on cpu" in runs["fp32"].summary()
+    assert "fp32 (auto) on cpu" in _opening(runs["auto"])
+    assert "fp32 on cpu" in _opening(runs["fp32"])
 
 
 def test_fp16_goes_on_from_steps_without_a_scale(config: Config, tmp_path: Path) -> None:
