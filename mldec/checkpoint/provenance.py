@@ -19,7 +19,9 @@ def git_commit() -> str | None:
 
     "+dirty" is appended if tracked files of the checkout have changes.
     """
-    git = ["git", "-C", str(Path(mldec.__file__).parent)]
+    # Without the lock that `describe` takes to refresh the index: of a run that is killed it would
+    # stay, and block the user's own commands.
+    git = ["git", "--no-optional-locks", "-C", str(Path(mldec.__file__).parent)]
     describe = [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+dirty"]
 
     # An installed package may lie inside somebody else's repository, whose commit says nothing
