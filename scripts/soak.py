@@ -293,7 +293,7 @@ def workers(count: int, work: Path, whole: dict[str, Any], seconds: float) -> di
                 continue
 
             counts["ended_by_it"] += 1
-            counts["one_line"] += one_line(folder, "a loader process died")
+            counts["one_line"] += one_line(folder, "a loader process ")
             bar.update()
             go_on(folder, whole, counts)
     return dict(counts)
