@@ -188,6 +188,21 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     assert numbers(whole) == numbers(parts)
 
 
+def test_a_best_that_a_kill_left_behind_is_mended_at_a_resume(
+    config: Config, tmp_path: Path
+) -> None:
+    config = override(config, ["train.epochs=1"])
+    fit(trainer(config, tmp_path), tmp_path)
+    folder = tmp_path / "checkpoints"
+    assert checkpoint.load(folder / "last.pt").best.epoch == 1
+
+    # As if the run had been killed after last.pt was written, and before best.pt was.
+    older = {**read_torch(folder / "best.pt"), "epoch": 0, "step": 0}
+    torch_files.save(folder / "best.pt", older)
+    resume(trainer(override(config, ["train.epochs=2"]), tmp_path), tmp_path)
+    assert (folder / "best.pt").read_bytes() == (folder / "last.pt").read_bytes()
+
+
 def test_resume_takes_a_longer_run_and_refuses_another_one(config: Config, tmp_path: Path) -> None:
     fit(trainer(override(config, ["train.epochs=2"]), tmp_path), tmp_path)
     longer = trainer(config, tmp_path)
