@@ -184,7 +184,8 @@ def test_the_log_says_what_was_read(build, caplog):
     ]
 
 
-def test_nothing_is_printed(build, capsys):
+def test_nothing_is_printed(build, capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("mldec"), "handlers", [])  # of a command's console
     build()
     assert capsys.readouterr() == ("", "")
 
