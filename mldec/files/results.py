@@ -9,7 +9,6 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from mldec.errors import ConfigError, DataError, writing
@@ -195,12 +194,7 @@ class JsonList:
     def __enter__(self) -> "JsonList":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # The file is closed already if a write failed.
         if self.file.stream is None:
             return
@@ -233,10 +227,5 @@ class JsonLines:
     def __enter__(self) -> "JsonLines":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.file.commit()

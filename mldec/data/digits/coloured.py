@@ -23,6 +23,7 @@ from mldec.data.digits.scenes import (
     check_sizes,
     how_many,
     noisy,
+    scenes_module,
     split_writings,
     tilted,
 )
@@ -104,12 +105,7 @@ def coloured_digits(
     train_scenes = Scenes(partial(draw, writings=train), train_images)
     val_scenes = Scenes(partial(draw, writings=val), val_images, seed)
 
-    return DataModule(
-        load_train=lambda: Split(train_scenes, Classes(names)),
-        load_val=lambda: Split(val_scenes, Classes(names)),
-        make_evaluator=task.evaluator,
-        transform=EvalTransform(image_size=image_size),
-    )
+    return scenes_module(train_scenes, val_scenes, Classes(names), task, image_size=image_size)
 
 
 def digits_zsl(

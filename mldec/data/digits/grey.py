@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from mldec.data.base import Classes, DataModule, Split
+from mldec.data.base import Classes, DataModule
 from mldec.data.digits.scenes import (
     EMPTY,
     NAMES,
@@ -24,11 +24,11 @@ from mldec.data.digits.scenes import (
     check_sizes,
     how_many,
     noisy,
+    scenes_module,
     split_writings,
     tilted,
 )
 from mldec.data.task import MultiLabel, SingleLabel
-from mldec.data.transforms import EvalTransform
 
 # Side of a single digit's square, as a fraction of the side of the image.
 SIZES_ALONE = (0.6, 1.0)
@@ -83,12 +83,7 @@ def digits(
     train_scenes = Scenes(partial(draw, writings=train), train_images, draw_target=draw_labels)
     val_scenes = Scenes(partial(draw, writings=val), val_images, seed)
 
-    return DataModule(
-        load_train=lambda: Split(train_scenes, Classes(NAMES)),
-        load_val=lambda: Split(val_scenes, Classes(NAMES)),
-        make_evaluator=task.evaluator,
-        transform=EvalTransform(image_size=image_size),
-    )
+    return scenes_module(train_scenes, val_scenes, Classes(NAMES), task, image_size=image_size)
 
 
 def digit(
@@ -120,12 +115,7 @@ def digit(
     train_scenes = Scenes(partial(draw, writings=train), train_images)
     val_scenes = Scenes(partial(draw, writings=val), val_images, seed)
 
-    return DataModule(
-        load_train=lambda: Split(train_scenes, classes),
-        load_val=lambda: Split(val_scenes, classes),
-        make_evaluator=task.evaluator,
-        transform=EvalTransform(image_size=image_size),
-    )
+    return scenes_module(train_scenes, val_scenes, classes, task, image_size=image_size)
 
 
 def draw_scene(

@@ -13,7 +13,9 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from mldec.data.transforms import to_tensor
+from mldec.data.base import Classes, DataModule, Split
+from mldec.data.task import Task
+from mldec.data.transforms import EvalTransform, to_tensor
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 VAL_FRACTION = 0.25  # of the writings of each digit
@@ -123,6 +125,18 @@ class Scenes:
         """Describe the scene in messages: it has no path."""
         origin = " (drawn anew each time)" if self.seed is None else f" of seed {self.seed}"
         return f"digit scene {index}{origin}"
+
+
+def scenes_module(
+    train: Scenes, val: Scenes, classes: Classes, task: Task, *, image_size: int
+) -> DataModule:
+    """Return the data of scenes that show the same classes in training and in validation."""
+    return DataModule(
+        load_train=lambda: Split(train, classes),
+        load_val=lambda: Split(val, classes),
+        make_evaluator=task.evaluator,
+        transform=EvalTransform(image_size=image_size),
+    )
 
 
 def how_many(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) -> int:
