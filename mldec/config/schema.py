@@ -26,6 +26,7 @@ HARMLESS = {
     "init",
     "plugins",
     "data.root",
+    "data.cache_dir",
     "data.bad_images",
     "data.changed",
     "train.epochs",

@@ -317,6 +317,12 @@ def test_diff_names_what_matters_and_forgives_what_does_not(digits: Config) -> N
     assert diff(digits, other) == ["head.num_heads: 4 -> 2", "optim.lr: 0.002 -> 1.0"]
 
 
+def test_a_cache_of_annotations_may_move() -> None:
+    one = compose(["+experiment=digits", "data=csv", "data.cache_dir=/here"])
+    assert diff(one, override(one, ["data.cache_dir=/there"])) == []
+    assert diff(one, override(one, ["data.absent=skip"])) == ["data.absent: None -> skip"]
+
+
 def test_check_key_lets_parts_pass() -> None:
     check_key("head.anything.at.all")
     check_key("optim.options.eps")
