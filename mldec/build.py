@@ -12,6 +12,7 @@ from torch import nn
 
 from mldec.config import moved
 from mldec.config.annotations import describe, matches
+from mldec.config.compose import compose, override
 from mldec.config.schema import PARTS, Config
 from mldec.data.base import Classes, DataModule
 from mldec.data.source import FileSettings, Source, assemble
@@ -36,6 +37,8 @@ SHARED = (View, FileSettings)
 # The types that a function for data may return.
 DATA = (Source, DataModule)
 REQUIRED = inspect.Parameter.empty
+# The parts of a model: evaluation and prediction need no others.
+MODEL_PARTS = ("backbone", "head")
 
 
 class Argument(NamedTuple):
@@ -197,6 +200,33 @@ def data(parts: Parts) -> DataModule:
     # The settings first: an error in them is found before the data is searched.
     view, files = part.shared(View), part.shared(FileSettings)
     return assemble(part.call(), view, files)
+
+
+def chosen_data(settings: list[str]) -> tuple[Config, DataModule]:
+    """Build the dataset that settings choose, for commands that need no model.
+
+    Args:
+        settings: such as `data=coco` and `data.root=/data/coco`.
+
+    Returns:
+        The config with all arguments of the dataset, and the dataset.
+
+    Raises:
+        ConfigError: if no dataset is chosen, or a setting is wrong.
+        DataError: if the data is missing or damaged.
+    """
+    if not any(setting.startswith("data=") for setting in settings):
+        raise ConfigError(
+            "no dataset is chosen: pass data=NAME, such as data=coco data.root=/data/coco"
+        )
+
+    # A config needs all parts: those that the settings leave out are of this experiment, unused.
+    config = override(compose(["+experiment=digits"]), settings)
+
+    # Unused parts are checked only if a setting names them, so that a misspelt setting is refused.
+    named = {setting.partition("=")[0].partition(".")[0] for setting in settings}
+    parts = check(config, [kind for kind in PARTS if kind in named])
+    return recorded(config, parts), data(parts)
 
 
 def loss(parts: Parts) -> nn.Module:

@@ -1,22 +1,17 @@
-"""The command-line arguments that choose a model or a dataset, shared by all commands."""
+"""What the commands share: options that choose a model, checks of values, the last line."""
 
 import argparse
 import math
 import os
 import platform
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import mldec
-from mldec.config.compose import compose, override
-from mldec.config.schema import MAX_IMAGE_SIZE, PARTS, Config
-from mldec.errors import ConfigError
-
-# Everything heavy is imported when it is used, so that --help and a wrong argument answer at once.
-if TYPE_CHECKING:
-    import torch
-
-    from mldec.checkpoint import Loaded
-    from mldec.data.base import DataModule
+from mldec.config.schema import MAX_IMAGE_SIZE
+from mldec.errors import one_line
+from mldec.runtime.console import to_console
 
 VERSION = f"mldec {mldec.__version__} (Python {platform.python_version()})"
 
@@ -68,49 +63,29 @@ def add_model_options(arguments: argparse.ArgumentParser) -> None:
     )
 
 
-def open_model(args: argparse.Namespace, device: "torch.device") -> "Loaded":
-    """Load the model that the options of `add_model_options` choose.
-
-    Raises:
-        CheckpointError: if the checkpoint cannot be used.
-    """
-    from mldec.checkpoint import load_model
-
-    return load_model(
-        args.checkpoint,
-        args.weights,
-        image_size=args.image_size,
-        device=device,
-        plugins=args.plugin,
-    )
+def chosen_model(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `load_model` that the options of `add_model_options` stand for."""
+    return {
+        "path": args.checkpoint,
+        "weights": args.weights,
+        "image_size": args.image_size,
+        "plugins": args.plugin,
+    }
 
 
-def open_data(settings: list[str]) -> "tuple[Config, DataModule]":
-    """Build the dataset that settings choose, for commands that need no model.
+def run_command(
+    parse: Callable[[], argparse.Namespace], work: Callable[[argparse.Namespace], int | None]
+) -> None:
+    """Parse the command line and do the work of a command; an error ends it with one line.
 
     Args:
-        settings: such as `data=coco` and `data.root=/data/coco`.
-
-    Returns:
-        The config with all arguments of the dataset, and the dataset.
-
-    Raises:
-        ConfigError: if no dataset is chosen, or a setting is wrong.
+        parse: returns the options.
+        work: takes the options; returns the exit status, or None for 0.
     """
-    from mldec import build
-
-    if not any(setting.startswith("data=") for setting in settings):
-        raise ConfigError(
-            "no dataset is chosen: pass data=NAME, such as data=coco data.root=/data/coco"
-        )
-
-    # A config needs all parts: those that the settings leave out are of this experiment, unused.
-    config = override(compose(["+experiment=digits"]), settings)
-
-    # Unused parts are checked only if a setting names them, so that a misspelt setting is refused.
-    named = {setting.partition("=")[0].partition(".")[0] for setting in settings}
-    parts = build.check(config, [kind for kind in PARTS if kind in named])
-    return build.recorded(config, parts), build.data(parts)
+    with one_line(said_once):
+        args = parse()
+        to_console()
+        sys.exit(work(args))
 
 
 def positive(text: str) -> int:

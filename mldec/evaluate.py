@@ -2,8 +2,7 @@
 
 import argparse
 
-from mldec.cli import add_model_options, command, said_once
-from mldec.errors import one_line
+from mldec.cli import add_model_options, command, run_command
 
 
 def parser() -> argparse.ArgumentParser:
@@ -23,17 +22,17 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
+def evaluate(args: argparse.Namespace) -> None:
+    """Evaluate what the command line names."""
+    # Imported late: --help and a wrong argument need not wait for torch.
+    from mldec.evaluation import run
+
+    run(args)
+
+
 def main() -> None:
     """Run the command."""
-    with one_line(said_once):
-        args = parser().parse_intermixed_args()
-
-        # Imported late: --help and a wrong argument need not wait for torch.
-        from mldec.evaluation import run
-        from mldec.runtime.console import to_console
-
-        to_console()
-        run(args)
+    run_command(parser().parse_intermixed_args, evaluate)
 
 
 if __name__ == "__main__":

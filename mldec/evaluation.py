@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,16 +14,18 @@ from torch import nn
 from tqdm import tqdm
 
 from mldec import build
-from mldec.cli import open_model
+from mldec.checkpoint import check_queries, load_model
+from mldec.cli import chosen_model
 from mldec.config.compose import override
-from mldec.config.schema import Config, Precision
-from mldec.data.base import Classes, DataModule
+from mldec.config.schema import Config
+from mldec.data.base import DataModule
 from mldec.data.loader import Batch, eval_loader, unwrap
-from mldec.errors import CheckpointError, say
+from mldec.errors import say
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files.results import check_targets, to_json, write_result
 from mldec.runtime import distributed, out_of_memory
 from mldec.runtime.console import on_terminal
+from mldec.runtime.devices import Precision
 
 log = logging.getLogger("mldec")
 
@@ -113,6 +114,33 @@ def evaluate(
     return Results(metrics, evaluator.per_class(), len(split.dataset) - len(bad), bad, confusions)
 
 
+def memory_advice(config: Config, device: torch.device) -> str:
+    """Return the message for a run or an evaluation that does not fit in memory.
+
+    It names batch size, image size and peak memory, and the settings that lower them.
+    """
+    train = config.train
+    micro_batch = train.batch_size // (train.accumulate * distributed.world_size())
+    image_size = config.data.get("image_size", "the default")
+
+    peak = half = ""
+    if device.type == "cuda":
+        used = torch.cuda.max_memory_allocated(device) / 2**30
+        capacity = torch.cuda.mem_get_info(device)[1] / 2**30
+        peak = f", {used:.1f} GiB of {capacity:.1f} at the peak"
+
+        # Half precision is advised on CUDA only: on a CPU it is slow.
+        if train.precision.on(device.type) is Precision.fp32:
+            half = "train.precision=bf16, "
+
+    return (
+        f"out of memory on {device}: {micro_batch} training images at a time on each process, "
+        f"{train.eval_batch_size} in evaluation, at {image_size} pixels{peak}; "
+        f"for the same batch in smaller pieces pass train.accumulate={2 * train.accumulate}; "
+        f"{half}train.eval_batch_size and data.image_size help too"
+    )
+
+
 def left_out(results: Results) -> list[str]:
     """Return at most one line, which names images that could not be read."""
     if not results.bad:
@@ -122,69 +150,6 @@ def left_out(results: Results) -> list[str]:
     if len(results.bad) > 10:
         names += "; ..."
     return [f"{len(results.bad)} validation images are left out, {results.images:,} count: {names}"]
-
-
-def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
-    """Check that a checkpoint can score the classes of the data.
-
-    A zero-shot model scores any classes that have word vectors, another model only its own classes.
-
-    Args:
-        trained: the classes of the checkpoint.
-        current: the classes of the data.
-        path: of the checkpoint, for messages.
-
-    Raises:
-        CheckpointError: if the classes differ, or word vectors of the same width are missing.
-    """
-    if trained.queries is None:
-        check_classes(trained, current, path)
-        return
-
-    width = trained.queries.shape[1]
-    vectors = "none"
-    if current.queries is not None:
-        vectors = f"vectors of {current.queries.shape[1]} numbers"
-
-    if current.queries is None or current.queries.shape[1] != width:
-        raise CheckpointError(
-            f"{path} asks by word vectors of {width} numbers, the data has {vectors}: "
-            f"choose the vectors of its training"
-        )
-
-
-def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
-    """Check that the classes of a checkpoint are those of the data, in the same order.
-
-    Args:
-        trained: the classes of the checkpoint.
-        current: the classes of the data.
-        path: of the checkpoint, for messages.
-
-    Raises:
-        CheckpointError: if names, order or word vectors differ.
-    """
-    if trained.names == current.names:
-        before, now = trained.queries, current.queries
-        if before is not None and now is not None and not torch.equal(before, now):
-            raise CheckpointError(
-                f"{path} is of other word vectors than the data: put the same data.vectors back"
-            )
-        return
-
-    if len(trained) != len(current):
-        raise CheckpointError(
-            f"{path} knows {len(trained)} classes, the data has {len(current)}: "
-            f"choose data with its classes"
-        )
-
-    # With as many classes and other names, at least one name differs.
-    pairs = enumerate(zip(trained.names, current.names, strict=True))
-    index = next(index for index, (before, now) in pairs if before != now)
-    raise CheckpointError(
-        f"{path} has other classes than the data: "
-        f"number {index} is '{trained.names[index]}' there and '{current.names[index]}' here"
-    )
 
 
 def report(results: Results, weights: str, path: str, names: tuple[str, ...]) -> dict[str, Any]:
@@ -277,7 +242,7 @@ def run(args: argparse.Namespace) -> None:
     """
     # Everything that can be refused at once comes before the data.
     check_targets(args.json, args.csv)
-    loaded = open_model(args, torch.device("cpu"))
+    loaded = load_model(**chosen_model(args))
     config = override(loaded.config, args.settings)
     parts = build.check(config, ["data"])
     device = distributed.pick_device(config.device)
@@ -289,7 +254,7 @@ def run(args: argparse.Namespace) -> None:
 
         is_hidden = not (on_terminal() and distributed.is_main())
         bar = partial(tqdm, desc="evaluate", leave=False, disable=is_hidden)
-        with out_of_memory.explained(config, device):
+        with out_of_memory.explained(lambda: memory_advice(config, device)):
             results = evaluate(loaded.model.to(device), data, config, device=device, progress=bar)
 
         if distributed.is_main():

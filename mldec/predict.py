@@ -11,10 +11,8 @@ A zero-shot checkpoint scores other classes too: `--classes "zebra,umbrella" --v
 """
 
 import argparse
-import sys
 
-from mldec.cli import add_model_options, command, fraction, positive
-from mldec.errors import one_line
+from mldec.cli import add_model_options, command, fraction, positive, run_command
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,17 +57,17 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
+def predict(args: argparse.Namespace) -> int:
+    """Name what the images of the command line show, and return the exit status."""
+    # Imported late: --help and a wrong argument need not wait for torch.
+    from mldec.prediction import run
+
+    return run(args)
+
+
 def main() -> None:
     """Run the command."""
-    with one_line():
-        args = parser().parse_args()
-
-        # Imported late: --help and a wrong argument need not wait for torch.
-        from mldec.prediction import run
-        from mldec.runtime.console import to_console
-
-        to_console()
-        sys.exit(run(args))
+    run_command(parser().parse_args, predict)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mldec.checkpoint import Loaded
-from mldec.cli import open_model
+from mldec.checkpoint import Loaded, check_queries, load_model
+from mldec.cli import chosen_model
 from mldec.data.base import Classes
 from mldec.data.transforms import FORMATS, load_image
 from mldec.data.zero_shot.vectors import read_vectors
@@ -27,7 +27,6 @@ from mldec.errors import (
     say,
     visible,
 )
-from mldec.evaluation import check_queries
 from mldec.files.results import STANDARD_OUTPUT, JsonLines, JsonList, check_targets
 from mldec.runtime import distributed, out_of_memory
 from mldec.runtime.signals import StopRequest, listening
@@ -116,7 +115,7 @@ def predict(
 
         # A file that cannot be read becomes a DataError here, and leaves no gap in the batch.
         batch_paths = paths[start : start + batch_size]
-        with out_of_memory.explained_by(lambda: advice):
+        with out_of_memory.explained(lambda: advice):
             loaded_images = [_read(loaded, path) for path in batch_paths]
             images = [image for image in loaded_images if isinstance(image, Tensor)]
             batch_scores = torch.empty(0)
@@ -218,7 +217,7 @@ def run(args: argparse.Namespace) -> int:
     check_targets(args.json, args.jsonl)
     paths = find_images(args.images)
     device = distributed.pick_device(args.device)
-    loaded = open_model(args, device)
+    loaded = load_model(**chosen_model(args), device=device)
     if args.classes is not None:
         loaded = with_classes(loaded, args.classes, args.vectors)
 

@@ -5,6 +5,7 @@ from run.json and metrics.jsonl, which are quick to read. A run of an older vers
 its checkpoint is read instead. A run that cannot be read is left out with a line that explains why.
 """
 
+import argparse
 import csv
 import io
 import json
@@ -14,8 +15,8 @@ from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from mldec.cli import command
-from mldec.errors import CheckpointError, DataError, one_line, printable, say
+from mldec.cli import command, run_command
+from mldec.errors import CheckpointError, DataError, printable, say
 from mldec.files.results import check_targets, write_result
 from mldec.files.run_folder import find_checkpoint, read_facts
 
@@ -89,25 +90,17 @@ def _from_checkpoint(path: Path, name: str, done: Progress, plugins: Sequence[st
     The whole file is read, and the model is built to count its parameters.
     """
     # Imported late: a table of runs with run.json need not wait for torch.
-    import torch
-
-    from mldec import build, checkpoint
-    from mldec.checkpoint.loading import MODEL_PARTS
+    from mldec import checkpoint
     from mldec.runtime.cost import count_parameters, multiply_accumulates
 
-    saved = checkpoint.load(path)
-    config = checkpoint.saved_config(saved, path, plugins, kinds=MODEL_PARTS)
+    saved, config, model = checkpoint.outline(path, plugins)
     classes, size = saved.classes, saved.transform.image_size
-
+    queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
     try:
-        # Without memory and without weights: only the shapes count.
-        with torch.device("meta"):
-            model = build.model(build.check(config, MODEL_PARTS), classes, pretrained=False)
-        queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
         gmacs = multiply_accumulates(model, size, queries) / 1e9
     except Exception as error:
-        # A constructor may raise anything for numbers that its signature allows.
-        raise CheckpointError(f"the model in {path} cannot be built: {error}") from error
+        # A model may raise anything for numbers that its constructor allows.
+        raise CheckpointError(f"the model in {path} cannot be run: {error}") from error
 
     best = saved.best
     return Run(
@@ -260,8 +253,8 @@ def _short(commit: Any) -> str:
     return name[:10] + plus + mark[:5]
 
 
-def main() -> None:
-    """Run the command."""
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     arguments = command(
         "summary", "Print a table of the runs in a folder, the best one of each metric first."
     )
@@ -270,14 +263,21 @@ def main() -> None:
     arguments.add_argument(
         "--plugin", action="append", default=[], help="a package of yours that may hold parts"
     )
-    args = arguments.parse_args()
+    return arguments
 
-    with one_line():
-        check_targets(args.csv)
-        runs = gather(Path(args.folder), args.plugin)
-        say(*table(runs).splitlines())
-        if args.csv:
-            write_result(args.csv, to_csv(runs))
+
+def run(args: argparse.Namespace) -> None:
+    """Print the table, and write it if asked to."""
+    check_targets(args.csv)
+    runs = gather(Path(args.folder), args.plugin)
+    say(*table(runs).splitlines())
+    if args.csv:
+        write_result(args.csv, to_csv(runs))
+
+
+def main() -> None:
+    """Run the command."""
+    run_command(parser().parse_args, run)
 
 
 if __name__ == "__main__":

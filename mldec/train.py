@@ -140,8 +140,8 @@ def _train(
 
 def _opening(trainer: "Trainer") -> str:
     """Describe what is about to be trained, on which data, and where it starts."""
-    from mldec.config.schema import Precision
     from mldec.runtime import distributed
+    from mldec.runtime.devices import Precision
 
     config, learner = trainer.config, trainer.learner
     train, val = trainer.data.train, trainer.data.val
@@ -177,7 +177,7 @@ def find_start(config: Config, directory: Path) -> "tuple[Path, Checkpoint] | No
 
 def describe(trainer: "Trainer") -> RunFacts:
     """Return the content of run.json for a run that is about to start or to resume."""
-    from mldec import checkpoint
+    from mldec.runtime import provenance
     from mldec.runtime.cost import count_parameters, multiply_accumulates
 
     config, classes, model = trainer.config, trainer.data.val.classes, trainer.learner.model
@@ -195,7 +195,7 @@ def describe(trainer: "Trainer") -> RunFacts:
     return RunFacts(
         name=config.name,
         command=command_line(),
-        versions=checkpoint.installed(),
+        versions=provenance.installed(),
         commit=trainer.git,
         epochs=config.train.epochs,
         image_size=size,

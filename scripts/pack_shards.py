@@ -28,7 +28,8 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from mldec.cli import open_data, positive
+from mldec import build
+from mldec.cli import positive
 from mldec.data.base import Classes, StoredImages
 from mldec.data.labels import Labels
 from mldec.data.loader import start_worker, unwrap
@@ -306,7 +307,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     with one_line():
         args = parser().parse_intermixed_args()
-        config, data = open_data(args.settings)
+        config, data = build.chosen_data(args.settings)
 
         # Refuse what shards cannot hold.
         splits = {part: getattr(data, part) for part in args.split or ("train", "val")}

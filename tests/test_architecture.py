@@ -14,16 +14,14 @@ MODULES = {
 # A folder or module may import from layers below its own. Inside a folder there are no circles.
 LAYERS = [
     ("mldec.errors", "mldec.model", "mldec"),
-    ("mldec.files", "mldec.config", "mldec.heads", "mldec.backbones", "mldec.optim"),
-    ("mldec.runtime",),
-    ("mldec.losses", "mldec.evaluators"),
-    ("mldec.data",),
-    ("mldec.build",),
-    ("mldec.checkpoint",),
-    ("mldec.cli", "mldec.evaluation", "mldec.prediction"),
-    ("mldec.training",),
-    ("mldec.train", "mldec.evaluate", "mldec.predict", "mldec.check_data", "mldec.summary"),
-    ("mldec.benchmark", "mldec.__main__"),
+    ("mldec.files", "mldec.runtime", "mldec.heads", "mldec.backbones", "mldec.optim"),
+    ("mldec.config", "mldec.losses", "mldec.evaluators"),
+    ("mldec.cli", "mldec.data"),
+    ("mldec.build", "mldec.__main__"),
+    ("mldec.checkpoint", "mldec.check_data"),
+    ("mldec.evaluation", "mldec.prediction", "mldec.summary"),
+    ("mldec.training", "mldec.evaluate", "mldec.predict"),
+    ("mldec.train", "mldec.benchmark"),
 ]
 PARTS = ("mldec.heads", "mldec.backbones", "mldec.losses", "mldec.evaluators", "mldec.data")
 

@@ -8,7 +8,6 @@ import torch
 from support import CONFIGS
 
 from mldec import build
-from mldec.checkpoint.loading import MODEL_PARTS
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
 from mldec.data.base import Classes
@@ -138,7 +137,7 @@ def test_the_head_gets_the_width_of_the_backbone_and_the_number_of_classes() -> 
     words = ["+experiment=digits", "plugins=[patches]", "backbone._target_=patches.Patches"]
     node = compose(words)
     node.backbone = {"_target_": "patches.Patches", "width": 24}
-    model = build.model(build.check(node, MODEL_PARTS), Classes(("a", "b", "c")))
+    model = build.model(build.check(node, build.MODEL_PARTS), Classes(("a", "b", "c")))
     assert model.head.embed.in_features == 24
     assert model(torch.zeros(2, 3, 64, 64, dtype=torch.uint8)).shape == (2, 3)
 
@@ -146,7 +145,7 @@ def test_the_head_gets_the_width_of_the_backbone_and_the_number_of_classes() -> 
 def test_attention_of_the_head_is_within_reach() -> None:
     node = compose(["+experiment=digits", "plugins=[patches]"])
     node.backbone = {"_target_": "patches.Patches"}
-    logits, attention = build.model(build.check(node, MODEL_PARTS), Classes(("a", "b", "c")))(
+    logits, attention = build.model(build.check(node, build.MODEL_PARTS), Classes(("a", "b", "c")))(
         torch.rand(2, 3, 64, 64), attention=True
     )
     assert logits.shape == (2, 3)

@@ -32,7 +32,7 @@ from mldec.config.schema import PARTS, Config
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.loader import TrainBatches, train_loader, unwrap
 from mldec.evaluation import evaluate
-from mldec.runtime import signals
+from mldec.runtime import provenance, signals
 
 # Cases of each kind in the default run: 500 together. The slow run has 20 times as many: 10,000.
 CASES = {
@@ -105,7 +105,7 @@ def quiet_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr("torch.utils.tensorboard.SummaryWriter", MagicMock())
         patch.setattr(signals, "listening", stopping)
-        patch.setattr(checkpoint, "git_commit", lambda: None)  # starts two processes
+        patch.setattr(provenance, "git_commit", lambda: None)  # starts two processes
         yield
 
 

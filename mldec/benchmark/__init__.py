@@ -7,8 +7,8 @@ import platform
 from datetime import UTC, datetime
 from typing import Any
 
-from mldec.cli import command
-from mldec.errors import ConfigError, one_line, say
+from mldec.cli import command, run_command
+from mldec.errors import ConfigError, say
 from mldec.files.results import check_targets, to_json, write_result
 
 # Per job: the module with the function of its name, imported when it runs, and what it measures.
@@ -40,19 +40,19 @@ def environment() -> dict[str, Any]:
     # These take seconds to import, which --help does without.
     import torch
 
-    from mldec import checkpoint
+    from mldec.runtime import provenance
 
     cuda = torch.cuda.is_available()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": checkpoint.git_commit(),
+        "commit": provenance.git_commit(),
         "device": torch.cuda.get_device_name() if cuda else "none",
         "cuda": torch.version.cuda if cuda else None,
         "processor": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        **checkpoint.installed(),
+        **provenance.installed(),
     }
 
 
@@ -87,6 +87,20 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
+def parse() -> argparse.Namespace:
+    """Return the options of the command line, and in `settings` what follows them.
+
+    Raises:
+        ConfigError: for settings that the job does not take.
+    """
+    args, settings = parser().parse_known_args()
+    if settings and args.job != "throughput":
+        raise ConfigError(f"'{settings[0]}' is not understood: {args.job} takes no settings")
+
+    args.settings = settings
+    return args
+
+
 def run(args: argparse.Namespace) -> None:
     """Run a job, print its figures, and write them if asked to."""
     # A file that cannot be written is refused now, not after minutes of measuring.
@@ -109,17 +123,7 @@ def run(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run the command."""
-    with one_line():
-        args, settings = parser().parse_known_args()
-        if settings and args.job != "throughput":
-            raise ConfigError(f"'{settings[0]}' is not understood: {args.job} takes no settings")
-        args.settings = settings
-
-        # It imports torch, which --help does without.
-        from mldec.runtime.console import to_console
-
-        to_console()
-        run(args)
+    run_command(parse, run)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from mldec import build
-from mldec.checkpoint.loading import MODEL_PARTS
 from mldec.config.compose import compose
 from mldec.data.base import Classes
 from mldec.runtime.cost import count_parameters, multiply_accumulates
@@ -114,7 +113,7 @@ def build_row(row: Row) -> nn.Module:
 
 
 def _build(settings: list[str], num_classes: int) -> nn.Module:
-    parts = build.check(compose(settings), MODEL_PARTS)
+    parts = build.check(compose(settings), build.MODEL_PARTS)
     classes = Classes(tuple(f"class {i}" for i in range(num_classes)))
     with torch.device("meta"):
         return build.model(parts, classes, pretrained=False)

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
 from mldec import build
-from mldec.checkpoint.loading import MODEL_PARTS
 from mldec.config.compose import compose
 from mldec.data.base import Classes
 from mldec.runtime import distributed
@@ -33,7 +32,7 @@ def queries(args: argparse.Namespace) -> dict[str, Any]:
 
     for decoding, settings in DECODING.items():
         # One class will do: the queries are made of the word vectors of each call.
-        parts = build.check(compose([*MODEL, *settings]), MODEL_PARTS)
+        parts = build.check(compose([*MODEL, *settings]), build.MODEL_PARTS)
         model = build.model(parts, Classes(("any",)), pretrained=False).to(device).eval()
 
         for number in COUNTED:

@@ -8,8 +8,8 @@ byte by byte. The status is 1 if something is wrong.
 import argparse
 
 from mldec.check_data.charts import require_matplotlib
-from mldec.cli import command, open_data
-from mldec.errors import DataError, one_line, say
+from mldec.cli import command, run_command
+from mldec.errors import DataError, say
 from mldec.files.results import check_targets, to_json, write_result
 
 
@@ -42,8 +42,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Run the command."""
-    with one_line():
-        run(parser().parse_intermixed_args())
+    run_command(parser().parse_intermixed_args, run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -59,11 +58,10 @@ def run(args: argparse.Namespace) -> None:
         require_matplotlib("--out")
 
     # These import torch, which --help does without.
+    from mldec import build
     from mldec.check_data.examine import check
-    from mldec.runtime.console import to_console
 
-    to_console()
-    config, data = open_data(args.settings)
+    config, data = build.chosen_data(args.settings)
 
     # The last choice on the command line counts.
     options = [setting for setting in args.settings if setting.startswith("data=")]

@@ -1,16 +1,17 @@
 """Checkpoints: enough by themselves to rebuild the model, its classes and its input transform."""
 
+from mldec.checkpoint.classes import check_classes, check_queries
+from mldec.checkpoint.fitting import load_strict
 from mldec.checkpoint.loading import (
     Loaded,
     initialise,
     load,
     load_model,
     load_newest,
-    load_strict,
     local,
+    outline,
     saved_config,
 )
-from mldec.checkpoint.provenance import git_commit, installed
 from mldec.checkpoint.state import FORMAT, Best, Checkpoint, LogPosition
 
 __all__ = [
@@ -19,13 +20,14 @@ __all__ = [
     "Checkpoint",
     "Loaded",
     "LogPosition",
-    "git_commit",
+    "check_classes",
+    "check_queries",
     "initialise",
-    "installed",
     "load",
     "load_model",
     "load_newest",
     "load_strict",
     "local",
+    "outline",
     "saved_config",
 ]

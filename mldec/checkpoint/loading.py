@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mldec import build
 from mldec.checkpoint import released, zoo
+from mldec.checkpoint.fitting import COMPUTED, copy_fitting, load_strict
 from mldec.checkpoint.limits import check_sizes, limited
 from mldec.checkpoint.state import Checkpoint
 from mldec.config.compose import parse
@@ -31,15 +32,7 @@ from mldec.runtime import distributed
 log = logging.getLogger("mldec")
 
 MOST_VERSIONS = 100  # versions of a checkpoint that are looked for: more than a run keeps
-MODEL_PARTS = ("backbone", "head")
 _LOADING = threading.RLock()
-# Buffers that a released file may lack, because we compute them ourselves.
-COMPUTED = (
-    "num_batches_tracked",
-    "backbone.mean",
-    "backbone.std",
-)
-NAMED, LONGEST = 10, 100  # how many tensors a message names, and the characters of each name
 
 
 @dataclass(frozen=True)
@@ -52,6 +45,20 @@ class Loaded:
     transform: EvalTransform  # a PIL image -> the model's input
     metrics: dict[str, float]  # of the run's last evaluation; empty for a file of the authors
     weights: str  # "ema" or "raw"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Description:
+    """What a file says of its model, and the tensors that fill it."""
+
+    config: Config
+    parts: build.Parts  # backbone and head
+    classes: Classes
+    transform: EvalTransform
+    metrics: dict[str, float]
+    weights: str  # "ema" or "raw"
+    tensors: Mapping[str, Tensor]
+    optional: tuple[str, ...] = ()  # endings of the names of tensors that the file may lack
 
 
 def load(path: Path) -> Checkpoint:
@@ -154,10 +161,20 @@ def load_model(
     with _standard_torch():
         state = _read(path)
         if "format" in state:
-            loaded = _from_run(Checkpoint.from_state(state, path), path, weights, plugins)
+            description = _describe_run(Checkpoint.from_state(state, path), path, weights, plugins)
         else:
-            loaded = _from_authors(state, path, weights, image_size)
-        loaded.model.to(device).eval()
+            description = _describe_released(state, path, weights, image_size)
+
+        model = _build(description, path)
+        load_strict(model, description.tensors, path, optional=description.optional)
+        loaded = Loaded(
+            model.to(device).eval(),
+            description.config,
+            description.classes,
+            description.transform,
+            description.metrics,
+            description.weights,
+        )
 
     return loaded if image_size is None else _at_size(loaded, image_size, path)
 
@@ -178,6 +195,63 @@ def saved_config(
     Raises:
         CheckpointError: if it is not a config that this version understands.
     """
+    return _saved_parts(checkpoint, path, plugins, kinds)[0]
+
+
+def outline(path: Path, plugins: Sequence[str] = ()) -> tuple[Checkpoint, Config, Classifier]:
+    """Read a checkpoint and build its model without memory for the weights.
+
+    Args:
+        path: of the file.
+        plugins: packages of the caller that may hold parts of the model.
+
+    Returns:
+        The checkpoint, its config, and the model on the meta device.
+
+    Raises:
+        CheckpointError: if the file cannot be used, or the model cannot be built.
+    """
+    checkpoint = load(path)
+    description = _describe_run(checkpoint, path, "raw", plugins)
+    with _named(path), limited(description.tensors, path), torch.device("meta"):
+        model = build.model(description.parts, description.classes, pretrained=False)
+    return checkpoint, description.config, model
+
+
+def initialise(model: nn.Module, path: str | Path) -> str:
+    """Start a model from a file of weights; see `copy_fitting`.
+
+    Args:
+        model: takes the tensors.
+        path: as `local` takes it; a checkpoint of a run gives the set of weights that scored best.
+
+    Returns:
+        A one-line report.
+
+    Raises:
+        CheckpointError: if the file cannot be read, or is of another backbone.
+    """
+    path = local(path)
+    state = _read(path)
+    if "format" in state:
+        tensors, _ = Checkpoint.from_state(state, path).weights(None, path)
+    else:
+        tensors = released.tensors(state, path)
+    return copy_fitting(model, tensors, path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read an untrusted file of weights and check that its top level is a dictionary."""
+    state = read_torch(path)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} is no checkpoint: it holds a {type(state).__name__}")
+    return state
+
+
+def _saved_parts(
+    checkpoint: Checkpoint, path: Path, plugins: Sequence[str], kinds: Sequence[str]
+) -> tuple[Config, build.Parts]:
+    """Return the config of a checkpoint, see `saved_config`, and the parts that it describes."""
     # OmegaConf would resolve an interpolation, which can read the environment of the user.
     if "${" in repr(checkpoint.config):
         raise CheckpointError(
@@ -189,157 +263,54 @@ def saved_config(
         config = parse(
             {**checkpoint.config, "plugins": list(plugins), "resume": None, "init": None}
         )
-        return build.recorded(config, build.check(config, kinds))
+        parts = build.check(config, kinds)
+        return build.recorded(config, parts), parts
     except Exception as error:
         # The values may be such as no YAML file could hold, so OmegaConf may raise anything on
         # them.
         raise CheckpointError(f"the config in {path} cannot be used: {error}") from error
 
 
-def load_strict(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Load tensors that must match the model's in name and shape, all of them.
-
-    Args:
-        model: takes the tensors.
-        tensors: by the names of the model's state dict.
-        path: of their file, for messages.
-
-    Raises:
-        CheckpointError: if tensors are missing, unexpected or of another shape; it names up to ten.
-    """
-    match = match_tensors(model, tensors)
-
-    for what, names in (
-        ("missing", match.missing),
-        ("unexpected", match.unexpected),
-        ("of another shape", match.other_shape),
-    ):
-        if names:
-            # The names come from the file: cut long ones, so that the message stays readable.
-            examples = ", ".join(name[:LONGEST] for name in names[:NAMED])
-            plural = "tensor is" if len(names) == 1 else "tensors are"
-            raise CheckpointError(
-                f"{path} does not fit the model: {len(names)} {plural} {what} ({examples})"
-            )
-
-    model.load_state_dict(dict(tensors))
-
-
-def initialise(model: nn.Module, path: str | Path) -> str:
-    """Start a model from a file of weights: copy every tensor that fits by name and shape.
-
-    The backbone must fit completely. The head may differ, since a new run may have other classes.
-
-    Args:
-        model: takes the tensors.
-        path: as `local` takes it; a checkpoint of a run gives the set of weights that scored best.
-
-    Returns:
-        A one-line report of what was loaded, what has another shape, and what is not in the file.
-
-    Raises:
-        CheckpointError: if the file cannot be read, or is of another backbone.
-    """
-    path = local(path)
-    state = _read(path)
-    if "format" in state:
-        tensors, _ = Checkpoint.from_state(state, path).weights(None, path)
-    else:
-        tensors = released.tensors(state, path)
-
-    # Computed buffers are neither required from the file nor taken from it.
-    match = match_tensors(model, tensors)
-    fitting = {name: tensors[name] for name in match.fitting if not name.endswith(COMPUTED)}
-    missing = [name for name in match.missing if not name.endswith(COMPUTED)]
-    unexpected = [name for name in match.unexpected if not name.endswith(COMPUTED)]
-
-    # A backbone that fits in part is another network, whose other layers would stay random.
-    unfilled = [name for name in (*missing, *match.other_shape) if name.startswith("backbone.")]
-    if unfilled or not match.fitting:
-        raise CheckpointError(
-            f"init={path} is of another backbone: {len(unfilled)} of the model's tensors are "
-            f"absent or of another shape ({', '.join(sorted(unfilled)[:3])}); "
-            f"choose its backbone=NAME"
-        )
-
-    model.load_state_dict(fitting, strict=False)
-
-    wanted = len(fitting) + len(missing) + len(match.other_shape)
-    report = f"init from {path}: {len(fitting)} of {wanted} tensors loaded"
-    for what, names in (
-        ("of another shape", match.other_shape),
-        ("not in the file", missing),
-        ("not in the model", unexpected),
-    ):
-        if names:
-            more = ", ..." if len(names) > 5 else ""
-            report += f"; {len(names)} {what} ({', '.join(names[:5])}{more})"
-    return report
-
-
-class Match(NamedTuple):
-    """How the tensors of a file fit a model: four sorted lists of names."""
-
-    fitting: list[str]
-    other_shape: list[str]  # in both, but of different shapes
-    missing: list[str]  # in the model, not in the file
-    unexpected: list[str]  # in the file, not in the model
-
-
-def match_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> Match:
-    """Compare tensors with the state dict of a model by name and shape."""
-    wanted = model.state_dict()
-    common = wanted.keys() & tensors.keys()
-    fitting = {name for name in common if wanted[name].shape == tensors[name].shape}
-
-    return Match(
-        fitting=sorted(fitting),
-        other_shape=sorted(common - fitting),
-        missing=sorted(wanted.keys() - tensors.keys()),
-        unexpected=sorted(tensors.keys() - wanted.keys()),
-    )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Read an untrusted file of weights and check that its top level is a dictionary."""
-    state = read_torch(path)
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} is no checkpoint: it holds a {type(state).__name__}")
-    return state
-
-
-def _from_run(
+def _describe_run(
     checkpoint: Checkpoint, path: Path, weights: str | None, plugins: Sequence[str]
-) -> Loaded:
-    """Rebuild the model in a checkpoint of a run."""
+) -> _Description:
+    """Describe the model in a checkpoint of a run."""
     # Inference needs the backbone and the head only: an argument of the data that was renamed since
     # must not make a checkpoint unusable.
-    config = saved_config(checkpoint, path, plugins, kinds=MODEL_PARTS)
+    config, parts = _saved_parts(checkpoint, path, plugins, build.MODEL_PARTS)
     tensors, chosen = checkpoint.weights(weights, path)
-    model = _build(config, checkpoint.classes, tensors, path)
-    load_strict(model, tensors, path)
-
-    return Loaded(
-        model, config, checkpoint.classes, checkpoint.transform, checkpoint.metrics, chosen
+    return _Description(
+        config=config,
+        parts=parts,
+        classes=checkpoint.classes,
+        transform=checkpoint.transform,
+        metrics=checkpoint.metrics,
+        weights=chosen,
+        tensors=tensors,
     )
 
 
-def _from_authors(
+def _describe_released(
     state: dict[str, Any], path: Path, weights: str | None, image_size: int | None
-) -> Loaded:
-    """Rebuild the model in a file of the paper's authors."""
+) -> _Description:
+    """Describe the model in a file of the paper's authors."""
     if weights == "ema":
         raise CheckpointError(f"{path} holds one set of weights: leave --weights out")
+
     converted = released.convert(state, path, image_size=image_size)
     config = parse(converted.config)
-    model = _build(config, converted.classes, converted.tensors, path)
-
-    # The files lack the counters of batch norm, and the normalisation of the input, which timm
-    # knows from the name of the network.
-    computed = {key: value for key, value in model.state_dict().items() if key.endswith(COMPUTED)}
-    load_strict(model, {**computed, **converted.tensors}, path)
-
-    return Loaded(model, config, converted.classes, converted.transform, {}, "raw")
+    return _Description(
+        config=config,
+        parts=build.check(config, build.MODEL_PARTS),
+        classes=converted.classes,
+        transform=converted.transform,
+        metrics={},
+        weights="raw",
+        tensors=converted.tensors,
+        # The files lack the counters of batch norm, and the normalisation of the input, which timm
+        # knows from the name of the network.
+        optional=COMPUTED,
+    )
 
 
 def _at_size(loaded: Loaded, image_size: int, path: Path) -> Loaded:
@@ -354,27 +325,31 @@ def _at_size(loaded: Loaded, image_size: int, path: Path) -> Loaded:
     return replace(loaded, transform=replace(loaded.transform, image_size=image_size))
 
 
-def _build(
-    config: Config, classes: Classes, tensors: Mapping[str, Tensor], path: Path
-) -> Classifier:
-    """Build the model that a config describes, unless it outgrows the tensors that are to fill it.
+def _build(description: _Description, path: Path) -> Classifier:
+    """Build a model, unless it outgrows the tensors that are to fill it.
 
     Raises:
         CheckpointError: if the model is larger, or cannot be built.
     """
+    config, tensors = description.config, description.tensors
     check_sizes((config.backbone, config.head), tensors, path)
 
-    try:
-        parts = build.check(config, MODEL_PARTS)
-
+    with _named(path):
         # First on the meta device, so that a model that is too large takes no memory. Parts of the
         # caller's own need not support that, and a file cannot ask for them.
         if not config.plugins:
             with limited(tensors, path), torch.device("meta"):
-                build.model(parts, classes, pretrained=False)
+                build.model(description.parts, description.classes, pretrained=False)
 
         with limited(tensors, path):
-            return build.model(parts, classes, pretrained=False)
+            return build.model(description.parts, description.classes, pretrained=False)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file whose model cannot be built."""
+    try:
+        yield
     except CheckpointError:
         raise
     except Exception as error:

@@ -17,8 +17,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 from yaml import YAMLError
 
-from mldec.config.schema import HARMLESS, PARTS, Config, Precision
+from mldec.config.schema import HARMLESS, PARTS, Config
 from mldec.errors import ConfigError, suggest
+from mldec.runtime.devices import Precision
 
 PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)})\.")
 # Values that Hydra does not read as text.

@@ -4,7 +4,6 @@ The four parts (data, backbone, head, loss) are plain dictionaries here. Their s
 signature of the class or function that `_target_` names, and `build.check` checks them against it.
 """
 
-import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from mldec.errors import ConfigError
+from mldec.runtime.devices import Precision, check_device
 
 MAX_WORKERS = 1024  # loader processes: more than any machine needs, and few enough to start
 
@@ -47,44 +47,6 @@ def _require(good: bool, name: str, value: Any, rule: str) -> None:
     """Raise a `ConfigError` for a value that is not good; the rule says what it must be."""
     if not good:
         raise ConfigError(f"{name} is {value}: it must be {rule}")
-
-
-def check_device(name: str) -> None:
-    """Check the name of a device; `distributed.pick_device` checks that it is available.
-
-    Raises:
-        ConfigError: if it is not auto, cpu, cuda or cuda:<number>.
-    """
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", name):
-        raise ConfigError(
-            f"device '{name[:40]}' is unknown: choose auto, cpu, cuda or cuda:<number>"
-        )
-
-
-class Precision(Enum):
-    """Number format of the forward pass; weights, losses and metrics stay in float32."""
-
-    auto = "auto"  # fp16 on CUDA, as the official recipes; fp32 elsewhere
-    fp32 = "fp32"
-    fp16 = "fp16"
-    bf16 = "bf16"
-
-    def on(self, device_type: str) -> "Precision":
-        """Return the number format for a type of device, such as "cuda"; never `auto`."""
-        if self is not Precision.auto:
-            return self
-        return Precision.fp16 if device_type == "cuda" else Precision.fp32
-
-    def warning(self, device_type: str) -> str | None:
-        """Return a line of warning if this number format is slow on a type of device, else None."""
-        if device_type != "cpu" or self.on(device_type) is Precision.fp32:
-            return None
-
-        times = {Precision.fp16: "nine", Precision.bf16: "eight"}[self]
-        return (
-            f"train.precision={self.value} is slow on a CPU, up to {times} times slower than fp32: "
-            f"pass train.precision=fp32"
-        )
 
 
 class ScheduleName(Enum):

@@ -6,11 +6,6 @@ from torch import Tensor
 from mldec.errors import DataError
 
 
-def at_least_float32(logits: Tensor) -> Tensor:
-    """Return logits in float32, or float64 as they are: half precision is too coarse for a loss."""
-    return logits if logits.dtype == torch.float64 else logits.float()
-
-
 def prepare(
     logits: Tensor, targets: Tensor, *, unknown: bool = False, soft: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -31,7 +26,8 @@ def prepare(
             f"the shape of the logits {tuple(logits.shape)}"
         )
 
-    logits = at_least_float32(logits)
+    # Half precision is too coarse for a loss.
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     targets = targets.to(logits.dtype)
 
     good = (targets >= 0) & (targets <= 1) if soft else (targets == 0) | (targets == 1)

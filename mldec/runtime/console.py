@@ -1,12 +1,12 @@
 """Messages and progress bars on a terminal."""
 
 import logging
+import os
 import sys
 
 from tqdm import tqdm
 
 from mldec.errors import printable, writing
-from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")
 
@@ -16,7 +16,9 @@ def to_console() -> None:
 
     The main rank prints information and warnings, the others warnings only.
     """
-    log.setLevel(logging.INFO if distributed.is_main() else logging.WARNING)
+    # As torchrun says it: asking torch would import it.
+    is_main = os.environ.get("RANK", "0") == "0"
+    log.setLevel(logging.INFO if is_main else logging.WARNING)
 
     # A second call, as in tests and notebooks, must not double the messages.
     if not any(isinstance(handler, _Console) for handler in log.handlers):

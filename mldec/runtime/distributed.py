@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mldec.config.schema import check_device
 from mldec.errors import ConfigError, UserError
+from mldec.runtime.devices import check_device
 
 T = TypeVar("T")
 

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 from mldec import checkpoint
-from mldec.checkpoint import Checkpoint
+from mldec.checkpoint import Checkpoint, check_classes
 from mldec.config.compose import diff
 from mldec.config.schema import Config
 from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint, check_same
 from mldec.errors import CheckpointError
-from mldec.evaluation import check_classes
 
 
 def check_same_run(

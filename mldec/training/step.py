@@ -11,14 +11,14 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from mldec.checkpoint import Checkpoint, load_strict
-from mldec.config.schema import Config, NonFinite, Precision
+from mldec.config.schema import Config, NonFinite
 from mldec.data.loader import Batch, sample_seed
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation import autocast
-from mldec.losses.targets import at_least_float32
 from mldec.model import Classifier
 from mldec.optim import build_optimizer, build_schedule, check_state, fast_forward
 from mldec.runtime import distributed
+from mldec.runtime.devices import Precision
 from mldec.training.word_queries import augment, check
 
 
@@ -180,7 +180,9 @@ class Learner:
 
         with autocast(self.device, self.precision):
             logits = self.net(images, queries)
-        loss = self.loss(at_least_float32(logits), targets)
+        # Half precision is too coarse for a loss; float64 stays.
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        loss = self.loss(logits, targets)
 
         # The loss of a batch must not depend on how the batch is divided: a mean is weighted by the
         # share of the micro-batch.

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from mldec import checkpoint
 from mldec.checkpoint import Best, Checkpoint, LogPosition
 from mldec.config.compose import to_dict
-from mldec.config.schema import Config, NonFinite, Precision
+from mldec.config.schema import Config, NonFinite
 from mldec.data.base import DataModule
 from mldec.data.fingerprint import fingerprint
 from mldec.data.loader import Batch, TrainBatches, end_workers, train_loader, unwrap
 from mldec.errors import DataError, NonFiniteError, Stopped
-from mldec.evaluation import left_out
+from mldec.evaluation import left_out, memory_advice
 from mldec.model import Classifier
-from mldec.runtime import distributed, out_of_memory
+from mldec.runtime import distributed, out_of_memory, provenance
+from mldec.runtime.devices import Precision
 from mldec.runtime.signals import NothingCame, StopRequest
 from mldec.training.checkpoint_files import CheckpointFiles
 from mldec.training.runlog import Meter, RunLog, clock
@@ -88,7 +88,7 @@ class Trainer:
         self.lines = 0  # in metrics.jsonl
 
         self.files = CheckpointFiles(folder, train)
-        self.git = checkpoint.git_commit()
+        self.git = provenance.git_commit()
         # The fingerprint of the main process counts: it alone writes checkpoints.
         self.fingerprint = distributed.on_main(partial(fingerprint, data.train))
 
@@ -111,7 +111,7 @@ class Trainer:
         self.lines = runlog.lines  # fewer than in the checkpoint, if the file was damaged since
 
         try:
-            with out_of_memory.explained(self.config, self.device):
+            with out_of_memory.explained(lambda: memory_advice(self.config, self.device)):
                 while self.epoch < train.epochs:
                     self.train_epoch(runlog)
 
@@ -355,7 +355,7 @@ class Trainer:
                 skipped=self.learner.skipped,
                 bad_images=self.bad_images,
             ),
-            versions=checkpoint.installed(),
+            versions=provenance.installed(),
             git=self.git,
             **self.learner.state(),
         )

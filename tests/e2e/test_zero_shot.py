@@ -13,12 +13,11 @@ import torch
 from support import CONFIGS, one_line
 
 from mldec import checkpoint
-from mldec.checkpoint import load_model
+from mldec.checkpoint import check_classes, check_queries, load_model
 from mldec.data.base import Classes
 from mldec.data.transforms import read_image
 from mldec.data.zero_shot.vectors import read_vectors
 from mldec.errors import CheckpointError
-from mldec.evaluation import check_classes, check_queries
 from mldec.files.torch_files import read_torch
 
 Cli = Callable[..., tuple[int, str, str]]

@@ -20,9 +20,9 @@ from PIL import Image
 from torch import nn
 
 from mldec import build, checkpoint
-from mldec.checkpoint.loading import MODEL_PARTS
 from mldec.config.compose import compose, to_dict
 from mldec.data.base import Classes
+from mldec.runtime import provenance
 
 VARIABLE = "MLDEC_HOSTILE"
 NAMES = ("zero", "one", "two")
@@ -191,7 +191,7 @@ def good(words: list[str] = WORDS, queries: torch.Tensor | None = None) -> dict[
     """Return a whole checkpoint of ours, of an untrained network."""
     config = compose(words)
     classes = Classes(NAMES)
-    model = build.model(build.check(config, MODEL_PARTS), classes, pretrained=False)
+    model = build.model(build.check(config, build.MODEL_PARTS), classes, pretrained=False)
     weights = model.state_dict()
     return {
         "format": checkpoint.FORMAT,
@@ -212,7 +212,7 @@ def good(words: list[str] = WORDS, queries: torch.Tensor | None = None) -> dict[
         "steps_per_epoch": 4,
         "loss": {},
         "log": {"lines": 1, "loss": 0.0, "steps": 0, "skipped": 0, "bad_images": 0},
-        "versions": checkpoint.installed(),
+        "versions": provenance.installed(),
         "git": None,
     }
 
