@@ -19,10 +19,11 @@ def git_commit() -> str | None:
 
     "+dirty" is appended if tracked files of the checkout have changes.
     """
-    # Without the lock that `describe` takes to refresh the index: of a run that is killed it would
-    # stay, and block the user's own commands.
+    # Without the lock that git takes to refresh its index: of a run that is killed it would stay,
+    # and block the user's own commands. Of the commands that tell whether files have changed,
+    # `status` can do without it, `describe --dirty` cannot.
     git = ["git", "--no-optional-locks", "-C", str(Path(mldec.__file__).parent)]
-    describe = [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+dirty"]
+    status = [*git, "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
 
     # An installed package may lie inside somebody else's repository, whose commit says nothing
     # about it: git must track this very file.
@@ -30,8 +31,17 @@ def git_commit() -> str | None:
         tracked = subprocess.run(
             [*git, "ls-files", "--error-unmatch", mldec.__file__], capture_output=True
         )
-        described = subprocess.run(describe, capture_output=True, text=True)
+        state = subprocess.run(status, capture_output=True, text=True)
     except OSError:
         return None
+    if tracked.returncode or state.returncode:
+        return None
 
-    return described.stdout.strip() if tracked.returncode == described.returncode == 0 else None
+    # Headings begin with "#", and the other lines name one changed file each.
+    lines = state.stdout.splitlines()
+    heading = "# branch.oid "
+    commit = next(line.removeprefix(heading) for line in lines if line.startswith(heading))
+    if commit == "(initial)":
+        return None
+    is_changed = any(not line.startswith("#") for line in lines)
+    return commit + ("+dirty" if is_changed else "")
