@@ -62,6 +62,20 @@ def write_coco(root: Path, *, classes: int = 3, images: int = 12) -> None:
         (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
 
 
+def pixels(*shape: int, seed: int = 0) -> np.ndarray:
+    """Return random uint8 values."""
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def picture(width: int = 40, height: int = 30, seed: int = 0) -> Image.Image:
+    """Return a smooth picture with texture, not of full range: every operation changes it."""
+    coarse = Image.fromarray(pixels(5, 6, 3, seed=seed)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
+    noise = np.random.default_rng(seed + 1).integers(-20, 21, (height, width, 3))
+    return Image.fromarray(np.clip(np.asarray(coarse) + noise, 20, 230).astype(np.uint8))
+
+
 def made(reader: Callable[..., Any], **settings: Any) -> DataModule:
     """Build a dataset with the first option file that names the reader, and these settings."""
     target = f"{reader.__module__}.{reader.__name__}"
@@ -85,6 +99,35 @@ def one_line(err: str, *parts: str) -> None:
     assert lines[0].startswith("mldec: "), err
     for part in parts:
         assert part in lines[0], err
+
+
+def decoder_macs(t: int, k: int, n: int, *, self_attention: bool = False) -> int:
+    """Return the multiply-accumulates of a decoder head with the widths of the paper, by hand.
+
+    Args:
+        t: tokens.
+        k: queries.
+        n: classes.
+        self_attention: whether the queries attend to one another first.
+    """
+    c, d, f, g = 2048, 768, 2048, -(-n // k)
+    embedding, keys_and_values = t * c * d, 2 * t * d * d
+    queries_and_output, attention, feed_forward, pooling = (
+        2 * k * d * d,
+        2 * k * t * d,
+        2 * k * d * f,
+        k * d * g,
+    )
+    among = 4 * k * d * d + 2 * k * k * d if self_attention else 0
+    return (
+        embedding
+        + keys_and_values
+        + queries_and_output
+        + attention
+        + feed_forward
+        + pooling
+        + among
+    )
 
 
 def cpu_seconds(command: list[str], **environment: str) -> float:
