@@ -11,16 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support import cpu_seconds, one_line, write_coco
-
-from mldec.check_data import examine
-from mldec.check_data import labels as label_checks
-from mldec.config.compose import config_dir
-from mldec.data.base import Classes, Split
-from mldec.data.labels import Labels, from_dense, from_single
+from support import one_line, write_coco
 
 Cli = Callable[..., tuple[int, str, str]]
-CLASSES = ("thing 0", "thing 1", "thing 2")
 
 
 @pytest.fixture
@@ -138,11 +131,6 @@ def test_a_file_that_is_listed_twice_is_called_that(
     assert "a copy of" not in out
 
 
-def test_a_look_at_the_digits_takes_seconds() -> None:
-    command = [sys.executable, "-m", "mldec.check_data", "data=digits", "--decode", "5"]
-    assert cpu_seconds(command, OMP_NUM_THREADS="1") < 10  # 26 with the labels of painted scenes
-
-
 def test_the_settings_of_parts_that_are_not_used_are_held_against_them_too(check) -> None:
     status, _, err = check("head.num_grops=3")
     assert status == 1
@@ -237,90 +225,11 @@ def test_zero_shot_data_have_other_classes_in_validation(
     assert ", 40 (published: 925 or 1,006) classes" in out
 
 
-def test_official_counts_are_of_options_that_exist() -> None:
-    assert set(examine.OFFICIAL) <= {
-        path.stem for path in Path(config_dir(), "data").glob("*.yaml")
-    }
-
-
 def test_what_the_reader_refuses_is_one_line(check, root: Path) -> None:
     image(root, 1).unlink()
     status, _, err = check()
     assert status == 1
     one_line(err, "1 of 12 listed images are absent", "DATASETS.md")
-
-
-@pytest.mark.parametrize(
-    ("args", "part"),
-    [
-        ([], "no dataset is chosen: pass data=NAME"),
-        (["data=cocoo"], "did you mean 'coco'?"),
-        (["data=coco", "data.rot=/x"], "coco takes no such argument; did you mean 'root'?"),
-        (["data=coco", "data.root=/nowhere"], "/nowhere is not a folder"),
-        (["data=digits", "--json", "/nowhere/r.json"], "cannot write /nowhere/r.json"),
-    ],
-)
-def test_wrong_arguments(cli: Cli, args: list[str], part: str) -> None:
-    status, _, err = cli("check_data", *args)
-    assert status == 1
-    one_line(err, part)
-
-
-def test_data_without_files(cli: Cli) -> None:
-    status, out, err = cli(
-        "check_data", "data=digits", "data.train_images=6", "data.val_images=5", "train.workers=0"
-    )
-    assert status == 0, err
-    assert "val: 5 images, 10 classes" in out
-
-
-class Named:
-    def __init__(self, labels: Labels) -> None:
-        self.labels = labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def name(self, index: int) -> str:
-        return f"image {index}"
-
-
-@pytest.mark.parametrize(
-    ("labels", "exclusive", "fault"),
-    [
-        (from_dense(np.array([[1, 0, -1]], np.int8)), False, None),
-        (
-            from_dense(np.array([[1, 0, 0], [0, 2, 0]], np.int8)),
-            False,
-            "1 labels out of range, the first of image 1",
-        ),
-        (from_single(np.array([0, 2, 3]), 3), True, "1 labels out of range, the first of image 2"),
-        (from_single(np.array([0, -1]), 3), True, "1 labels out of range, the first of image 1"),
-        (from_single(np.array([0, 2]), 3), True, None),
-        (
-            from_dense(np.array([[1, 0, 0], [1, 1, 0]], np.int8)),
-            True,
-            "1 images without exactly one label, the first is image 1",
-        ),
-        (from_single(np.array([0]), 4), True, "labels are of 1 images and 4 classes"),
-    ],
-)
-def test_impossible_labels(labels: Labels, exclusive: bool, fault: str | None) -> None:
-    split = Split(Named(labels), Classes(CLASSES, exclusive))  # type: ignore[arg-type]
-    assert label_checks.label_faults(split, labels) == ([fault] if fault else [])
-
-
-def test_co_occurrence_is_that_of_a_loop() -> None:
-    rng = np.random.default_rng(1)
-    dense = rng.choice(np.array([1, 0, -1], np.int8), (50, 6))
-    dense[:, 4] = 0
-    classes = np.array([0, 2, 4, 5])
-    fractions = label_checks.co_occurrence(from_dense(dense, default=-1), classes)
-    for row, one in enumerate(classes):
-        for column, other in enumerate(classes):
-            shown = dense[dense[:, one] == 1]
-            expected = (shown[:, other] == 1).mean() if len(shown) else 0.0
-            assert fractions[row, column] == pytest.approx(expected)
 
 
 def test_the_sample_of_real_photos_is_sound(cli: Cli, sample_data: Path, tmp_path: Path) -> None:

@@ -215,21 +215,6 @@ def test_the_words_of_tab_completion_pass(word: str) -> None:
     assert prepare([word, "install=bash"]) == [word, "install=bash"]
 
 
-def test_auto_is_what_the_device_can_do_well() -> None:
-    assert [Precision.auto.on("cuda"), Precision.auto.on("cpu")] == [Precision.fp16, Precision.fp32]
-    assert [precision.on("cpu") for precision in (Precision.bf16, Precision.fp16)] == [
-        Precision.bf16,
-        Precision.fp16,
-    ]
-    assert (
-        Precision.auto.warning("cpu")
-        is Precision.fp32.warning("cpu")
-        is Precision.fp16.warning("cuda")
-        is None
-    )
-    assert "slow on a CPU" in str(Precision.bf16.warning("cpu"))
-
-
 def test_no_recipe_names_fp16_which_a_cpu_would_take_too() -> None:
     named = {name: compose([f"+experiment={name}"]).train.precision for name in experiments()}
     assert Precision.fp16 not in named.values()

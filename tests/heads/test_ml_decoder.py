@@ -599,3 +599,11 @@ def test_words_must_fit_the_head(options, words, names):
         small(**options)(some_tokens(), words)
     assert "\n" not in str(caught.value)
     assert [name for name in names if name not in str(caught.value)] == []
+
+
+@torch.no_grad()
+def test_full_decoding_of_one_class_does_not_depend_on_the_others():
+    """Why one pass over all classes serves all zero-shot numbers."""
+    head, tokens, words = small(num_groups=None, word_dim=5), some_tokens(), some_words(6)
+    alone = torch.cat([head(tokens, word[None]) for word in words], 1)
+    torch.testing.assert_close(head(tokens, words), alone, rtol=1e-12, atol=1e-12)

@@ -7,11 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from mldec.errors import ConfigError
-from mldec.heads.layers import DecoderLayer, EncoderLayer
 from mldec.heads.query2label import Query2Label, sine_positions
 
 DIM, HEADS, MLP = 16, 4, 24
-NAMES = {"cross_attn.": "multihead_attn.", "mlp.0.": "linear1.", "mlp.3.": "linear2."}
 
 
 def randomise(module, seed=0):
@@ -31,13 +29,6 @@ def small(num_classes=5, in_features=DIM, **options):
 
 def noise(*shape, seed=1):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def as_in_torch(state):
-    """Tensors of a layer under the names of torch's own transformer layers."""
-    for ours, theirs in NAMES.items():
-        state = {name.replace(ours, theirs): value for name, value in state.items()}
-    return state
 
 
 def attend(attention, query, key, value):
@@ -87,33 +78,6 @@ def official(head, tokens):
     x = norm(head.norm, x)
     logits = [x[:, k] @ head.fc_weight[k] + head.fc_bias[k] for k in range(len(head.fc_bias))]
     return torch.stack(logits, dim=1), weights
-
-
-# The layers
-
-
-@torch.no_grad()
-def test_an_encoder_layer_without_positions_is_that_of_torch():
-    ours = randomise(EncoderLayer(DIM, HEADS, MLP, 0.1))
-    theirs = nn.TransformerEncoderLayer(
-        DIM, HEADS, MLP, batch_first=True, dtype=torch.float64
-    ).eval()
-    theirs.load_state_dict(as_in_torch(ours.state_dict()))
-    tokens = noise(2, 9, DIM)
-    torch.testing.assert_close(
-        ours(tokens, torch.zeros(9, DIM)), theirs(tokens), rtol=1e-10, atol=1e-10
-    )
-
-
-@torch.no_grad()
-def test_a_decoder_layer_without_positions_is_that_of_torch():
-    ours = randomise(DecoderLayer(DIM, HEADS, MLP, 0.1, query_step="self_attention"))
-    theirs = nn.TransformerDecoderLayer(
-        DIM, HEADS, MLP, batch_first=True, dtype=torch.float64
-    ).eval()
-    theirs.load_state_dict(as_in_torch(ours.state_dict()))
-    x, tokens = noise(2, 5, DIM), noise(2, 9, DIM, seed=2)
-    torch.testing.assert_close(ours(x, tokens)[0], theirs(x, tokens), rtol=1e-10, atol=1e-10)
 
 
 # The forward pass

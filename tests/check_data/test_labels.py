@@ -1,0 +1,136 @@
+"""Statistics and faults of labels, against plain loops."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mldec.check_data import labels as label_checks
+from mldec.check_data.labels import co_occurrence, label_faults, labels_of, split_statistics
+from mldec.data.base import Classes, LabelledImages, Split, StoredImages
+from mldec.data.digits.scenes import Scenes
+from mldec.data.labels import Labels, from_dense, from_single
+
+NAMES = ("thing 0", "thing 1", "thing 2")
+
+
+class Named:
+    def __init__(self, labels: Labels) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        return f"image {index}"
+
+
+@pytest.mark.parametrize(
+    ("labels", "exclusive", "fault"),
+    [
+        (from_dense(np.array([[1, 0, -1]], np.int8)), False, None),
+        (
+            from_dense(np.array([[1, 0, 0], [0, 2, 0]], np.int8)),
+            False,
+            "1 labels out of range, the first of image 1",
+        ),
+        (from_single(np.array([0, 2, 3]), 3), True, "1 labels out of range, the first of image 2"),
+        (from_single(np.array([0, -1]), 3), True, "1 labels out of range, the first of image 1"),
+        (from_single(np.array([0, 2]), 3), True, None),
+        (
+            from_dense(np.array([[1, 0, 0], [1, 1, 0]], np.int8)),
+            True,
+            "1 images without exactly one label, the first is image 1",
+        ),
+        (from_single(np.array([0]), 4), True, "labels are of 1 images and 4 classes"),
+    ],
+)
+def test_impossible_labels(labels: Labels, exclusive: bool, fault: str | None) -> None:
+    split = Split(Named(labels), Classes(NAMES, exclusive))  # type: ignore[arg-type]
+    assert label_faults(split, labels) == ([fault] if fault else [])
+
+
+def test_co_occurrence_is_that_of_a_loop() -> None:
+    rng = np.random.default_rng(1)
+    dense = rng.choice(np.array([1, 0, -1], np.int8), (50, 6))
+    dense[:, 4] = 0
+    classes = np.array([0, 2, 4, 5])
+    fractions = co_occurrence(from_dense(dense, default=-1), classes)
+    for row, one in enumerate(classes):
+        for column, other in enumerate(classes):
+            shown = dense[dense[:, one] == 1]
+            expected = (shown[:, other] == 1).mean() if len(shown) else 0.0
+            assert fractions[row, column] == pytest.approx(expected)
+
+
+class Painted:
+    """Images whose labels no table holds."""
+
+    def __init__(self, dense: np.ndarray) -> None:
+        self.dense = dense
+
+    def __len__(self) -> int:
+        return len(self.dense)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(3, 4, 4, dtype=torch.uint8), torch.from_numpy(self.dense[index])
+
+
+DENSE = np.array([[1, 0, -1], [0, 0, 0], [1, 1, 0], [-1, 0, 0]], np.int8)
+
+
+def test_labels_come_from_the_table_the_target_of_a_scene_or_the_images() -> None:
+    labels = from_dense(DENSE)
+    images = LabelledImages([None] * len(DENSE), labels, NAMES)  # type: ignore[arg-type]
+    stored: Any = StoredImages(images, transform=lambda image: pytest.fail("it was read"))
+    assert labels_of(Split(stored, Classes(NAMES))) is labels
+
+    painted: Any = Painted(DENSE)
+    assert np.array_equal(labels_of(Split(painted, Classes(NAMES))).dense(), DENSE)
+
+    # Without a seed, the target of a scene is known before it is painted.
+    scenes = Scenes(
+        draw=lambda rng: pytest.fail("it was painted"),
+        num_images=5,
+        draw_target=lambda rng: torch.tensor([0, 1, 0], dtype=torch.int8),
+    )
+    assert labels_of(Split(scenes, Classes(NAMES))).dense().tolist() == [[0, 1, 0]] * 5
+
+
+def test_statistics_are_those_of_a_loop() -> None:
+    labels: Any = from_dense(DENSE)
+    statistics = split_statistics(Split(Named(labels), Classes(NAMES)), labels)  # type: ignore[arg-type]
+    per_class = Counter(NAMES[k] for row in DENSE for k, value in enumerate(row) if value == 1)
+    per_image = [sum(value == 1 for value in row) for row in DENSE]
+    assert statistics == {
+        "images": 4,
+        "classes": 3,
+        "positives": sum(per_image),
+        "negatives_stated": 0,  # 0 is what the entries that are not listed have
+        "images_per_class": {"min": 0, "median": 1.0, "max": 2},
+        "labels_per_image": {"min": 0, "mean": 0.75, "max": 2},
+        "images_without_label": per_image.count(0),
+        "classes_without_positive": [name for name in NAMES if name not in per_class],
+    }
+    partial: Any = from_dense(DENSE, default=-1)
+    stated = split_statistics(Split(Named(partial), Classes(NAMES)), partial)  # type: ignore[arg-type]
+    assert stated["negatives_stated"] == int((DENSE == 0).sum())
+
+
+def test_several_labels_per_image_may_be_allowed() -> None:
+    labels = from_dense(np.array([[1, 1, 0], [0, 0, 0]], np.int8))
+    split = Split(Named(labels), Classes(NAMES, exclusive=True))  # type: ignore[arg-type]
+    assert label_faults(split, labels) == [
+        "2 images without exactly one label, the first is image 0"
+    ]
+    assert label_faults(split, labels, several=True) == []
+
+
+def test_co_occurrence_does_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = np.random.default_rng(2).choice(np.array([1, 0], np.int8), (50, 6))
+    classes = np.arange(6)
+    whole = co_occurrence(from_dense(dense), classes)
+    monkeypatch.setattr(label_checks, "CHUNK", 7)
+    assert np.array_equal(co_occurrence(from_dense(dense), classes), whole)

@@ -1,0 +1,188 @@
+"""The ranges of the fixed settings, each at its border."""
+
+import dataclasses
+import math
+from typing import Any, get_type_hints
+
+import pytest
+
+from mldec.config.compose import compose
+from mldec.config.schema import (
+    HARMLESS,
+    MAX_SEED,
+    MAX_WORKERS,
+    Config,
+    Mix,
+    Optim,
+    Precision,
+    Schedule,
+    ScheduleName,
+    Train,
+    check_device,
+)
+from mldec.errors import ConfigError
+
+PARTS: dict[str, Any] = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "good", "bad"),
+    [
+        (Train, "epochs", [1], [0, -1]),
+        (Train, "batch_size", [1], [0]),
+        (Train, "accumulate", [1], [0]),
+        (Train, "repeats", [1], [0]),
+        (Train, "eval_batch_size", [1], [0]),
+        (Train, "eval_every", [1], [0]),
+        (Train, "log_every", [1], [0]),
+        (Train, "keep_last", [1], [0]),
+        (Train, "workers", [0, MAX_WORKERS], [-1, MAX_WORKERS + 1]),
+        (Train, "clip_grad", [1e-9, None], [0.0, -1.0]),
+        (Train, "ema_decay", [0.001, 0.9999, None], [0.0, 1.0]),
+        (Train, "query_noise", [0.0, 5.0], [-0.1]),
+        (Train, "random_queries", [0], [-1]),
+        (Train, "save_every_steps", [1, None], [0]),
+        (Train, "save_every_minutes", [0.01, None], [0.0]),
+        (Mix, "mixup", [0.0, 3.0], [-0.1]),
+        (Mix, "cutmix", [0.0], [-0.1]),
+        (Mix, "prob", [0.0, 1.0], [-0.1, 1.1]),
+        (Mix, "switch_prob", [0.0, 1.0], [-0.1, 1.1]),
+        (Mix, "smoothing", [0.0, 0.99], [-0.1, 1.0]),
+        (Optim, "lr", [1e-9], [0.0]),
+        (Optim, "weight_decay", [0.0], [-1e-9]),
+        (Schedule, "pct_start", [0.01, 0.99, None], [0.0, 1.0]),
+    ],
+)
+def test_ranges(section: type, name: str, good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        assert getattr(section(**{name: value}), name) == value
+    for value in bad:
+        message = f"^{section.__name__.lower()}\\.{name} is {value}: it must be "
+        with pytest.raises(ConfigError, match=message):
+            section(**{name: value})
+
+
+def test_what_is_no_number_is_in_no_range() -> None:
+    for section, name in ((Train, "ema_decay"), (Mix, "prob"), (Optim, "lr")):
+        with pytest.raises(ConfigError, match="is nan: it must be"):
+            section(**{name: math.nan})
+
+
+@pytest.mark.parametrize(
+    ("mix", "on", "soft"),
+    [
+        ({}, False, False),
+        ({"mixup": 0.1}, True, True),
+        ({"cutmix": 1.0}, True, True),
+        ({"cutmix": 1.0, "prob": 0.0}, False, False),
+        ({"smoothing": 0.1}, False, True),
+        ({"mixup": 0.1, "prob": 0.0, "smoothing": 0.1}, False, True),
+    ],
+)
+def test_when_images_are_mixed_and_labels_soft(mix: dict[str, float], on: bool, soft: bool) -> None:
+    assert (Mix(**mix).on, Mix(**mix).soft) == (on, soft)
+
+
+# Written anew, from the comments of the class: what each schedule looks at.
+USED = {
+    "onecycle": {"pct_start"},
+    "cosine": {"warmup_epochs", "min_lr"},
+    "cosine_epochs": {"warmup_epochs", "min_lr", "warmup_lr", "cooldown_epochs"},
+}
+VALUES = {
+    "pct_start": 0.3,
+    "warmup_epochs": 2.0,
+    "min_lr": 1e-6,
+    "warmup_lr": 1e-6,
+    "cooldown_epochs": 3,
+}
+
+
+@pytest.mark.parametrize("schedule", USED)
+@pytest.mark.parametrize("name", VALUES)
+def test_a_setting_without_effect_is_refused(schedule: str, name: str) -> None:
+    settings: dict[str, Any] = {"name": ScheduleName(schedule), name: VALUES[name]}
+    if name in USED[schedule]:
+        assert getattr(Schedule(**settings), name) == VALUES[name]
+        if name != "pct_start":
+            with pytest.raises(ConfigError, match=f"schedule.{name} is -1: it must be 0 or more"):
+                Schedule(**{**settings, name: -1})
+    else:
+        message = f"schedule.{name} has no effect with schedule.name={schedule}: leave it out"
+        with pytest.raises(ConfigError, match=message):
+            Schedule(**settings)
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:0", "cuda:9999"])
+def test_devices(name: str) -> None:
+    check_device(name)
+    assert Config(name="x", device=name, **PARTS).device == name
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "cuda:", "cuda:-1", "cuda:12345", "cpu ", "cpu:0"])
+def test_unknown_devices_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^device '{name}' is unknown: choose auto, cpu, cuda"):
+        check_device(name)
+
+
+@pytest.mark.parametrize("seed", [0, MAX_SEED])
+def test_a_seed_is_one_of_torch_and_numpy(seed: int) -> None:
+    import numpy as np
+    import torch
+
+    torch.Generator().manual_seed(Config(name="x", seed=seed, **PARTS).seed)
+    np.random.default_rng(seed)
+    with pytest.raises(ConfigError, match=r"^seed is -1: it must be from 0 to 92233"):
+        Config(name="x", seed=-1, **PARTS)
+
+
+def test_a_name_is_that_of_a_folder_and_only_one_start_is_taken() -> None:
+    for name in ("", ".", "..", "a/b"):
+        with pytest.raises(ConfigError, match=f"^name '{name}' cannot be the name of a folder"):
+            Config(name=name, **PARTS)
+    with pytest.raises(ConfigError, match=r"^init=a has no effect with resume=b: leave one out$"):
+        Config(name="x", init="a", resume="b", **PARTS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "accepted"),
+    [({}, False), ({"changed": "refuse"}, False), ({"changed": "allow"}, True)],
+)
+def test_changed_data_is_accepted_if_the_config_says_so(
+    changed: dict[str, str], accepted: bool
+) -> None:
+    assert Config(name="x", **{**PARTS, "data": changed}).accepts_changed_data is accepted
+
+
+def test_settings_that_may_differ_at_a_resume_exist() -> None:
+    """A setting that is renamed must be renamed here too, or a resume would refuse it."""
+    hints = get_type_hints(Config)
+    known = set(hints)
+    for name, hint in hints.items():
+        if dataclasses.is_dataclass(hint):
+            known |= {f"{name}.{field.name}" for field in dataclasses.fields(hint)}
+    assert {key for key in HARMLESS if not key.startswith("data.")} <= known
+
+    # Settings of the data are arguments of its readers: all of them have these.
+    from mldec import build
+
+    config = compose(["+experiment=digits", "data=csv", "data.root=/x"])
+    arguments = build.resolve("data", config.data).arguments
+    assert {key for key in HARMLESS if key.startswith("data.")} <= {
+        f"data.{name}" for name in arguments
+    }
+
+
+def test_auto_is_what_the_device_can_do_well() -> None:
+    assert [Precision.auto.on("cuda"), Precision.auto.on("cpu")] == [Precision.fp16, Precision.fp32]
+    assert [precision.on("cpu") for precision in (Precision.bf16, Precision.fp16)] == [
+        Precision.bf16,
+        Precision.fp16,
+    ]
+    assert (
+        Precision.auto.warning("cpu")
+        is Precision.fp32.warning("cpu")
+        is Precision.fp16.warning("cuda")
+        is None
+    )
+    assert "slow on a CPU" in str(Precision.bf16.warning("cpu"))
