@@ -25,7 +25,6 @@ from mldec.data.transforms import read_image
 from mldec.data.zero_shot.vectors import read_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError, UserError, printable
 from mldec.files.archive import refuse_bomb
-from mldec.files.plain import MAX_VALUES, plain
 from mldec.files.torch_files import read_torch
 from mldec.prediction import find_images
 
@@ -189,35 +188,6 @@ def test_a_checkpoint_and_a_legacy_file_are_no_bombs(corpus: Corpus, tmp_path: P
     refuse_bomb(corpus.good)
     torch.save({"a": torch.zeros(10)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     refuse_bomb(tmp_path / "old.pt")
-
-
-def test_plain_keeps_what_a_checkpoint_needs(corpus: Corpus) -> None:
-    state = torch.load(corpus.good, weights_only=True)
-    state["tied"] = nn.Parameter(torch.arange(6.0).reshape(2, 3).t())
-    state["betas"] = (0.9, 0.999)
-    copied = plain(state, corpus.good)
-    assert copied.keys() == state.keys()
-    assert copied["betas"] == (0.9, 0.999)
-    assert torch.equal(copied["tied"], state["tied"])
-    assert type(copied["model"]) is dict
-    assert list(copied["model"]) == list(state["model"])
-    assert all(
-        torch.equal(copied["model"][name], tensor) for name, tensor in state["model"].items()
-    )
-
-
-def test_plain_counts_values_and_bytes(corpus: Corpus) -> None:
-    with pytest.raises(CheckpointError, match=f"more than {MAX_VALUES:,} values"):
-        plain({"a": [0] * MAX_VALUES}, corpus.good)
-    size = corpus.good.stat().st_size
-    plain(
-        {"a": torch.zeros(size, dtype=torch.uint8), "b": torch.zeros(size, dtype=torch.uint8)},
-        corpus.good,
-    )
-    with pytest.raises(
-        CheckpointError, match="its 'a' holds tensors that claim more than the whole file has"
-    ):
-        plain({"a": torch.zeros(1, dtype=torch.uint8).expand(2 * size + 1)}, corpus.good)
 
 
 @pytest.mark.parametrize(
