@@ -1,0 +1,135 @@
+"""Requests to stop, with real signals to this process."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mldec.runtime import signals
+from mldec.runtime.signals import SIGNALS, NothingCame, StopRequest, listening
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "PATIENCE", 0.2)
+
+
+def send(number: signal.Signals) -> None:
+    """Send this process a signal; Python handles it before the next statement."""
+    os.kill(os.getpid(), number)
+
+
+def in_a_moment(call: Callable[[], Any]) -> threading.Timer:
+    """Call a function while the main thread waits."""
+    timer = threading.Timer(0.05, call)
+    timer.start()
+    return timer
+
+
+def handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in (*SIGNALS, signal.SIGALRM)]
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [("SIGTERM", 143), ("SIGUSR1", 143), ("SIGINT", 130)]
+)
+def test_a_signal_is_noted_and_nothing_else_happens(number: str, status: int) -> None:
+    before = handlers()
+    with listening() as stop:
+        assert not stop
+        assert stop.name == "a signal to another process"
+        send(signal.Signals[number])
+        assert stop
+        assert (stop.name, stop.status) == (number, status)
+    assert handlers() == before
+    assert not stop.listening
+
+
+def test_the_first_signal_counts_and_a_second_ctrl_c_ends_the_program() -> None:
+    before = handlers()
+    with listening() as stop:
+        send(signal.SIGUSR1)
+        send(signal.SIGTERM)
+        assert stop.name == "SIGUSR1"
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+    assert stop.name == "SIGUSR1"
+    assert handlers() == before
+
+
+def test_handlers_come_back_after_an_error() -> None:
+    before = handlers()
+    with pytest.raises(ZeroDivisionError), listening():
+        1 / 0  # noqa: B018
+    assert handlers() == before
+
+
+def test_items_pass_as_they_are() -> None:
+    with listening() as stop:
+        assert list(stop.bounded(range(5))) == [0, 1, 2, 3, 4]
+        assert list(stop.bounded([])) == []
+        with pytest.raises(ZeroDivisionError):
+            list(stop.bounded(1 // number for number in (1, 0)))
+    assert list(StopRequest().bounded("ab")) == ["a", "b"], "without listening too"
+
+
+def stuck() -> Iterator[int]:
+    """Yield one item; the next one takes longer than anybody waits."""
+    yield 0
+    time.sleep(20)
+    pytest.fail("the wait was not ended")
+
+
+def test_a_wait_without_a_request_is_not_bounded() -> None:
+    def slow() -> Iterator[int]:
+        time.sleep(0.3)
+        yield 1
+
+    with listening() as stop:
+        assert list(stop.bounded(slow())) == [1]
+
+
+def test_a_request_during_a_wait_ends_it() -> None:
+    start = time.monotonic()
+    with listening() as stop:
+        timer = in_a_moment(lambda: send(signal.SIGTERM))
+        items = stop.bounded(stuck())
+        assert next(items) == 0
+        with pytest.raises(NothingCame):
+            next(items)
+    assert 0.2 < time.monotonic() - start < 5
+    timer.join()
+
+
+def test_a_wait_that_begins_after_a_request_ends_too() -> None:
+    with listening() as stop:
+        items = stop.bounded(stuck())
+        next(items)
+        send(signal.SIGTERM)
+        with pytest.raises(NothingCame):
+            next(items)
+    assert not issubclass(NothingCame, Exception), "what reads images must not catch it"
+
+
+def test_an_item_in_time_switches_the_alarm_off() -> None:
+    """An alarm that goes on would end the work on the item, such as a save."""
+
+    def in_time() -> Iterator[int]:
+        time.sleep(0.1)
+        yield 1
+
+    with listening() as stop:
+        timer = in_a_moment(lambda: send(signal.SIGTERM))
+        assert next(stop.bounded(in_time())) == 1
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+        timer.join()
+    assert stop
+
+
+def test_an_alarm_outside_a_wait_is_ignored() -> None:
+    with listening():
+        send(signal.SIGALRM)
