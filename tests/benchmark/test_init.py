@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from mldec import benchmark, checkpoint
+from mldec import benchmark
 from mldec.benchmark import JOBS, environment, parser
+from mldec.runtime import provenance
 
 Cli = Callable[..., Any]
 
@@ -26,7 +27,7 @@ def test_the_environment_is_that_of_this_machine() -> None:
 
     measured = environment()
     assert measured["torch"] == torch.__version__
-    assert measured["commit"] == checkpoint.git_commit()
+    assert measured["commit"] == provenance.git_commit()
     assert measured["threads"] == torch.get_num_threads()
     assert measured["cores"] >= 1
     json.dumps(measured)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from mldec.errors import UserError
-from mldec.runtime import distributed
 from mldec.runtime.console import on_terminal, to_console
 
 log = logging.getLogger("mldec")
@@ -36,7 +35,7 @@ def test_messages_go_to_standard_output_once_each(capsys: pytest.CaptureFixture[
 def test_other_processes_say_warnings_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributed, "is_main", lambda: False)
+    monkeypatch.setenv("RANK", "1")
     to_console()
     log.info("one")
     log.warning("two")

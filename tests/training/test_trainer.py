@@ -15,7 +15,7 @@ from mldec.config.compose import compose, override
 from mldec.config.schema import Config
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.transforms import EvalTransform
-from mldec.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from mldec.errors import CheckpointError, DataError, NonFiniteError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
@@ -23,7 +23,6 @@ from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.bce import BinaryCrossEntropy
 from mldec.model import Classifier
-from mldec.optim import fast_forward
 from mldec.train import _opening
 from mldec.training.runlog import RunLog
 from mldec.training.trainer import Trainer
@@ -258,37 +257,6 @@ def test_auto_on_a_cpu_is_fp32_to_the_bit(config: Config, tmp_path: Path) -> Non
     assert "fp32 on cpu" in _opening(runs["fp32"])
 
 
-def test_fp16_goes_on_from_steps_without_a_scale(config: Config, tmp_path: Path) -> None:
-    """As a run in auto does that was started on a CPU and goes on on CUDA."""
-    fit(trainer(override(config, ["train.precision=auto", "train.epochs=1"]), tmp_path), tmp_path)
-    path = tmp_path / "checkpoints" / "last.pt"
-    job = trainer(override(config, ["train.precision=fp16", "train.epochs=2"]), tmp_path)
-    saved = checkpoint.load(path)
-    assert saved.scaler == {}
-    job.learner.load_state(saved, path)
-    assert job.learner.scaler.get_scale() == 65536
-
-
-@pytest.mark.parametrize(
-    ("epochs", "cooldown", "flat"), [(8, 1, 1), (8, 4, 4), (2, 10, 1), (1, 10, 0)]
-)
-def test_a_cooldown_is_at_most_half_of_the_run(
-    config: Config, tmp_path: Path, epochs: int, cooldown: int, flat: int
-) -> None:
-    words = [
-        f"train.epochs={epochs}",
-        "schedule.name=cosine_epochs",
-        f"schedule.cooldown_epochs={cooldown}",
-    ]
-    learner = trainer(override(config, [*words, "schedule.min_lr=1e-6"]), tmp_path).learner
-    steps = learner.steps // epochs
-    rates = []
-    for epoch in range(epochs):
-        fast_forward(learner.schedule, epoch * steps)
-        rates.append(learner.lr)
-    assert sum(rate == pytest.approx(1e-6) for rate in rates) == flat
-
-
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("channels_last", ["true", "false"])
 @pytest.mark.parametrize("device", ["cpu", CUDA])
@@ -426,11 +394,6 @@ def test_images_that_cannot_be_read(
     assert "3 validation images are left out, 29 count" in "".join(caplog.messages)
 
 
-def test_synchronised_batch_norm_needs_cuda(config: Config, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train.sync_batchnorm needs CUDA, the device is cpu"):
-        trainer(override(config, ["train.sync_batchnorm=true"]), tmp_path)
-
-
 def test_best_holds_the_weights_that_scored(config: Config, tmp_path: Path) -> None:
     fit(trainer(config, tmp_path), tmp_path)
     best = read_torch(tmp_path / "checkpoints" / "best.pt")
@@ -441,27 +404,6 @@ def test_best_holds_the_weights_that_scored(config: Config, tmp_path: Path) -> N
         line[key] for line in numbers(tmp_path) for key in ("val/mAP", "val_raw/mAP") if key in line
     ]
     assert best["best"]["value"] == max(scores)
-
-
-def test_the_moving_average_follows_its_formula(config: Config, tmp_path: Path) -> None:
-    job = trainer(config, tmp_path)
-    job.learner.model.register_buffer("counter", torch.tensor(0))
-    job = Trainer(
-        config,
-        job.learner.model,
-        AsymmetricLoss(),
-        squares(),
-        folder=tmp_path,
-        device=torch.device("cpu"),
-    )
-    before = {name: tensor.clone() for name, tensor in job.learner.ema.module.state_dict().items()}
-    job.learner.model.counter += 5
-    with torch.no_grad():
-        job.learner.model.head.pool_bias += 1
-    job.learner.ema.update(job.learner.model)
-    after = job.learner.ema.module.state_dict()
-    torch.testing.assert_close(after["head.pool_bias"], before["head.pool_bias"] + 0.1)
-    assert after["counter"] == 5, "a counter is copied, not averaged"
 
 
 def test_evaluation_leaves_training_as_it_was(config: Config, tmp_path: Path) -> None:

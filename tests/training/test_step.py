@@ -1,0 +1,249 @@
+"""One optimiser step, against plain loops; whole runs are in test_trainer.py."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from patches import MeanSquare, Patches
+from support import assert_equal
+from torch import nn
+
+from mldec.config.compose import compose, override
+from mldec.config.schema import Config
+from mldec.data.loader import Batch, sample_seed
+from mldec.errors import CheckpointError, ConfigError
+from mldec.heads.ml_decoder import MLDecoder
+from mldec.losses.asymmetric import AsymmetricLoss
+from mldec.model import Classifier
+from mldec.optim import fast_forward
+from mldec.training.step import Learner
+
+CPU = torch.device("cpu")
+# Gradient descent without momentum, weight decay and moving average.
+PLAIN = ["optim.name=momentum", "optim.options={momentum: 0.0}", "optim.weight_decay=0"]
+PLAIN += ["optim.lr=0.1", "schedule.name=cosine", "train.ema_decay=null"]
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return compose(["+experiment=digits"])
+
+
+def learner(
+    config: Config,
+    *words: str,
+    loss: nn.Module | None = None,
+    dropout: float = 0.0,
+    steps: int = 12,
+) -> Learner:
+    torch.manual_seed(0)
+    head = MLDecoder(48, 4, embed_dim=16, num_heads=2, mlp_dim=16, dropout=dropout)
+    model = Classifier(Patches(), head)
+    changed = override(config, list(words))
+    return Learner(changed, model, loss or AsymmetricLoss(), device=CPU, steps=steps)
+
+
+def batch(images: int = 6, bad: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    shown = torch.randint(256, (images, 3, 16, 16), dtype=torch.uint8, generator=generator)
+    targets = torch.randint(2, (images, 4), dtype=torch.int8, generator=generator)
+    return Batch(shown, targets, torch.arange(images), ["broken"] * bad)
+
+
+def divided(sizes: list[int]) -> list[Batch]:
+    """Return the batch in micro-batches."""
+    whole = batch(sum(sizes))
+    parts = zip(*(tensor.split(sizes) for tensor in whole[:3]), strict=True)
+    return [Batch(*part) for part in parts]
+
+
+def weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("clip", ["null", "0.01"])
+def test_a_step_is_that_of_plain_gradient_descent(config: Config, clip: str) -> None:
+    ours = learner(config, *PLAIN, f"train.clip_grad={clip}")
+    other = learner(config, *PLAIN)
+    rates = []
+    for step in range(3):
+        rates.append(ours.lr)
+        outcome = ours.learn([batch()], 6)
+
+        loss = AsymmetricLoss()(other.model(batch().images), batch().targets)
+        parameters = [p for p in other.model.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        used = [gradient for gradient in gradients if gradient is not None]
+        norm = math.sqrt(sum(gradient.square().sum().item() for gradient in used))
+        factor = 1.0 if clip == "null" else min(1.0, float(clip) / (norm + 1e-6))
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    parameter -= rates[-1] * factor * gradient
+
+        assert outcome.loss == pytest.approx(loss.item(), rel=1e-5)
+        assert (outcome.fault, outcome.stopping, outcome.bad_images) == (None, False, 0)
+        assert ours.step == step + 1
+    torch.testing.assert_close(weights(ours), weights(other), rtol=1e-4, atol=1e-6)
+    assert len(set(rates)) == 3, "the schedule goes on with each step"
+
+
+@pytest.mark.parametrize("loss", [AsymmetricLoss, MeanSquare])
+@pytest.mark.parametrize("sizes", [[6], [3, 3], [4, 2], [1, 2, 3]])
+def test_micro_batches_of_any_size_make_the_same_step(
+    config: Config, loss: type[nn.Module], sizes: list[int]
+) -> None:
+    one, other = (learner(config, *PLAIN, loss=loss()) for _ in range(2))
+    expected = one.learn([batch()], 6).loss
+    assert other.learn(divided(sizes), 6).loss == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(weights(other), weights(one), rtol=1e-4, atol=1e-6)
+
+
+def test_an_image_that_was_left_out_counts_with_a_loss_of_0(config: Config) -> None:
+    ours = learner(config, *PLAIN, loss=MeanSquare())
+    expected = MeanSquare()(ours.model(batch(3).images), batch(3).targets)
+    outcome = ours.learn([batch(3, bad=2)], 5)
+    assert outcome.loss == pytest.approx(3 / 5 * expected.item(), rel=1e-5)
+    assert outcome.bad_images == 2
+
+
+def test_random_numbers_are_a_function_of_seed_and_step(config: Config) -> None:
+    ours, other = (learner(config, *PLAIN, dropout=0.5) for _ in range(2))
+    first = ours.learn([batch()], 6).loss
+
+    torch.manual_seed(sample_seed(0, 0, 0))
+    expected = AsymmetricLoss()(other.model.train()(batch().images), batch().targets)
+    assert first == pytest.approx(expected.item(), rel=1e-5)
+
+    again = learner(config, *PLAIN, dropout=0.5)
+    torch.manual_seed(99)
+    assert again.learn([batch()], 6).loss == first
+    assert learner(config, *PLAIN, "seed=1", dropout=0.5).learn([batch()], 6).loss != first
+
+
+def test_a_stop_counts_though_it_came_during_the_step(config: Config) -> None:
+    requests: list[int] = []
+    ours = learner(config, *PLAIN)
+    ours.model.head.register_forward_hook(lambda *_: requests.append(15))
+    assert ours.learn([batch()], 6, stop=requests).stopping
+    assert ours.step == 1, "the step is done nevertheless"
+
+
+class Steep(nn.Module):
+    """A loss whose gradients do not fit fp16 while the scale is that of the start."""
+
+    reduction = "sum"
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return 1e35 * logits.sum()
+
+
+def test_overflow_in_fp16_is_the_scalers_affair(config: Config) -> None:
+    ours = learner(config, *PLAIN, "train.precision=fp16", loss=Steep())
+    before, scale = weights(ours), ours.scaler.get_scale()
+    outcome = ours.learn([batch()], 6)
+    assert outcome.fault is None, "or the run would stop"
+    assert ours.skipped == 1
+    assert ours.scaler.get_scale() == scale / 2
+    assert_equal(weights(ours), before)
+
+
+def test_synchronised_batch_norm_needs_cuda(config: Config) -> None:
+    with pytest.raises(ConfigError, match=r"train.sync_batchnorm needs CUDA, the device is cpu"):
+        learner(config, "train.sync_batchnorm=true")
+
+
+def test_the_moving_average_follows_its_formula(config: Config) -> None:
+    ours = learner(config, "train.ema_decay=0.9")
+    ours.model.register_buffer("counter", torch.tensor(0))
+    ours.ema.module.register_buffer("counter", torch.tensor(0))
+    before = {name: tensor.clone() for name, tensor in ours.ema.module.state_dict().items()}
+    ours.model.counter += 5
+    with torch.no_grad():
+        ours.model.head.pool_bias += 1
+    ours.ema.update(ours.model)
+    after = ours.ema.module.state_dict()
+    torch.testing.assert_close(after["head.pool_bias"], before["head.pool_bias"] + 0.1)
+    assert after["counter"] == 5, "a counter is copied, not averaged"
+
+    # And a step updates it, after the weights.
+    average = after["head.pool_bias"].clone()
+    ours.learn([batch()], 6)
+    expected = 0.9 * average + 0.1 * ours.model.head.pool_bias
+    torch.testing.assert_close(ours.ema.module.head.pool_bias, expected)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "cooldown", "flat"), [(8, 1, 1), (8, 4, 4), (2, 10, 1), (1, 10, 0)]
+)
+def test_a_cooldown_is_at_most_half_of_the_run(
+    config: Config, epochs: int, cooldown: int, flat: int
+) -> None:
+    words = [
+        f"train.epochs={epochs}",
+        "schedule.name=cosine_epochs",
+        f"schedule.cooldown_epochs={cooldown}",
+        "schedule.min_lr=1e-6",
+    ]
+    ours = learner(config, *words, steps=4 * epochs)
+    rates = []
+    for epoch in range(epochs):
+        fast_forward(ours.schedule, 4 * epoch)
+        rates.append(ours.lr)
+    assert sum(rate == pytest.approx(1e-6) for rate in rates) == flat
+
+
+def saved(state: dict[str, Any]) -> Any:
+    """Return a state as the part of a checkpoint that a learner reads."""
+    return SimpleNamespace(**state)
+
+
+@pytest.mark.parametrize("words", [[], ["train.precision=fp16"], ["train.ema_decay=null"]])
+def test_a_state_that_is_restored_goes_on_the_same(config: Config, words: list[str]) -> None:
+    whole, first = (learner(config, *words, dropout=0.3) for _ in range(2))
+    for _ in range(4):
+        whole.learn([batch()], 6)
+    for _ in range(2):
+        first.learn([batch()], 6)
+
+    second = learner(config, *words, "seed=0", dropout=0.3)
+    second.load_state(saved(first.state()), Path("x.pt"))
+    assert second.step == 2
+    for _ in range(2):
+        second.learn([batch()], 6)
+    assert_equal(second.state(), whole.state())
+    assert second.lr == whole.lr
+
+
+def test_fp16_goes_on_from_steps_without_a_scale(config: Config) -> None:
+    """As a run in auto does that was started on a CPU and goes on on CUDA."""
+    first = learner(config, "train.precision=auto")
+    first.learn([batch()], 6)
+    assert first.state()["scaler"] == {}
+    second = learner(config, "train.precision=fp16")
+    second.load_state(saved(first.state()), Path("x.pt"))
+    assert second.scaler.get_scale() == 65536
+    assert second.step == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"model": {}}, "does not fit the model"),
+        ({"ema": None}, "does not fit the model"),
+        ({"loss": {"a": torch.zeros(1)}}, "does not fit the optimiser, the loss or the precision"),
+        ({"scaler": {"scale": math.nan}}, "the 'scale' of its scaler is no number"),
+        ({"scaler": {"scale": "x"}}, "the 'scale' of its scaler is no number"),
+        ({"scaler": {"scale": 2}}, "the 'scale' of its scaler is no number"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_one_line(
+    config: Config, change: dict[str, Any], fault: str
+) -> None:
+    ours = learner(config, "train.precision=fp16")
+    with pytest.raises(CheckpointError, match=rf"^x\.pt .*{fault}") as caught:
+        ours.load_state(saved({**ours.state(), **change}), Path("x.pt"))
+    assert "\n" not in str(caught.value)
