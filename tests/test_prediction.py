@@ -7,8 +7,8 @@ from typing import Any
 import hostile
 import pytest
 import torch
+from pictures import picture
 from PIL import Image
-from support import picture
 
 from mldec.checkpoint import Loaded, load_model
 from mldec.data.base import Classes

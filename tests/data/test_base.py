@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pictures import pixels
 from PIL import Image
-from support import pixels
 
 from mldec.data.base import Classes, DataModule, LabelledImages, Split, StoredImages
 from mldec.data.labels import from_dense

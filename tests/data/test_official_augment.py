@@ -1,13 +1,12 @@
-"""The official augmentation: cutout, and two of fifteen operations."""
-
 import random
 
 import numpy as np
 import pytest
+from pictures import picture, seed_everything
 from PIL import Image, ImageEnhance, ImageOps
-from support import picture
 
 from mldec.data.official_augment import GREY, OPERATIONS, PATCH, PairAugment, cutout
+from mldec.data.transforms import TrainTransform
 
 
 def test_cutout_covers_one_square_of_one_colour():
@@ -38,6 +37,9 @@ def test_cutout_rounds_its_side_and_takes_each_side_by_itself():
         sizes.add((int(covered.any(0).sum()), int(covered.any(1).sum())))
     assert max(width for width, _ in sizes) == 16  # int(15.5 + 0.5)
     assert max(height for _, height in sizes) == 6
+
+
+# The pairs of operations
 
 
 def test_fifteen_operations_with_the_ranges_of_the_description():
@@ -195,6 +197,17 @@ def test_invert_equalize_autocontrast():
     for name in ("equalize", "autocontrast"):
         result = results_of(name, image, draws=1)[0]
         assert (result.min(), result.max()) == (0, 255)
+
+
+def test_no_state_outside_the_global_generators():
+    transform = TrainTransform(image_size=16)
+    seed_everything(0)
+    state = random.getstate()
+    transform(picture())
+    assert random.getstate() != state
+    numpy_state = np.random.get_state()[1].copy()
+    transform(picture())
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
 
 
 @pytest.mark.parametrize(

@@ -62,20 +62,6 @@ def write_coco(root: Path, *, classes: int = 3, images: int = 12) -> None:
         (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
 
 
-def pixels(*shape: int, seed: int = 0) -> np.ndarray:
-    """Return random uint8 values."""
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-
-
-def picture(width: int = 40, height: int = 30, seed: int = 0) -> Image.Image:
-    """Return a smooth picture with texture, not of full range: every operation changes it."""
-    coarse = Image.fromarray(pixels(5, 6, 3, seed=seed)).resize(
-        (width, height), Image.Resampling.BICUBIC
-    )
-    noise = np.random.default_rng(seed + 1).integers(-20, 21, (height, width, 3))
-    return Image.fromarray(np.clip(np.asarray(coarse) + noise, 20, 230).astype(np.uint8))
-
-
 def made(reader: Callable[..., Any], **settings: Any) -> DataModule:
     """Build a dataset with the first option file that names the reader, and these settings."""
     target = f"{reader.__module__}.{reader.__name__}"
