@@ -1,6 +1,7 @@
 """The list of commands, help, version and shell completion, which need no torch."""
 
 import os
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -68,6 +69,16 @@ def test_help_is_instant_and_needs_no_torch(command: str) -> None:
 def test_every_command_says_our_version(command: str) -> None:
     done = run(f"mldec.{command}", "--version")
     assert (done.returncode, done.stdout) == (0, VERSION + "\n")
+
+
+@pytest.mark.parametrize("package", ["mldec.benchmark", "mldec.check_data"])
+def test_a_package_runs_as_a_command(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["command", "--version"])
+    with pytest.raises(SystemExit):
+        runpy.run_module(package, run_name="__main__")
+    assert capsys.readouterr().out == VERSION + "\n"
 
 
 @pytest.mark.parametrize(
