@@ -90,7 +90,8 @@ def test_float64_losses_do_not_depend_on_the_processes(tmp_path: Path) -> None:
     outcomes = []
     for processes in (1, 2):
         folder = tmp_path / str(processes)
-        done = finish(folder, torchrun(processes, PLUGINS / "divided.py", folder))
+        launch = torchrun(2) if processes == 2 else [sys.executable]
+        done = finish(folder, [*launch, str(PLUGINS / "divided.py"), str(folder)])
         assert done.returncode == 0, done.stderr
         assert (
             done.stdout.count("left out: image 7 is broken")
@@ -107,7 +108,7 @@ def test_float64_losses_do_not_depend_on_the_processes(tmp_path: Path) -> None:
 def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
     cli: Callable[..., Any], digits_run: Path, tmp_path: Path
 ) -> None:
-    # 41 images in batches of 16: 5 processes leave two without any.
+    # 41 images in batches of 16: 4 processes leave one without any.
     words = [
         digits_run / "checkpoints" / "best.pt",
         "--plugin",
@@ -119,13 +120,10 @@ def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
     torch.set_num_threads(1)
     assert cli("evaluate", *words, "--json", tmp_path / "1.json").status == 0
     torch.set_num_threads(threads)
-    for processes in (2, 5):
-        target = tmp_path / f"{processes}.json"
-        done = finish(
-            tmp_path, torchrun(processes, "-m", "mldec.evaluate", *words, "--json", target)
-        )
-        assert done.returncode == 0, done.stderr
-        assert target.read_text() == (tmp_path / "1.json").read_text()
+    target = tmp_path / "4.json"
+    done = finish(tmp_path, torchrun(4, "-m", "mldec.evaluate", *words, "--json", target))
+    assert done.returncode == 0, done.stderr
+    assert target.read_text() == (tmp_path / "1.json").read_text()
 
 
 @pytest.mark.parametrize(

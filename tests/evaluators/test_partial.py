@@ -3,9 +3,8 @@ import logging
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from sklearn.metrics import average_precision_score
+from support import in_processes
 
 from mldec.errors import DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
@@ -86,19 +85,15 @@ def test_without_a_valid_class_there_is_no_number() -> None:
 
 
 def in_a_process(rank: int, world_size: int, folder: str) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size
-    )
     logits, targets = predictions()
     cuts = [0, 0, 50, ROWS][rank : rank + 2]  # the first process has no image
     evaluator = PartialLabelEvaluator(CLASSES)
     evaluator.update(logits[cuts[0] : cuts[1]], targets[cuts[0] : cuts[1]])
     torch.save((evaluator.compute(), evaluator.per_class()), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
 
 
 def test_several_processes_find_the_same_to_the_bit(tmp_path) -> None:
-    mp.spawn(in_a_process, (3, str(tmp_path)), nprocs=3)
+    in_processes(in_a_process, 3, str(tmp_path))
     evaluator, alone = evaluated(*predictions())
     for rank in range(3):
         metrics, columns = torch.load(tmp_path / f"{rank}.pt")

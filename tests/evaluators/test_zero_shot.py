@@ -3,9 +3,8 @@ import json
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from sklearn.metrics import average_precision_score
+from support import in_processes
 
 from mldec.errors import ConfigError
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
@@ -153,20 +152,16 @@ def test_what_cannot_be(options, part):
 
 
 def in_a_process(rank: int, world_size: int, folder: str) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size
-    )
     logits, targets = predictions((4, 8))
     first, last = [0, 0, 50, ROWS][rank : rank + 2]  # the first process has no image
     for images in ("unseen", "all"):
         evaluator = ZeroShotEvaluator(CLASSES, unseen=UNSEEN, images=images)
         evaluator.update(logits[first:last], targets[first:last])
         torch.save((evaluator.compute(), evaluator.per_class()), f"{folder}/{images}-{rank}.pt")
-    dist.destroy_process_group()
 
 
 def test_several_processes_find_the_same_to_the_bit(tmp_path):
-    mp.spawn(in_a_process, (3, str(tmp_path)), nprocs=3)
+    in_processes(in_a_process, 3, str(tmp_path))
     for images in ("unseen", "all"):
         evaluator, alone = evaluated(*predictions((4, 8)), images=images)
         for rank in range(3):

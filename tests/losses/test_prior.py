@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from support import in_processes
 
 from mldec.errors import ConfigError, DataError
 from mldec.losses.partial import PartialAsymmetricLoss
@@ -56,17 +55,15 @@ def test_the_state_of_a_loss_without_estimate_is_as_before() -> None:
     assert PartialAsymmetricLoss().state_dict() == {}
 
 
-def in_a_process(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+def in_a_process(rank: int, world_size: int, folder: str) -> None:
     loss = PartialAsymmetricLoss(mode="ignore", class_prior="estimate")
     share = slice(0, 2) if rank == 0 else slice(2, 6)
     loss(LOGITS[share], TARGETS[share])
     torch.save(loss.prior(), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
 
 
 def test_the_estimate_is_over_all_processes(tmp_path: Path) -> None:
-    mp.spawn(in_a_process, (str(tmp_path),), nprocs=2)
+    in_processes(in_a_process, 2, str(tmp_path))
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert one.equal(two)
     torch.testing.assert_close(one, LOGITS.sigmoid().mean(0))

@@ -4,14 +4,17 @@ import importlib
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed
 import yaml
 from PIL import Image
+from torch import multiprocessing
 
 from mldec import build
 from mldec.config.compose import config_dir
@@ -127,6 +130,32 @@ def cpu_seconds(command: list[str], **environment: str) -> float:
     return (
         after.children_user + after.children_system - before.children_user - before.children_system
     )
+
+
+def in_processes(job: Callable[..., None], count: int, *arguments: Any) -> None:
+    """Run job(rank, count, *arguments) in so many processes that know one another.
+
+    They are forked: to start Python and import torch takes seconds in each of them.
+
+    Args:
+        job: it has a process group, with gloo.
+        count: number of processes.
+        arguments: of the job, behind its rank and the number of processes.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        meet = f"file://{folder}/meet"
+        multiprocessing.start_processes(
+            _joined, (count, meet, job, arguments), nprocs=count, start_method="fork"
+        )
+
+
+def _joined(
+    rank: int, count: int, meet: str, job: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)  # those of the parent do not exist here
+    torch.distributed.init_process_group("gloo", init_method=meet, rank=rank, world_size=count)
+    job(rank, count, *arguments)
+    torch.distributed.destroy_process_group()
 
 
 def assert_equal(one: Any, other: Any, path: str = "") -> None:
