@@ -3,12 +3,18 @@
 import torch
 from torch import Tensor
 
-from mldec.errors import DataError
+from mldec.errors import ConfigError, DataError
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
     """Return logits in float32, or float64 as they are: half precision is too coarse for a loss."""
     return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def check_reduction(reduction: str) -> None:
+    """Raise a `ConfigError` unless the reduction is one of a loss."""
+    if reduction not in ("sum", "mean"):
+        raise ConfigError(f"loss.reduction '{reduction}' is unknown: choose sum or mean")
 
 
 def prepare(

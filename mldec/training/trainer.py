@@ -38,8 +38,7 @@ class Trainer:
     Args:
         config: of the run; only its fixed sections are read.
         model: on its device.
-        loss: logits float32 [B, K], targets [B, K] -> []; its attribute `reduction` says whether it
-            is the sum or the mean over the batch.
+        loss: see `Learner`.
         data: the dataset.
         folder: for last.pt and best.pt.
         device: of the model.

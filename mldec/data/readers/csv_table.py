@@ -59,12 +59,11 @@ def csv_table(
         val_fraction: without a column split, the share of the images to hold out, in (0, 1); a hash
             of its path decides on each image.
         seed: decides which images are held out.
-        threshold: with several labels, the probability from which on a class counts as predicted.
+        threshold: with several labels, see `MultiLabel`.
         top_k: with one label per image, see `SingleLabelEvaluator`.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the rows are checked when a split is
-            first used.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
         ValueError: An argument is out of range.
     """
     check_fraction(val_fraction)

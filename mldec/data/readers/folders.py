@@ -43,8 +43,7 @@ def folders(
         top_k: see `SingleLabelEvaluator`.
 
     Raises:
-        DataError: A folder is missing or broken; the folders of a split are checked when the split
-            is first used.
+        DataError: A folder is missing or broken; see `Source.load`.
         ValueError: An argument is out of range.
     """
     task = SingleLabel(top_k)

@@ -58,8 +58,7 @@ def imagenet(
         top_k: see `SingleLabelEvaluator`.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the files of a split are checked when
-            the split is first used.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
         ValueError: An argument is out of range.
     """
     task = SingleLabel(top_k, suffix="_real" if real_labels else "")

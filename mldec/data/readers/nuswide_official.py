@@ -55,8 +55,8 @@ def nuswide_official(
         val_images: "all", as in LESA and BiAM; or "unseen": only images with an unseen class.
 
     Raises:
-        DataError: A file under `root` is missing or broken, or does not fit the others; the files
-            of a split are checked when the split is first used.
+        DataError: A file under `root` is missing or broken, or does not fit the others; see
+            `Source.load`.
         ValueError: An argument is out of range.
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)

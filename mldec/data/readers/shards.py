@@ -39,8 +39,7 @@ def shards(
         top_k: with one label per image, see `SingleLabelEvaluator`.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the shards of a split are checked when
-            the split is first used.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
         ValueError: An argument is out of range.
     """
     several, one = MultiLabel(threshold), SingleLabel(top_k)

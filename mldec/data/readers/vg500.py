@@ -41,12 +41,10 @@ def vg500(
         num_classes: number K of classes.
         classes: text file with one class name per line. None calls the classes "class 0" to "class
             499": no list of names was published with the labels.
-        threshold: probability from which on a class counts as predicted, for precision, recall and
-            F1.
+        threshold: see `MultiLabel`.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the files of a split are checked when
-            the split is first used.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
         ValueError: An argument is out of range.
     """
     task = MultiLabel(threshold)

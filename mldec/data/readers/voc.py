@@ -58,12 +58,10 @@ def voc(
             loss.mode=ignore).
         difficult_val: the same for evaluation; "ignore" leaves the image out for this class, as the
             devkit does.
-        threshold: probability from which on a class counts as predicted, for precision, recall and
-            F1.
+        threshold: see `MultiLabel`.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the files of a split are checked when
-            the split is first used.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
         ValueError: An argument is out of range.
     """
     task = MultiLabel(threshold)

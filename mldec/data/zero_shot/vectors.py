@@ -16,7 +16,7 @@ from mldec.data.names import names_fault
 from mldec.data.zero_shot.vector_text import lacking, read_text
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.files.arrays import read_npy
-from mldec.files.text import open_binary
+from mldec.files.text import open_binary, reading
 from mldec.files.text import read_text as read_text_file
 from mldec.files.torch_files import read_torch
 
@@ -55,15 +55,13 @@ def read_vectors(
         return _checked(encoded, names, str(source))
 
     path = Path(source)
-    try:
+    with reading(path, _SEE):
         if path.suffix in _TORCH_FILES:
             vectors = _by_name(path, _read_torch(path), names, order)
         elif path.suffix == ".npy":
             vectors = _by_name(path, _read_npy(path), names, order)
         else:
             vectors = read_text(path, names, _SEE)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); {_SEE}") from error
 
     return _checked(vectors, names, str(path))
 
