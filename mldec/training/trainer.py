@@ -17,7 +17,8 @@ from mldec.config.compose import to_dict
 from mldec.config.schema import Config, NonFinite, Precision
 from mldec.data.base import DataModule
 from mldec.data.fingerprint import fingerprint
-from mldec.data.loader import Batch, TrainBatches, end_workers, train_loader, unwrap
+from mldec.data.loader import Batch, TrainBatches, train_loader
+from mldec.data.workers import end_workers, unwrap
 from mldec.errors import DataError, NonFiniteError, Stopped
 from mldec.evaluation import left_out
 from mldec.model import Classifier

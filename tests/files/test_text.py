@@ -132,7 +132,7 @@ def test_readers_open_files_in_no_other_way() -> None:
         ("mldec/data/storage/tar_shards.py", "os.open"),
         ("mldec/data/storage/tar_shards.py", "tarfile.open"),
         # Of bytes that are in memory, and of a file of timm's.
-        ("mldec/data/transforms.py", "Image.open"),
+        ("mldec/data/images.py", "Image.open"),
         ("mldec/data/readers/imagenet.py", "(files('timm.data') / '_info' / name).read_text"),
     }
     used = set()

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from mldec.data.base import LabelledImages
+from mldec.data.images import read_content
 from mldec.data.table import Table
-from mldec.data.transforms import read_content
 from mldec.errors import DataError
 
 
