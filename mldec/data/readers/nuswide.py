@@ -15,7 +15,7 @@ import numpy as np
 
 from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
-from mldec.data.names import as_name
+from mldec.data.names import split_names
 from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, TableBuilder
@@ -156,10 +156,7 @@ def _rows(source: Path) -> Iterator[_Row]:
 
         # An empty list gives one blank name. The official MultiLabelBinarizer makes a class of it,
         # which shifts all other columns; here it is no label.
-        labels = []
-        for name in fields[1].translate(_LIST_MARKS).split(","):
-            if name.strip():
-                labels.append(as_name(name.strip(), where, _SEE))
+        labels = split_names(fields[1].translate(_LIST_MARKS), ",", where, _SEE)
         yield _Row(line, fields[0], labels, fields[2].strip())
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
+from mldec.data.labels import are_indices
 from mldec.data.names import given_names
 from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder, in_folder
@@ -105,11 +106,7 @@ def _parse(sources: list[Path], num_classes: int) -> Table:
     builder = TableBuilder(_SEE, classes=[str(column) for column in range(num_classes)])
     for number, name in enumerate(images, 1):
         indices = labels[name]
-
-        # `type` and not `isinstance`, for which true and false are integers.
-        if not isinstance(indices, list) or not all(
-            type(column) is int and 0 <= column < num_classes for column in indices
-        ):
+        if not are_indices(indices, num_classes):
             raise DataError(
                 f"{label_file}: {name} has the labels {str(indices)[:60]}, "
                 f"not indices below {num_classes}; {_SEE}"

@@ -16,8 +16,7 @@ from mldec.data.names import names_fault
 from mldec.data.zero_shot.vector_text import lacking, read_text
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.files.arrays import read_npy
-from mldec.files.text import open_binary, reading
-from mldec.files.text import read_text as read_text_file
+from mldec.files.text import open_binary, read_lines, reading
 from mldec.files.torch_files import read_torch
 
 _SEE = "see DATASETS.md, section Word vectors"
@@ -259,10 +258,7 @@ def _names_beside(path: Path) -> list[str]:
     names_file = path.with_suffix(".txt")
     if not names_file.exists():
         raise DataError(f"{path} has no names: write them, one a line, to {names_file}; {_SEE}")
-
-    # `splitlines` would split at form feeds and other rare separators too.
-    lines = read_text_file(names_file, _SEE).split("\n")
-    return [line.strip() for line in lines if line.strip()]
+    return read_lines(names_file, _SEE)
 
 
 def _check_unique(names: Sequence[str], where: str) -> None:
