@@ -86,8 +86,7 @@ def coloured_digits(
     task = MultiLabel(threshold)
 
     draw = partial(draw_coloured, classes=tuple(range(len(names))), max_digits=max_digits)
-    splits = make_splits(scenes, train=draw, val=draw)
-    return scenes_module(splits, Classes(names), task, image_size=scenes.image_size)
+    return scenes_module(scenes, draw, Classes(names), task)
 
 
 def digits_zsl(
@@ -194,15 +193,13 @@ def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
 
     # Walk along the diagonals of the table of shuffled colours (rows) and digits (columns): each
     # diagonal has every colour once.
-    cells = []
-    for diagonal in range(10):
-        for row in range(colours):
-            cells.append((row, (row + diagonal) % 10))
-    unseen = sorted(
-        10 * int(colour_order[row]) + int(digit_order[column]) for row, column in cells[:count]
-    )
+    unseen = set()
+    for number in range(min(count, 10 * colours)):
+        diagonal, row = divmod(number, colours)
+        column = (row + diagonal) % 10
+        unseen.add(10 * int(colour_order[row]) + int(digit_order[column]))
 
-    seen = set(range(10 * colours)) - set(unseen)
+    seen = set(range(10 * colours)) - unseen
     seen_colours = {number // 10 for number in seen}
     seen_digits = {number % 10 for number in seen}
     if len(seen_colours) < colours or len(seen_digits) < 10:
@@ -210,7 +207,7 @@ def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
             f"unseen is {count}: of {10 * colours} classes it leaves a colour or a digit unseen; "
             "set fewer"
         )
-    return unseen
+    return sorted(unseen)
 
 
 def draw_coloured(

@@ -23,7 +23,6 @@ from mldec.data.digits.scenes import (
     boxes,
     check_minimum,
     how_many,
-    make_splits,
     noisy,
     scenes_module,
     tilted,
@@ -65,8 +64,7 @@ def digits(
     # The labels of new training scenes are counted without painting them, which would be slow.
     draw = partial(draw_scene, max_digits=max_digits)
     target = partial(draw_target, max_digits=max_digits)
-    splits = make_splits(scenes, train=draw, val=draw, train_target=target)
-    return scenes_module(splits, Classes(NAMES), task, image_size=scenes.image_size)
+    return scenes_module(scenes, draw, Classes(NAMES), task, train_target=target)
 
 
 def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> DataModule:
@@ -83,8 +81,7 @@ def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> 
     classes = Classes(NAMES, exclusive=True)
 
     draw = partial(draw_scene, max_digits=1, empty=0.0, sizes=SIZES_ALONE)
-    splits = make_splits(scenes, train=draw, val=draw)
-    return scenes_module(splits, classes, task, image_size=scenes.image_size)
+    return scenes_module(scenes, draw, classes, task)
 
 
 def draw_scene(

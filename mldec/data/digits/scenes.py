@@ -193,15 +193,28 @@ def make_splits(
 
 
 def scenes_module(
-    scenes: tuple[Scenes, Scenes], classes: Classes, task: Task, *, image_size: int
+    settings: SceneSettings,
+    draw: Callable[..., tuple[Image.Image, Tensor]],
+    classes: Classes,
+    task: Task,
+    *,
+    train_target: Callable[..., Tensor] | None = None,
 ) -> DataModule:
-    """Return the data of training and validation scenes that show the same classes."""
-    train, val = scenes
+    """Return the data of scenes that show the same classes in training and in validation.
+
+    Args:
+        settings: number and size of the scenes.
+        draw: draws a scene of either split, see `make_splits`.
+        classes: of both splits.
+        task: what the targets mean.
+        train_target: see `make_splits`.
+    """
+    train, val = make_splits(settings, train=draw, val=draw, train_target=train_target)
     return DataModule(
         load_train=lambda: Split(train, classes),
         load_val=lambda: Split(val, classes),
         make_evaluator=task.evaluator,
-        transform=EvalTransform(image_size=image_size),
+        transform=EvalTransform(image_size=settings.image_size),
     )
 
 

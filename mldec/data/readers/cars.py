@@ -38,7 +38,7 @@ def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | Non
 
     Raises:
         DataError: A file under `root` is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
+        ConfigError: `top_k` is below 2.
     """
     task = SingleLabel(top_k)
     folder = check_folder(root, "Stanford-Cars", _SEE)

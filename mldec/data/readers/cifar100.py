@@ -38,7 +38,7 @@ def cifar100(*, root: str, top_k: int | None = None) -> Source:
 
     Raises:
         DataError: A file under `root` is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
+        ConfigError: `top_k` is below 2.
     """
     task = SingleLabel(top_k)
 

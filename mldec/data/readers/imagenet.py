@@ -7,6 +7,7 @@ torchvision, Keras and timm, so a missing class folder does not shift the other 
 devkit's ILSVRC2012_ID (1 to 1,000) has another order and is never used.
 """
 
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
@@ -185,4 +186,4 @@ def _with_real_labels(table: Table, file: Path) -> Table:
     # The authors found no valid class for some images and do not count them.
     labels = from_entries(entries, num_classes=num_classes)
     has_label = np.array([bool(entry) for entry in entries], bool)
-    return Table(table.files, labels, table.classes).select(has_label)
+    return replace(table, labels=labels).select(has_label)

@@ -1,5 +1,6 @@
 """Visual Genome 500: several labels per image, from the lists and the label file of SSGRL."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def vg500(
 
         # The names are not part of the cached table, so other names need no new one.
         log_split("vg500", split, table)
-        return in_folder(Table(table.files, table.labels, names), folder / images, _SEE)
+        return in_folder(replace(table, classes=names), folder / images, _SEE)
 
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
 

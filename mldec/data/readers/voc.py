@@ -8,6 +8,7 @@ for training, another for evaluation.
 import logging
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -117,7 +118,7 @@ def _load_split(
 
     # The cached table keeps the difficult labels apart, so one file serves every setting.
     labels = table.labels.recode({DIFFICULT: MEANINGS[difficult]})
-    return in_folder(Table(table.files, labels, table.classes), folder / "JPEGImages", _SEE)
+    return in_folder(replace(table, labels=labels), folder / "JPEGImages", _SEE)
 
 
 def _parse(listing: Path, annotations: Path) -> Table:
