@@ -358,7 +358,7 @@ def _groups(target: Callable[..., Any]) -> dict[str, type[Any]]:
     return {
         name: hint
         for name, hint in _hints(target).items()
-        if name in parameters and dataclasses.is_dataclass(hint)
+        if name in parameters and isinstance(hint, type) and dataclasses.is_dataclass(hint)
     }
 
 
