@@ -16,8 +16,11 @@ from PIL import Image
 from support import one_line
 from torch import Tensor, nn
 
+from mldec import build
 from mldec.backbones import TimmBackbone
-from mldec.checkpoint import initialise, load_model, released
+from mldec.checkpoint import initialise, load_model, released, zoo
+from mldec.checkpoint.fitting import COMPUTED, match_tensors
+from mldec.config.compose import parse
 from mldec.errors import CheckpointError
 from mldec.heads.gap import GAP
 from mldec.heads.ml_decoder import MLDecoder
@@ -136,23 +139,13 @@ def test_cars_have_one_label_an_image(save: Callable[..., Path]) -> None:
     assert loaded.transform.image_size == 384
 
 
-@pytest.mark.parametrize(
-    ("network", "features", "classes"),
-    [("tresnet_l", 2432, 80), ("tresnet_m", 2048, 11221), ("tresnet_m", 2048, 80)],
-)
-def test_gap_files_of_the_sister_repositories(
-    save: Callable[..., Path], network: str, features: int, classes: int
-) -> None:
+def test_a_file_of_imagenet21k_has_one_label_per_image(save: Callable[..., Path]) -> None:
     torch.manual_seed(0)
-    model = Classifier(TimmBackbone(network), GAP(features, classes)).eval()
-    state = {
-        key: value for key, value in tresnet_layout(model).items() if not key.startswith("fc.")
-    }
-    state |= {f"head.fc.{key}": value for key, value in model.head.fc.state_dict().items()}
-    path = save({"state_dict": without_counters(state)}, "other.pth")
-    loaded = load_model(path, image_size=64)
-    assert loaded.config.backbone["name"] == network
-    assert loaded.classes.exclusive is (classes == 11221)
+    model = Classifier(TimmBackbone("tresnet_m"), GAP(2048, 11221)).eval()
+    state = tresnet_layout(model)
+    loaded = load_model(save({"state_dict": without_counters(state)}, "other.pth"), image_size=64)
+    assert loaded.config.backbone["name"] == "tresnet_m"
+    assert loaded.classes.exclusive
     images = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         # In-place ABN scales by |w| + 1e-5, so a norm of scale 1 comes back larger by 1e-5.
@@ -163,6 +156,37 @@ def test_the_shapes_of_a_tresnet_are_those_of_a_released_file(medium: dict[str, 
     shapes = official.tresnet_shapes([3, 4, 11, 3])
     body = {key: list(value.shape) for key, value in medium.items() if key.startswith("body.")}
     assert shapes == body
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "width_factor", "classes", "bottleneck"),
+    [
+        ("asl_tresnet_m_coco_224", [3, 4, 11, 3], 1.0, 80, None),
+        ("asl_tresnet_l_coco_448", [4, 5, 18, 3], 1.2, 80, None),
+        ("asl_tresnet_xl_coco_640", [4, 5, 24, 3], 1.3, 80, None),
+        ("asl_tresnet_xl_voc2007_448", [4, 5, 24, 3], 1.3, 20, None),
+        ("asl_tresnet_l_nuswide_448", [4, 5, 18, 3], 1.2, 81, None),
+        ("asl_tresnet_l_openimages_448", [4, 5, 18, 3], 1.2, 9605, 512),
+    ],
+)
+def test_each_file_of_asl_fits_the_network_it_is_told_by(
+    name: str, layers: list[int], width_factor: float, classes: int, bottleneck: int | None
+) -> None:
+    shapes = official.tresnet_shapes(layers, width_factor)
+    features = shapes["body.layer4.2.conv3.1.weight"][0]
+    shapes |= official.gap_shapes(features, classes, bottleneck)
+    with torch.device("meta"):  # names and shapes only
+        state = {key: torch.empty(shape) for key, shape in shapes.items()}
+        file = zoo.FILES[name]
+        converted = released.convert({"model": state}, Path(file.file), image_size=None, names=None)
+        parts = build.check(parse(converted.config), build.MODEL_PARTS)
+        model = build.model(parts, converted.classes, pretrained=False)
+
+    assert converted.transform.image_size == file.image_size
+    assert len(converted.classes) == classes
+    match = match_tensors(model, converted.tensors)
+    assert [key for key in match.missing if not key.endswith(COMPUTED)] == []
+    assert match.other_shape == match.unexpected == []
 
 
 @pytest.mark.parametrize(
@@ -201,19 +225,16 @@ def test_the_files_of_asl_give_the_logits_of_its_formulas(
         torch.testing.assert_close(loaded.model(images), expected, rtol=1e-4, atol=1e-4)
 
 
-def zero_shot_state(medium: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return what the official train_zsl_nus.py saves: no query and no pooling row of a class."""
-    shapes = official.read("head_zero_shot.keys")
-    shapes["decoder.embed_standart.weight"] = [768, 2048]
-    head = {f"head.{name}": value for name, value in official.rebuilt(shapes).items()}
-    return {key: value for key, value in medium.items() if not key.startswith("head.")} | head
-
-
 def test_a_zero_shot_file_of_the_official_code(
-    save: Callable[..., Path], medium: dict[str, Tensor]
+    save: Callable[..., Path], medium: dict[str, Tensor], tmp_path: Path
 ) -> None:
-    state = zero_shot_state(medium)
-    loaded = load_model(save(state, "zsl.pth"), image_size=64)
+    state = official.zero_shot_file(medium)
+    path = save(state, "zsl.pth")
+    (tmp_path / "names.txt").write_text("a\nb\n")
+    with pytest.raises(CheckpointError, match=r"zsl\.pth has 0 classes, the file names 2"):
+        load_model(path, image_size=64, class_names=tmp_path / "names.txt")
+
+    loaded = load_model(path, image_size=64)
     assert loaded.classes.names == ()
     assert loaded.classes.queries is not None
     assert loaded.classes.queries.shape == (0, 300)
@@ -234,10 +255,34 @@ def test_a_zero_shot_file_of_the_official_code(
         torch.testing.assert_close(logits, head(tokens, words))
 
 
+def test_a_file_without_names_has_none_to_write(
+    cli: Callable[..., Any], save: Callable[..., Path], medium: dict[str, Tensor], tmp_path: Path
+) -> None:
+    path = save(official.zero_shot_file(medium), "zsl.pth")
+    words = ["--image-size", "64", "--write-classes", tmp_path / "names.txt"]
+    status, _, err = cli("evaluate", path, *words)
+    assert status == 1
+    one_line(err, f"--write-classes: {path} names no classes, it scores those of word vectors")
+    assert not (tmp_path / "names.txt").exists()
+
+
+def test_given_names_replace_those_of_a_file(
+    save: Callable[..., Path], medium: dict[str, Tensor], tmp_path: Path
+) -> None:
+    # Also names that are too few, or none at all.
+    path = save({"model": medium, "idx_to_class": {0: "a"}})
+    with pytest.raises(CheckpointError, match="names 1 classes, but its head has 80"):
+        load_model(path)
+    names = [f"thing {index}" for index in range(80)]
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    loaded = load_model(path, class_names=tmp_path / "names.txt")
+    assert loaded.classes.names == tuple(names)
+
+
 def test_word_vectors_as_wide_as_the_decoder_are_not_projected(
     save: Callable[..., Path], medium: dict[str, Tensor]
 ) -> None:
-    state = zero_shot_state(medium)
+    state = official.zero_shot_file(medium)
     del state["head.wordvec_proj.weight"], state["head.wordvec_proj.bias"]
     loaded = load_model(save(state, "zsl.pth"), image_size=64)
     assert loaded.config.head["word_dim"] == 768

@@ -163,3 +163,17 @@ def gap_logits(state: dict[str, Tensor], features: Tensor) -> Tensor:
         state["head.fc.embedding_generator.0.bias"],
     )
     return F.linear(embedding, state["head.fc.FC.weight"], state["head.fc.FC.bias"])
+
+
+def zero_shot_file(file: dict[str, Tensor], word_dim: int = 300) -> dict[str, Tensor]:
+    """Return what the official train_zsl_nus.py saves: no query and no pooling row of a class.
+
+    Args:
+        file: a released file of a TResNet, whose body is taken.
+        word_dim: width of the word vectors.
+    """
+    shapes = read("head_zero_shot.keys")
+    shapes["decoder.embed_standart.weight"] = [768, 2048]
+    shapes["wordvec_proj.weight"] = [768, word_dim]
+    head = {f"head.{name}": value for name, value in rebuilt(shapes).items()}
+    return {key: value for key, value in file.items() if not key.startswith("head.")} | head
