@@ -59,6 +59,11 @@ def add_model_options(arguments: argparse.ArgumentParser) -> None:
         help="pixels per side; default: as the checkpoint says",
     )
     arguments.add_argument(
+        "--class-names",
+        metavar="FILE",
+        help="other names of its classes, one per line, in the checkpoint's order",
+    )
+    arguments.add_argument(
         "--plugin", action="append", default=[], help="a package of yours that may hold its parts"
     )
 
@@ -69,6 +74,7 @@ def chosen_model(args: argparse.Namespace) -> dict[str, Any]:
         "path": args.checkpoint,
         "weights": args.weights,
         "image_size": args.image_size,
+        "class_names": args.class_names,
         "plugins": args.plugin,
     }
 

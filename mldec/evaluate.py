@@ -19,6 +19,11 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("--json", metavar="FILE", help="write metrics and per-class values")
     arguments.add_argument("--csv", metavar="FILE", help="write one row per class")
+    arguments.add_argument(
+        "--write-classes",
+        metavar="FILE",
+        help="write the names of the checkpoint's classes, one per line, and evaluate nothing",
+    )
     return arguments
 
 

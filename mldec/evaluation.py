@@ -14,16 +14,16 @@ from torch import nn
 from tqdm import tqdm
 
 from mldec import build
-from mldec.checkpoint import check_queries, load_model
+from mldec.checkpoint import Loaded, load_model, scoring
 from mldec.cli import chosen_model
 from mldec.config.compose import override
 from mldec.config.schema import Config
 from mldec.data.base import DataModule
 from mldec.data.loader import Batch, eval_loader
 from mldec.data.workers import unwrap
-from mldec.errors import say
+from mldec.errors import CheckpointError, ConfigError, say
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.files.results import check_targets, to_json, write_result
+from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 from mldec.runtime import distributed, out_of_memory
 from mldec.runtime.console import on_terminal
 from mldec.runtime.devices import Precision
@@ -242,24 +242,72 @@ def run(args: argparse.Namespace) -> None:
         UserError: for a wrong setting, or a checkpoint or data that cannot be used.
     """
     # Everything that can be refused at once comes before the data.
-    check_targets(args.json, args.csv)
+    check_targets(args.json, args.csv, args.write_classes)
+    if args.write_classes and (args.json or args.csv or args.settings):
+        raise ConfigError(
+            "--write-classes evaluates nothing: leave out the settings, --json and --csv"
+        )
     loaded = load_model(**chosen_model(args))
-    config = override(loaded.config, args.settings)
+    if args.write_classes:
+        write_classes(loaded, args)
+        return
+    if args.class_names and loaded.classes.queries is not None:
+        raise ConfigError(
+            f"--class-names has no effect: {args.checkpoint} scores the classes of the data, "
+            f"by their word vectors; leave it out"
+        )
+
+    config = override(loaded.config, [*size_setting(args), *args.settings])
     parts = build.check(config, ["data"])
     device = distributed.pick_device(config.device)
     choose_precision(config, args.settings, device)
 
     with distributed.processes(device):
         data = build.data(parts)
-        check_queries(loaded.classes, data.val.classes, args.checkpoint)
+        warn_of_size(data, loaded, args)
+        model = scoring(loaded.model, loaded.classes, data.val.classes, args.checkpoint)
 
         is_hidden = not (on_terminal() and distributed.is_main())
         bar = partial(tqdm, desc="evaluate", leave=False, disable=is_hidden)
         with out_of_memory.explained(lambda: memory_advice(config, device)):
-            results = evaluate(loaded.model.to(device), data, config, device=device, progress=bar)
+            results = evaluate(model.to(device), data, config, device=device, progress=bar)
 
         if distributed.is_main():
             tell(results, loaded.weights, args, data.val.classes.names)
+
+
+def size_setting(args: argparse.Namespace) -> list[str]:
+    """Return --image-size as a setting, since data=NAME brings an image size of its own."""
+    return [] if args.image_size is None else [f"data.image_size={args.image_size}"]
+
+
+def warn_of_size(data: DataModule, loaded: Loaded, args: argparse.Namespace) -> None:
+    """Warn of an image size that data=NAME brings, and that is not the checkpoint's."""
+    trained, evaluated = loaded.transform.image_size, data.transform.image_size
+    is_chosen = any(setting.startswith("data.image_size=") for setting in args.settings)
+    if evaluated != trained and not is_chosen:
+        log.warning(
+            f"evaluated at {evaluated} pixels, the default of this data; {args.checkpoint} is for "
+            f"{trained}: pass data.image_size={trained} for that"
+        )
+
+
+def write_classes(loaded: Loaded, args: argparse.Namespace) -> None:
+    """Write the names of a checkpoint's classes, as `--class-names` reads them.
+
+    Raises:
+        CheckpointError: if it has no classes of its own.
+        DataError: if the file cannot be written.
+    """
+    names = loaded.classes.names
+    if not names:
+        raise CheckpointError(
+            f"--write-classes: {args.checkpoint} names no classes, it scores those of word vectors"
+        )
+
+    write_result(args.write_classes, "".join(f"{name}\n" for name in names))
+    if args.write_classes != STANDARD_OUTPUT:
+        say(f"{args.write_classes}: the names of the {len(names):,} classes of {args.checkpoint}")
 
 
 def tell(results: Results, weights: str, args: argparse.Namespace, names: tuple[str, ...]) -> None:

@@ -214,12 +214,22 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--classes and --vectors need each other: names, and a file with their word vectors"
         )
+    if args.classes is not None and args.class_names is not None:
+        raise ConfigError(
+            "--classes and --class-names exclude each other: other classes, or other names for "
+            "those of the checkpoint"
+        )
     check_targets(args.json, args.jsonl)
     paths = find_images(args.images)
     device = distributed.pick_device(args.device)
     loaded = load_model(**chosen_model(args), device=device)
     if args.classes is not None:
         loaded = with_classes(loaded, args.classes, args.vectors)
+    elif not loaded.classes.names:
+        raise CheckpointError(
+            f"{args.checkpoint} names no classes and holds no word vectors: "
+            f"pass --classes and --vectors"
+        )
 
     status = answered = 0
     with ExitStack() as stack:

@@ -77,10 +77,10 @@ def test_the_parser_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["a.pt"], {"weights": None, "image_size": None, "plugins": []}),
+        (["a.pt"], {"weights": None, "image_size": None, "class_names": None, "plugins": []}),
         (
-            ["a.pt", "--weights=raw", "--image-size=96", "--plugin=a", "--plugin=b"],
-            {"weights": "raw", "image_size": 96, "plugins": ["a", "b"]},
+            ["a.pt", "--weights=raw", "--image-size=96", "--class-names=n", "--plugin=a"],
+            {"weights": "raw", "image_size": 96, "class_names": "n", "plugins": ["a"]},
         ),
     ],
 )

@@ -1,6 +1,6 @@
 """Checkpoints: enough by themselves to rebuild the model, its classes and its input transform."""
 
-from mldec.checkpoint.classes import check_classes, check_queries
+from mldec.checkpoint.classes import check_classes, check_queries, scoring
 from mldec.checkpoint.fitting import load_strict
 from mldec.checkpoint.loading import (
     Loaded,
@@ -30,4 +30,5 @@ __all__ = [
     "local",
     "outline",
     "saved_config",
+    "scoring",
 ]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mldec import build
 from mldec.checkpoint import released, zoo
+from mldec.checkpoint.classes import check_count, read_class_names
 from mldec.checkpoint.fitting import COMPUTED, copy_fitting, load_strict
 from mldec.checkpoint.limits import check_sizes, limited
 from mldec.checkpoint.state import Checkpoint
@@ -41,6 +42,8 @@ class Loaded:
 
     model: Classifier  # in evaluation mode; images uint8 or float [B, 3, H, W] -> logits [B, K]
     config: Config
+    # None of them, with word vectors [0, D_w], for a zero-shot file of the official code, which
+    # saves neither.
     classes: Classes
     transform: EvalTransform  # a PIL image -> the model's input
     metrics: dict[str, float]  # of the run's last evaluation; empty for a file of the authors
@@ -119,6 +122,7 @@ def load_model(
     weights: str | None = None,
     *,
     image_size: int | None = None,
+    class_names: str | Path | None = None,
     device: str | torch.device = "cpu",
     plugins: Sequence[str] = (),
 ) -> Loaded:
@@ -133,15 +137,18 @@ def load_model(
         weights: "ema", "raw", or None for the set that scored best in the run; a file of the
             authors has one set only.
         image_size: pixels per side, instead of what the file or the table of known files says.
+        class_names: a text file with one name per line, which replace the names of the classes, in
+            the checkpoint's order.
         device: where to put the model; a name that `distributed.pick_device` takes, or a
             `torch.device`.
         plugins: packages of the caller that may hold parts of the model; the file itself cannot
             allow any.
 
     Raises:
-        CheckpointError: if the file cannot be used, see `read_torch`, or its tensors do not fit the
-            model that it describes.
+        CheckpointError: if the file cannot be used, see `read_torch`, its tensors do not fit the
+            model that it describes, or the names are not as many as its classes.
         ConfigError: if an argument is none of the above, or the device is not available.
+        DataError: if the class names cannot be read, see `read_class_names`.
     """
     # Refuse wrong arguments first: reading or downloading a large file takes a while.
     if weights not in ("ema", "raw", None):
@@ -156,14 +163,19 @@ def load_model(
         EvalTransform(image_size=image_size)  # raises if the size is out of range
     if isinstance(device, str):
         device = distributed.pick_device(device)
+    names = None if class_names is None else read_class_names(Path(class_names))
 
     path = local(path)
     with _standard_torch():
         state = _read(path)
         if "format" in state:
             description = _describe_run(Checkpoint.from_state(state, path), path, weights, plugins)
+            if names is not None:
+                check_count(names, len(description.classes), path)
+                classes = replace(description.classes, names=names)
+                description = replace(description, classes=classes)
         else:
-            description = _describe_released(state, path, weights, image_size)
+            description = _describe_released(state, path, weights, image_size, names)
 
         model = _build(description, path)
         load_strict(model, description.tensors, path, optional=description.optional)
@@ -291,13 +303,17 @@ def _describe_run(
 
 
 def _describe_released(
-    state: dict[str, Any], path: Path, weights: str | None, image_size: int | None
+    state: dict[str, Any],
+    path: Path,
+    weights: str | None,
+    image_size: int | None,
+    names: Sequence[str] | None,
 ) -> _Description:
     """Describe the model in a file of the paper's authors."""
     if weights == "ema":
         raise CheckpointError(f"{path} holds one set of weights: leave --weights out")
 
-    converted = released.convert(state, path, image_size=image_size)
+    converted = released.convert(state, path, image_size=image_size, names=names)
     config = parse(converted.config)
     return _Description(
         config=config,

@@ -6,14 +6,16 @@ inferred from the tensors is looked up in the table of known files, or the user 
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mldec.checkpoint import zoo
+from mldec.checkpoint.classes import check_count
 from mldec.config.compose import option
 from mldec.data.base import Classes
 from mldec.data.class_names import COCO, VOC
@@ -57,6 +59,8 @@ ML_DECODER = [
     ("wordvec_proj.", "word_proj."),
     *LAYERS,
 ]
+# Global average pooling in the code of ASL, whose head for Open Images has a linear bottleneck.
+GAP = [("fc.embedding_generator.0.", "bottleneck."), ("fc.FC.", "fc.")]
 QUERY2LABEL = [
     ("transformer.encoder.layers.", "encoder."),
     ("transformer.decoder.layers.", "decoder."),
@@ -132,17 +136,20 @@ def tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     return renamed
 
 
-def convert(state: Mapping[str, Any], path: Path, *, image_size: int | None) -> Released:
+def convert(
+    state: Mapping[str, Any], path: Path, *, image_size: int | None, names: Sequence[str] | None
+) -> Released:
     """Convert a file of the authors, inferring its architecture from the names and shapes.
 
     Args:
         state: the content of the file.
         path: of the file; its name is looked up in the table of known files.
         image_size: pixels per side, a multiple of `STRIDE`; None for the size in the table.
+        names: of the classes, in the order of the file; None for those that it names itself.
 
     Raises:
-        CheckpointError: if it is not such a file, a part of it is missing, or the image size is
-            neither known nor given.
+        CheckpointError: if it is not such a file, a part of it is missing, the image size is
+            neither known nor given, or there are not as many names as classes.
     """
     weights = tensors(state, path)
     head, num_classes = _head(weights, path)
@@ -169,7 +176,7 @@ def convert(state: Mapping[str, Any], path: Path, *, image_size: int | None) -> 
 
     return Released(
         config={**config, "loss": option("loss", "asl")},
-        classes=Classes(_names(state, num_classes, path), exclusive=num_classes in ONE_LABEL),
+        classes=_classes(state, head, num_classes, names, path),
         transform=EvalTransform(image_size=size),
         tensors=_shaped(weights),
     )
@@ -192,7 +199,7 @@ def _renamer(official: Mapping[str, Tensor]) -> Callable[[str], str | None] | No
 def _tresnet(key: str) -> str | None:
     """Rename a tensor of a TResNet with a GAP or an ML-Decoder head."""
     if key.startswith("head."):
-        return "head." + _replace(key.removeprefix("head."), ML_DECODER)
+        return "head." + _replace(key.removeprefix("head."), [*GAP, *ML_DECODER])
 
     # A convolution and its norm are numbered 0 and 1. Before an anti-aliasing filter the two are
     # nested in one more Sequential, hence the second 0.
@@ -232,7 +239,7 @@ def _replace(key: str, pairs: list[tuple[str, str]]) -> str:
 
 
 def _head(weights: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Any], int]:
-    """Return the head's config node and the number of classes K.
+    """Return the head's config node and the number of classes K; 0 for a zero-shot head.
 
     `num_heads` cannot be inferred from the tensors; assume 8 (Query2Label: 4).
     """
@@ -241,30 +248,37 @@ def _head(weights: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Any], in
         raise CheckpointError(
             f"{path} has no head, only a backbone: train from it with init={path}"
         )
-    if any("embedding_generator" in name for name in names):
-        raise CheckpointError(
-            f"{path} has a bottleneck head, which is not supported; train from it with init={path}"
-        )
 
     def shape(name: str, dims: int) -> tuple[int, ...]:
         return _shape(weights, f"head.{name}", dims, path)
 
-    # Global average pooling: one linear layer [K, C].
+    # Global average pooling: one linear layer [K, C], or two with a bottleneck [width, C] first.
     if "head.fc.weight" in weights:
-        return {**option("head", "gap")}, shape("fc.weight", 2)[0]
+        node = option("head", "gap")
+        if "head.bottleneck.weight" in weights:
+            node["bottleneck"] = shape("bottleneck.weight", 2)[0]
+        return node, shape("fc.weight", 2)[0]
 
-    # ML-Decoder: one pooling weight [D, classes per group] per group.
     num_layers = _count(weights, r"head\.layers\.(\d+)\.")
     if num_layers:
-        groups, embed_dim, _ = shape("pool_weight", 3)
         node = {
-            "num_groups": groups,
-            "embed_dim": embed_dim,
             "mlp_dim": shape("layers.0.mlp.0.weight", 2)[0],
             "num_heads": 8,
             "num_layers": num_layers,
             "self_attention": "head.layers.0.self_attn.in_proj_weight" in weights,
         }
+
+        # Zero-shot ML-Decoder: all classes share one pooling weight [D, 1]. Word vectors as wide as
+        # the decoder are not projected.
+        if _is_zero_shot(weights):
+            embed_dim, _ = shape("pool_weight", 2)
+            node["embed_dim"] = node["word_dim"] = embed_dim
+            if "head.word_proj.weight" in weights:
+                node["word_dim"] = shape("word_proj.weight", 2)[1]
+            return {**option("head", "ml_decoder_zsl"), **node}, 0
+
+        # ML-Decoder: one pooling weight [D, classes per group] per group.
+        node["num_groups"], node["embed_dim"], _ = shape("pool_weight", 3)
         return {**option("head", "ml_decoder"), **node}, shape("pool_bias", 1)[0]
 
     # Query2Label: a linear layer of its own per class, together [1, K, D].
@@ -279,6 +293,12 @@ def _head(weights: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Any], in
         "self_attention": "head.decoder.0.self_attn.in_proj_weight" in weights,
     }
     return {**option("head", "query2label"), **node}, num_classes
+
+
+def _is_zero_shot(weights: Mapping[str, Tensor]) -> bool:
+    """Tell whether the head's classes share one pooling weight, so that none belongs to a class."""
+    pool_weight = weights.get("head.pool_weight")
+    return pool_weight is not None and pool_weight.ndim == 2
 
 
 def _backbone(weights: Mapping[str, Tensor], path: Path) -> dict[str, Any]:
@@ -328,6 +348,29 @@ def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     if "head.input_proj.weight" in shaped and shaped["head.input_proj.weight"].ndim == 4:
         shaped["head.input_proj.weight"] = shaped["head.input_proj.weight"].flatten(1)
     return shaped
+
+
+def _classes(
+    state: Mapping[str, Any],
+    head: Mapping[str, Any],
+    num_classes: int,
+    names: Sequence[str] | None,
+    path: Path,
+) -> Classes:
+    """Return the classes: by the names that the user gives, else by those of `_names`.
+
+    The official code saves neither names nor vectors with a zero-shot head. What remains are no
+    classes, and the width of the word vectors that it must be given.
+    """
+    if names is not None:
+        check_count(names, num_classes, path)
+
+    if "word_dim" in head:
+        return Classes((), queries=torch.empty(0, head["word_dim"]))
+
+    if names is None:
+        names = _names(state, num_classes, path)
+    return Classes(tuple(names), exclusive=num_classes in ONE_LABEL)
 
 
 def _names(state: Mapping[str, Any], num_classes: int, path: Path) -> tuple[str, ...]:

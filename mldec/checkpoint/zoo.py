@@ -1,4 +1,4 @@
-"""The files released by the paper's authors: names, addresses, and a checked download."""
+"""Files released by the authors of ML-Decoder and ASL: names, addresses, a checked download."""
 
 import fcntl
 import os
@@ -20,7 +20,8 @@ from tqdm import tqdm
 from mldec.errors import CheckpointError, suggest
 from mldec.files.torch_files import hash_record, known_hashes, sha256_of, write_hashes
 
-_BASE = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
+_ML_DECODER = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
+_ASL = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ASL/"
 _GIB = 2**30
 _TIMEOUT = 30  # seconds without a byte from the server
 _CHUNK = 2**20  # bytes per read
@@ -36,24 +37,30 @@ class File:
     image_size: int  # side of the square input in pixels
     max_bytes: int  # a larger download is refused
     sha256: str | None  # None: not pinned
-    data: str | None  # the `data` option with the same classes in the same order, if there is one
 
 
-def _file(name: str, file: str, image_size: int, data: str | None = None) -> File:
+def _file(name: str, file: str, image_size: int, base: str = _ML_DECODER) -> File:
     # No hash is pinned, because the authors published none, and they even replaced the 448 pixel
     # COCO file after its release. The hash of the first download is kept instead, see `fetch`.
-    return File(name, file, _BASE + file, image_size, max_bytes=_GIB, sha256=None, data=data)
+    return File(name, file, base + file, image_size, max_bytes=_GIB, sha256=None)
 
 
 _RELEASED = (
-    _file("tresnet_m_coco_224", "tresnet_m_COCO_224_84_2.pth", 224, "coco"),
-    _file("tresnet_l_coco_448", "tresnet_l_COCO__448_90_0.pth", 448, "coco"),
-    _file("tresnet_xl_coco_640", "tresnet_xl_COCO_640_91_4.pth", 640, "coco"),
+    _file("tresnet_m_coco_224", "tresnet_m_COCO_224_84_2.pth", 224),
+    _file("tresnet_l_coco_448", "tresnet_l_COCO__448_90_0.pth", 448),
+    _file("tresnet_xl_coco_640", "tresnet_xl_COCO_640_91_4.pth", 640),
     _file("tresnet_m_openimages_224", "tresnet_m_open_images_200_groups_86_8.pth", 224),
     _file("tresnet_l_cars_384", "tresnet_l_stanford_card_96.41.pth", 384),
     # Weights to start training from. Their own input size is not published; the official train.py
     # uses them at 448.
     _file("tresnet_l_pretrain", "tresnet_l_pretrain_ml_decoder.pth", 448),
+    # The files of the asymmetric loss, named as in MODEL_ZOO.md of Alibaba-MIIL/ASL.
+    _file("asl_tresnet_m_coco_224", "MS_COCO_TRresNet_M_224_81.8.pth", 224, _ASL),
+    _file("asl_tresnet_l_coco_448", "MS_COCO_TRresNet_L_448_86.6.pth", 448, _ASL),
+    _file("asl_tresnet_xl_coco_640", "MS_COCO_TResNet_xl_640_88.4.pth", 640, _ASL),
+    _file("asl_tresnet_xl_voc2007_448", "PASCAL_VOC_TResNet_xl_448_96.0.pth", 448, _ASL),
+    _file("asl_tresnet_l_nuswide_448", "NUS_WIDE_TRresNet_L_448_65.2.pth", 448, _ASL),
+    _file("asl_tresnet_l_openimages_448", "Open_ImagesV6_TRresNet_L_448.pth", 448, _ASL),
 )
 FILES: dict[str, File] = {file.name: file for file in _RELEASED}
 

@@ -1,10 +1,10 @@
-"""Global average pooling and one linear layer: the baseline of the paper."""
+"""Global average pooling and a linear classifier: the baseline of the paper."""
 
 import torch
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.heads.layers import check_tokens
+from mldec.heads.layers import at_least_one, check_tokens
 
 
 class GAP(nn.Module):
@@ -14,12 +14,32 @@ class GAP(nn.Module):
         in_features: width C of the tokens.
         num_classes: number of classes K.
         dropout: probability of dropping a pooled feature in training.
+        bottleneck: width of a linear layer before the classifier, with nothing but its bias between
+            the two: with thousands of classes it saves parameters. None for no such layer. Source:
+            `bottleneck_head` of the official ASL code (width 512 there), which has it for Open
+            Images.
+
+    Raises:
+        ConfigError: for a width below 1.
     """
 
-    def __init__(self, in_features: int, num_classes: int, *, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        dropout: float = 0.0,
+        bottleneck: int | None = None,
+    ) -> None:
         super().__init__()
+        self.in_features = in_features
         self.dropout = nn.Dropout(dropout)
-        self.fc = nn.Linear(in_features, num_classes)
+
+        self.bottleneck: nn.Module = nn.Identity()
+        if bottleneck is not None:
+            at_least_one(bottleneck=bottleneck)
+            self.bottleneck = nn.Linear(in_features, bottleneck)
+        self.fc = nn.Linear(bottleneck or in_features, num_classes)
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
         """Map tokens [B, N, C] to logits [B, K].
@@ -28,7 +48,7 @@ class GAP(nn.Module):
             ConfigError: if word queries are given: this head has weights for its own classes only.
             ValueError: if the tokens are not floating point [B, N, C].
         """
-        check_tokens(tokens, self.fc.in_features)
+        check_tokens(tokens, self.in_features)
         if queries is not None:
             raise ConfigError(
                 "head GAP takes no word queries: use head=ml_decoder with head.word_dim=<width>"
@@ -39,4 +59,4 @@ class GAP(nn.Module):
         # Half precision would round different logits to the same value, and ties change the mAP:
         # autocast is off here.
         with torch.autocast(tokens.device.type, enabled=False):
-            return self.fc(pooled.to(self.fc.weight.dtype))
+            return self.fc(self.bottleneck(pooled.to(self.fc.weight.dtype)))

@@ -19,7 +19,7 @@ class MLDecoder(nn.Module):
 
     Args:
         in_features: width C of the tokens.
-        num_classes: number of classes K.
+        num_classes: number of classes K; has no effect with `word_dim`, and may be 0 then.
         num_groups: number of group queries G, clipped to K; None for one query per class.
         embed_dim: decoder width D.
         num_heads: number of attention heads; divides D.
@@ -58,9 +58,7 @@ class MLDecoder(nn.Module):
         word_dim: int | None = None,
     ) -> None:
         super().__init__()
-        at_least_one(
-            num_classes=num_classes, embed_dim=embed_dim, mlp_dim=mlp_dim, num_layers=num_layers
-        )
+        at_least_one(embed_dim=embed_dim, mlp_dim=mlp_dim, num_layers=num_layers)
 
         if num_groups is not None:
             at_least_one(num_groups=num_groups)
@@ -91,6 +89,7 @@ class MLDecoder(nn.Module):
 
         pool_shape: tuple[int, ...]
         if word_dim is None:
+            at_least_one(num_classes=num_classes)
             groups = min(num_groups or num_classes, num_classes)
             self._add_queries(queries, groups, embed_dim)
             group_size = -(-num_classes // groups)  # rounded up

@@ -350,9 +350,7 @@ def refusal_of(url: str, target: Path) -> str:
 @pytest.fixture
 def entry(site: Site, monkeypatch: pytest.MonkeyPatch) -> zoo.File:
     """An entry of the zoo that lies on the test's server."""
-    made = zoo.File(
-        "sample", "weights.pth", site.url, image_size=224, max_bytes=LIMIT, sha256=None, data=None
-    )
+    made = zoo.File("sample", "weights.pth", site.url, image_size=224, max_bytes=LIMIT, sha256=None)
     monkeypatch.setitem(zoo.FILES, "sample", made)
     return made
 
@@ -388,7 +386,7 @@ def test_a_damaged_cached_file_is_refused(tmp_path: Path) -> None:
 def test_a_cached_file_must_have_the_pinned_hash(
     site: Site, entry: zoo.File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pinned = zoo.File("sample", entry.file, entry.url, 224, LIMIT, sha256=digest(BODY), data=None)
+    pinned = zoo.File("sample", entry.file, entry.url, 224, LIMIT, sha256=digest(BODY))
     monkeypatch.setitem(zoo.FILES, "sample", pinned)
     (tmp_path / "weights.pth").write_bytes(OTHER)
     with pytest.raises(CheckpointError, match=r"\(pinned\)"):
@@ -442,10 +440,17 @@ def test_the_released_files_are_known_by_their_file_names() -> None:
         "tresnet_m_openimages_224",
         "tresnet_l_cars_384",
         "tresnet_l_pretrain",
+        "asl_tresnet_m_coco_224",
+        "asl_tresnet_l_coco_448",
+        "asl_tresnet_xl_coco_640",
+        "asl_tresnet_xl_voc2007_448",
+        "asl_tresnet_l_nuswide_448",
+        "asl_tresnet_l_openimages_448",
     }
     for name, file in zoo.FILES.items():
         assert file.name == name
         assert file.url.startswith("https://")
-        assert file.url.endswith(f"/{file.file}")
+        folder = "ASL" if name.startswith("asl_") else "ML_Decoder"
+        assert file.url.endswith(f"/model-zoo/{folder}/{file.file}")
         assert zoo.known(Path("anywhere") / file.file) is file
     assert zoo.known(Path("best.pth")) is None

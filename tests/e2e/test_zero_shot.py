@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import official
 import pytest
 import torch
 from support import CONFIGS, one_line
@@ -258,3 +259,50 @@ def test_check_data_lists_the_nearest_seen_classes(cli: Cli, folder: Path, tmp_p
         )  # the digit or the colour is the same
         assert {other for other, _ in found}.isdisjoint(near)
         assert f"unseen {name}: nearest {found[0][0]} 0.50, " in out
+
+
+def test_a_zero_shot_file_of_the_official_code_is_given_names_and_vectors(
+    cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    body = official.rebuilt(official.read("tresnet_m_coco_224.keys"))
+    path = tmp_path / "official.pth"
+    torch.save(official.zero_shot_file(body, word_dim=14), path)
+    size = ["--image-size", "32"]
+    data = ["data=nuswide_zsl", "data.root=data", "data.cache_dir=cache", "train.workers=0"]
+
+    report = tmp_path / "r.json"
+    status, out, err = cli("evaluate", path, *size, *data, "device=cpu", "--json", report)
+    assert status == 0, err
+    assert "pixels" not in out  # the data's own 224 do not replace --image-size
+    assert len(json.loads(report.read_text())["per_class"]) == 40
+    classes = ["--classes", "redfive,bluetwo", "--vectors", "data/wordvec_array.pth"]
+    status, out, err = cli("predict", path, some_image(folder), *size, *classes)
+    assert status == 0, err
+    assert "redfive " in out
+    assert "bluetwo " in out
+
+    status, _, err = cli("predict", path, some_image(folder), *size)
+    assert status == 1
+    one_line(err, f"{path} names no classes and holds no word vectors: pass --classes and --vect")
+
+
+def test_data_of_another_image_size_is_noticed(command: Cli) -> None:
+    data = ["data=nuswide_zsl", "data.root=data", "data.cache_dir=cache", "train.workers=0"]
+    warning = "evaluated at 224 pixels, the default of this data; outputs/zsl/checkpoints/best.pt"
+    advice = " is for 32: pass data.image_size=32 for that\n"
+    for words, is_warned in [(data, True), ([*data, "data.image_size=64"], False)]:
+        status, out, err = command("evaluate", *words)
+        assert status == 0, err
+        assert (warning + advice in out) is is_warned
+
+
+def test_names_are_not_given_where_they_have_no_effect(command: Cli, folder: Path) -> None:
+    names = ["--class-names", "data/wordvec_array.txt"]
+    status, _, err = command("evaluate", *names)
+    assert status == 1
+    one_line(err, "--class-names has no effect: outputs/zsl/checkpoints/best.pt scores the classes")
+    classes = ["--classes", "redfive", "--vectors", "data/wordvec_array.pth"]
+    status, _, err = command("predict", some_image(folder), *names, *classes)
+    assert status == 1
+    one_line(err, "--classes and --class-names exclude each other")

@@ -25,6 +25,31 @@ def test_it_is_one_linear_layer():
     }
 
 
+def test_a_bottleneck_is_one_more_linear_layer():
+    head, tokens = GAP(6, 4, bottleneck=3).double(), torch.randn(2, 9, 6, dtype=torch.float64)
+    assert {name: tuple(value.shape) for name, value in head.state_dict().items()} == {
+        "bottleneck.weight": (3, 6),
+        "bottleneck.bias": (3,),
+        "fc.weight": (4, 3),
+        "fc.bias": (4,),
+    }
+    # Nothing stands between the two layers: together they are one of rank 3.
+    weight = head.fc.weight @ head.bottleneck.weight
+    bias = head.fc.weight @ head.bottleneck.bias + head.fc.bias
+    torch.testing.assert_close(head(tokens), tokens.mean(1) @ weight.T + bias)
+
+
+def test_a_bottleneck_of_nothing_is_refused():
+    with pytest.raises(ConfigError, match=r"head\.bottleneck is 0: it must be at least 1"):
+        GAP(6, 4, bottleneck=0)
+
+
+def test_tokens_of_another_width_are_refused():
+    for head in (GAP(6, 4), GAP(6, 4, bottleneck=3)):
+        with pytest.raises(ValueError, match=r"give floating point \[B, N, 6\]"):
+            head(torch.randn(2, 9, 5))
+
+
 def test_dropout_acts_on_the_pooled_features_in_training_only():
     torch.manual_seed(0)
     head = GAP(1000, 1, dropout=0.25)

@@ -586,6 +586,11 @@ def test_a_head_without_classes_is_refused():
         MLDecoder(IN, 0, **SMALL)
 
 
+def test_a_head_of_word_vectors_needs_no_classes_of_its_own():
+    head = MLDecoder(IN, 0, **{**SMALL, "num_groups": None, "word_dim": 5})
+    assert head(torch.randn(2, 9, IN), torch.randn(3, 5)).shape == (2, 3)
+
+
 @pytest.mark.parametrize(
     ("options", "words", "names"),
     [
