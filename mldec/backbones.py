@@ -157,7 +157,7 @@ class TimmBackbone(nn.Module):
         # stands for the classifier that this network does not have.
         named = [*self.network.named_parameters(), ("classifier", None)]
         matcher = self.network.group_matcher(coarse=False)
-        layers = group_with_matcher(named, matcher, reverse=True)
+        layers = group_with_matcher(iter(named), matcher, reverse=True)
         depth = {f"network.{name}": layers["classifier"] - layer for name, layer in layers.items()}
         return {name: depth.get(name, 0) for name, _ in self.named_parameters()}
 
