@@ -80,7 +80,7 @@ def _freeze_parameters(model: nn.Module, names: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             raise ConfigError(
-                f"train.freeze: {name} is neither a parameter nor a module with parameters; "
+                f"train.freeze: '{name}' is neither a parameter nor a module with parameters; "
                 f"did you mean '{_nearest(name, known)}'?"
             )
 
