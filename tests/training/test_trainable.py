@@ -17,6 +17,7 @@ from mldec.config.schema import FreezeBatchNorm, Train
 from mldec.errors import ConfigError
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.model import Classifier
+from mldec.runtime.distributed import synchronised_batch_norm
 from mldec.training.trainable import freeze
 
 NETWORKS = {
@@ -94,6 +95,12 @@ def test_a_batch_norm_in_evaluation_mode_is_the_one_of_torchvision() -> None:
     frozen.load_state_dict(norm.state_dict(), strict=False)
     images = torch.randn(2, 5, 3, 3)
     torch.testing.assert_close(norm.eval()(images), frozen(images))
+
+
+def test_synchronised_batch_norms_are_frozen_too() -> None:
+    model = synchronised_batch_norm(classifier("test_resnet"))
+    norms = freeze(model, Train(freeze_batchnorm=FreezeBatchNorm.all))
+    assert len(norms) == sum(isinstance(m, nn.SyncBatchNorm) for m in model.modules()) > 0
 
 
 def test_a_name_stands_for_itself_and_for_what_is_inside() -> None:
