@@ -237,21 +237,33 @@ def loss(parts: Parts) -> nn.Module:
     return module
 
 
+def backbone(parts: Parts, *, pretrained: bool = True) -> nn.Module:
+    """Build the backbone.
+
+    Args:
+        parts: at least the backbone.
+        pretrained: False builds it without its weights, so that nothing is downloaded.
+    """
+    runtime = {}
+    if not pretrained and "pretrained" in parts["backbone"].arguments:
+        runtime["pretrained"] = False
+
+    module = parts["backbone"].call(**runtime)
+    assert isinstance(module, nn.Module)
+    return module
+
+
 def model(parts: Parts, classes: Classes, *, pretrained: bool = True) -> Classifier:
     """Build the backbone, and a head for these classes.
 
     Args:
         parts: at least backbone and head.
         classes: that the head scores.
-        pretrained: False builds the backbone without its weights, so that nothing is downloaded.
+        pretrained: as for `backbone`.
     """
-    runtime = {}
-    if not pretrained and "pretrained" in parts["backbone"].arguments:
-        runtime["pretrained"] = False
-
-    backbone = parts["backbone"].call(**runtime)
-    head = parts["head"].call(in_features=backbone.num_features, num_classes=len(classes))
-    return Classifier(backbone, head)
+    network = backbone(parts, pretrained=pretrained)
+    head = parts["head"].call(in_features=network.num_features, num_classes=len(classes))
+    return Classifier(network, head)
 
 
 def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:

@@ -57,8 +57,10 @@ def run(config: Config, directory: Path) -> None:
     from mldec.runtime.console import to_console
     from mldec.runtime.signals import listening
     from mldec.training.run_lock import RunLock
+    from mldec.training.trainable import check_trainable
 
     parts = build.check(config)
+    check_trainable(config, parts)
     if config.train.deterministic:
         # cuBLAS is deterministic only with this workspace.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -141,18 +143,23 @@ def _train(
 def _opening(trainer: "Trainer") -> str:
     """Describe what is about to be trained, on which data, and where it starts."""
     from mldec.runtime import distributed
+    from mldec.runtime.cost import count_parameters
     from mldec.runtime.devices import Precision
 
     config, learner = trainer.config, trainer.learner
     train, val = trainer.data.train, trainer.data.val
-    millions = sum(p.numel() for p in learner.model.parameters() if p.requires_grad) / 1e6
+
+    trainable, total = count_parameters(learner.model)
+    parameters = f"{trainable / 1e6:.2f} M trainable parameters"
+    if config.train.freeze or config.train.freeze_batchnorm:
+        parameters = f"{trainable / 1e6:.2f} of {total / 1e6:.2f} M parameters train"
 
     precision = learner.precision.value
     if config.train.precision is Precision.auto:
         precision += " (auto)"
 
     return (
-        f"{config.name}: {millions:.2f} M trainable parameters, {len(val.classes)} classes, "
+        f"{config.name}: {parameters}, {len(val.classes)} classes, "
         f"{len(train.dataset):,} training and {len(val.dataset):,} validation images, "
         f"{precision} on {trainer.device} x {distributed.world_size()}, "
         f"epoch {trainer.epoch + 1} of {config.train.epochs}, "
@@ -192,6 +199,7 @@ def describe(trainer: "Trainer") -> RunFacts:
     except Exception:
         products = None
 
+    trainable, total = count_parameters(model)
     return RunFacts(
         name=config.name,
         command=command_line(),
@@ -199,7 +207,8 @@ def describe(trainer: "Trainer") -> RunFacts:
         commit=trainer.git,
         epochs=config.train.epochs,
         image_size=size,
-        parameters=count_parameters(model)[0],
+        parameters=trainable,
+        all_parameters=total,
         multiply_accumulates=products,
         start_epoch=trainer.epoch,
         best={} if trainer.best.metric is None else asdict(trainer.best),
@@ -293,10 +302,13 @@ def app(node: DictConfig) -> None:
 def show(node: DictConfig) -> None:
     """Print the config that a run records, as YAML."""
     from mldec import build
+    from mldec.training.trainable import check_trainable
 
     with one_line():
         config = parse(node)
-        say(*to_yaml(build.recorded(config, build.check(config))).splitlines())
+        parts = build.check(config)
+        check_trainable(config, parts)
+        say(*to_yaml(build.recorded(config, parts)).splitlines())
 
 
 def choose_task(arguments: list[str]) -> tuple[Callable[[], None], list[str]]:

@@ -13,6 +13,7 @@ import timm
 import torch
 import yaml
 from safetensors.torch import save_file
+from timm.models import group_parameters
 from torch.nn import functional as F
 
 from mldec.backbones import TimmBackbone
@@ -221,6 +222,31 @@ class TestImages:
             tokens = backbone(photos(64))
         assert tokens.dtype == torch.bfloat16  # so it was on
         torch.testing.assert_close(seen[0], normalised(backbone, photos(64)))
+
+
+class TestLayers:
+    @pytest.mark.parametrize(
+        "name",
+        ["resnet18", "tresnet_m", "vit_tiny_patch16_224", "convnext_atto", "test_efficientnet"],
+    )
+    def test_they_are_those_of_timm_with_the_head_in_the_place_of_the_classifier(self, name):
+        with torch.device("meta"):
+            backbone, whole = TimmBackbone(name), timm.create_model(name)
+        layers = group_parameters(whole, whole.group_matcher(coarse=False), reverse=True)
+        below_head = backbone.layers_below_head()
+        assert below_head.keys() == dict(backbone.named_parameters()).keys()
+        for key, depth in below_head.items():
+            assert depth == max(layers.values()) - layers[key.removeprefix("network.")], key
+
+    def test_a_new_norm_is_next_to_the_head(self):
+        backbone = TimmBackbone("test_resnet", feature_norm="new")
+        assert backbone.layers_below_head()["norm.weight"] == 0
+
+    def test_a_network_whose_layers_timm_does_not_know_is_refused(self, monkeypatch):
+        backbone = TimmBackbone("test_resnet")
+        monkeypatch.delattr(type(backbone.network), "group_matcher")
+        with pytest.raises(ConfigError, match="timm does not know the layers of test_resnet"):
+            backbone.layers_below_head()
 
 
 class TestTraining:

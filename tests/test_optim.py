@@ -4,15 +4,19 @@ import subprocess
 import sys
 
 import pytest
+import timm
 import torch
 from support import assert_equal
-from timm.optim import Lamb, param_groups_weight_decay
+from timm.optim import Lamb, param_groups_layer_decay, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
+from mldec.backbones import TimmBackbone
 from mldec.errors import CheckpointError, ConfigError
 from mldec.files import torch_files
+from mldec.heads.ml_decoder import MLDecoder
+from mldec.model import Classifier
 from mldec.optim import build_optimizer, build_schedule, check_state, fast_forward, parameter_groups
 
 DECAYED = ["conv.weight", "fc.weight", "table"]
@@ -46,8 +50,10 @@ def net(seed=0):
     return Net()
 
 
-def optimizer(model, name="adam", lr=0.01, weight_decay=0.1, **options):
-    return build_optimizer(model, name=name, lr=lr, weight_decay=weight_decay, options=options)
+def optimizer(model, name="adam", lr=0.01, weight_decay=0.1, decay="weights", **options):
+    return build_optimizer(
+        model, name=name, lr=lr, weight_decay=weight_decay, decay=decay, options=options
+    )
 
 
 def by_hand(model, kind=torch.optim.Adam, lr=0.01, weight_decay=0.1):
@@ -82,14 +88,18 @@ def test_biases_and_parameters_of_one_dimension_do_not_decay():
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = {
         group["weight_decay"]: {names[p] for p in group["params"]}
-        for group in parameter_groups(model, 0.3)
+        for group in parameter_groups(model, lr=0.01, weight_decay=0.3)
     }
     assert groups == {0.3: set(DECAYED), 0.0: set(FREE)}
 
 
 def test_each_trainable_parameter_is_in_one_group_and_a_frozen_one_in_none():
     model = net()
-    inside = [id(p) for group in parameter_groups(model, 0.3) for p in group["params"]]
+    inside = [
+        id(p)
+        for group in parameter_groups(model, lr=0.01, weight_decay=0.3)
+        for p in group["params"]
+    ]
     assert sorted(inside) == sorted(id(p) for p in model.parameters() if p.requires_grad)
     assert id(model.frozen) not in inside
 
@@ -97,7 +107,11 @@ def test_each_trainable_parameter_is_in_one_group_and_a_frozen_one_in_none():
 def test_a_parameter_frozen_later_is_left_out():
     model = net()
     model.fc.requires_grad_(False)
-    inside = [id(p) for group in parameter_groups(model, 0.3) for p in group["params"]]
+    inside = [
+        id(p)
+        for group in parameter_groups(model, lr=0.01, weight_decay=0.3)
+        for p in group["params"]
+    ]
     assert id(model.fc.weight) not in inside
     assert id(model.fc.bias) not in inside
 
@@ -110,7 +124,143 @@ def test_the_groups_keep_their_decay_in_the_optimiser(name):
     assert [group["lr"] for group in built.param_groups] == [0.01, 0.01]
 
 
+# The names of the classifier in a network of timm, and what of it is frozen in these tests.
+NETWORKS = {
+    "resnet18": ("fc.", ["conv1", "bn1", "layer1"]),
+    "vit_tiny_patch16_224": ("head.", ["patch_embed", "blocks.0"]),
+    "convnext_atto": ("head.fc.", ["stem", "stages.0"]),
+}
+
+
+def classifier(name):
+    """Build a network of timm with our head, and the same one with its own, without memory."""
+    with torch.device("meta"):
+        backbone = TimmBackbone(name)
+        ours = Classifier(backbone, MLDecoder(backbone.num_features, 20, embed_dim=32))
+        return ours, timm.create_model(name, num_classes=20)
+
+
+def freeze_in_both(name, ours, theirs):
+    for part in NETWORKS[name][1]:
+        ours.backbone.network.get_submodule(part).requires_grad_(False)
+        theirs.get_submodule(part).requires_grad_(False)
+
+
+def named_groups(model, groups):
+    """Return (rate, weight decay, names) of each group that is not empty."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        (group["lr"], group["weight_decay"], frozenset(names[p] for p in group["params"]))
+        for group in groups
+        if group["params"]
+    }
+
+
+def in_network(groups, own="", *, without=()):
+    """Return the groups with the names inside the network, less those of a classifier."""
+    inside = set()
+    for lr, weight_decay, names in groups:
+        kept = {name for name in names if name.startswith(own) and not name.startswith(without)}
+        if kept:
+            inside.add((lr, weight_decay, frozenset(name.removeprefix(own) for name in kept)))
+    return inside
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("decay", ["weights", "all"])
+@pytest.mark.parametrize("name", NETWORKS)
+class TestGroupsOfTimm:
+    def test_layer_decay_gives_the_groups_of_timm(self, name, decay, frozen):
+        ours, theirs = classifier(name)
+        if frozen:
+            freeze_in_both(name, ours, theirs)
+
+        settings = {"lr": 1e-3, "weight_decay": 0.05, "decay": decay, "layer_decay": 0.7}
+        groups = named_groups(ours, parameter_groups(ours, **settings))
+        expected = param_groups_layer_decay(
+            theirs, 0.05, layer_decay=0.7, weight_decay_exclude_1d=decay == "weights"
+        )
+        for group in expected:
+            group["lr"] = 1e-3 * group["lr_scale"]
+
+        classifier_name = NETWORKS[name][0]
+        found = in_network(groups, "backbone.network.")
+        assert found == in_network(named_groups(theirs, expected), without=classifier_name)
+        assert len({lr for lr, _, _ in found}) > 3
+
+        # The head stands in the place of timm's classifier: it has the whole rate.
+        head = {lr for lr, _, names in groups for name in names if name.startswith("head.")}
+        assert head == {1e-3}
+
+    def test_without_layer_decay_too(self, name, decay, frozen):
+        ours, theirs = classifier(name)
+        if frozen:
+            freeze_in_both(name, ours, theirs)
+
+        groups = named_groups(ours, parameter_groups(ours, lr=1e-3, weight_decay=0.05, decay=decay))
+        expected = param_groups_weight_decay(
+            theirs, 0.05, weight_decay_exclude_1d=decay == "weights"
+        )
+        for group in expected:
+            group["lr"] = 1e-3
+
+        found = in_network(groups, "backbone.network.")
+        assert found == in_network(named_groups(theirs, expected), without=NETWORKS[name][0])
+
+
+def test_the_backbone_has_a_rate_of_its_own_from_which_its_layers_decay():
+    model, _ = classifier("resnet18")
+    settings = {"lr": 1e-3, "weight_decay": 0.1, "backbone_lr": 1e-5}
+
+    groups = named_groups(model, parameter_groups(model, **settings))
+    rates = {name: lr for lr, _, names in groups for name in names}
+    assert {lr for name, lr in rates.items() if name.startswith("backbone.")} == {1e-5}
+    assert {lr for name, lr in rates.items() if name.startswith("head.")} == {1e-3}
+
+    groups = named_groups(model, parameter_groups(model, **settings, layer_decay=0.5))
+    rates = {name: lr for lr, _, names in groups for name in names}
+    assert rates["backbone.network.layer4.1.conv1.weight"] == 1e-5 * 0.5
+    assert rates["backbone.network.layer4.0.conv1.weight"] == 1e-5 * 0.25
+    assert {lr for name, lr in rates.items() if name.startswith("head.")} == {1e-3}
+
+
+def test_the_first_two_groups_have_the_rate_of_the_head_in_every_case():
+    model, _ = classifier("resnet18")
+    for settings in ({}, {"decay": "all"}, {"backbone_lr": 1e-5}, {"layer_decay": 0.5}):
+        groups = parameter_groups(model, lr=1e-3, weight_decay=0.1, **settings)
+        assert [(group["lr"], group["weight_decay"]) for group in groups[:2]] == [
+            (1e-3, 0.0),
+            (1e-3, 0.1),
+        ]
+        assert all(group["params"] for group in groups[2:])
+
+
+@pytest.mark.parametrize(("setting", "value"), [("backbone_lr", 1e-5), ("layer_decay", 0.5)])
+def test_a_rate_for_a_frozen_backbone_is_refused(setting, value):
+    model, _ = classifier("resnet18")
+    model.backbone.requires_grad_(False)
+    with pytest.raises(ConfigError, match=rf"optim\.{setting} has no effect on a frozen"):
+        parameter_groups(model, lr=1e-3, weight_decay=0.1, **{setting: value})
+
+
+def test_layer_decay_needs_a_backbone_with_layers():
+    model = Classifier(nn.Linear(3, 3), MLDecoder(3, 2, embed_dim=8))
+    with pytest.raises(
+        ConfigError, match=r"optim\.layer_decay: a Linear does not say which layers"
+    ):
+        parameter_groups(model, lr=1e-3, weight_decay=0.1, layer_decay=0.5)
+
+
 # Optimisers
+
+
+def test_decay_of_all_is_adamw_on_all_parameters_as_in_query2label():
+    ours, theirs = net(), net()
+    found = trained(ours, optimizer(ours, "adamw", decay="all"), 3)
+    everything = [parameter for parameter in theirs.parameters() if parameter.requires_grad]
+    expected = trained(theirs, torch.optim.AdamW(everything, lr=0.01, weight_decay=0.1), 3)
+    for name, parameter in found.items():
+        assert torch.equal(parameter, expected[name]), name
 
 
 def test_adam_is_that_of_torch_with_decay_in_the_gradient():
@@ -328,6 +478,58 @@ def test_cosine_by_epochs_is_that_of_timm(epochs, warmup, cooldown, warmup_lr, m
             ours.step()
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-15)
     assert found[-1] == pytest.approx(min_lr if cooldown else expected[-1])
+
+
+def layered():
+    """Return a Classifier of two linear layers, and its optimiser with a rate for each."""
+    torch.manual_seed(0)
+    model = Classifier(nn.Linear(3, 3), nn.Linear(3, 2))
+    settings = {"lr": 0.01, "weight_decay": 0.1, "backbone_lr": 0.002}
+    return model, build_optimizer(model, name="adam", options={}, **settings)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "onecycle"},
+        {"name": "cosine", "warmup_steps": 7, "min_lr": 1e-4},
+        {"name": "cosine_epochs", "min_lr": 1e-4, "epoch_steps": 5},
+    ],
+)
+def test_a_group_follows_the_schedule_in_proportion_to_its_own_rate(options):
+    _, built = layered()
+    schedule = build_schedule(built, lr=0.01, steps=100, **options)
+    seen = rates(built, schedule, 100)
+    assert len(seen[0]) == 4
+    highest = [max(step[number][0] for step in seen) for number in range(4)]
+    assert highest == pytest.approx([0.01, 0.01, 0.002, 0.002])
+    for groups in seen:
+        lr = [group[0] for group in groups]
+        assert lr[0] == lr[1]
+        assert lr[2:] == pytest.approx([0.2 * lr[0]] * 2, rel=1e-9)
+
+
+def test_scaled_rates_are_those_of_timms_schedule():
+    _, built = layered()
+    parameters = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
+    scaled = [
+        {"params": [parameters[0]], "lr_scale": 1.0},
+        {"params": [parameters[1]], "lr_scale": 0.2},
+    ]
+    reference = torch.optim.Adam(scaled, lr=0.01)
+    settings = {"warmup_lr": 1e-5, "min_lr": 1e-4}
+    theirs, total = create_scheduler_v2(
+        reference, sched="cosine", num_epochs=9, warmup_epochs=3, **settings
+    )
+    ours = build_schedule(
+        built, name="cosine_epochs", lr=0.01, steps=total, warmup_steps=3, **settings
+    )
+    for epoch in range(total):
+        expected = [group["lr"] for group in reference.param_groups]
+        found = [built.param_groups[number]["lr"] for number in (0, 2)]
+        assert found == pytest.approx(expected, rel=1e-9)
+        theirs.step(epoch + 1)
+        ours.step()
 
 
 # LAMB

@@ -140,7 +140,7 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     batches = [Batch(*chunk) for chunk in zip(*chunks, strict=True)]
 
     learner = Learner(config, model, build.loss(parts), device=device, steps=10_000)
-    learner.net.train()
+    learner.train()
     train = seconds(
         lambda: learner.learn(batches, batch_size), device=device, repeats=args.repeats, warmup=3
     )

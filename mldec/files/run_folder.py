@@ -47,6 +47,7 @@ class RunFacts:
     image_size: int  # pixels per side
     parameters: int  # trainable
     multiply_accumulates: int | None  # per image; None if the model cannot be counted
+    all_parameters: int | None = None  # with the frozen ones; None in a file of an older version
     start_epoch: int = 0  # epochs finished before this start
     # The best result before this start: metric, value, weights and epoch.
     best: dict[str, Any] = field(default_factory=dict)

@@ -16,9 +16,10 @@ from mldec.data.loader import Batch, sample_seed
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation import autocast
 from mldec.model import Classifier
-from mldec.optim import build_optimizer, build_schedule, check_state, fast_forward
+from mldec.optim import build_schedule, check_state, fast_forward
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
+from mldec.training.trainable import freeze, optimizer
 from mldec.training.word_queries import augment, check
 
 
@@ -44,8 +45,8 @@ class Learner:
         queries: word vectors [K, D] of the training classes; None for closed-set data.
 
     Raises:
-        ConfigError: for synchronised batch norm without CUDA, or for an augmentation of word
-            queries on closed-set data.
+        ConfigError: for synchronised batch norm without CUDA, for an augmentation of word queries
+            on closed-set data, or from `freeze` and `optimizer`.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class Learner:
         self.model, self.loss = model, loss.to(device)
         self.queries = None if queries is None else queries.to(device)
 
-        self.optimizer = build_optimizer(model, **vars(config.optim))
+        # Before what follows copies the model or goes through its parameters.
+        self._frozen_norms = freeze(model, train)
+        self.optimizer = optimizer(model, config.optim)
         self.schedule = self._build_schedule()
         self.precision = train.precision.on(device.type)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is Precision.fp16)
@@ -112,8 +115,14 @@ class Learner:
 
     @property
     def lr(self) -> float:
-        """Return the learning rate of the next step."""
+        """Return the learning rate of the next step, for parameters without a rate of their own."""
         return self.optimizer.param_groups[0]["lr"]
+
+    def train(self) -> None:
+        """Switch the model to training mode, but for frozen batch norms."""
+        self.net.train()
+        for norm in self._frozen_norms:
+            norm.eval()
 
     def learn(
         self, micro_batches: list[Batch], images_in_step: int, *, stop: object = False
@@ -268,7 +277,7 @@ class Learner:
             CheckpointError: if an entry is missing, or has another type or shape.
         """
         # On a copy: a state that is refused must not have changed this one.
-        trial = build_optimizer(copy.deepcopy(self.model), **vars(self.config.optim))
+        trial = optimizer(copy.deepcopy(self.model), self.config.optim)
         check_state(trial, saved.optimizer, self.optimizer.param_groups, path)
 
         for name, own in self.scaler.state_dict().items() if saved.scaler else ():

@@ -133,7 +133,7 @@ class Trainer:
     def train_epoch(self, runlog: RunLog) -> None:
         """Do the optimiser steps of the current epoch that are not done yet."""
         train, total = self.config.train, self.batches.steps
-        self.learner.net.train()
+        self.learner.train()
 
         # After a resume the sampler skips the images of the steps that are done.
         self.batches.epoch, self.batches.start = self.epoch, self.position

@@ -54,6 +54,32 @@ def test_two_processes_train_as_one(tmp_path: Path, two: Path) -> None:
         assert a == pytest.approx(b, rel=1e-3)
 
 
+def test_two_processes_with_accumulation_fine_tune_as_one(tmp_path: Path) -> None:
+    # Batch norms see a part of a batch each, unless they are frozen.
+    train = [word for word in TRAIN if word != "backbone=patches"]
+    train += [
+        "backbone.name=test_resnet",
+        "train.freeze=[backbone.network.conv1,backbone.network.layer1]",
+        "train.freeze_batchnorm=all",
+        "optim.decay=all",
+        "optim.backbone_lr=5e-5",
+        "optim.layer_decay=0.7",
+    ]
+    runs = []
+    for command in ([sys.executable, *train], torchrun(2, *train, "train.accumulate=2")):
+        folder = tmp_path / str(len(runs))
+        done = finish(folder, command)
+        assert done.returncode == 0, done.stderr
+        runs.append(folder / "outputs" / "digits")
+
+    one, two = (read_torch(run / "checkpoints" / "last.pt") for run in runs)
+    for part in ("model", "ema"):
+        torch.testing.assert_close(one[part], two[part], rtol=1e-4, atol=1e-5)
+    for a, b in zip(*map(numbers, runs), strict=True):
+        assert a == pytest.approx(b, rel=1e-3)
+    assert len(one["optimizer"]["param_groups"]) == len(two["optimizer"]["param_groups"]) > 4
+
+
 def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(
     tmp_path: Path, two: Path
 ) -> None:

@@ -11,6 +11,7 @@ from support import assert_equal, numbers
 from torch import nn
 
 from mldec import build, checkpoint
+from mldec.backbones import TimmBackbone
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
 from mldec.data.base import Classes, DataModule, Split
@@ -23,7 +24,7 @@ from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.bce import BinaryCrossEntropy
 from mldec.model import Classifier
-from mldec.train import _opening
+from mldec.train import _opening, describe
 from mldec.training.runlog import RunLog
 from mldec.training.trainer import Trainer
 
@@ -89,10 +90,14 @@ def trainer(
     train: int = 32,
     dropout: float = 0.1,
     dtype: torch.dtype = torch.float32,
+    network: str | None = None,
 ) -> Trainer:
     torch.manual_seed(config.seed)
-    head = MLDecoder(48, 4, embed_dim=16, num_heads=2, mlp_dim=16, dropout=dropout)
-    model = Classifier(Patches(), head).to(dtype)
+    backbone = TimmBackbone(network) if network else Patches()
+    head = MLDecoder(
+        backbone.num_features, 4, embed_dim=16, num_heads=2, mlp_dim=16, dropout=dropout
+    )
+    model = Classifier(backbone, head).to(dtype)
     loss = loss or AsymmetricLoss()
     device = torch.device("cpu" if config.device == "auto" else config.device)
     return Trainer(
@@ -185,6 +190,131 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
         other["config"]["train"]["workers"] = 0
         assert_equal(one, other)
     assert numbers(whole) == numbers(parts)
+
+
+STEM = ("backbone.network.conv1.", "backbone.network.bn1.", "backbone.network.layer1.")
+FINE_TUNING = [
+    "train.freeze=[backbone.network.conv1,backbone.network.bn1,backbone.network.layer1]",
+    "train.freeze_batchnorm=frozen",
+    "train.accumulate=2",
+    "optim.name=adamw",
+    "optim.decay=all",
+    "optim.backbone_lr=0.005",
+    "optim.layer_decay=0.7",
+]
+
+
+def test_a_fine_tuned_run_goes_on_in_the_middle_of_an_epoch_to_the_last_bit(
+    config: Config, tmp_path: Path
+) -> None:
+    config = override(config, [*FINE_TUNING, "train.epochs=2", "train.save_every_steps=1"])
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fit(trainer(config, whole, network="test_resnet"), whole)
+
+    class Killed(Exception):
+        pass
+
+    first = trainer(config, parts, network="test_resnet")
+    learn = first.learner.learn
+
+    def killed(*arguments: Any, **named: Any) -> Any:
+        if first.learner.step == 6:
+            raise Killed
+        return learn(*arguments, **named)
+
+    first.learner.learn = killed  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        fit(first, parts)
+
+    torch.manual_seed(99)
+    second = trainer(config, parts, network="test_resnet")
+    resume(second, parts)
+    assert (second.epoch, second.position) == (1, 2)
+    fit(second, parts)
+
+    for name in ("last.pt", "best.pt"):
+        assert_equal(*(read_torch(run / "checkpoints" / name) for run in (whole, parts)))
+    assert numbers(whole) == numbers(parts)
+
+
+def test_what_is_frozen_stays_as_it_was_and_all_else_changes(
+    config: Config, tmp_path: Path
+) -> None:
+    job = trainer(override(config, FINE_TUNING), tmp_path, network="test_resnet")
+    before = {key: value.clone() for key, value in job.learner.model.state_dict().items()}
+    fit(job, tmp_path)
+
+    changed = {
+        key
+        for key, value in job.learner.model.state_dict().items()
+        if not torch.equal(value, before[key])
+    }
+    fixed = ("backbone.mean", "backbone.std", "head.queries")  # buffers that are never trained
+    assert changed == {key for key in before if not key.startswith((*STEM, *fixed))}
+
+    # The moving average of what does not change is the same to the last bit.
+    average = job.learner.ema.module.state_dict()
+    assert all(torch.equal(average[key], before[key]) for key in before if key.startswith(STEM))
+
+    inside = {p for group in job.learner.optimizer.param_groups for p in group["params"]}
+    for name, parameter in job.learner.model.named_parameters():
+        assert parameter.requires_grad is (parameter in inside) is not name.startswith(STEM), name
+
+
+def test_frozen_batch_norms_everywhere_keep_their_statistics(
+    config: Config, tmp_path: Path
+) -> None:
+    config = override(config, ["train.freeze_batchnorm=all"])
+    job = trainer(config, tmp_path, network="test_resnet")
+    norms = [
+        name
+        for name, module in job.learner.model.named_modules()
+        if isinstance(module, nn.BatchNorm2d)
+    ]
+    before = {key: value.clone() for key, value in job.learner.model.state_dict().items()}
+    fit(job, tmp_path)
+
+    after = job.learner.model.state_dict()
+    of_norms = [key for key in before if key.rpartition(".")[0] in norms]
+    assert len(of_norms) == 5 * len(norms) > 0
+    assert all(torch.equal(after[key], before[key]) for key in of_norms)
+
+
+def test_the_start_says_how_many_parameters_train(config: Config, tmp_path: Path) -> None:
+    usual = trainer(config, tmp_path, network="test_resnet")
+    total = sum(parameter.numel() for parameter in usual.learner.model.parameters())
+    assert f": {total / 1e6:.2f} M trainable parameters, 4 classes" in _opening(usual)
+
+    job = trainer(override(config, FINE_TUNING), tmp_path, network="test_resnet")
+    stem = sum(
+        parameter.numel()
+        for name, parameter in job.learner.model.named_parameters()
+        if name.startswith(STEM)
+    )
+    queries = job.learner.model.head.queries.numel()
+    millions = [number / 1e6 for number in (total - stem, total + queries)]
+    assert f": {millions[0]:.2f} of {millions[1]:.2f} M parameters train, 4" in _opening(job)
+    facts = describe(job)
+    assert (facts.parameters, facts.all_parameters) == (total - stem, total + queries)
+
+
+def test_a_checkpoint_from_before_these_settings_goes_on(config: Config, tmp_path: Path) -> None:
+    fit(trainer(override(config, ["train.epochs=1"]), tmp_path), tmp_path)
+    path = tmp_path / "checkpoints" / "last.pt"
+    state = read_torch(path)
+    for section, names in {
+        "train": ("freeze", "freeze_batchnorm"),
+        "optim": ("decay", "backbone_lr", "layer_decay"),
+    }.items():
+        for name in names:
+            del state["config"][section][name]
+    torch_files.save(path, state)
+
+    job = trainer(override(config, ["train.epochs=2"]), tmp_path)
+    resume(job, tmp_path)
+    assert job.epoch == 1
+    with pytest.raises(CheckpointError, match=r"other settings \(optim.decay: weights -> all\)"):
+        resume(trainer(override(config, ["optim.decay=all"]), tmp_path), tmp_path)
 
 
 def test_a_best_that_a_kill_left_behind_is_mended_at_a_resume(
