@@ -117,6 +117,7 @@ def digits_zsl(
     colours: int = 12,
     unseen: int = 24,
     vectors: Literal["words", "one_hot"] = "words",
+    threshold: float = 0.5,
     seed: int = 0,
 ) -> DataModule:
     """Return zero-shot scenes: training shows the seen classes only, validation all classes.
@@ -135,6 +136,8 @@ def digits_zsl(
         colours: number of colours, 2 to 14.
         unseen: number of classes that training never shows.
         vectors: form of the class vectors, see `class_queries`.
+        threshold: probability from which on a class counts as predicted, for precision, recall and
+            F1.
         seed: decides which classes are unseen, which writings are held out, and the validation
             scenes.
 
@@ -157,6 +160,10 @@ def digits_zsl(
     seen = sorted(set(range(len(names))) - set(hidden))
     seen_classes = Classes(tuple(names[number] for number in seen), queries=queries[seen])
 
+    # A wrong threshold fails now, not after an epoch.
+    make_evaluator = partial(ZeroShotEvaluator, unseen=hidden, threshold=threshold)
+    make_evaluator(len(names))
+
     # Validation differs in two ways: its scenes show all classes, and its writings are held out.
     train, val = split_writings(seed)
     draw = partial(draw_coloured, size=image_size, max_digits=max_digits, full=True)
@@ -166,7 +173,7 @@ def digits_zsl(
     return DataModule(
         load_train=lambda: Split(Scenes(draw_train, train_images), seen_classes),
         load_val=lambda: Split(Scenes(draw_val, val_images, seed), Classes(names, queries=queries)),
-        make_evaluator=lambda classes: ZeroShotEvaluator(len(classes), unseen=hidden),
+        make_evaluator=lambda classes: make_evaluator(len(classes)),
         transform=EvalTransform(image_size=image_size),
     )
 

@@ -83,4 +83,5 @@ def _packed_task(folder: Path, several: MultiLabel, one: SingleLabel) -> PackedT
         return PackedTask(one, queries)
 
     # If labels that are not listed are -1, the data set is partially annotated.
-    return PackedTask(PartialLabels() if index.rest == -1 else several, queries)
+    task = PartialLabels(several.threshold) if index.rest == -1 else several
+    return PackedTask(task, queries)
