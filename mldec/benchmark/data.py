@@ -110,7 +110,7 @@ def _random_operations() -> Callable[[Image.Image], Image.Image]:
     pixels, timm has SolarizeAdd.
     """
     # A standard deviation above 100 makes the magnitude uniform from 0 to 9.
-    return rand_augment_transform("rand-m9-n2-p0.5-mstd101", {"img_mean": (128, 128, 128)})
+    return rand_augment_transform("rand-m9-n2-p0.5-mstd101-inc1", {"img_mean": (128, 128, 128)})
 
 
 def _draw_cutout(image: Image.Image) -> Image.Image:
