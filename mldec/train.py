@@ -123,6 +123,7 @@ def _train(
         commit = trainer.git or "none"
         runlog.log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
         runlog.log.info(_opening(trainer))
+        runlog.log.info(start_weights(trainer.config, saved[0] if saved else None))
         if slow := config.train.precision.warning(device.type):
             runlog.log.warning(slow)
 
@@ -165,6 +166,31 @@ def _opening(trainer: "Trainer") -> str:
         f"epoch {trainer.epoch + 1} of {config.train.epochs}, "
         f"{trainer.position} of {trainer.batches.steps} steps done"
     )
+
+
+def start_weights(config: Config, resumed: Path | None = None) -> str:
+    """Name the weights that a run starts from, for its log.
+
+    Args:
+        config: with all arguments of the backbone; of a resumed run its `init` is the one that the
+            run began with.
+        resumed: the checkpoint that the run goes on from; None for a new run.
+    """
+    backbone = config.backbone
+    if config.init:
+        weights = f"init={config.init}"
+    elif "pretrained" not in backbone:
+        weights = f"those that {backbone['_target_']} is built with; the head is random"
+    elif backbone["pretrained"] is True:
+        weights = f"the published {backbone['name']}; the head is random"
+    elif backbone["pretrained"]:
+        weights = f"backbone.pretrained={backbone['pretrained']}; the head is random"
+    else:
+        weights = "random"
+
+    if resumed is None:
+        return f"start weights: {weights}"
+    return f"start weights: {resumed}, of a run that began with: {weights}"
 
 
 def find_start(config: Config, directory: Path) -> "tuple[Path, Checkpoint] | None":

@@ -21,8 +21,7 @@ UNEXPLAINED = (
 )
 
 NETWORKS = {
-    # S is not in timm: M with fewer blocks in its third stage.
-    "TResNet-S": ("backbone=tresnet_m", "backbone.model_args={layers:[3,4,6,3]}"),
+    "TResNet-S": ("backbone=tresnet_s",),
     "TResNet-M": ("backbone=tresnet_m",),
     "TResNet-L": ("backbone=tresnet_l",),
 }

@@ -115,6 +115,10 @@ class Train:
     random_queries: int = 0  # added to the word queries in training, each with a positive target
     # Batch-norm statistics over the images of all processes, not of each by itself; CUDA only.
     sync_batchnorm: bool = False
+    # Average the batch norms' running statistics over the processes at the end of each epoch, as
+    # timm's --dist-bn reduce. Otherwise those of the main process are evaluated, as those of the
+    # moving average of the weights always are.
+    average_batchnorm: bool = False
     nonfinite: NonFinite = NonFinite.stop
     save_every_steps: int | None = None  # besides the end of each epoch; null: never
     save_every_minutes: float | None = 10.0  # likewise

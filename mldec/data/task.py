@@ -86,11 +86,24 @@ class MultiLabel(_KnownClasses):
 
 @dataclass(frozen=True)
 class PartialLabels(_KnownClasses):
-    """Several labels per image, of which only some are known; the others are -1 (not annotated)."""
+    """Several labels per image, of which only some are known; the others are -1 (not annotated).
+
+    Args:
+        threshold: see `MultiLabel`.
+
+    Raises:
+        ConfigError: for a threshold outside (0, 1).
+    """
+
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        # The evaluator checks the threshold: a wrong one must fail now, not after an epoch.
+        PartialLabelEvaluator(1, threshold=self.threshold)
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """See `Task`."""
-        return PartialLabelEvaluator(len(classes))
+        return PartialLabelEvaluator(len(classes), threshold=self.threshold)
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ class TrainTransform:
             crop: smallest area of a random crop as a fraction of the image, in (0, 1], with an
                 aspect ratio from 3/4 to 4/3; 1 turns it off.
             interpolation: "bilinear", "bicubic", or "random": one of the two for each image, as in
-                timm.
+                timm. A RandAugment of timm resamples with it too.
             erase: probability in [0, 1] that a rectangle of 2 to 33 % of the area, with an aspect
                 ratio from 0.3 to 3.3, becomes the mean colour of ImageNet (timm's RandomErasing in
                 its mode "const").
@@ -184,7 +184,7 @@ class TrainTransform:
         self.resizes = [_resize(image_size, crop, INTERPOLATIONS[name]) for name in names]
         self.flip = flip
         self.cutout = cutout
-        self.augment = _augment(augment, image_size)
+        self.augment = _augment(augment, image_size, interpolation)
         self.erase = _erasing(erase) if erase else None
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -230,10 +230,10 @@ def _resize(size: int, crop: float, how: Image.Resampling) -> Callable[[Image.Im
     )
 
 
-def _augment(name: str, size: int) -> Callable[[Image.Image], Image.Image]:
+def _augment(name: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:
     """Build the augmentation with this name, see `TrainTransform`."""
     if name.startswith("rand-"):
-        return _timm_augment(name, size)
+        return _timm_augment(name, size, interpolation)
 
     _check_known("augment", name, AUGMENTS)
     from torchvision.transforms import v2
@@ -242,8 +242,8 @@ def _augment(name: str, size: int) -> Callable[[Image.Image], Image.Image]:
     return augmentations[name]()
 
 
-def _timm_augment(text: str, size: int) -> Callable[[Image.Image], Image.Image]:
-    """Build timm's RandAugment, with translations and fill colour as in timm's own pipeline."""
+def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:
+    """Build timm's RandAugment as timm's own pipeline does: transforms_imagenet_train."""
     # timm ignores parts without a number, and fails on others later or with an assertion.
     if not re.fullmatch(
         r"rand(-(m\d+|n\d+|p(0\.\d+|1|1\.0)|mstd\d+(\.\d+)?|mmax\d+|inc[01]))+", text
@@ -256,6 +256,10 @@ def _timm_augment(text: str, size: int) -> Callable[[Image.Image], Image.Image]:
     from timm.data.auto_augment import rand_augment_transform
 
     settings = {"translate_const": int(size * 0.45), "img_mean": MEAN_COLOUR}
+    # Without this setting each operation takes one of the two at random.
+    if interpolation != "random":
+        settings["interpolation"] = INTERPOLATIONS[interpolation]
+
     transform = rand_augment_transform(text, settings)
     for operation in transform.ops:
         if operation.name.startswith("Posterize"):

@@ -27,6 +27,14 @@ class Counts:
         sums.hits, sums.predicted, sums.positives = distributed.total(stacked)
         return sums
 
+    def of_classes(self, chosen: Tensor) -> "Counts":
+        """Return the counts of some classes, given by indices or as bool [K]."""
+        selected = Counts(0)
+        selected.hits = self.hits[chosen]
+        selected.predicted = self.predicted[chosen]
+        selected.positives = self.positives[chosen]
+        return selected
+
     def update(self, decided: Tensor, targets: Tensor) -> None:
         """Add decisions bool [B, K] and targets [B, K] of 1, 0 or -1."""
         decided = decided & (targets >= 0)
@@ -67,6 +75,17 @@ class Counts:
         return {name + suffix: 100 * value.item() for name, value in values.items()}
 
 
+def logit_of(threshold: float) -> float:
+    """Return the logit of a probability: comparing logits saves the sigmoid of every score.
+
+    Raises:
+        ConfigError: for a threshold outside (0, 1).
+    """
+    if not 0 < threshold < 1:
+        raise ConfigError(f"data.threshold {threshold} is not in (0, 1)")
+    return math.log(threshold / (1 - threshold))
+
+
 class MultiLabelEvaluator:
     """mAP in its variants, and precision, recall and F1 at a threshold and at top-k.
 
@@ -82,13 +101,10 @@ class MultiLabelEvaluator:
     """
 
     def __init__(self, num_classes: int, *, threshold: float = 0.5, top_k: int = 3) -> None:
-        if not 0 < threshold < 1:
-            raise ConfigError(f"data.threshold {threshold} is not in (0, 1)")
         if top_k < 1:
             raise ConfigError(f"top_k is {top_k}: it must be at least 1")
 
-        # Comparing logits saves the sigmoid of every score.
-        self.logit_threshold = math.log(threshold / (1 - threshold))
+        self.logit_threshold = logit_of(threshold)
         self.top_k = top_k
 
         self.predictions = Predictions(num_classes)

@@ -1,4 +1,4 @@
-"""Mean average precision for partial labels: only annotated labels count."""
+"""The metrics of partial labels: only annotated labels count."""
 
 import logging
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mldec.errors import DataError
+from mldec.evaluators.multi_label import Counts, logit_of
 from mldec.evaluators.predictions import Predictions, average_precision_of_all
 from mldec.runtime import distributed
 
@@ -13,21 +14,30 @@ log = logging.getLogger("mldec")
 
 
 class PartialLabelEvaluator:
-    """mAP over the annotated labels (1 and 0), and for comparison with -1 taken as negative.
+    """mAP, precision, recall and F1 over the annotated labels (1 and 0).
+
+    For comparison also the mAP with -1 taken as negative.
 
     Source: Alibaba-MIIL/PartialLabelingCSL, AP_partial. The numbers of the paper on Open Images are
     `mAP_partial`.
 
     Args:
         num_classes: K.
+        threshold: see `MultiLabelEvaluator`.
+
+    Raises:
+        ConfigError: for a threshold out of its range.
     """
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, *, threshold: float = 0.5) -> None:
+        self.logit_threshold = logit_of(threshold)
         self.predictions = Predictions(num_classes)
+        self.at_threshold = Counts(num_classes)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
-        self.predictions.add(logits, targets)
+        logits, targets = self.predictions.add(logits, targets)
+        self.at_threshold.update(logits > self.logit_threshold, targets)
 
     def compute(self) -> dict[str, float]:
         """Return percentages, then numbers of classes.
@@ -35,7 +45,8 @@ class PartialLabelEvaluator:
         mAP_partial: mean over the valid classes, those with an annotated positive and an annotated
         negative. mAP_weighted: the same, with each class weighted by its positives. mAP_naive:
         labels that are not annotated are negative, and a class without a positive counts as 0, as
-        in fully annotated data. A class that is not valid is counted once: without labels, else
+        in fully annotated data. P, R and F1 at the threshold are those of the valid classes and
+        their annotated labels. A class that is not valid is counted once: without labels, else
         without positives, else without negatives.
 
         Raises:
@@ -74,6 +85,7 @@ class PartialLabelEvaluator:
             "mAP_partial": 100 * precision[valid].mean().item(),
             "mAP_weighted": 100 * weighted.item(),
             "mAP_naive": 100 * naive.nan_to_num(0).mean().item(),
+            **self.at_threshold.over_processes().of_classes(valid).summary(),
             "classes_valid": float(valid.sum()),
             "classes_without_labels": float(((positives == 0) & (negatives == 0)).sum()),
             "classes_without_positives": float(((positives == 0) & (negatives > 0)).sum()),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mldec.errors import ConfigError
-from mldec.evaluators.multi_label import Counts, top_k
+from mldec.evaluators.multi_label import Counts, logit_of, top_k
 from mldec.evaluators.predictions import Predictions, average_precision_of_all
 from mldec.runtime import distributed
 
@@ -15,7 +15,7 @@ TOP_K = (3, 5)  # of table 6 of the paper
 
 
 class ZeroShotEvaluator:
-    """mAP, and overall precision, recall and F1 at 3 and 5, for zero-shot classification.
+    """mAP, and precision, recall and F1 at a threshold and overall at 3 and 5, for zero-shot.
 
     Metrics named zsl are among the unseen classes, those named gzsl among all classes. Each query
     is decoded by itself, so the logits of the unseen classes are the same in both cases. Papers
@@ -32,13 +32,22 @@ class ZeroShotEvaluator:
         num_classes: number of all classes K.
         unseen: indices of the classes that training did not see.
         images: "unseen" or "all".
+        threshold: see `MultiLabelEvaluator`.
 
     Raises:
-        ConfigError: if the unseen classes are none, all, out of range or named twice, or if
-            `images` is another word.
+        ConfigError: if the unseen classes are none, all, out of range or named twice, if `images`
+            is another word, or the threshold is out of its range.
     """
 
-    def __init__(self, num_classes: int, *, unseen: Sequence[int], images: str = "unseen") -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        unseen: Sequence[int],
+        images: str = "unseen",
+        threshold: float = 0.5,
+    ) -> None:
+        self.logit_threshold = logit_of(threshold)
         self.unseen = torch.as_tensor(sorted(set(unseen)), dtype=torch.int64)
         is_repeated = len(self.unseen) != len(unseen)
         is_proper_subset = set(unseen) < set(range(num_classes))
@@ -59,6 +68,7 @@ class ZeroShotEvaluator:
         if self.all_images:
             widths["zsl_all"] = len(self.unseen)
         self.counts = {(kind, k): Counts(width) for kind, width in widths.items() for k in TOP_K}
+        self.at_threshold = {kind: Counts(width) for kind, width in widths.items()}
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
@@ -76,6 +86,9 @@ class ZeroShotEvaluator:
         for (kind, k), counts in self.counts.items():
             scores, labels = views[kind]
             counts.update(top_k(scores, k), labels)
+        for kind, counts in self.at_threshold.items():
+            scores, labels = views[kind]
+            counts.update(scores > self.logit_threshold, labels)
 
     def _has_unseen(self, targets: Tensor) -> Tensor:
         """Tell which images have an unseen label: targets [B, K] -> bool [B]."""
@@ -94,13 +107,14 @@ class ZeroShotEvaluator:
         return predictions
 
     def compute(self) -> dict[str, float]:
-        """Return percentages: mAP of each kind, seen_mAP, harmonic_mAP, then P, R and F1 at each k.
+        """Return percentages: mAP of each kind, seen_mAP, harmonic_mAP, then P, R and F1.
 
         A class without a positive counts as 0, as in the official code, or is left out
         (`_skip_empty`). harmonic_mAP is 2 s u / (s + u) of seen_mAP and the mAP of the unseen
-        classes over the same images: zsl_mAP or zsl_all_mAP. At k, the k highest logits of an image
-        (all, if there are fewer classes) are predicted: P is true positives / predictions, R is
-        true positives / positives.
+        classes over the same images: zsl_mAP or zsl_all_mAP. At the threshold, P, R and F1 are per
+        class (C) and overall (O), as those of `MultiLabelEvaluator`. At k they are overall, and the
+        k highest logits of an image (all, if there are fewer classes) are predicted: P is true
+        positives / predictions, R is true positives / positives.
         """
         every = _precision(self.predictions)
         unseen = every[self.unseen]
@@ -133,6 +147,9 @@ class ZeroShotEvaluator:
         for (kind, k), counts in self.counts.items():
             overall = counts.over_processes().summary()
             metrics |= {f"{kind}_{name}@{k}": overall[f"O{name}"] for name in ("P", "R", "F1")}
+        for kind, counts in self.at_threshold.items():
+            summary = counts.over_processes().summary()
+            metrics |= {f"{kind}_{name}": value for name, value in summary.items()}
         return metrics
 
     def per_class(self) -> dict[str, list[float]]:

@@ -181,6 +181,14 @@ def synchronised_batch_norm(model: nn.Module) -> nn.Module:
     return convert_sync_batchnorm(model)
 
 
+def average_batch_norm(model: nn.Module) -> None:
+    """Average the running mean and variance of each batch norm over the processes."""
+    if dist.is_initialized():
+        from timm.utils import distribute_bn  # slow to import, and for several processes only
+
+        distribute_bn(model, world_size(), reduce=True)
+
+
 def copy_buffers(model: nn.Module) -> None:
     """Copy the buffers of the main process to all others.
 

@@ -152,6 +152,11 @@ class Trainer:
             self._check(outcome, micro_batches)
             self.meter.add(outcome.loss, images)
 
+            # Before anything is saved: each step begins with the statistics of the main process, so
+            # that a checkpoint of the mean is all that a resumed run needs.
+            if train.average_batchnorm and self.position == total:
+                distributed.average_batch_norm(self.learner.model)
+
             if self.position % train.log_every == 0 or self.position == total:
                 self._report(runlog, description, lr)
             if outcome.stopping:

@@ -32,9 +32,9 @@ def test_evaluates_to_the_same_numbers(
     outcome = cli("evaluate", FOLDER / f"{run}.pt", "--weights", weights, "--json", report)
 
     assert outcome.status == 0, outcome.err
-    assert json.loads(report.read_text())["metrics"] == pytest.approx(
-        NUMBERS[run]["evaluate"][weights], abs=1e-3
-    )
+    # A later version may have more metrics.
+    metrics, expected = json.loads(report.read_text())["metrics"], NUMBERS[run]["evaluate"][weights]
+    assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("run", NUMBERS)

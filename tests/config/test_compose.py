@@ -279,6 +279,7 @@ def test_the_recipe_of_figure_6_is_that_of_the_official_command(name: str) -> No
     assert config.train.batch_size == 2048
     assert config.train.epochs - (config.schedule.cooldown_epochs or 0) == 300
     assert (config.train.repeats, config.train.ema_decay, config.train.clip_grad) == (3, None, None)
+    assert config.train.average_batchnorm
     assert (config.optim.name, config.optim.lr, config.optim.weight_decay) == ("lamb", 4e-3, 0.02)
     assert (config.schedule.name, config.schedule.warmup_epochs) == (ScheduleName.cosine_epochs, 5)
     assert (config.mix.mixup, config.mix.cutmix, config.mix.smoothing) == (0.1, 1.0, 0.0)
@@ -295,6 +296,30 @@ def test_the_recipe_of_figure_6_is_that_of_the_official_command(name: str) -> No
     made_of = build.recorded(config, build.check(config)).data
     assert wanted.items() <= {**made_of, "cutout": None}.items()
     assert made_of["cutout"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "gammas", "simulation"),
+    [
+        ("coco_partial_rps", (0, 1, 4), (0.5, None)),
+        ("coco_partial_fpc", (0, 3, 4), (0.0, 1000)),
+    ],
+)
+def test_simulations_of_partial_labels_are_those_of_csls_examples(
+    name: str, gammas: tuple[int, int, int], simulation: tuple[float, int | None]
+) -> None:
+    config = compose([f"+experiment={name}"])
+    config = build.recorded(config, build.check(config))
+    kinds = ("gamma_pos", "gamma_neg", "gamma_unannotated")
+    assert tuple(config.loss[kind] for kind in kinds) == gammas
+    assert (config.data["drop_labels"], config.data["keep_per_class"]) == simulation
+    assert (config.loss["mode"], config.loss["clip"]) == ("selective", 0)
+    assert (config.loss["likelihood_top_k"], config.loss["prior_threshold"]) == (5, 0.5)
+    assert (config.train.epochs, config.train.batch_size, config.optim.lr) == (30, 64, 2e-4)
+
+
+def test_the_prior_threshold_of_open_images_is_csls_default() -> None:
+    assert compose(["+experiment=openimages_tresnet_m"]).loss["prior_threshold"] == 0.05
 
 
 def test_override_changes_what_it_names(digits: Config) -> None:

@@ -20,11 +20,11 @@ def test_cutout_covers_one_square_of_one_colour():
         assert (inside == inside[0]).all()
         areas.append(len(inside))
         colours.append(inside[0])
-    # Half of the centres lie within 15 of a border and lose 7.5 on average, which leaves 26.25 of
-    # each side of 30.
-    assert max(areas) == 30 * 30
-    assert min(areas) >= 15 * 15
-    assert np.mean(areas) == pytest.approx(26.25**2, rel=0.05)
+    # Half of the centres lie within 15 of a border and lose 7.5 on average, which leaves 27.25 of
+    # each side of 31.
+    assert max(areas) == 31 * 31
+    assert min(areas) >= 16 * 16
+    assert np.mean(areas) == pytest.approx(27.25**2, rel=0.05)
     assert np.mean(colours, axis=0) == pytest.approx([127.5] * 3, abs=15)
     assert len({tuple(colour) for colour in colours}) > 290
 
@@ -35,8 +35,33 @@ def test_cutout_rounds_its_side_and_takes_each_side_by_itself():
     for _ in range(300):
         covered = np.asarray(cutout(Image.new("RGB", (31, 11)), 0.5)).any(2)
         sizes.add((int(covered.any(0).sum()), int(covered.any(1).sum())))
-    assert max(width for width, _ in sizes) == 16  # int(15.5 + 0.5)
-    assert max(height for _, height in sizes) == 6
+    assert max(width for width, _ in sizes) == 17  # int(15.5 + 0.5), and one more
+    assert max(height for _, height in sizes) == 7
+
+
+def official_cutout(image, fraction):
+    """CutoutPIL of the official helper_functions.py, which gives both corners to Pillow."""
+    side = image.width
+    patch = int(fraction * side + 0.5)
+    x_c, y_c = random.randrange(side), random.randrange(side)
+    x1, x2 = np.clip([x_c - patch // 2, x_c + patch // 2], 0, side)
+    y1, y2 = np.clip([y_c - patch // 2, y_c + patch // 2], 0, side)
+    colour = tuple(random.randint(0, 255) for _ in range(3))
+    covered = image.copy()
+    ImageDraw.Draw(covered).rectangle([x1, y1, x2, y2], fill=colour)
+    return covered
+
+
+@pytest.mark.parametrize(("side", "widest"), [(448, 225), (224, 113), (31, 17), (33, 17), (5, 3)])
+def test_cutout_equals_the_official_one_to_the_bit(side, widest):
+    image = picture(side, side)
+    ours, officials = [], []
+    for function, results in ((cutout, ours), (official_cutout, officials)):
+        random.seed(0)
+        results += [np.asarray(function(image, 0.5)) for _ in range(60)]
+    assert np.array_equal(ours, officials)
+    black = [np.asarray(cutout(Image.new("RGB", (side, side)), 0.5)).any(2) for _ in range(60)]
+    assert max(int(covered.any(0).sum()) for covered in black) == widest
 
 
 # The pairs of operations
@@ -185,6 +210,9 @@ def test_small_cutout_is_in_pixels():
     ]
     assert max(areas) == 20 * 20
     assert min(areas) >= 10 * 10
+    # As in the package: 7 pixels are three on each side of the centre.
+    odd = results_of("cutout", Image.new("RGB", (100, 100)), row=3, draws=50)
+    assert max((result == PATCH).all(2).sum() for result in odd) == 6 * 6
 
 
 def test_invert_equalize_autocontrast():

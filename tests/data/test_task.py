@@ -74,10 +74,20 @@ def test_top_k() -> None:
     assert "top5" not in metrics(SingleLabel())  # of three classes
 
 
+def test_partial_labels_have_a_threshold_too() -> None:
+    low, high = (PartialLabels(threshold).evaluator(THREE) for threshold in (0.7, 0.75))
+    for evaluator in (low, high):
+        evaluator.update(LOGITS, TARGETS)
+    assert (low.compute()["OR"], high.compute()["OR"]) == (100, 0)
+
+
 @pytest.mark.parametrize("threshold", [0.0, 1.0, -1.0, 1.5])
-def test_a_wrong_threshold_is_refused_with_the_task(threshold: float) -> None:
+@pytest.mark.parametrize("task", [MultiLabel, PartialLabels])
+def test_a_wrong_threshold_is_refused_with_the_task(
+    task: type[MultiLabel | PartialLabels], threshold: float
+) -> None:
     with pytest.raises(ConfigError, match=f"threshold.*{threshold}"):
-        MultiLabel(threshold)
+        task(threshold)
 
 
 def test_a_wrong_top_k_is_refused_with_the_task_or_the_classes() -> None:

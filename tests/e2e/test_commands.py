@@ -443,6 +443,7 @@ def test_init_starts_a_new_run_from_weights(
     )
     assert status == 0, err
     assert "tensors loaded" in out
+    assert f"start weights: init={best}" in Path("outputs/digits/train.log").read_text()
     began = read_torch(best)
     start = began["ema" if began["best"]["weights"] == "ema" else "model"]
     end = read_torch(Path("outputs/digits/checkpoints/last.pt"))["model"]

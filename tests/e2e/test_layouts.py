@@ -156,7 +156,7 @@ def test_estimated_priors_are_kept_over_a_stop_and_written_at_the_end(
         "+experiment=digits_openimages",
         f"data.root={root}",
         *TINY,
-        "loss=partial_selective",
+        "loss=partial_selective_one_run",
         "train.epochs=2",
     ]
     assert cli("train", *words, "name=whole")[0] == 0
@@ -176,10 +176,43 @@ def test_estimated_priors_are_kept_over_a_stop_and_written_at_the_end(
     )
     assert all(0 < prior < 1 for prior in read_prior(whole / "class_prior.csv"))
     status, _, err = cli(
-        "train", *words, "name=second", f"loss.class_prior={whole}/class_prior.csv"
+        "train",
+        *words,
+        "name=second",
+        "loss=partial_selective",
+        f"loss.class_prior={whole}/class_prior.csv",
     )
     assert status == 0, err
     assert not Path("outputs/second/class_prior.csv").exists()  # nothing was estimated
+
+
+# Experiment -> layout of its data, and settings that fit the few images.
+TWO_STEPS = {
+    "coco_json_tresnet_l": ("coco", ["data.train=train2014", "data.val=val2014"]),
+    "coco_partial_rps": ("coco", []),
+    "coco_partial_fpc": ("coco", ["data.keep_per_class=3"]),
+    "openimages_tresnet_m": ("openimages", ["head.num_groups=5"]),
+    "voc2012_tresnet_l": ("voc", []),
+}
+
+
+@pytest.mark.parametrize("name", TWO_STEPS)
+def test_an_experiment_trains_two_steps(cli: Cli, tree: Callable[[str], Path], name: str) -> None:
+    layout, words = TWO_STEPS[name]
+    root = tree(layout)
+    if layout == "voc":
+        lists = root / "VOCdevkit" / "VOC2007" / "ImageSets" / "Main"
+        (lists / "trainval.txt").rename(lists / "train.txt")
+        (lists / "test.txt").rename(lists / "val.txt")
+        (root / "VOCdevkit" / "VOC2007").rename(root / "VOCdevkit" / "VOC2012")
+
+    # The decoder of TINY is no setting of the GAP head.
+    tiny = [word for word in TINY if not (word.startswith("head.") and "partial" in name)]
+    words = [f"+experiment={name}", f"data.root={root}", *tiny, "train.batch_size=24", *words]
+    status, _, err = cli("train", *words)
+    assert status == 0, err
+    state = read_torch(Path("outputs", name, "checkpoints", "last.pt"))
+    assert (state["step"], state["epoch"]) == (2, 1)
 
 
 def test_without_a_valid_class_a_run_ends_at_its_first_evaluation(

@@ -3,7 +3,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score
+from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score
 from support import in_processes
 
 from mldec.errors import DataError
@@ -25,9 +25,9 @@ def predictions() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def evaluated(
-    logits: torch.Tensor, targets: torch.Tensor
+    logits: torch.Tensor, targets: torch.Tensor, threshold: float = 0.5
 ) -> tuple[PartialLabelEvaluator, dict[str, float]]:
-    evaluator = PartialLabelEvaluator(logits.shape[1])
+    evaluator = PartialLabelEvaluator(logits.shape[1], threshold=threshold)
     for block, labels in zip(logits.split(40), targets.split(40), strict=True):
         evaluator.update(block, labels)
     return evaluator, evaluator.compute()
@@ -58,6 +58,24 @@ def test_only_annotated_labels_of_valid_classes_count() -> None:
     assert np.isnan([columns["AP"][c] for c in (1, 3, 5)]).all()
     assert columns["positives"] == (targets == 1).sum(0).tolist()
     assert columns["negatives"] == (targets == 0).sum(0).tolist()
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.75])
+def test_metrics_at_the_threshold_are_of_annotated_labels_of_valid_classes(
+    threshold: float,
+) -> None:
+    logits, targets = predictions()
+    _, metrics = evaluated(logits, targets, threshold)
+    decided = logits.double().sigmoid() > threshold
+    valid = [0, 2, 4, 6]
+    columns = [(targets[targets[:, c] >= 0, c], decided[targets[:, c] >= 0, c]) for c in valid]
+    precisions = [precision_score(*pair, zero_division=0) for pair in columns]
+    recalls = [recall_score(*pair) for pair in columns]
+    assert metrics["CP"] == pytest.approx(100 * np.mean(precisions))
+    assert metrics["CR"] == pytest.approx(100 * np.mean(recalls))
+    labels, decisions = (torch.cat(parts) for parts in zip(*columns, strict=True))
+    assert metrics["OP"] == pytest.approx(100 * precision_score(labels, decisions))
+    assert metrics["OF1"] == pytest.approx(100 * f1_score(labels, decisions))
 
 
 def plain_map(logits: torch.Tensor, targets: torch.Tensor) -> float:

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score
+from sklearn.metrics import average_precision_score, precision_recall_fscore_support
 from support import in_processes
 
 from mldec.errors import ConfigError
@@ -107,8 +107,35 @@ def test_both_protocols_agree_on_the_same_images():
     _, every = evaluated(*predictions(), images="all")
     _, some = evaluated(*predictions())
     same = [name for name in some if name.startswith("zsl_")]
-    assert len(same) == 8
+    assert len(same) == 15
     assert {name: every[name] for name in same} == {name: some[name] for name in same}
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.75])
+def test_metrics_at_the_threshold_are_those_of_sklearn(threshold):
+    logits, targets = predictions()
+    _, metrics = evaluated(logits, targets, images="all", threshold=threshold)
+    rows = targets[:, UNSEEN].any(1)
+    views = {
+        "zsl": (logits[rows][:, UNSEEN], targets[rows][:, UNSEEN]),
+        "zsl_all": (logits[:, UNSEEN], targets[:, UNSEEN]),
+        "gzsl": (logits, targets),
+    }
+    for kind, (scores, labels) in views.items():
+        decided = scores.double().sigmoid() > threshold
+        for average, letter in (("macro", "C"), ("micro", "O")):
+            precision, recall, f1, _ = precision_recall_fscore_support(
+                labels, decided, average=average, zero_division=0
+            )
+            found = [metrics[f"{kind}_{letter}{name}"] for name in ("P", "R")]
+            assert found == pytest.approx([100 * precision, 100 * recall])
+            f1_name = f"{kind}_CF1_mean" if letter == "C" else f"{kind}_OF1"
+            assert metrics[f1_name] == pytest.approx(100 * f1)
+
+
+def test_a_wrong_threshold_is_refused():
+    with pytest.raises(ConfigError, match=r"data.threshold 1.5 is not in \(0, 1\)"):
+        ZeroShotEvaluator(CLASSES, unseen=UNSEEN, threshold=1.5)
 
 
 @pytest.mark.parametrize("images", ["unseen", "all"])

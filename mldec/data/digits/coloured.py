@@ -96,6 +96,7 @@ def digits_zsl(
     colours: int = 12,
     unseen: int = 24,
     vectors: Literal["words", "one_hot"] = "words",
+    threshold: float = 0.5,
 ) -> DataModule:
     """Return zero-shot scenes: training shows the seen classes only, validation all classes.
 
@@ -111,6 +112,8 @@ def digits_zsl(
         colours: number of colours, 2 to 14.
         unseen: number of classes that training never shows.
         vectors: form of the class vectors, see `class_queries`.
+        threshold: probability from which on a class counts as predicted, for precision, recall and
+            F1.
 
     Raises:
         ValueError: An argument is out of range, or so many classes are unseen that a colour or a
@@ -125,6 +128,10 @@ def digits_zsl(
     seen = sorted(set(range(len(names))) - set(hidden))
     seen_classes = Classes(tuple(names[number] for number in seen), queries=queries[seen])
 
+    # A wrong threshold fails now, not after an epoch.
+    make_evaluator = partial(ZeroShotEvaluator, unseen=hidden, threshold=threshold)
+    make_evaluator(len(names))
+
     # Validation scenes show all classes.
     draw = partial(draw_coloured, max_digits=max_digits, full=True)
     train, val = make_splits(
@@ -136,7 +143,7 @@ def digits_zsl(
     return DataModule(
         load_train=lambda: Split(train, seen_classes),
         load_val=lambda: Split(val, Classes(names, queries=queries)),
-        make_evaluator=lambda classes: ZeroShotEvaluator(len(classes), unseen=hidden),
+        make_evaluator=lambda classes: make_evaluator(len(classes)),
         transform=EvalTransform(image_size=scenes.image_size),
     )
 

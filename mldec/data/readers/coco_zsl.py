@@ -40,6 +40,7 @@ def coco_zsl(
     train: str = "train2014",
     val: str = "val2014",
     val_images: str = "unseen",
+    threshold: float = 0.5,
 ) -> Source:
     """Return MS-COCO zero-shot: training on 48 classes, validation on 65, by category id.
 
@@ -53,6 +54,8 @@ def coco_zsl(
         train: split to learn from.
         val: split to evaluate on.
         val_images: "unseen": only images with an unseen class; "all": images with any of the 65.
+        threshold: probability from which on a class counts as predicted, for precision, recall and
+            F1.
 
     Raises:
         DataError: A file under `root` is missing or broken, or does not fit the others; see
@@ -66,6 +69,7 @@ def coco_zsl(
         vectors=lambda names: class_vectors(folder, vectors, names, order=COCO),
         val_images=val_images,
         where=where,
+        threshold=threshold,
     )
 
     return Source(

@@ -117,7 +117,7 @@ def _task(source: Path, exclusive: bool, threshold: float, top_k: int | None) ->
             has_negatives = b"negatives" in file.readline().lower()
     except OSError:
         has_negatives = False
-    return PartialLabels() if has_negatives else task
+    return PartialLabels(threshold) if has_negatives else task
 
 
 def _load_split(

@@ -39,6 +39,7 @@ def nuswide_zsl(
     split_file: str = "benchmark_81_v0.json",
     vectors: str = "wordvec_array.pth",
     val_images: str = "unseen",
+    threshold: float = 0.5,
 ) -> Source:
     """Return NUS-WIDE zero-shot: training on the seen classes, validation on all.
 
@@ -56,6 +57,8 @@ def nuswide_zsl(
             `read_vectors`. The columns of an array without a list of names beside it are the sorted
             classes of the CSV.
         val_images: "unseen": only images with an unseen class, as in the official code; or "all".
+        threshold: probability from which on a class counts as predicted, for precision, recall and
+            F1.
 
     Raises:
         DataError: A file under `root` is missing or broken, or does not fit the others; see
@@ -68,6 +71,7 @@ def nuswide_zsl(
         vectors=lambda names: class_vectors(folder, vectors, names, order=names),
         val_images=val_images,
         where=f"{folder / csv_file} ({_SEE})",
+        threshold=threshold,
     )
     load = partial(_load_split, folder, csv_file)
     return Source(load=load, train="train", val="val", task=task, where=folder, see=_SEE)

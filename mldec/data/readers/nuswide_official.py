@@ -36,6 +36,7 @@ def nuswide_official(
     images: str = "Flickr",
     vectors: str = "wordvec_array.pth",
     val_images: str = "all",
+    threshold: float = 0.5,
 ) -> Source:
     """Return NUS-WIDE zero-shot by its official lists: 925 seen tags and 81 unseen concepts.
 
@@ -53,6 +54,8 @@ def nuswide_official(
             `read_vectors`. The columns of an array without a list of names beside it are the sorted
             classes.
         val_images: "all", as in LESA and BiAM; or "unseen": only images with an unseen class.
+        threshold: probability from which on a class counts as predicted, for precision, recall and
+            F1.
 
     Raises:
         DataError: A file under `root` is missing or broken, or does not fit the others; see
@@ -69,6 +72,7 @@ def nuswide_official(
         vectors=lambda names: class_vectors(folder, vectors, names, order=names),
         val_images=val_images,
         where=f"{folder} ({_SEE})",
+        threshold=threshold,
     )
 
     return Source(

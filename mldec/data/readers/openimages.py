@@ -50,6 +50,7 @@ def openimages(
     val: str = "test",
     names: Literal["display", "mid"] = "display",
     prefix: int = 0,
+    threshold: float = 0.5,
 ) -> Source:
     """Return Open Images: the classes in the order of the trainable list, images by image id.
 
@@ -68,6 +69,8 @@ def openimages(
             (12)"; or "mid": the class id, such as /m/01bqvp.
         prefix: length of the image folders' sub-folder names, which are the first characters of the
             image ids: 2 for train/0a/; 0 for no sub-folders.
+        threshold: probability from which on a class counts as predicted, for precision, recall and
+            F1.
 
     Raises:
         DataError: A file under `root` is missing or broken; see `Source.load`.
@@ -79,9 +82,10 @@ def openimages(
     if prefix < 0:
         raise ValueError(f"prefix is {prefix}: it must be 0 (no sub-folders) or more")
 
+    task = PartialLabels(threshold)
     folder = check_folder(root, "Open Images", _SEE)
     load = partial(_load_split, folder, names=names, prefix=prefix)
-    return Source(load=load, train=train, val=val, task=PartialLabels(), where=folder, see=_SEE)
+    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
 
 
 def _load_split(

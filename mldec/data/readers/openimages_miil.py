@@ -43,6 +43,7 @@ def openimages_miil(
     val: str = "val",
     names: Literal["display", "mid"] = "display",
     class_list: str | None = None,
+    threshold: float = 0.5,
 ) -> Source:
     """Return Open Images in the MIIL form: images in the order of the file, classes by MID.
 
@@ -59,13 +60,16 @@ def openimages_miil(
         class_list: file in `root` with one MID per line: the classes of a given checkpoint, in its
             order. Labels of other classes are left out. None takes every class that the file names
             in either split, sorted by MID.
+        threshold: probability from which on a class counts as predicted, for precision, recall and
+            F1.
 
     Raises:
         DataError: A file under `root` is missing or broken; see `Source.load`.
     """
+    task = PartialLabels(threshold)
     folder = check_folder(root, "Open Images", _SEE)
     load = partial(_load_split, folder, names=names, class_list=class_list)
-    return Source(load=load, train=train, val=val, task=PartialLabels(), where=folder, see=_SEE)
+    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
 
 
 def _load_split(

@@ -59,5 +59,5 @@ def _packed_task(folder: Path, several: MultiLabel, one: SingleLabel) -> Task:
     if index.exclusive:
         return replace(one, queries=queries)
     if index.rest == -1:
-        return PartialLabels(queries=queries)
+        return PartialLabels(threshold=several.threshold, queries=queries)
     return replace(several, queries=queries)

@@ -34,15 +34,18 @@ class ZeroShot:
         val_images: "unseen": only images with an unseen class, as in the official code; "all": as
             in LESA and BiAM.
         where: folder of the data set and pointer to the documentation, for messages.
+        threshold: see `mldec.data.task.MultiLabel`.
 
     Raises:
         ValueError: for an unknown `val_images`.
+        ConfigError: for a threshold outside (0, 1).
     """
 
     roles: Callable[[Sequence[str]], Roles]
     vectors: Callable[[Sequence[str]], Tensor]
     val_images: str
     where: str
+    threshold: float = 0.5
 
     # Roles and vectors by class names: both are slow to read, and each split asks for them.
     _known: dict[tuple[str, ...], tuple[Roles, Tensor]] = field(
@@ -52,6 +55,8 @@ class ZeroShot:
     def __post_init__(self) -> None:
         if self.val_images not in IMAGES:
             raise ValueError(f"val_images is {self.val_images!r}: it must be unseen or all")
+        # The evaluator checks the threshold: a wrong one must fail now, not after an epoch.
+        ZeroShotEvaluator(2, unseen=[0], threshold=self.threshold)
 
     def training(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
         """Return the images with a seen class, and the seen classes.
@@ -83,7 +88,9 @@ class ZeroShot:
     def evaluator(self, classes: Classes) -> Evaluator:
         """Return an evaluator that knows which of the classes are unseen."""
         (_, unseen), _ = self._roles_and_vectors(classes.names)
-        return ZeroShotEvaluator(len(classes), unseen=unseen, images=self.val_images)
+        return ZeroShotEvaluator(
+            len(classes), unseen=unseen, images=self.val_images, threshold=self.threshold
+        )
 
     def _showing(
         self, images: LabelledImages, columns: list[int], what: str

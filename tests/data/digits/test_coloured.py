@@ -240,9 +240,20 @@ def test_wrong_values_are_refused(arguments, expected):
         made(digits_zsl, **arguments)
 
 
-def test_wrong_thresholds_are_refused_at_the_start():
+@pytest.mark.parametrize("make", [coloured_digits, digits_zsl])
+def test_wrong_thresholds_are_refused_at_the_start(make):
     with pytest.raises(ConfigError, match=r"threshold.*1\.5"):
-        made(coloured_digits, threshold=1.5)
+        made(make, threshold=1.5)
+
+
+def test_the_threshold_reaches_the_zero_shot_evaluator():
+    low, high = (
+        made(digits_zsl, colours=4, unseen=8, threshold=threshold).evaluator()
+        for threshold in (0.5, 0.75)
+    )
+    for evaluator in (low, high):
+        evaluator.update(torch.ones(1, 40), torch.ones(1, 40))  # probability 0.73
+    assert (low.compute()["zsl_OR"], high.compute()["zsl_OR"]) == (100, 0)
 
 
 def test_names_say_colour_and_digit():

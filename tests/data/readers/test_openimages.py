@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 from readers import Reader, names, targets, write_picture
+from support import made
 
 from mldec.build import check
 from mldec.config.compose import compose
 from mldec.data.labels import from_entries, from_statements
 from mldec.data.readers.openimages import class_names, openimages, read_descriptions
+from mldec.data.readers.openimages_miil import openimages_miil
 from mldec.errors import ConfigError
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.files import text as inputs
@@ -64,6 +66,12 @@ def root(tmp_path: Path) -> Path:
 
 def write(root: Path, rows: str, name: str = TEST_FILE, header: str = HEADER) -> None:
     (root / "annotations" / name).write_text(f"{header}\n{rows}")
+
+
+@pytest.mark.parametrize("reader", [openimages, openimages_miil])
+def test_a_wrong_threshold_is_refused_before_any_file_is_read(tmp_path: Path, reader) -> None:
+    with pytest.raises(ConfigError, match=r"threshold.*1\.5"):
+        made(reader, root=str(tmp_path / "nowhere"), threshold=1.5)
 
 
 @pytest.fixture

@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import made
 
 from mldec.data.base import Classes, LabelledImages
 from mldec.data.labels import from_dense
+from mldec.data.readers.coco_zsl import coco_zsl
+from mldec.data.readers.nuswide import nuswide_zsl
+from mldec.data.readers.nuswide_official import nuswide_official
 from mldec.data.storage.image_files import ImageFiles
 from mldec.data.table import encode_paths
 from mldec.data.zero_shot.task import ZeroShot, neighbours, split_classes
-from mldec.errors import DataError
+from mldec.errors import ConfigError, DataError
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 
 NAMES = ("ant", "bee", "cat", "dogs")
@@ -30,6 +34,20 @@ def task(**changed: Any) -> ZeroShot:
         "where": "/data (see there)",
     }
     return ZeroShot(**{**settings, **changed})
+
+
+@pytest.mark.parametrize("reader", [nuswide_zsl, nuswide_official, coco_zsl])
+def test_every_reader_passes_its_threshold_on(reader: Any, tmp_path: Path) -> None:
+    (tmp_path / "some file").touch()
+    with pytest.raises(ConfigError, match=r"threshold.*1\.5"):
+        made(reader, root=str(tmp_path), threshold=1.5)
+
+
+def test_the_threshold_reaches_the_evaluator() -> None:
+    low, high = (task(threshold=value).evaluator(Classes(NAMES)) for value in (0.5, 0.75))
+    for evaluator in (low, high):
+        evaluator.update(torch.ones(1, 4), torch.ones(1, 4))  # probability 0.73
+    assert (low.compute()["zsl_OR"], high.compute()["zsl_OR"]) == (100, 0)
 
 
 def images(dense: np.ndarray = DENSE) -> LabelledImages:
