@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from mldec.backbones import TimmBackbone
 from mldec.errors import ConfigError
 
-FOLDER = Path(__file__).parents[1] / "configs" / "backbone"
+FOLDER = Path(__file__).parents[2] / "configs" / "backbone"
 # All but the one whose network the user chooses.
 OPTIONS = sorted(path for path in FOLDER.glob("*.yaml") if path.stem != "timm")
 PARAMETERS = {
