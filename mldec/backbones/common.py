@@ -180,9 +180,7 @@ def _channels(setting: str, values: Sequence[float]) -> Tensor:
 
 def no_checkpointing(name: str) -> ConfigError:
     """Return the error for checkpointing=true where a network does not support it."""
-    return ConfigError(
-        f"backbone.checkpointing=true: {name} does not support it; leave it out"
-    )
+    return ConfigError(f"backbone.checkpointing=true: {name} does not support it; leave it out")
 
 
 def weights_misfit(name: str, pretrained: bool | str, reason: str) -> ConfigError:

@@ -94,13 +94,11 @@ class HFBackbone(Backbone):
         config: dict[str, Any] | None = None,
     ) -> None:
         # Reading them here would let a stranger's checkpoint choose what is read and asked for.
-        for setting, value in {"config": config, "mean": mean, "std": std}.items():
-            if value is None:
-                raise ConfigError(
-                    f"backbone.{setting}=null: HFBackbone needs it; "
-                    f"HFBackbone.complete reads it from {name}"
-                )
-        assert config is not None and mean is not None and std is not None
+        if config is None or mean is None or std is None:
+            raise ConfigError(
+                f"backbone.config=null: HFBackbone needs config, mean and std; "
+                f"HFBackbone.complete reads those of {name}"
+            )
         check_drop_path(drop_path)
         check_feature_norm(feature_norm)
 
@@ -243,7 +241,9 @@ def _own_settings(config_class: Any) -> list[str]:
     """
     shared = inspect.signature(_transformers().PreTrainedConfig.__init__).parameters
     own = inspect.signature(config_class.__init__).parameters
-    return [key for key, setting in own.items() if key not in shared and setting.kind not in VARIADIC]
+    return [
+        key for key, setting in own.items() if key not in shared and setting.kind not in VARIADIC
+    ]
 
 
 def _recorded_config(name: str, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +258,10 @@ def _recorded_config(name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     # A config may have an older name for a setting, which transformers translates.
     readable = {*keys, *config_class.attribute_map}
     config = _checked(config_class, {key: content[key] for key in readable & content.keys()})
-    settings = {"model_type": config_class.model_type, **{key: getattr(config, key) for key in keys}}
+    settings = {
+        "model_type": config_class.model_type,
+        **{key: getattr(config, key) for key in keys},
+    }
 
     try:
         # Lists instead of tuples: as a checkpoint gives it back.
