@@ -19,7 +19,7 @@ BACKBONE = "backbone.network."
 
 # (Width of the first stage, blocks per stage, rows of a table of relative positions) -> timm's
 # name. A window of w x w tokens has (2w - 1)^2 relative positions.
-SWINS = {
+SWINS: dict[tuple[int, tuple[int, ...], int], str] = {
     (96, (2, 2, 6, 2), 13**2): "swin_tiny_patch4_window7_224",
     (96, (2, 2, 18, 2), 13**2): "swin_small_patch4_window7_224",
     (128, (2, 2, 18, 2), 13**2): "swin_base_patch4_window7_224",
@@ -29,7 +29,7 @@ SWINS = {
 }
 # (Width of the first stage, blocks per stage) -> the name on the hub, and the widths of the stages.
 # All other sizes are the defaults of transformers; an attention head has 64 channels.
-CVTS = {
+CVTS: dict[tuple[int, tuple[int, ...]], tuple[str, list[int]]] = {
     (64, (1, 2, 10)): ("microsoft/cvt-13", [64, 192, 384]),
     (64, (1, 4, 16)): ("microsoft/cvt-21", [64, 192, 384]),
     (192, (2, 2, 20)): ("microsoft/cvt-w24-384-22k", [192, 768, 1024]),
