@@ -59,7 +59,7 @@ def run(config: Config, directory: Path) -> None:
     from mldec.training.run_lock import RunLock
     from mldec.training.trainable import check_trainable
 
-    parts = build.check(config)
+    parts = build.complete(build.check(config))
     check_trainable(config, parts)
     if config.train.deterministic:
         # cuBLAS is deterministic only with this workspace.

@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ from torch import Tensor
 
 from mldec.checkpoint import zoo
 from mldec.checkpoint.classes import check_count
+from mldec.checkpoint.query2label_backbones import (
+    BACKBONE,
+    backbone_node,
+    is_cvt,
+    rename_cvt,
+    rename_swin,
+)
 from mldec.config.compose import option
 from mldec.data.base import Classes
 from mldec.data.class_names import COCO, VOC
@@ -26,7 +34,6 @@ from mldec.errors import CheckpointError
 log = logging.getLogger("mldec")
 
 CONTAINERS = ("model", "state_dict", "ema", "state_dict_ema", "model_ema")
-BACKBONE = "backbone.network."
 MAX_DIGITS = 10  # of the index of a layer; a longer one belongs to no network
 STRIDE = 32  # of every network below
 
@@ -172,7 +179,8 @@ def convert(
         if num_classes == 80
         else {"image_size": size}
     )
-    config = {"name": path.stem, "data": data, "backbone": _backbone(weights, path), "head": head}
+    backbone = backbone_node(weights, size, path) or _backbone(weights, path)
+    config = {"name": path.stem, "data": data, "backbone": backbone, "head": head}
 
     return Released(
         config={**config, "loss": option("loss", "asl")},
@@ -188,7 +196,8 @@ def _renamer(official: Mapping[str, Tensor]) -> Callable[[str], str | None] | No
     The function returns None for a tensor that our model does not have.
     """
     if any(key.startswith("transformer.") for key in official):
-        return _query2label
+        rename_transformer = rename_cvt if is_cvt(official) else rename_swin
+        return partial(_query2label, rename_transformer=rename_transformer)
     if any(key.startswith("body.conv1.") for key in official):
         return _tresnet
     if "layer4.0.conv1.weight" in official:
@@ -217,8 +226,13 @@ def _resnet(key: str) -> str | None:
     return BACKBONE + key
 
 
-def _query2label(key: str) -> str | None:
-    """Rename a tensor of a Query2Label model, whose backbone is a TResNet or a ResNet."""
+def _query2label(key: str, rename_transformer: Callable[[str], str | None]) -> str | None:
+    """Rename a tensor of a Query2Label model.
+
+    Args:
+        key: its official name.
+        rename_transformer: renames a tensor of a backbone that is no TResNet or ResNet.
+    """
     if key.startswith("backbone.0.body."):
         inner = key.removeprefix("backbone.0.").replace("body.body.", "body.")
         abn = re.match(
@@ -227,6 +241,8 @@ def _query2label(key: str) -> str | None:
         )
         return _tresnet(inner) if abn else BACKBONE + inner.removeprefix("body.")
 
+    if key.startswith("backbone.0."):
+        return rename_transformer(key.removeprefix("backbone.0."))
     if key.startswith("backbone."):
         return None  # the sine position embedding, which we compute
     return "head." + _replace(key, QUERY2LABEL)

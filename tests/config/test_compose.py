@@ -47,7 +47,8 @@ def test_every_option_of_every_part_composes(part: str) -> None:
     names = sorted(path.stem for path in Path(config_dir(), part).glob("*.yaml"))
     assert names
     for name in names:
-        model = [f"{part}.name=resnet18"] if name == "timm" else []  # which has no default
+        # Two options have no default.
+        model = [f"{part}.name=resnet18"] if name in ("timm", "hf") else []
         build.check(compose(["+experiment=digits", f"{part}={name}", *model]))
 
 

@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 from pictures import picture, seed_everything
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from mldec.data.official_augment import GREY, OPERATIONS, PATCH, PairAugment, cutout
 from mldec.data.transforms import TrainTransform

@@ -1,4 +1,4 @@
-"""Backbones: one class that turns images into tokens with any image network of timm."""
+"""A backbone that turns images into tokens with any image network of timm."""
 
 import inspect
 import math
@@ -7,23 +7,32 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import timm
 import torch
-from huggingface_hub.utils import EntryNotFoundError, get_session
 from timm.models import get_arch_pretrained_cfgs, get_pretrained_cfg, load_state_dict
 from timm.models._manipulate import group_with_matcher  # in its __all__, and exported nowhere else
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from mldec.backbones.common import (
+    REMEDY,
+    WEIGHTS,
+    Backbone,
+    brief,
+    check_drop_path,
+    check_feature_norm,
+    hub_file,
+    no_checkpointing,
+    no_pretrained_norm,
+    weights_from_file,
+    weights_misfit,
+)
 from mldec.errors import ConfigError, suggest
 
 # B batch, H and W image height and width in pixels, N tokens, C backbone width
 
-_FEATURE_NORMS = ["auto", "none", "pretrained", "new"]
 # Arguments of timm that model_args must not hold. Some are settings of the backbone, and one of the
 # two values would be ignored silently; `checkpoint_path` and `pretrained_cfg` would read a file or
 # an address that nobody asked for.
@@ -35,13 +44,9 @@ _SETTINGS = {
     "img_size": "image_size",
     "drop_path_rate": "drop_path",
 }
-_REMEDY = (
-    "give a file with backbone.pretrained=FILE, "
-    "or backbone.pretrained=false to start from random weights"
-)
 
 
-class TimmBackbone(nn.Module):
+class TimmBackbone(Backbone):
     """Turn images into tokens with a network of timm's registry.
 
     Images are scaled to [0, 1] and normalised with the mean and standard deviation that the weights
@@ -70,9 +75,6 @@ class TimmBackbone(nn.Module):
         ConfigError: if a setting does not fit the network, or the weights are not available.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(
         self,
         name: str,
@@ -86,17 +88,17 @@ class TimmBackbone(nn.Module):
         std: Sequence[float] | None = None,
         model_args: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__()
         arguments = _arguments(name, image_size, drop_path, model_args or {})
-        self.network = _create(name, num_classes=0, **arguments)
-        self.num_features: int = self.network.num_features
+        network = _create(name, num_classes=0, **arguments)
+        cfg = network.pretrained_cfg
+        super().__init__(
+            name, cfg["mean"] if mean is None else mean, cfg["std"] if std is None else std
+        )
+
+        self.network = network
+        self.num_features = network.num_features
         self.norm = nn.LayerNorm(self.num_features) if feature_norm == "new" else nn.Identity()
 
-        # Buffers, because the normalisation belongs to the weights: a checkpoint must hold it.
-        cfg = self.network.pretrained_cfg
-        self.register_buffer("mean", _channels("mean", cfg["mean"] if mean is None else mean))
-        self.register_buffer("std", _channels("std", cfg["std"] if std is None else std))
-        self._name = name
         self._num_prefix = _num_prefix_tokens(self.network)
         self._norm_path = _norm_path(self.network, name, feature_norm)
         self._freeze_unused(*((image_size, image_size) if image_size else cfg["input_size"][-2:]))
@@ -105,39 +107,11 @@ class TimmBackbone(nn.Module):
             try:
                 self.network.set_grad_checkpointing(True)
             except (AttributeError, AssertionError) as error:
-                raise ConfigError(
-                    f"backbone.checkpointing=true: {name} does not support it; leave it out"
-                ) from error
+                raise no_checkpointing(name) from error
 
         # At the end, so that nothing is downloaded before all other settings are known to be good.
         if pretrained:
             _load_weights(self.network, name, pretrained, arguments)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Compute the tokens of a batch of images.
-
-        Args:
-            images: [B, 3, H, W], uint8 in 0..255, or floating point that is in [0, 1] already.
-
-        Returns:
-            [B, N, C], row by row over the image.
-
-        Raises:
-            ValueError: for images of another type.
-            ConfigError: if the features of the network are neither a map nor a sequence of C
-                channels.
-        """
-        if images.dtype == torch.uint8:
-            images = images.to(self.mean.dtype) / 255
-        elif not images.is_floating_point():
-            raise ValueError(
-                f"images are {images.dtype}; give uint8 in 0..255 or floating point in [0, 1]"
-            )
-
-        # Autocast leaves both operations alone, so the images are normalised in the parameters'
-        # type.
-        images = (images.to(self.mean.dtype) - self.mean) / self.std
-        return self.norm(self._tokens(self.network.forward_features(images)))
 
     def layers_below_head(self) -> dict[str, int]:
         """Return how many layers each parameter is below the head of the model, by its name.
@@ -161,12 +135,9 @@ class TimmBackbone(nn.Module):
         depth = {f"network.{name}": layers["classifier"] - layer for name, layer in layers.items()}
         return {name: depth.get(name, 0) for name, _ in self.named_parameters()}
 
-    def _tokens(self, features: Any) -> Tensor:
-        """Return the tokens [B, N, C] of a network's features.
-
-        Args:
-            features: a map [B, C, H, W] or [B, H, W, C], or a sequence [B, N, C] with class tokens.
-        """
+    def _tokens(self, images: Tensor) -> Tensor:
+        # A map [B, C, H, W] or [B, H, W, C], or a sequence [B, N, C] with class tokens.
+        features = self.network.forward_features(images)
         shape = features.shape if isinstance(features, Tensor) else ()
         channels_last = len(shape) == 3 or getattr(self.network, "output_fmt", "NCHW") == "NHWC"
         if len(shape) not in (3, 4) or shape[-1 if channels_last else 1] != self.num_features:
@@ -180,20 +151,8 @@ class TimmBackbone(nn.Module):
             return features[:, self._num_prefix :]
         return features.flatten(1, 2) if channels_last else features.flatten(2).transpose(1, 2)
 
-    def _misfit(self, actual: str) -> ConfigError:
-        """Return the error for features of a form that is not supported."""
-        wanted = f"one map or sequence of {self.num_features} channels"
-        return ConfigError(
-            f"backbone.name={self._name}: its features are {actual}, not {wanted}; "
-            f"take another network"
-        )
-
     def _freeze_unused(self, height: int, width: int) -> None:
         """Check the layout with one image, and freeze parameters that the tokens do not depend on.
-
-        Layers behind the features (the last convolution of a MobileNetV3, a norm that is not
-        wanted) are kept, so that published weights fit. They get no gradient, which DDP would
-        refuse, and weight decay would shrink them to zero.
 
         Args:
             height: of the image, in pixels.
@@ -202,27 +161,7 @@ class TimmBackbone(nn.Module):
         Raises:
             ConfigError: if the network fails on such an image, or its features are not supported.
         """
-        own = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        trainable = [key for key, parameter in self.named_parameters() if parameter.requires_grad]
-
-        # The meta device has shapes but no values: the trial takes no memory and draws no random
-        # numbers.
-        self.eval()
-        try:
-            with torch.inference_mode(False), torch.enable_grad():
-                meta = {key: torch.empty_like(value, device="meta") for key, value in own.items()}
-                inputs = [meta[key].requires_grad_() for key in trainable]
-                image = torch.empty(1, 3, height, width, dtype=self.mean.dtype, device="meta")
-                tokens = functional_call(self, meta, (image,))
-                gradients = torch.autograd.grad(tokens.sum(), inputs, allow_unused=True)
-        except ConfigError:
-            raise
-        except Exception as error:
-            trial = f"a trial image of {height} x {width} pixels failed ({_brief(error)})"
-            raise ConfigError(
-                f"backbone.name={self._name}: {trial}; take another network or size"
-            ) from error
-        self.train()
+        tokens, unused = self._try_out(height, width)
 
         # More tokens than patches mean that some of them are not of the image, such as class
         # tokens.
@@ -231,9 +170,7 @@ class TimmBackbone(nn.Module):
         if not 0 < tokens.shape[1] <= most:
             raise self._misfit(f"{tokens.shape[1]} tokens where there are {most} patches")
 
-        for key, gradient in zip(trainable, gradients, strict=True):
-            if gradient is None:
-                own[key].requires_grad_(False)
+        self._freeze(unused)
 
 
 def _arguments(
@@ -263,8 +200,7 @@ def _arguments(
             f"backbone.name={name}: {architecture} has no weights of this tag{suggest(tag, tags)}"
         )
 
-    if not 0 <= drop_path < 1:
-        raise ConfigError(f"backbone.drop_path={drop_path}: give a rate in [0, 1)")
+    check_drop_path(drop_path)
     if clash := sorted(_RESERVED & model_args.keys()):
         raise ConfigError(
             f"backbone.model_args.{clash[0]}: not to be set here; use the settings of the backbone"
@@ -297,7 +233,7 @@ def _create(name: str, **arguments: Any) -> Any:
 
         settings = ", ".join(f"{key}={value}" for key, value in arguments.items())
         raise ConfigError(
-            f"backbone: timm cannot build {name} with {settings}: {_brief(error)}"
+            f"backbone: timm cannot build {name} with {settings}: {brief(error)}"
         ) from error
 
 
@@ -310,10 +246,7 @@ def _norm_path(network: Any, name: str, feature_norm: str) -> str | None:
         ConfigError: for an unknown `feature_norm`, or `pretrained` for a network without such a
             norm.
     """
-    if feature_norm not in _FEATURE_NORMS:
-        raise ConfigError(
-            f"backbone.feature_norm={feature_norm}: unknown{suggest(feature_norm, _FEATURE_NORMS)}"
-        )
+    check_feature_norm(feature_norm)
     if feature_norm in ("none", "new"):
         return None
 
@@ -325,10 +258,7 @@ def _norm_path(network: Any, name: str, feature_norm: str) -> str | None:
                 return path
 
     if feature_norm == "pretrained":
-        raise ConfigError(
-            f"backbone.feature_norm=pretrained: {name} has no norm behind its pooling; "
-            f"use auto or new"
-        )
+        raise no_pretrained_norm(name)
     return None
 
 
@@ -336,16 +266,6 @@ def _num_prefix_tokens(network: Any) -> int:
     """Return the number of class and register tokens in front of the image's tokens."""
     # The attribute is missing or None on a CNN, and missing on VOLO, which has one class token.
     return int(getattr(network, "num_prefix_tokens", hasattr(network, "cls_token")) or 0)
-
-
-def _channels(setting: str, values: Sequence[float]) -> Tensor:
-    """Return three values, one per channel, as a tensor [3, 1, 1]."""
-    if len(values) != 3 or (setting == "std" and min(values) <= 0):
-        raise ConfigError(
-            f"backbone.{setting}={list(values)}: give red, green and blue in [0, 1]; std is above 0"
-        )
-
-    return torch.tensor([float(value) for value in values]).view(3, 1, 1)
 
 
 def _load_weights(
@@ -367,7 +287,7 @@ def _load_weights(
     Raises:
         ConfigError: if the weights are not available, or do not fit the network.
     """
-    state = _published(name) if pretrained is True else _from_file(str(pretrained))
+    state = _published(name) if pretrained is True else weights_from_file(str(pretrained))
     num_classes = _num_classes(state, network)
 
     # With an overlay, timm takes the weights from `state_dict` and downloads nothing.
@@ -380,9 +300,7 @@ def _load_weights(
             weights = timm.create_model(name, pretrained=True, **arguments).state_dict()
         network.load_state_dict({key: weights[key] for key in network.state_dict()})
     except Exception as error:
-        value = "true" if pretrained is True else pretrained
-        misfit = f"the weights do not fit {name} with these settings ({_brief(error)})"
-        raise ConfigError(f"backbone.pretrained={value}: {misfit}; {_REMEDY}") from error
+        raise weights_misfit(name, pretrained, brief(error)) from error
 
 
 def _num_classes(state: dict[str, Any], network: Any) -> int:
@@ -400,28 +318,6 @@ def _num_classes(state: dict[str, Any], network: Any) -> int:
     return 0 if state.keys() == network.state_dict().keys() else cfg["num_classes"]
 
 
-def _from_file(path: str) -> dict[str, Any]:
-    """Read the weights in a file of plain tensors.
-
-    Raises:
-        ConfigError: if the file is missing, or is not a .safetensors or .pth file of plain tensors.
-    """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ConfigError(f"backbone.pretrained={path}: no such file; {_REMEDY}")
-
-    try:
-        state = load_state_dict(str(file), weights_only=True)
-        # timm would treat an empty dictionary as none, and download weights.
-        if not state:
-            raise ValueError("no tensors")
-    except Exception as error:
-        # The messages about a broken or hostile file are long and do not help a user.
-        fault = "not a .safetensors or .pth file of plain tensors"
-        raise ConfigError(f"backbone.pretrained={path}: {fault}; {_REMEDY}") from error
-    return state
-
-
 def _published(name: str) -> dict[str, Any]:
     """Return the weights that timm publishes for a network; they are downloaded only once.
 
@@ -431,12 +327,12 @@ def _published(name: str) -> dict[str, Any]:
     cfg = get_pretrained_cfg(name)
     if not cfg or not cfg.has_weights:
         raise ConfigError(
-            f"backbone.pretrained=true: timm publishes no weights of {name}; {_REMEDY}"
+            f"backbone.pretrained=true: timm publishes no weights of {name}; {REMEDY}"
         )
 
     try:
         if cfg.hf_hub_id:
-            return load_state_dict(_hub_file(cfg.hf_hub_id), weights_only=True)
+            return load_state_dict(hub_file(cfg.hf_hub_id, WEIGHTS), weights_only=True)
 
         # torch reports a download on standard output, which is for results.
         with redirect_stdout(sys.stderr):
@@ -447,30 +343,5 @@ def _published(name: str) -> dict[str, Any]:
         address = (
             f"{huggingface_hub.constants.ENDPOINT}/{cfg.hf_hub_id}" if cfg.hf_hub_id else cfg.url
         )
-        fault = f"the weights of {name} cannot be had from {address} ({_brief(error)})"
-        raise ConfigError(f"backbone.pretrained=true: {fault}; {_REMEDY}") from error
-
-
-def _hub_file(repository: str) -> str:
-    """Return the local path of a repository's weights, downloaded if they are not in the cache.
-
-    Raises:
-        FileNotFoundError: if the repository holds no file of weights.
-        Exception: any of huggingface_hub, if the download fails.
-    """
-    for offline in (True, False):
-        # Without a network, this request fails at once, whereas a download retries for a minute.
-        if not offline:
-            get_session().head(huggingface_hub.constants.ENDPOINT, timeout=10)
-        for filename in ("model.safetensors", "pytorch_model.bin"):
-            with suppress(EntryNotFoundError):
-                return huggingface_hub.hf_hub_download(
-                    repository, filename, local_files_only=offline
-                )
-
-    raise FileNotFoundError("no weights in this repository")
-
-
-def _brief(error: Exception) -> str:
-    """Return the type and the message of an error, in one line of at most 160 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+        fault = f"the weights of {name} cannot be had from {address} ({brief(error)})"
+        raise ConfigError(f"backbone.pretrained=true: {fault}; {REMEDY}") from error
