@@ -1,7 +1,6 @@
 """Backbones: one class that turns images into tokens with any image network of timm."""
 
 import inspect
-import math
 import re
 import sys
 from collections.abc import Sequence
@@ -16,9 +15,16 @@ import torch
 from huggingface_hub.utils import EntryNotFoundError, get_session
 from timm.models import get_arch_pretrained_cfgs, get_pretrained_cfg, load_state_dict
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from mldec.errors import ConfigError, suggest
+from mldec.errors import ConfigError, brief, suggest
+from mldec.tokens import (
+    MisfitError,
+    check_patches,
+    freeze,
+    norm_behind_pooling,
+    timm_tokens,
+    try_out,
+)
 
 # B batch, H and W image height and width in pixels, N tokens, C backbone width
 
@@ -95,10 +101,17 @@ class TimmBackbone(nn.Module):
         cfg = self.network.pretrained_cfg
         self.register_buffer("mean", _channels("mean", cfg["mean"] if mean is None else mean))
         self.register_buffer("std", _channels("std", cfg["std"] if std is None else std))
-        self._name = name
-        self._num_prefix = _num_prefix_tokens(self.network)
         self._norm_path = _norm_path(self.network, name, feature_norm)
-        self._freeze_unused(*((image_size, image_size) if image_size else cfg["input_size"][-2:]))
+
+        side_lengths = (image_size, image_size) if image_size else cfg["input_size"][-2:]
+        try:
+            tokens, unused = try_out(self, (3, *side_lengths))
+            check_patches(self.network, tokens)
+        except MisfitError as error:
+            raise ConfigError(
+                f"backbone.name={name}: {error}; take another network or size"
+            ) from error
+        freeze(self, unused)
 
         if checkpointing:
             try:
@@ -123,7 +136,7 @@ class TimmBackbone(nn.Module):
 
         Raises:
             ValueError: for images of another type.
-            ConfigError: if the features of the network are neither a map nor a sequence of C
+            MisfitError: if the features of the network are neither a map nor a sequence of C
                 channels.
         """
         if images.dtype == torch.uint8:
@@ -136,81 +149,7 @@ class TimmBackbone(nn.Module):
         # Autocast leaves both operations alone, so the images are normalised in the parameters'
         # type.
         images = (images.to(self.mean.dtype) - self.mean) / self.std
-        return self.norm(self._tokens(self.network.forward_features(images)))
-
-    def _tokens(self, features: Any) -> Tensor:
-        """Return the tokens [B, N, C] of a network's features.
-
-        Args:
-            features: a map [B, C, H, W] or [B, H, W, C], or a sequence [B, N, C] with class tokens.
-        """
-        shape = features.shape if isinstance(features, Tensor) else ()
-        channels_last = len(shape) == 3 or getattr(self.network, "output_fmt", "NCHW") == "NHWC"
-        if len(shape) not in (3, 4) or shape[-1 if channels_last else 1] != self.num_features:
-            raise self._misfit(f"{list(shape)}" if shape else f"a {type(features).__name__}")
-
-        # Before the map is flattened: the norm is made for the layout of its own network.
-        if self._norm_path:
-            features = self.network.get_submodule(self._norm_path)(features)
-
-        if len(shape) == 3:
-            return features[:, self._num_prefix :]
-        return features.flatten(1, 2) if channels_last else features.flatten(2).transpose(1, 2)
-
-    def _misfit(self, actual: str) -> ConfigError:
-        """Return the error for features of a form that is not supported."""
-        wanted = f"one map or sequence of {self.num_features} channels"
-        return ConfigError(
-            f"backbone.name={self._name}: its features are {actual}, not {wanted}; "
-            f"take another network"
-        )
-
-    def _freeze_unused(self, height: int, width: int) -> None:
-        """Check the layout with one image, and freeze parameters that the tokens do not depend on.
-
-        Layers behind the features (the last convolution of a MobileNetV3, a norm that is not
-        wanted) are kept, so that published weights fit. They get no gradient, which DDP would
-        refuse, and weight decay would shrink them to zero.
-
-        Args:
-            height: of the image, in pixels.
-            width: of the image, in pixels.
-
-        Raises:
-            ConfigError: if the network fails on such an image, or its features are not supported.
-        """
-        own = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        trainable = [key for key, parameter in self.named_parameters() if parameter.requires_grad]
-
-        # The meta device has shapes but no values: the trial takes no memory and draws no random
-        # numbers.
-        self.eval()
-        try:
-            with torch.inference_mode(False), torch.enable_grad():
-                meta = {key: torch.empty_like(value, device="meta") for key, value in own.items()}
-                inputs = [meta[key].requires_grad_() for key in trainable]
-                image = torch.empty(1, 3, height, width, dtype=self.mean.dtype, device="meta")
-                tokens = functional_call(self, meta, (image,))
-                gradients = torch.autograd.grad(tokens.sum(), inputs, allow_unused=True)
-        except ConfigError:
-            raise
-        except Exception as error:
-            trial = f"a trial image of {height} x {width} pixels failed ({_brief(error)})"
-            raise ConfigError(
-                f"backbone.name={self._name}: {trial}; take another network or size"
-            ) from error
-        self.train()
-
-        # More tokens than patches mean that some of them are not of the image, such as class
-        # tokens.
-        grid = getattr(getattr(self.network, "patch_embed", None), "grid_size", None)
-        most = math.prod(grid) if grid else tokens.shape[1]
-        if not 0 < tokens.shape[1] <= most:
-            raise self._misfit(f"{tokens.shape[1]} tokens where there are {most} patches")
-
-        for key, gradient in zip(trainable, gradients, strict=True):
-            if gradient is None:
-                own[key].requires_grad_(False)
+        return self.norm(timm_tokens(self.network, images, norm_path=self._norm_path))
 
 
 def _arguments(
@@ -274,7 +213,7 @@ def _create(name: str, **arguments: Any) -> Any:
 
         settings = ", ".join(f"{key}={value}" for key, value in arguments.items())
         raise ConfigError(
-            f"backbone: timm cannot build {name} with {settings}: {_brief(error)}"
+            f"backbone: timm cannot build {name} with {settings}: {brief(error)}"
         ) from error
 
 
@@ -294,25 +233,13 @@ def _norm_path(network: Any, name: str, feature_norm: str) -> str | None:
     if feature_norm in ("none", "new"):
         return None
 
-    for path in ("head.norm", "fc_norm"):
-        with suppress(AttributeError):
-            # Only norms over channels have this attribute. A norm of another width comes after a
-            # further layer.
-            if tuple(network.get_submodule(path).normalized_shape) == (network.num_features,):
-                return path
-
-    if feature_norm == "pretrained":
+    path = norm_behind_pooling(network)
+    if path is None and feature_norm == "pretrained":
         raise ConfigError(
             f"backbone.feature_norm=pretrained: {name} has no norm behind its pooling; "
             f"use auto or new"
         )
-    return None
-
-
-def _num_prefix_tokens(network: Any) -> int:
-    """Return the number of class and register tokens in front of the image's tokens."""
-    # The attribute is missing or None on a CNN, and missing on VOLO, which has one class token.
-    return int(getattr(network, "num_prefix_tokens", hasattr(network, "cls_token")) or 0)
+    return path
 
 
 def _channels(setting: str, values: Sequence[float]) -> Tensor:
@@ -358,7 +285,7 @@ def _load_weights(
         network.load_state_dict({key: weights[key] for key in network.state_dict()})
     except Exception as error:
         value = "true" if pretrained is True else pretrained
-        misfit = f"the weights do not fit {name} with these settings ({_brief(error)})"
+        misfit = f"the weights do not fit {name} with these settings ({brief(error)})"
         raise ConfigError(f"backbone.pretrained={value}: {misfit}; {_REMEDY}") from error
 
 
@@ -424,7 +351,7 @@ def _published(name: str) -> dict[str, Any]:
         address = (
             f"{huggingface_hub.constants.ENDPOINT}/{cfg.hf_hub_id}" if cfg.hf_hub_id else cfg.url
         )
-        fault = f"the weights of {name} cannot be had from {address} ({_brief(error)})"
+        fault = f"the weights of {name} cannot be had from {address} ({brief(error)})"
         raise ConfigError(f"backbone.pretrained=true: {fault}; {_REMEDY}") from error
 
 
@@ -446,8 +373,3 @@ def _hub_file(repository: str) -> str:
                 )
 
     raise FileNotFoundError("no weights in this repository")
-
-
-def _brief(error: Exception) -> str:
-    """Return the type and the message of an error, in one line of at most 160 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
