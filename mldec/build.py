@@ -176,6 +176,22 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
     return Part(kind, target, {**defaults, **node})
 
 
+def complete(parts: Parts) -> Parts:
+    """Fill in what a run must record of its parts and a user leaves to a file or the hub.
+
+    A class that has such arguments has a function `complete`, from arguments to arguments. It is
+    called for what a user asks for, never for what a checkpoint says.
+
+    Raises:
+        ConfigError: if the arguments cannot be had.
+    """
+    completed = dict(parts)
+    for kind, part in parts.items():
+        if fill_in := getattr(part.target, "complete", None):
+            completed[kind] = dataclasses.replace(part, arguments=fill_in(part.arguments))
+    return completed
+
+
 def recorded(config: Config, parts: Parts) -> Config:
     """Return the config with all arguments of these parts, for config.yaml and checkpoints."""
     nodes: dict[str, Any] = {kind: part.node for kind, part in parts.items()}

@@ -16,6 +16,17 @@ class MisfitError(ValueError):
     """The features of a network are neither one map nor one sequence of tokens."""
 
 
+def misfit(features: str, width: int | None = None) -> MisfitError:
+    """Return the error for features of a form that is not supported.
+
+    Args:
+        features: their description.
+        width: the number of channels that they should have, if known.
+    """
+    channels = "" if width is None else f" of {width} channels"
+    return MisfitError(f"its features are {features}, not one map or sequence{channels}")
+
+
 # Any: timm's networks have no common interface that a type checker could know.
 def norm_behind_pooling(network: Any) -> str | None:
     """Return the path of the norm behind the pooling of timm's network: `head.norm` of ConvNeXt.
@@ -57,7 +68,9 @@ def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tenso
     shape = features.shape if isinstance(features, Tensor) else ()
     channels_last = len(shape) == 3 or getattr(network, "output_fmt", "NCHW") == "NHWC"
     if len(shape) not in (3, 4) or shape[-1 if channels_last else 1] != network.num_features:
-        raise _misfit(network, f"{list(shape)}" if shape else f"a {type(features).__name__}")
+        raise misfit(
+            f"{list(shape)}" if shape else f"a {type(features).__name__}", network.num_features
+        )
 
     # Before the map is flattened: the norm is made for the layout of its own network.
     if norm_path:
@@ -77,7 +90,9 @@ def check_patches(network: Any, tokens: Tensor) -> None:
     grid = getattr(getattr(network, "patch_embed", None), "grid_size", None)
     most = math.prod(grid) if grid else tokens.shape[1]
     if not 0 < tokens.shape[1] <= most:
-        raise _misfit(network, f"{tokens.shape[1]} tokens where there are {most} patches")
+        raise misfit(
+            f"{tokens.shape[1]} tokens where there are {most} patches", network.num_features
+        )
 
 
 def try_out(module: nn.Module, image_shape: tuple[int, ...]) -> tuple[Tensor, set[str]]:
@@ -133,10 +148,3 @@ def freeze(module: nn.Module, names: set[str]) -> None:
     """
     for name in names:
         module.get_parameter(name).requires_grad_(False)
-
-
-def _misfit(network: Any, features: str) -> MisfitError:
-    """Return the error for features of a form that is not supported."""
-    return MisfitError(
-        f"its features are {features}, not one map or sequence of {network.num_features} channels"
-    )

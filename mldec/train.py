@@ -58,7 +58,7 @@ def run(config: Config, directory: Path) -> None:
     from mldec.runtime.signals import listening
     from mldec.training.run_lock import RunLock
 
-    parts = build.check(config)
+    parts = build.complete(build.check(config))
     if config.train.deterministic:
         # cuBLAS is deterministic only with this workspace.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

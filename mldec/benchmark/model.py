@@ -129,7 +129,7 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
 
     # Weights and images are random: neither changes the time of a step.
     classes = Classes(tuple(f"class {i}" for i in range(args.classes)))
-    parts = build.check(config, ["backbone", "head", "loss"])
+    parts = build.complete(build.check(config, ["backbone", "head", "loss"]))
     model = build.model(parts, classes, pretrained=False).to(device)
 
     # A batch in micro-batches, with about as many labels per image as in COCO.

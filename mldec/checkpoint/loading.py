@@ -315,6 +315,9 @@ def _describe_released(
 
 def _at_size(loaded: Loaded, image_size: int, path: Path) -> Loaded:
     """Change the input size, in pixels per side, of a model that takes images of any size."""
+    if image_size == loaded.transform.image_size:
+        return loaded
+
     # A network such as ViT fixes its input size when it is built.
     if loaded.config.backbone.get("image_size") is not None:
         raise CheckpointError(

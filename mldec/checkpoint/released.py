@@ -8,12 +8,20 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from mldec.checkpoint import zoo
+from mldec.checkpoint.query2label_backbones import (
+    BACKBONE,
+    backbone_node,
+    is_cvt,
+    rename_cvt,
+    rename_swin,
+)
 from mldec.config.compose import option
 from mldec.data.base import Classes
 from mldec.data.class_names import COCO, VOC
@@ -25,7 +33,6 @@ from mldec.heads.official import ML_DECODER, QUERY2LABEL, renamed
 log = logging.getLogger("mldec")
 
 CONTAINERS = ("model", "state_dict", "ema", "state_dict_ema", "model_ema")
-BACKBONE = "backbone.network."
 MAX_DIGITS = 10  # of the index of a layer; a longer one belongs to no network
 STRIDE = 32  # of every network below
 
@@ -144,7 +151,8 @@ def convert(state: Mapping[str, Any], path: Path, *, image_size: int | None) -> 
         if num_classes == 80
         else {"image_size": size}
     )
-    config = {"name": path.stem, "data": data, "backbone": _backbone(weights, path), "head": head}
+    backbone = backbone_node(weights, size, path) or _backbone(weights, path)
+    config = {"name": path.stem, "data": data, "backbone": backbone, "head": head}
 
     return Released(
         config={**config, "loss": option("loss", "asl")},
@@ -160,7 +168,8 @@ def _renamer(official: Mapping[str, Tensor]) -> Callable[[str], str | None] | No
     The function returns None for a tensor that our model does not have.
     """
     if any(key.startswith("transformer.") for key in official):
-        return _query2label
+        rename_transformer = rename_cvt if is_cvt(official) else rename_swin
+        return partial(_query2label, rename_transformer=rename_transformer)
     if any(key.startswith("body.conv1.") for key in official):
         return _tresnet
     if "layer4.0.conv1.weight" in official:
@@ -189,8 +198,13 @@ def _resnet(key: str) -> str | None:
     return BACKBONE + key
 
 
-def _query2label(key: str) -> str | None:
-    """Rename a tensor of a Query2Label model, whose backbone is a TResNet or a ResNet."""
+def _query2label(key: str, rename_transformer: Callable[[str], str | None]) -> str | None:
+    """Rename a tensor of a Query2Label model.
+
+    Args:
+        key: its official name.
+        rename_transformer: renames a tensor of a backbone that is no TResNet or ResNet.
+    """
     if key.startswith("backbone.0.body."):
         inner = key.removeprefix("backbone.0.").replace("body.body.", "body.")
         abn = re.match(
@@ -199,6 +213,8 @@ def _query2label(key: str) -> str | None:
         )
         return _tresnet(inner) if abn else BACKBONE + inner.removeprefix("body.")
 
+    if key.startswith("backbone.0."):
+        return rename_transformer(key.removeprefix("backbone.0."))
     if key.startswith("backbone."):
         return None  # the sine position embedding, which we compute
     return "head." + renamed(key, QUERY2LABEL)

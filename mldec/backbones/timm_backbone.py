@@ -1,34 +1,36 @@
-"""Backbones: one class that turns images into tokens with any image network of timm."""
+"""A backbone that turns images into tokens with any image network of timm."""
 
 import inspect
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import timm
 import torch
-from huggingface_hub.utils import EntryNotFoundError, get_session
 from timm.models import get_arch_pretrained_cfgs, get_pretrained_cfg, load_state_dict
 from torch import Tensor, nn
 
-from mldec.errors import ConfigError, brief, suggest
-from mldec.tokens import (
-    MisfitError,
-    check_patches,
-    freeze,
-    norm_behind_pooling,
-    timm_tokens,
-    try_out,
+from mldec.backbones.common import (
+    REMEDY,
+    WEIGHTS,
+    Backbone,
+    check_drop_path,
+    check_feature_norm,
+    hub_file,
+    no_checkpointing,
+    no_pretrained_norm,
+    weights_from_file,
+    weights_misfit,
 )
+from mldec.errors import ConfigError, brief, suggest
+from mldec.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens
 
 # B batch, H and W image height and width in pixels, N tokens, C backbone width
 
-_FEATURE_NORMS = ["auto", "none", "pretrained", "new"]
 # Arguments of timm that model_args must not hold. Some are settings of the backbone, and one of the
 # two values would be ignored silently; `checkpoint_path` and `pretrained_cfg` would read a file or
 # an address that nobody asked for.
@@ -40,13 +42,9 @@ _SETTINGS = {
     "img_size": "image_size",
     "drop_path_rate": "drop_path",
 }
-_REMEDY = (
-    "give a file with backbone.pretrained=FILE, "
-    "or backbone.pretrained=false to start from random weights"
-)
 
 
-class TimmBackbone(nn.Module):
+class TimmBackbone(Backbone):
     """Turn images into tokens with a network of timm's registry.
 
     Images are scaled to [0, 1] and normalised with the mean and standard deviation that the weights
@@ -75,9 +73,6 @@ class TimmBackbone(nn.Module):
         ConfigError: if a setting does not fit the network, or the weights are not available.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(
         self,
         name: str,
@@ -91,65 +86,37 @@ class TimmBackbone(nn.Module):
         std: Sequence[float] | None = None,
         model_args: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__()
         arguments = _arguments(name, image_size, drop_path, model_args or {})
-        self.network = _create(name, num_classes=0, **arguments)
-        self.num_features: int = self.network.num_features
+        network = _create(name, num_classes=0, **arguments)
+        cfg = network.pretrained_cfg
+        super().__init__(
+            name, cfg["mean"] if mean is None else mean, cfg["std"] if std is None else std
+        )
+
+        self.network = network
+        self.num_features = network.num_features
         self.norm = nn.LayerNorm(self.num_features) if feature_norm == "new" else nn.Identity()
 
-        # Buffers, because the normalisation belongs to the weights: a checkpoint must hold it.
-        cfg = self.network.pretrained_cfg
-        self.register_buffer("mean", _channels("mean", cfg["mean"] if mean is None else mean))
-        self.register_buffer("std", _channels("std", cfg["std"] if std is None else std))
         self._norm_path = _norm_path(self.network, name, feature_norm)
-
         side_lengths = (image_size, image_size) if image_size else cfg["input_size"][-2:]
-        try:
-            tokens, unused = try_out(self, (3, *side_lengths))
-            check_patches(self.network, tokens)
-        except MisfitError as error:
-            raise ConfigError(
-                f"backbone.name={name}: {error}; take another network or size"
-            ) from error
+        _, unused = self._try_out(*side_lengths)
         freeze(self, unused)
 
         if checkpointing:
             try:
                 self.network.set_grad_checkpointing(True)
             except (AttributeError, AssertionError) as error:
-                raise ConfigError(
-                    f"backbone.checkpointing=true: {name} does not support it; leave it out"
-                ) from error
+                raise no_checkpointing(name) from error
 
         # At the end, so that nothing is downloaded before all other settings are known to be good.
         if pretrained:
             _load_weights(self.network, name, pretrained, arguments)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Compute the tokens of a batch of images.
+    def _tokens(self, images: Tensor) -> Tensor:
+        return timm_tokens(self.network, images, norm_path=self._norm_path)
 
-        Args:
-            images: [B, 3, H, W], uint8 in 0..255, or floating point that is in [0, 1] already.
-
-        Returns:
-            [B, N, C], row by row over the image.
-
-        Raises:
-            ValueError: for images of another type.
-            MisfitError: if the features of the network are neither a map nor a sequence of C
-                channels.
-        """
-        if images.dtype == torch.uint8:
-            images = images.to(self.mean.dtype) / 255
-        elif not images.is_floating_point():
-            raise ValueError(
-                f"images are {images.dtype}; give uint8 in 0..255 or floating point in [0, 1]"
-            )
-
-        # Autocast leaves both operations alone, so the images are normalised in the parameters'
-        # type.
-        images = (images.to(self.mean.dtype) - self.mean) / self.std
-        return self.norm(timm_tokens(self.network, images, norm_path=self._norm_path))
+    def _check_tokens(self, tokens: Tensor) -> None:
+        check_patches(self.network, tokens)
 
 
 def _arguments(
@@ -179,8 +146,7 @@ def _arguments(
             f"backbone.name={name}: {architecture} has no weights of this tag{suggest(tag, tags)}"
         )
 
-    if not 0 <= drop_path < 1:
-        raise ConfigError(f"backbone.drop_path={drop_path}: give a rate in [0, 1)")
+    check_drop_path(drop_path)
     if clash := sorted(_RESERVED & model_args.keys()):
         raise ConfigError(
             f"backbone.model_args.{clash[0]}: not to be set here; use the settings of the backbone"
@@ -226,30 +192,14 @@ def _norm_path(network: Any, name: str, feature_norm: str) -> str | None:
         ConfigError: for an unknown `feature_norm`, or `pretrained` for a network without such a
             norm.
     """
-    if feature_norm not in _FEATURE_NORMS:
-        raise ConfigError(
-            f"backbone.feature_norm={feature_norm}: unknown{suggest(feature_norm, _FEATURE_NORMS)}"
-        )
+    check_feature_norm(feature_norm)
     if feature_norm in ("none", "new"):
         return None
 
     path = norm_behind_pooling(network)
     if path is None and feature_norm == "pretrained":
-        raise ConfigError(
-            f"backbone.feature_norm=pretrained: {name} has no norm behind its pooling; "
-            f"use auto or new"
-        )
+        raise no_pretrained_norm(name)
     return path
-
-
-def _channels(setting: str, values: Sequence[float]) -> Tensor:
-    """Return three values, one per channel, as a tensor [3, 1, 1]."""
-    if len(values) != 3 or (setting == "std" and min(values) <= 0):
-        raise ConfigError(
-            f"backbone.{setting}={list(values)}: give red, green and blue in [0, 1]; std is above 0"
-        )
-
-    return torch.tensor([float(value) for value in values]).view(3, 1, 1)
 
 
 def _load_weights(
@@ -271,7 +221,7 @@ def _load_weights(
     Raises:
         ConfigError: if the weights are not available, or do not fit the network.
     """
-    state = _published(name) if pretrained is True else _from_file(str(pretrained))
+    state = _published(name) if pretrained is True else weights_from_file(str(pretrained))
     num_classes = _num_classes(state, network)
 
     # With an overlay, timm takes the weights from `state_dict` and downloads nothing.
@@ -284,9 +234,7 @@ def _load_weights(
             weights = timm.create_model(name, pretrained=True, **arguments).state_dict()
         network.load_state_dict({key: weights[key] for key in network.state_dict()})
     except Exception as error:
-        value = "true" if pretrained is True else pretrained
-        misfit = f"the weights do not fit {name} with these settings ({brief(error)})"
-        raise ConfigError(f"backbone.pretrained={value}: {misfit}; {_REMEDY}") from error
+        raise weights_misfit(name, pretrained, brief(error)) from error
 
 
 def _num_classes(state: dict[str, Any], network: Any) -> int:
@@ -304,28 +252,6 @@ def _num_classes(state: dict[str, Any], network: Any) -> int:
     return 0 if state.keys() == network.state_dict().keys() else cfg["num_classes"]
 
 
-def _from_file(path: str) -> dict[str, Any]:
-    """Read the weights in a file of plain tensors.
-
-    Raises:
-        ConfigError: if the file is missing, or is not a .safetensors or .pth file of plain tensors.
-    """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ConfigError(f"backbone.pretrained={path}: no such file; {_REMEDY}")
-
-    try:
-        state = load_state_dict(str(file), weights_only=True)
-        # timm would treat an empty dictionary as none, and download weights.
-        if not state:
-            raise ValueError("no tensors")
-    except Exception as error:
-        # The messages about a broken or hostile file are long and do not help a user.
-        fault = "not a .safetensors or .pth file of plain tensors"
-        raise ConfigError(f"backbone.pretrained={path}: {fault}; {_REMEDY}") from error
-    return state
-
-
 def _published(name: str) -> dict[str, Any]:
     """Return the weights that timm publishes for a network; they are downloaded only once.
 
@@ -335,12 +261,12 @@ def _published(name: str) -> dict[str, Any]:
     cfg = get_pretrained_cfg(name)
     if not cfg or not cfg.has_weights:
         raise ConfigError(
-            f"backbone.pretrained=true: timm publishes no weights of {name}; {_REMEDY}"
+            f"backbone.pretrained=true: timm publishes no weights of {name}; {REMEDY}"
         )
 
     try:
         if cfg.hf_hub_id:
-            return load_state_dict(_hub_file(cfg.hf_hub_id), weights_only=True)
+            return load_state_dict(hub_file(cfg.hf_hub_id, WEIGHTS), weights_only=True)
 
         # torch reports a download on standard output, which is for results.
         with redirect_stdout(sys.stderr):
@@ -352,24 +278,4 @@ def _published(name: str) -> dict[str, Any]:
             f"{huggingface_hub.constants.ENDPOINT}/{cfg.hf_hub_id}" if cfg.hf_hub_id else cfg.url
         )
         fault = f"the weights of {name} cannot be had from {address} ({brief(error)})"
-        raise ConfigError(f"backbone.pretrained=true: {fault}; {_REMEDY}") from error
-
-
-def _hub_file(repository: str) -> str:
-    """Return the local path of a repository's weights, downloaded if they are not in the cache.
-
-    Raises:
-        FileNotFoundError: if the repository holds no file of weights.
-        Exception: any of huggingface_hub, if the download fails.
-    """
-    for offline in (True, False):
-        # Without a network, this request fails at once, whereas a download retries for a minute.
-        if not offline:
-            get_session().head(huggingface_hub.constants.ENDPOINT, timeout=10)
-        for filename in ("model.safetensors", "pytorch_model.bin"):
-            with suppress(EntryNotFoundError):
-                return huggingface_hub.hf_hub_download(
-                    repository, filename, local_files_only=offline
-                )
-
-    raise FileNotFoundError("no weights in this repository")
+        raise ConfigError(f"backbone.pretrained=true: {fault}; {REMEDY}") from error

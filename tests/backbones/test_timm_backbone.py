@@ -18,9 +18,13 @@ from torch.nn import functional as F
 from mldec.backbones import TimmBackbone
 from mldec.errors import ConfigError
 
-FOLDER = Path(__file__).parents[1] / "configs" / "backbone"
-# All but the one whose network the user chooses.
-OPTIONS = sorted(path for path in FOLDER.glob("*.yaml") if path.stem != "timm")
+FOLDER = Path(__file__).parents[2] / "configs" / "backbone"
+# All of timm but the one whose network the user chooses.
+OPTIONS = sorted(
+    path
+    for path in FOLDER.glob("*.yaml")
+    if "TimmBackbone" in path.read_text(encoding="utf-8") and path.stem != "timm"
+)
 PARAMETERS = {
     "tresnet_m": 29.34,
     "tresnet_l": 44.13,
