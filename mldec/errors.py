@@ -80,6 +80,11 @@ def printable(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
+def brief(error: Exception) -> str:
+    """Return the type and the message of an error, in one line of at most 160 characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+
+
 @contextmanager
 def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
     """Name the target of a write that fails; the `OSError` of a full disk does not name it.

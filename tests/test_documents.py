@@ -14,9 +14,11 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import official
 import pytest
+import torch
 from support import read_option
 
 from mldec import build, summary
@@ -459,3 +461,31 @@ def test_python_examples_compile_and_import(name: str) -> None:
         tree = ast.parse(code)
         imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         exec(compile(ast.Module(imports, []), name, "exec"), {})
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_examples_of_own_model_run_as_they_stand(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The head of 20 classes that the third example reads, for features of width 768.
+    shapes = official.read("head_full_decoding.keys")
+    shapes["decoder.embed_standart.weight"] = [768, 768]
+    torch.save(official.rebuilt(shapes), tmp_path / "official_head.pth")
+    monkeypatch.chdir(tmp_path)
+
+    examples = blocks(text_of("docs/own_model.md"), "python")
+    assert len(examples) == 3
+    namespace: dict[str, Any] = {}
+    exec(compile(examples[number], "docs/own_model.md", "exec"), namespace)
+
+    if number == 0:
+        losses = namespace["losses"]
+        assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
+        assert namespace["accuracy"] > 0.9
+    elif number == 1:
+        assert namespace["scores"].shape == (1, 80)
+        assert namespace["attention"].shape == (1, 20, 196)
+    else:
+        assert namespace["logits"].shape == (2, 20)
+        bias = official.rebuilt(shapes)["decoder.duplicate_pooling_bias"]
+        assert torch.equal(namespace["model"].heads.pool_bias, bias)

@@ -84,7 +84,7 @@ WRONG_TOKENS: list[tuple[Any, str]] = [
         torch.zeros(4, 8),
         r"tokens are torch.float32 of the shape \[4, 8\]: give floating point \[B, N, 8\]",
     ),
-    (torch.zeros(2, 8, 2, 2), r"of the shape \[2, 8, 2, 2\]"),
+    (torch.zeros(2, 9, 2, 2), r"of the shape \[2, 9, 2, 2\].*or \[B, 8, H, W\]"),
     (torch.zeros(2, 4, 1), r"of the shape \[2, 4, 1\]"),
     (torch.zeros(2, 4, 9), r"of the shape \[2, 4, 9\]"),
     (torch.zeros(2, 4, 8, dtype=torch.int64), "tokens are torch.int64"),

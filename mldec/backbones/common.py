@@ -10,9 +10,9 @@ import torch
 from huggingface_hub.utils import EntryNotFoundError, get_session
 from timm.models import load_state_dict
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from mldec.errors import ConfigError, suggest
+from mldec.tokens import MisfitError, try_out
 
 # B batch, H and W image height and width in pixels, N tokens, C backbone width
 
@@ -60,7 +60,7 @@ class Backbone(nn.Module):
 
         Raises:
             ValueError: for images of another type.
-            ConfigError: if the features of the network are neither a map nor a sequence of C
+            MisfitError: if the features of the network are neither a map nor a sequence of C
                 channels.
         """
         if images.dtype == torch.uint8:
@@ -79,15 +79,9 @@ class Backbone(nn.Module):
         """Return the tokens [B, N, C] of normalised images, before `norm`."""
         raise NotImplementedError
 
-    def _misfit(self, actual: str) -> ConfigError:
-        """Return the error for features of a form that is not supported."""
-        wanted = "one map or sequence"
-        if hasattr(self, "num_features"):
-            wanted += f" of {self.num_features} channels"
-        return ConfigError(
-            f"backbone.name={self._name}: its features are {actual}, not {wanted}; "
-            f"take another network"
-        )
+    def _check_tokens(self, tokens: Tensor) -> None:
+        """Raise a `MisfitError` unless the tokens [1, N, C] are all of the image."""
+        raise NotImplementedError
 
     def _try_out(self, height: int, width: int) -> tuple[Tensor, set[str]]:
         """Run one image through the network, on the meta device.
@@ -97,46 +91,20 @@ class Backbone(nn.Module):
             width: of the image, in pixels.
 
         Returns:
-            The tokens [1, N, C], without values, and the names of the trainable parameters that
-            they do not depend on.
+            The tokens [1, N, C], without values, and the names of the parameters that they do not
+            depend on.
 
         Raises:
             ConfigError: if the network fails on such an image, or its features are not supported.
         """
-        own = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        trainable = [key for key, parameter in self.named_parameters() if parameter.requires_grad]
-
-        # The meta device has shapes but no values: the trial takes no memory and draws no random
-        # numbers.
-        self.eval()
         try:
-            with torch.inference_mode(False), torch.enable_grad():
-                meta = {key: torch.empty_like(value, device="meta") for key, value in own.items()}
-                inputs = [meta[key].requires_grad_() for key in trainable]
-                image = torch.empty(1, 3, height, width, dtype=self.mean.dtype, device="meta")
-                tokens = functional_call(self, meta, (image,))
-                gradients = torch.autograd.grad(tokens.sum(), inputs, allow_unused=True)
-        except ConfigError:
-            raise
-        except Exception as error:
-            trial = f"a trial image of {height} x {width} pixels failed ({brief(error)})"
+            tokens, unused = try_out(self, (3, height, width))
+            self._check_tokens(tokens)
+        except MisfitError as error:
             raise ConfigError(
-                f"backbone.name={self._name}: {trial}; take another network or size"
+                f"backbone.name={self._name}: {error}; take another network or size"
             ) from error
-        self.train()
-
-        pairs = zip(trainable, gradients, strict=True)
-        return tokens, {key for key, gradient in pairs if gradient is None}
-
-    def _freeze(self, keys: set[str]) -> None:
-        """Freeze parameters that the tokens do not depend on.
-
-        Layers behind the features (the last convolution of a MobileNetV3, a norm that is not
-        wanted) are kept, so that published weights fit. They get no gradient, which DDP would
-        refuse, and weight decay would shrink them to zero.
-        """
-        for key in keys:
-            self.get_parameter(key).requires_grad_(False)
+        return tokens, unused
 
 
 def check_feature_norm(feature_norm: str) -> None:
@@ -240,8 +208,3 @@ def hub_file(repository: str, filenames: Sequence[str]) -> str:
                 )
 
     raise FileNotFoundError(f"no {' or '.join(filenames)} in this repository")
-
-
-def brief(error: Exception) -> str:
-    """Return the type and the message of an error, in one line of at most 160 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:160]

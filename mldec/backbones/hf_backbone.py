@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from mldec.backbones.common import (
     Backbone,
-    brief,
     check_drop_path,
     check_feature_norm,
     no_checkpointing,
@@ -32,7 +31,8 @@ from mldec.backbones.hf_files import (
     published_weights,
     read_json,
 )
-from mldec.errors import ConfigError, suggest
+from mldec.errors import ConfigError, brief, suggest
+from mldec.tokens import freeze, misfit
 
 # B batch, H and W image height and width in pixels, N tokens, C backbone width
 
@@ -110,9 +110,6 @@ class HFBackbone(Backbone):
         self.norm = nn.Identity()
 
         tokens, unused = self._try_out(*_trial_size(network_config, image_size))
-        # Class tokens of an unknown name would leave more tokens than the rows of a square map.
-        if not tokens.shape[1] or math.isqrt(tokens.shape[1]) ** 2 != tokens.shape[1]:
-            raise self._misfit(f"{tokens.shape[1]} tokens of a square image")
         self.num_features = tokens.shape[2]
 
         if feature_norm == "new":
@@ -121,7 +118,7 @@ class HFBackbone(Backbone):
             self._norm_path = _norm_path(self.network, self.num_features, unused)
             if self._norm_path is None and feature_norm == "pretrained":
                 raise no_pretrained_norm(name)
-        self._freeze({key for key in unused if not key.startswith(f"network.{self._norm_path}.")})
+        freeze(self, {key for key in unused if not key.startswith(f"network.{self._norm_path}.")})
 
         if checkpointing:
             if not self.network.supports_gradient_checkpointing:
@@ -131,6 +128,11 @@ class HFBackbone(Backbone):
         # At the end, so that nothing is downloaded before all other settings are known to be good.
         if pretrained:
             _load_weights(self.network, name, pretrained, network_config)
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        # Class tokens of an unknown name would leave more tokens than the rows of a square map.
+        if not tokens.shape[1] or math.isqrt(tokens.shape[1]) ** 2 != tokens.shape[1]:
+            raise misfit(f"{tokens.shape[1]} tokens of a square image")
 
     @staticmethod
     def complete(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,7 +172,7 @@ class HFBackbone(Backbone):
         features = getattr(output, "last_hidden_state", None)
         if not isinstance(features, Tensor) or features.ndim not in (3, 4):
             shape = list(features.shape) if isinstance(features, Tensor) else "no tensor"
-            raise self._misfit(f"{shape}")
+            raise misfit(f"{shape}")
 
         tokens = features[:, self._num_prefix :]
         if features.ndim == 4:

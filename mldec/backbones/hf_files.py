@@ -8,8 +8,8 @@ from typing import Any
 import huggingface_hub
 from timm.models import load_state_dict
 
-from mldec.backbones.common import REMEDY, WEIGHTS, brief, hub_file
-from mldec.errors import ConfigError
+from mldec.backbones.common import REMEDY, WEIGHTS, hub_file
+from mldec.errors import ConfigError, brief
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 

@@ -1,11 +1,10 @@
 """A backbone that turns images into tokens with any image network of timm."""
 
 import inspect
-import math
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from difflib import get_close_matches
 from typing import Any
 
@@ -20,7 +19,6 @@ from mldec.backbones.common import (
     REMEDY,
     WEIGHTS,
     Backbone,
-    brief,
     check_drop_path,
     check_feature_norm,
     hub_file,
@@ -29,7 +27,8 @@ from mldec.backbones.common import (
     weights_from_file,
     weights_misfit,
 )
-from mldec.errors import ConfigError, suggest
+from mldec.errors import ConfigError, brief, suggest
+from mldec.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens
 
 # B batch, H and W image height and width in pixels, N tokens, C backbone width
 
@@ -99,9 +98,10 @@ class TimmBackbone(Backbone):
         self.num_features = network.num_features
         self.norm = nn.LayerNorm(self.num_features) if feature_norm == "new" else nn.Identity()
 
-        self._num_prefix = _num_prefix_tokens(self.network)
         self._norm_path = _norm_path(self.network, name, feature_norm)
-        self._freeze_unused(*((image_size, image_size) if image_size else cfg["input_size"][-2:]))
+        side_lengths = (image_size, image_size) if image_size else cfg["input_size"][-2:]
+        _, unused = self._try_out(*side_lengths)
+        freeze(self, unused)
 
         if checkpointing:
             try:
@@ -136,41 +136,10 @@ class TimmBackbone(Backbone):
         return {name: depth.get(name, 0) for name, _ in self.named_parameters()}
 
     def _tokens(self, images: Tensor) -> Tensor:
-        # A map [B, C, H, W] or [B, H, W, C], or a sequence [B, N, C] with class tokens.
-        features = self.network.forward_features(images)
-        shape = features.shape if isinstance(features, Tensor) else ()
-        channels_last = len(shape) == 3 or getattr(self.network, "output_fmt", "NCHW") == "NHWC"
-        if len(shape) not in (3, 4) or shape[-1 if channels_last else 1] != self.num_features:
-            raise self._misfit(f"{list(shape)}" if shape else f"a {type(features).__name__}")
+        return timm_tokens(self.network, images, norm_path=self._norm_path)
 
-        # Before the map is flattened: the norm is made for the layout of its own network.
-        if self._norm_path:
-            features = self.network.get_submodule(self._norm_path)(features)
-
-        if len(shape) == 3:
-            return features[:, self._num_prefix :]
-        return features.flatten(1, 2) if channels_last else features.flatten(2).transpose(1, 2)
-
-    def _freeze_unused(self, height: int, width: int) -> None:
-        """Check the layout with one image, and freeze parameters that the tokens do not depend on.
-
-        Args:
-            height: of the image, in pixels.
-            width: of the image, in pixels.
-
-        Raises:
-            ConfigError: if the network fails on such an image, or its features are not supported.
-        """
-        tokens, unused = self._try_out(height, width)
-
-        # More tokens than patches mean that some of them are not of the image, such as class
-        # tokens.
-        grid = getattr(getattr(self.network, "patch_embed", None), "grid_size", None)
-        most = math.prod(grid) if grid else tokens.shape[1]
-        if not 0 < tokens.shape[1] <= most:
-            raise self._misfit(f"{tokens.shape[1]} tokens where there are {most} patches")
-
-        self._freeze(unused)
+    def _check_tokens(self, tokens: Tensor) -> None:
+        check_patches(self.network, tokens)
 
 
 def _arguments(
@@ -250,22 +219,10 @@ def _norm_path(network: Any, name: str, feature_norm: str) -> str | None:
     if feature_norm in ("none", "new"):
         return None
 
-    for path in ("head.norm", "fc_norm"):
-        with suppress(AttributeError):
-            # Only norms over channels have this attribute. A norm of another width comes after a
-            # further layer.
-            if tuple(network.get_submodule(path).normalized_shape) == (network.num_features,):
-                return path
-
-    if feature_norm == "pretrained":
+    path = norm_behind_pooling(network)
+    if path is None and feature_norm == "pretrained":
         raise no_pretrained_norm(name)
-    return None
-
-
-def _num_prefix_tokens(network: Any) -> int:
-    """Return the number of class and register tokens in front of the image's tokens."""
-    # The attribute is missing or None on a CNN, and missing on VOLO, which has one class token.
-    return int(getattr(network, "num_prefix_tokens", hasattr(network, "cls_token")) or 0)
+    return path
 
 
 def _load_weights(

@@ -30,6 +30,7 @@ from mldec.data.class_names import COCO, VOC
 from mldec.data.names import names_fault, told_apart, without_quotes
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError
+from mldec.heads.official import ML_DECODER, QUERY2LABEL, renamed
 
 log = logging.getLogger("mldec")
 
@@ -54,29 +55,8 @@ RESNETS = {
     (3, 8, 36, 3): "resnet152",
 }
 ONE_LABEL = {196, 1000, 11_221}  # class counts of Stanford Cars, ImageNet-1K and ImageNet-21K-P
-
-# Official names -> ours, replaced in this order. The files do spell "embed_standart" like this.
-LAYERS = [("multihead_attn.", "cross_attn."), ("linear1.", "mlp.0."), ("linear2.", "mlp.3.")]
-ML_DECODER = [
-    ("decoder.embed_standart.", "embed."),
-    ("decoder.query_embed.weight", "queries"),
-    ("decoder.duplicate_pooling_bias", "pool_bias"),
-    ("decoder.duplicate_pooling", "pool_weight"),
-    ("decoder.layers.", "layers."),
-    ("wordvec_proj.", "word_proj."),
-    *LAYERS,
-]
 # Global average pooling in the code of ASL, whose head for Open Images has a linear bottleneck.
 GAP = [("fc.embedding_generator.0.", "bottleneck."), ("fc.FC.", "fc.")]
-QUERY2LABEL = [
-    ("transformer.encoder.layers.", "encoder."),
-    ("transformer.decoder.layers.", "decoder."),
-    ("transformer.decoder.norm.", "norm."),
-    ("query_embed.weight", "queries"),
-    ("fc.W", "fc_weight"),
-    ("fc.b", "fc_bias"),
-    *LAYERS,
-]
 
 KNOWN_NAMES = {80: COCO, 20: VOC}
 
@@ -125,7 +105,7 @@ def tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
             f"{path} is of no known network: its first tensors are {examples}; see MODEL_ZOO.md"
         )
 
-    renamed = {}
+    weights = {}
     # Only a file that was saved with in-place ABN numbers the layers of the stem.
     raw_abn = any(re.search(r"body\.conv1\.0\.", key) for key in official)
     for key, value in official.items():
@@ -139,8 +119,8 @@ def tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
                     f"{path} is damaged: its {key} are {value.dtype}, weights are floating point"
                 )
             value = value.abs() + 1e-5
-        renamed[name] = value
-    return renamed
+        weights[name] = value
+    return weights
 
 
 def convert(
@@ -208,7 +188,7 @@ def _renamer(official: Mapping[str, Tensor]) -> Callable[[str], str | None] | No
 def _tresnet(key: str) -> str | None:
     """Rename a tensor of a TResNet with a GAP or an ML-Decoder head."""
     if key.startswith("head."):
-        return "head." + _replace(key.removeprefix("head."), [*GAP, *ML_DECODER])
+        return "head." + renamed(key.removeprefix("head."), [*GAP, *ML_DECODER])
 
     # A convolution and its norm are numbered 0 and 1. Before an anti-aliasing filter the two are
     # nested in one more Sequential, hence the second 0.
@@ -222,7 +202,7 @@ def _resnet(key: str) -> str | None:
     """Rename a tensor of a torchvision ResNet, whose head takes the place of its `fc`."""
     if key.startswith("fc."):
         inner = key if key in ("fc.weight", "fc.bias") else key.removeprefix("fc.")
-        return "head." + _replace(inner, ML_DECODER)
+        return "head." + renamed(inner, ML_DECODER)
     return BACKBONE + key
 
 
@@ -245,13 +225,7 @@ def _query2label(key: str, rename_transformer: Callable[[str], str | None]) -> s
         return rename_transformer(key.removeprefix("backbone.0."))
     if key.startswith("backbone."):
         return None  # the sine position embedding, which we compute
-    return "head." + _replace(key, QUERY2LABEL)
-
-
-def _replace(key: str, pairs: list[tuple[str, str]]) -> str:
-    for old, new in pairs:
-        key = key.replace(old, new)
-    return key
+    return "head." + renamed(key, QUERY2LABEL)
 
 
 def _head(weights: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Any], int]:

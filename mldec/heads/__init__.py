@@ -4,6 +4,23 @@ from typing import Protocol
 
 from torch import Tensor
 
+from mldec.heads.attached import attach
+from mldec.heads.gap import GAP
+from mldec.heads.ml_decoder import MLDecoder
+from mldec.heads.query2label import Query2Label
+from mldec.heads.word_gap import WordGAP
+from mldec.heads.word_groups import WordGroupDecoder
+
+__all__ = [
+    "GAP",
+    "Head",
+    "MLDecoder",
+    "Query2Label",
+    "WordGAP",
+    "WordGroupDecoder",
+    "attach",
+]
+
 # Letters of the shapes in this package: B batch, N tokens, C backbone width, D decoder width,
 # G groups, K classes.
 
@@ -12,5 +29,8 @@ class Head(Protocol):
     """What every head offers; its constructor is `(in_features, num_classes, *, own keywords)`."""
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map tokens [B, N, C] (and word vectors [K, D_w]) to logits [B, K]."""
+        """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K].
+
+        A zero-shot head also takes word vectors [K, D_w].
+        """
         ...

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.heads.layers import at_least_one, check_tokens
+from mldec.heads.layers import as_tokens, at_least_one
 
 
 class GAP(nn.Module):
@@ -42,13 +42,13 @@ class GAP(nn.Module):
         self.fc = nn.Linear(bottleneck or in_features, num_classes)
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map tokens [B, N, C] to logits [B, K].
+        """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K].
 
         Raises:
             ConfigError: if word queries are given: this head has weights for its own classes only.
-            ValueError: if the tokens are not floating point [B, N, C].
+            ValueError: if the tokens are not floating point of such a shape.
         """
-        check_tokens(tokens, self.in_features)
+        tokens = as_tokens(tokens, self.in_features)
         if queries is not None:
             raise ConfigError(
                 "head GAP takes no word queries: use head=ml_decoder with head.word_dim=<width>"

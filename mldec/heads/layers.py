@@ -178,15 +178,27 @@ def at_least_one(**sizes: int) -> None:
             raise ConfigError(f"head.{name} is {size}: it must be at least 1")
 
 
-def check_tokens(tokens: Tensor, width: int) -> None:
-    """Raise a `ValueError` unless these are floating-point tokens [B, N, C] of this width C."""
-    if not isinstance(tokens, Tensor):
-        raise ValueError(f"tokens are a {type(tokens).__name__}: give a tensor [B, N, {width}]")
+def as_tokens(features: Tensor, width: int) -> Tensor:
+    """Return features [B, N, C], or a map [B, C, H, W] row by row, as tokens [B, N, C].
+
+    Args:
+        features: floating point.
+        width: C.
+
+    Raises:
+        ValueError: for features of another form.
+    """
+    forms = f"[B, N, {width}] or [B, {width}, H, W]"
+    if not isinstance(features, Tensor):
+        raise ValueError(f"tokens are a {type(features).__name__}: give a tensor {forms}")
+
+    tokens = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features
     if tokens.ndim != 3 or tokens.shape[2] != width or not tokens.is_floating_point():
         raise ValueError(
-            f"tokens are {tokens.dtype} of the shape {list(tokens.shape)}: "
-            f"give floating point [B, N, {width}]"
+            f"tokens are {features.dtype} of the shape {list(features.shape)}: "
+            f"give floating point {forms}"
         )
+    return tokens
 
 
 def check_words(words: Tensor | None, width: int) -> Tensor:

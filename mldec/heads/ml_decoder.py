@@ -1,21 +1,23 @@
 """ML-Decoder: fixed queries, no self-attention, and group decoding (paper section 2)."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.heads.layers import DecoderLayer, QueryStep, at_least_one, check_tokens, check_words
+from mldec.heads.layers import DecoderLayer, QueryStep, as_tokens, at_least_one, check_words
+from mldec.heads.official import ML_DECODER, renamed
 
 
 class MLDecoder(nn.Module):
     """Decode K classes from G group queries that attend to the tokens.
 
     Class c belongs to group c // g, slot c % g, with g = ceil(K / G) classes per group; G = K is
-    the paper's full decoding. Defaults are those of the official code. Source: paper section 2.3
-    and figure 2; reference src_files/ml_decoder/ml_decoder.py.
+    the paper's full decoding. Defaults are those of the official code, and `load_state_dict` takes
+    the state dict of an official head as it is. Source: paper section 2.3 and figure 2; reference
+    src_files/ml_decoder/ml_decoder.py.
 
     Args:
         in_features: width C of the tokens.
@@ -125,13 +127,20 @@ class MLDecoder(nn.Module):
         else:
             self.register_buffer("queries", initial)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Take the tensors of an official head too; `load_state_dict` calls this."""
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            name = renamed(key.removeprefix(prefix), ML_DECODER)
+            state_dict[prefix + name] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def forward(
         self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Map tokens [B, N, C] to logits [B, K].
+        """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K].
 
         Args:
-            tokens: of the backbone, [B, N, C].
+            tokens: of the backbone.
             queries: word vectors [K, D_w] of any number of classes, for a zero-shot head only.
             attention: also return the attention of the last layer, averaged over heads.
 
@@ -140,9 +149,9 @@ class MLDecoder(nn.Module):
 
         Raises:
             ConfigError: if queries are missing for a zero-shot head, or given to another head.
-            ValueError: if the tokens are not floating point [B, N, C].
+            ValueError: if the tokens are not floating point of such a shape.
         """
-        check_tokens(tokens, self.embed.in_features)
+        tokens = as_tokens(tokens, self.embed.in_features)
         memory = F.relu(self.embed(tokens))
         x = self._initial_queries(queries)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.heads.layers import DecoderLayer, EncoderLayer, QueryStep, at_least_one, check_tokens
+from mldec.heads.layers import DecoderLayer, EncoderLayer, QueryStep, as_tokens, at_least_one
 
 
 class Query2Label(nn.Module):
@@ -95,7 +95,7 @@ class Query2Label(nn.Module):
     def forward(
         self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Map tokens [B, N, C] of a square map to logits [B, K].
+        """Map the tokens [B, N, C] of a square map, or the map [B, C, H, W], to logits [B, K].
 
         Args:
             tokens: of the backbone, row by row; N must be a square number.
@@ -107,9 +107,9 @@ class Query2Label(nn.Module):
 
         Raises:
             ConfigError: if word queries are given, or the tokens are not those of a square map.
-            ValueError: if the tokens are not floating point [B, N, C].
+            ValueError: if the tokens are not floating point of such a shape.
         """
-        check_tokens(tokens, self.in_features)
+        tokens = as_tokens(tokens, self.in_features)
         if queries is not None:
             raise ConfigError(
                 "head Query2Label takes no word queries: "

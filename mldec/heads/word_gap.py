@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mldec.heads.layers import at_least_one, check_tokens, check_words
+from mldec.heads.layers import as_tokens, at_least_one, check_words
 
 
 class WordGAP(nn.Module):
@@ -35,13 +35,13 @@ class WordGAP(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map tokens [B, N, C] and word vectors [K, D_w] to logits [B, K].
+        """Map tokens [B, N, C], or a map [B, C, H, W], and word vectors [K, D_w] to logits [B, K].
 
         Raises:
             ConfigError: if queries are missing or of another width.
-            ValueError: if the tokens are not floating point [B, N, C].
+            ValueError: if the tokens are not floating point of such a shape.
         """
-        check_tokens(tokens, self.fc.in_features)
+        tokens = as_tokens(tokens, self.fc.in_features)
         word_vectors = F.normalize(check_words(queries, self.word_dim), dim=1)
         pooled = self.dropout(tokens.mean(1))
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.heads.layers import DecoderLayer, at_least_one, check_tokens, check_words
+from mldec.heads.layers import DecoderLayer, as_tokens, at_least_one, check_words
 
 
 class WordGroupDecoder(nn.Module):
@@ -75,7 +75,7 @@ class WordGroupDecoder(nn.Module):
     def forward(
         self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Map tokens [B, N, C] and word vectors [K, D_w] to logits [B, K].
+        """Map tokens [B, N, C], or a map [B, C, H, W], and word vectors [K, D_w] to logits [B, K].
 
         Args:
             tokens: of the backbone.
@@ -87,9 +87,9 @@ class WordGroupDecoder(nn.Module):
 
         Raises:
             ConfigError: if queries are missing or of another width.
-            ValueError: if the tokens are not floating point [B, N, C].
+            ValueError: if the tokens are not floating point of such a shape.
         """
-        check_tokens(tokens, self.embed.in_features)
+        tokens = as_tokens(tokens, self.embed.in_features)
         word_vectors = check_words(queries, self.word_dim).to(self.pool_bias.dtype)
         word_vectors = F.normalize(word_vectors, dim=1)
 

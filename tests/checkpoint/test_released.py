@@ -24,6 +24,7 @@ from mldec.config.compose import parse
 from mldec.errors import CheckpointError
 from mldec.heads.gap import GAP
 from mldec.heads.ml_decoder import MLDecoder
+from mldec.heads.official import ML_DECODER
 from mldec.heads.query2label import Query2Label
 from mldec.model import Classifier
 
@@ -42,7 +43,7 @@ def tresnet_layout(model: nn.Module) -> dict[str, Tensor]:
             key = re.sub(r"(conv\d|downsample\.\d)\.conv\.", r"\1.0.", key)
             names[re.sub(r"(conv\d|downsample\.\d)\.bn\.", r"\1.1.", key)] = value
         elif key.startswith("head."):
-            for old, new in reversed(released.ML_DECODER):
+            for old, new in reversed(ML_DECODER):
                 key = re.sub(rf"\b{re.escape(new)}\b", old, key)
             names[key] = value
     return names

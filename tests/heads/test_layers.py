@@ -9,8 +9,8 @@ from mldec.heads.layers import (
     Attention,
     DecoderLayer,
     EncoderLayer,
+    as_tokens,
     at_least_one,
-    check_tokens,
     check_words,
 )
 
@@ -150,9 +150,10 @@ def test_a_size_below_1_is_named():
     ],
 )
 def test_what_is_no_token_is_refused(tokens, said):
-    check_tokens(torch.zeros(2, 9, 16, dtype=torch.float16), 16)
+    good = torch.zeros(2, 9, 16, dtype=torch.float16)
+    assert as_tokens(good, 16) is good
     with pytest.raises(ValueError, match=said):
-        check_tokens(tokens, 16)
+        as_tokens(tokens, 16)
 
 
 @pytest.mark.parametrize(

@@ -612,3 +612,36 @@ def test_full_decoding_of_one_class_does_not_depend_on_the_others():
     head, tokens, words = small(num_groups=None, word_dim=5), some_tokens(), some_words(6)
     alone = torch.cat([head(tokens, word[None]) for word in words], 1)
     torch.testing.assert_close(head(tokens, words), alone, rtol=1e-12, atol=1e-12)
+
+
+# Maps, and the state dict of an official head
+
+
+@pytest.mark.parametrize("options", [{}, {"num_groups": 3}, {"self_attention": True}])
+@torch.no_grad()
+def test_a_map_gives_the_numbers_of_its_tokens(options):
+    torch.manual_seed(0)
+    head = MLDecoder(IN, 7, **SMALL, **options).eval()
+    features = torch.randn(3, IN, 4, 5)
+    tokens = torch.stack([features[:, :, y, x] for y in range(4) for x in range(5)], dim=1)
+    torch.testing.assert_close(head(features), head(tokens), rtol=1e-5, atol=1e-6)
+    assert torch.equal(head(features), head(features.flatten(2).transpose(1, 2)))
+
+
+def test_a_strict_load_of_official_names_misses_and_leaves_nothing():
+    head = small(5, word_dim=6, num_groups=None)
+    state = {
+        "wordvec_proj.weight": torch.ones(DIM, 6),
+        "decoder.duplicate_pooling_bias": torch.full((1,), 3.0),
+        "decoder.no_such_tensor": torch.zeros(1),
+    }
+    given = dict(state)
+    missing, unexpected = nn.Sequential(head).load_state_dict(
+        {f"0.{key}": value for key, value in state.items()}, strict=False
+    )
+    assert unexpected == ["0.decoder.no_such_tensor"]
+    assert {"0.word_proj.weight", "0.pool_bias"}.isdisjoint(missing)
+    assert "0.pool_weight" in missing
+    assert (head.word_proj.weight == 1).all()
+    assert head.pool_bias.tolist() == [3]
+    assert state == given  # what the caller holds keeps its names

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from mldec import build
-from mldec.checkpoint import released
 from mldec.config.compose import compose, override
 from mldec.data.base import Classes
 from mldec.heads.ml_decoder import MLDecoder
+from mldec.heads.official import QUERY2LABEL
 from mldec.heads.query2label import Query2Label
 
 
-def tokens(seed: int, channels: int) -> torch.Tensor:
-    return torch.from_numpy(fill.features(seed, (2, channels, 7, 7))).flatten(2).transpose(1, 2)
+def feature_map(seed: int, channels: int) -> torch.Tensor:
+    return torch.from_numpy(fill.features(seed, (2, channels, 7, 7)))
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,10 @@ def tokens(seed: int, channels: int) -> torch.Tensor:
 )
 def test_ml_decoder(name: str, seed: int, classes: int, groups: int | None) -> None:
     head = MLDecoder(512, classes, num_groups=groups, word_dim=None if groups else 300).eval()
-    head.load_state_dict(
-        official.head_weights(official.read(f"head_{name}.keys"), released.ML_DECODER)
-    )
+    head.load_state_dict(official.rebuilt(official.read(f"head_{name}.keys")))
     queries = None if groups else torch.from_numpy(fill.word_vectors(classes))
     with torch.no_grad():
-        logits = head(tokens(seed, 512), queries)
+        logits = head(feature_map(seed, 512), queries)
     expected = np.load(official.NUMBERS / f"head_{name}.npz")["logits"]
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
 
@@ -48,14 +46,14 @@ def test_query2label(name: str) -> None:
         input_proj=facts["input_proj"],
         self_attention=facts["decoder_self_attention"],
     ).eval()
-    weights = official.head_weights(facts["keys"], released.QUERY2LABEL)
+    weights = official.head_weights(facts["keys"], QUERY2LABEL)
     weights["fc_weight"], weights["fc_bias"] = weights["fc_weight"][0], weights["fc_bias"][0]
     weights["input_proj.weight"] = weights["input_proj.weight"].flatten(
         1
     )  # a 1 x 1 convolution there
     head.load_state_dict(weights)
     with torch.no_grad():
-        logits = head(tokens(facts["features_seed"], facts["features"]))
+        logits = head(feature_map(facts["features_seed"], facts["features"]))
     expected = np.load(official.NUMBERS / f"query2label_{name}.npz")["logits"]
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
 

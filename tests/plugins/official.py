@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mldec.checkpoint import released
+from mldec.heads.official import renamed
 
 NORM = ("weight", "bias", "running_mean", "running_var")
 NUMBERS = Path(__file__).parents[1] / "parity" / "numbers"
@@ -27,12 +28,7 @@ def rebuilt(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
 
 def head_weights(shapes: dict[str, list[int]], pairs: list[tuple[str, str]]) -> dict[str, Tensor]:
     """Return the rebuilt weights of a head alone, under our names."""
-    weights = {}
-    for key, value in rebuilt(shapes).items():
-        for old, new in pairs:
-            key = key.replace(old, new)
-        weights[key] = value
-    return weights
+    return {renamed(key, pairs): value for key, value in rebuilt(shapes).items()}
 
 
 def model_weights(shapes: dict[str, list[int]]) -> dict[str, Tensor]:

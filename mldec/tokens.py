@@ -1,0 +1,150 @@
+"""From the features of an image network to tokens [B, N, C], tried once without memory."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from mldec.errors import brief
+
+# B batch, H and W height and width of a map, N tokens, C width of the features
+
+
+class MisfitError(ValueError):
+    """The features of a network are neither one map nor one sequence of tokens."""
+
+
+def misfit(features: str, width: int | None = None) -> MisfitError:
+    """Return the error for features of a form that is not supported.
+
+    Args:
+        features: their description.
+        width: the number of channels that they should have, if known.
+    """
+    channels = "" if width is None else f" of {width} channels"
+    return MisfitError(f"its features are {features}, not one map or sequence{channels}")
+
+
+# Any: timm's networks have no common interface that a type checker could know.
+def norm_behind_pooling(network: Any) -> str | None:
+    """Return the path of the norm behind the pooling of timm's network: `head.norm` of ConvNeXt.
+
+    None if there is no such norm.
+    """
+    for path in ("head.norm", "fc_norm"):
+        try:
+            # Only norms over channels have this attribute. A norm of another width comes after a
+            # further layer.
+            if tuple(network.get_submodule(path).normalized_shape) == (network.num_features,):
+                return path
+        except AttributeError:
+            continue
+    return None
+
+
+def num_prefix_tokens(network: Any) -> int:
+    """Return the number of class and register tokens in front of the image's tokens."""
+    # The attribute is missing or None on a CNN, and missing on VOLO, which has one class token.
+    return int(getattr(network, "num_prefix_tokens", hasattr(network, "cls_token")) or 0)
+
+
+def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tensor:
+    """Compute the tokens of a network of timm, without its class and register tokens.
+
+    Args:
+        network: its features are a map [B, C, H, W] or [B, H, W, C], or a sequence [B, N, C].
+        images: [B, 3, height, width], normalised.
+        norm_path: of a norm inside the network that is applied to the features; None for none.
+
+    Returns:
+        [B, N, C], row by row over the image.
+
+    Raises:
+        MisfitError: if the features have another form.
+    """
+    features = network.forward_features(images)
+    shape = features.shape if isinstance(features, Tensor) else ()
+    channels_last = len(shape) == 3 or getattr(network, "output_fmt", "NCHW") == "NHWC"
+    if len(shape) not in (3, 4) or shape[-1 if channels_last else 1] != network.num_features:
+        raise misfit(
+            f"{list(shape)}" if shape else f"a {type(features).__name__}", network.num_features
+        )
+
+    # Before the map is flattened: the norm is made for the layout of its own network.
+    if norm_path:
+        features = network.get_submodule(norm_path)(features)
+
+    if len(shape) == 3:
+        return features[:, num_prefix_tokens(network) :]
+    return features.flatten(1, 2) if channels_last else features.flatten(2).transpose(1, 2)
+
+
+def check_patches(network: Any, tokens: Tensor) -> None:
+    """Check that tokens [B, N, C] of a network of timm are all of the image.
+
+    Raises:
+        MisfitError: if there are none, or more than patches: some are then class tokens.
+    """
+    grid = getattr(getattr(network, "patch_embed", None), "grid_size", None)
+    most = math.prod(grid) if grid else tokens.shape[1]
+    if not 0 < tokens.shape[1] <= most:
+        raise misfit(
+            f"{tokens.shape[1]} tokens where there are {most} patches", network.num_features
+        )
+
+
+def try_out(module: nn.Module, image_shape: tuple[int, ...]) -> tuple[Tensor, set[str]]:
+    """Run one image through a module on the meta device, in evaluation mode.
+
+    Args:
+        module: maps images to tokens [B, N, C].
+        image_shape: channels, height and width of the image.
+
+    Returns:
+        The tokens [1, N, C], without values, and the names of the parameters that they do not
+        depend on.
+
+    Raises:
+        MisfitError: if the module fails on such an image, or its features are not supported.
+    """
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    names = [name for name, _ in module.named_parameters()]
+    dtype = next(value.dtype for value in own.values() if value.is_floating_point())
+    modes = {part: part.training for part in module.modules()}
+
+    # The meta device has shapes but no values: the trial takes no memory and draws no random
+    # numbers.
+    module.eval()
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            meta = {name: torch.empty_like(value, device="meta") for name, value in own.items()}
+            inputs = [meta[name].requires_grad_() for name in names]
+            image = torch.empty(1, *image_shape, dtype=dtype, device="meta")
+            tokens = functional_call(module, meta, (image,))
+            gradients = torch.autograd.grad(tokens.sum(), inputs, allow_unused=True)
+    except MisfitError:
+        raise
+    except Exception as error:
+        height, width = image_shape[1:]
+        raise MisfitError(
+            f"a trial image of {height} x {width} pixels failed ({brief(error)})"
+        ) from error
+    finally:
+        for part, training in modes.items():
+            part.training = training
+
+    pairs = zip(names, gradients, strict=True)
+    return tokens, {name for name, gradient in pairs if gradient is None}
+
+
+def freeze(module: nn.Module, names: set[str]) -> None:
+    """Freeze parameters that the tokens do not depend on.
+
+    Layers behind the features (the last convolution of a MobileNetV3, a norm that is not wanted)
+    are kept, so that published weights fit. They get no gradient, which DDP would refuse, and
+    weight decay would shrink them to zero.
+    """
+    for name in names:
+        module.get_parameter(name).requires_grad_(False)
