@@ -4,7 +4,7 @@ The four parts (data, backbone, head, loss) are plain dictionaries here. Their s
 signature of the class or function that `_target_` names, and `build.check` checks them against it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -182,6 +182,31 @@ class Train:
         """The epoch after which the run ends, if patience does not end it before."""
         return self.epochs if self.stop_epoch is None else self.stop_epoch
 
+    def on(self, processes: int) -> "Train":
+        """Return the settings for a number of processes, with the batch size that they train with.
+
+        Raises:
+            ConfigError: if they cannot share the batch equally.
+        """
+        parts = processes * self.accumulate
+        if self.batch_per_gpu is not None:
+            return replace(self, batch_size=self.batch_per_gpu * parts)
+
+        remainder = self.batch_size % parts
+        if remainder:
+            below = self.batch_size - remainder
+            nearest = [str(size) for size in (below, below + parts) if size]
+            raise ConfigError(
+                f"train.batch_size {self.batch_size} is not divisible by "
+                f"{processes} processes x train.accumulate {self.accumulate}; "
+                f"use {' or '.join(nearest)}, the nearest that is"
+            )
+        return self
+
+    def micro_batch(self, processes: int) -> int:
+        """Return the number of images that each process has at a time."""
+        return self.batch_size // (processes * self.accumulate)
+
 
 @dataclass(kw_only=True)
 class Mix:
@@ -301,6 +326,10 @@ class Config:
     mix: Mix = field(default_factory=Mix)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
+
+    def on(self, processes: int) -> "Config":
+        """Return the config for a number of processes; see `Train.on`."""
+        return replace(self, train=self.train.on(processes))
 
     @property
     def accepts_changed_data(self) -> bool:
