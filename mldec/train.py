@@ -173,10 +173,10 @@ def _opening(trainer: "Trainer") -> str:
     if trainer.ended:
         moment = f"ended after epoch {trainer.epoch}, nothing is left to train"
     else:
-        moment = (
-            f"epoch {trainer.epoch + 1} of {config.train.last_epoch}, "
-            f"{trainer.position} of {trainer.batches.steps} steps done"
-        )
+        moment = f"epoch {trainer.epoch + 1} of {config.train.last_epoch}"
+        if config.train.stop_epoch is not None:
+            moment += f" ({config.train.epochs} are planned)"
+        moment += f", {trainer.position} of {trainer.batches.steps} steps done"
 
     return (
         f"{config.name}: {millions:.2f} M trainable parameters, {len(val.classes)} classes, "

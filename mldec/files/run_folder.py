@@ -48,7 +48,7 @@ class RunFacts:
     parameters: int  # trainable
     multiply_accumulates: int | None  # per image; None if the model cannot be counted
     start_epoch: int = 0  # epochs finished before this start
-    # The best result before this start: metric, value, weights and epoch.
+    # The best result before this start, as in a checkpoint: metric, value, weights and so on.
     best: dict[str, Any] = field(default_factory=dict)
     ended: str | None = None  # why the run has ended; None while it goes on
 

@@ -105,7 +105,7 @@ class Trainer:
         """
         train, best = self.config.train, self.best
         if self.epoch >= train.epochs:
-            return f"all {train.epochs} epochs are done"
+            return f"train.epochs is {train.epochs}"
         if self.epoch >= train.last_epoch:
             return f"train.stop_epoch is {train.stop_epoch}, of {train.epochs} planned epochs"
 

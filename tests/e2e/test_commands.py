@@ -454,7 +454,7 @@ def test_a_run_that_has_ended_says_so_and_goes_on_when_its_end_is_moved(
     status, out, err = cli("train", *words, "resume=auto")
     assert status == 0, err
     assert "epoch 2 of 3" in out
-    assert "ended after epoch 3: all 3 epochs are done" in out
+    assert "ended after epoch 3: train.epochs is 3" in out
 
 
 def test_a_batch_per_gpu_replaces_the_batch_size(

@@ -28,7 +28,7 @@ class Noise:
     """Random images; two cannot be read."""
 
     def __len__(self) -> int:
-        return 52
+        return 56  # so that four micro-batches share the last batch
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         if index in (7, 30):

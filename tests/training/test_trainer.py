@@ -269,7 +269,7 @@ def test_a_run_that_patience_ended_goes_on_with_more_of_it(config: Config, tmp_p
     longer = trainer(override(patient, ["train.patience=3"]), tmp_path)
     resume(longer, tmp_path)
     fit(longer, tmp_path)
-    assert longer.ended == "all 7 epochs are done"
+    assert longer.ended == "train.epochs is 7"
     assert longer.best == Best("mAP", 70.0, "ema", 6, evaluations_since=1)
 
 
