@@ -121,7 +121,7 @@ def memory_advice(config: Config, device: torch.device) -> str:
     It names batch size, image size and peak memory, and the settings that lower them.
     """
     train = config.train
-    micro_batch = train.batch_size // (train.accumulate * distributed.world_size())
+    micro_batch = train.micro_batch(distributed.world_size())
     image_size = config.data.get("image_size", "the default")
 
     peak = half = ""
@@ -134,10 +134,15 @@ def memory_advice(config: Config, device: torch.device) -> str:
         if train.precision.on(device.type) is Precision.fp32:
             half = "train.precision=bf16, "
 
+    # More micro-batches of the same size would be a larger batch.
+    smaller = f"train.accumulate={2 * train.accumulate}"
+    if train.batch_per_gpu is not None:
+        smaller += f" train.batch_per_gpu={max(1, train.batch_per_gpu // 2)}"
+
     return (
         f"out of memory on {device}: {micro_batch} training images at a time on each process, "
         f"{train.eval_batch_size} in evaluation, at {image_size} pixels{peak}; "
-        f"for the same batch in smaller pieces pass train.accumulate={2 * train.accumulate}; "
+        f"for the same batch in smaller pieces pass {smaller}; "
         f"{half}train.eval_batch_size and data.image_size help too"
     )
 

@@ -80,7 +80,9 @@ def read(folder: Path, name: str, plugins: Sequence[str] = ()) -> Run:
         gmacs=None if macs is None else macs / 1e9,
         image_size=facts.image_size,
         commit=_short(facts.commit),
-        **_state(max(done.epoch, facts.start_epoch), facts.epochs, done.seconds),
+        **_state(
+            max(done.epoch, facts.start_epoch), facts.epochs, done.seconds, ended=bool(facts.ended)
+        ),
     )
 
 
@@ -117,12 +119,19 @@ def _from_checkpoint(path: Path, name: str, done: Progress, plugins: Sequence[st
     )
 
 
-def _state(epoch: int, epochs: int, seconds: float) -> dict[str, str]:
-    """Return the columns epochs, state and time."""
+def _state(epoch: int, epochs: int, seconds: float, *, ended: bool = False) -> dict[str, str]:
+    """Return the columns epochs, state and time.
+
+    Args:
+        epoch: the last one with an evaluation.
+        epochs: planned.
+        seconds: of training.
+        ended: the run has ended, before its planned epochs or with them.
+    """
     whole = int(seconds)
     return {
         "epochs": f"{epoch}/{epochs}",
-        "state": "finished" if epoch >= epochs else "unfinished",
+        "state": "finished" if ended or epoch >= epochs else "unfinished",
         "time": f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}",
     }
 

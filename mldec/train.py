@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from mldec.checkpoint import Checkpoint
     from mldec.runtime.signals import StopRequest
     from mldec.training.trainer import Trainer
+
+ENOUGH_FOR_BATCH_NORM = 16  # images; with fewer the statistics are noisy (group norm, figure 1)
 
 
 def run(config: Config, directory: Path) -> None:
@@ -70,6 +72,9 @@ def run(config: Config, directory: Path) -> None:
 
     with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
         to_console()
+        # Before the folder is touched: a batch that the processes cannot share is refused.
+        config = config.on(distributed.world_size())
+
         # Only the main process reads and writes the folder of the run: nodes need not share a disk.
         distributed.on_main(lock.take)
         _train(config, parts, directory, device, stop)
@@ -81,7 +86,7 @@ def _train(
     """Build the parts of a run, resume or initialise it, and train.
 
     Args:
-        given: the config as the user gave it.
+        given: the config as the user gave it, on these processes.
         parts: of the run, checked.
         directory: of the run, locked by this process.
         device: to train on.
@@ -117,7 +122,7 @@ def _train(
         # The log of another run stays in its folder: this one starts with an empty log.
         if _is_inside(path, directory):
             lines = trainer.lines
-    distributed.on_main(partial(_open_folder, directory, trainer))
+    facts = distributed.on_main(partial(_open_folder, directory, trainer))
 
     with closing(runlog.RunLog(directory, step=trainer.learner.step, lines=lines)) as log:
         commit = trainer.git or "none"
@@ -126,9 +131,14 @@ def _train(
         runlog.log.info(start_weights(trainer.config, saved[0] if saved else None))
         if slow := config.train.precision.warning(device.type):
             runlog.log.warning(slow)
+        if few := _few_per_batch_norm(trainer):
+            runlog.log.warning(few)
 
         trainer.fit(log)
 
+        runlog.log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
+        facts = replace(facts, ended=trainer.ended)
+        distributed.on_main(partial(_write_facts, directory, facts))
         best = trainer.best
         runlog.log.info(
             f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): "
@@ -159,12 +169,58 @@ def _opening(trainer: "Trainer") -> str:
     if config.train.precision is Precision.auto:
         precision += " (auto)"
 
+    batch = f"batches of {config.train.batch_size:,} images"
+    if config.train.batch_per_gpu is not None:
+        batch += (
+            f" (train.batch_per_gpu {config.train.batch_per_gpu} x {distributed.world_size()} "
+            f"processes x train.accumulate {config.train.accumulate}, in place of train.batch_size)"
+        )
+    if (images := images_per_batch_norm(trainer)) is not None:
+        batch += f", {images:,} for each batch norm"
+
+    if trainer.ended:
+        moment = f"ended after epoch {trainer.epoch}, nothing is left to train"
+    else:
+        moment = f"epoch {trainer.epoch + 1} of {config.train.last_epoch}"
+        if config.train.stop_epoch is not None:
+            moment += f" ({config.train.epochs} are planned)"
+        moment += f", {trainer.position} of {trainer.batches.steps} steps done"
+
     return (
         f"{config.name}: {parameters}, {len(val.classes)} classes, "
         f"{len(train.dataset):,} training and {len(val.dataset):,} validation images, "
-        f"{precision} on {trainer.device} x {distributed.world_size()}, "
-        f"epoch {trainer.epoch + 1} of {config.train.epochs}, "
-        f"{trainer.position} of {trainer.batches.steps} steps done"
+        f"{precision} on {trainer.device} x {distributed.world_size()}, {batch}, {moment}"
+    )
+
+
+def images_per_batch_norm(trainer: "Trainer") -> int | None:
+    """Return of how many images each batch norm takes the statistics in training.
+
+    Returns:
+        The number of images, or None for a model without a batch norm that trains.
+    """
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    from mldec.runtime import distributed
+
+    norms = [norm for norm in trainer.learner.model.modules() if isinstance(norm, _BatchNorm)]
+    if not any(parameter.requires_grad for norm in norms for parameter in norm.parameters()):
+        return None
+
+    train = trainer.config.train
+    return train.micro_batch(1 if train.sync_batchnorm else distributed.world_size())
+
+
+def _few_per_batch_norm(trainer: "Trainer") -> str | None:
+    """Return a warning if the statistics of batch norms come from few images."""
+    images, train = images_per_batch_norm(trainer), trainer.config.train
+    if images is None or images >= ENOUGH_FOR_BATCH_NORM or train.sync_batchnorm:
+        return None
+
+    return (
+        f"each batch norm sees only {images} images at a time, and results may suffer below "
+        f"{ENOUGH_FOR_BATCH_NORM}: raise train.batch_size, lower train.accumulate, "
+        f"or on several GPUs pass train.sync_batchnorm=true"
     )
 
 
@@ -238,6 +294,7 @@ def describe(trainer: "Trainer") -> RunFacts:
         multiply_accumulates=products,
         start_epoch=trainer.epoch,
         best={} if trainer.best.metric is None else asdict(trainer.best),
+        ended=trainer.ended,
     )
 
 
@@ -290,8 +347,8 @@ def _is_inside(path: Path, directory: Path) -> bool:
     return path.parent.resolve().is_relative_to(directory.resolve())
 
 
-def _open_folder(directory: Path, trainer: "Trainer") -> None:
-    """Create the folders of a run, and write config.yaml and run.json."""
+def _open_folder(directory: Path, trainer: "Trainer") -> RunFacts:
+    """Create the folders of a run, write config.yaml and run.json, and return the facts in it."""
     from mldec.files import torch_files
 
     config_file = directory / "config.yaml"
@@ -299,9 +356,18 @@ def _open_folder(directory: Path, trainer: "Trainer") -> None:
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
         torch_files.write_text(config_file, to_yaml(trainer.config))
 
-    facts = directory / RUN_FILE
-    with writing(facts, of_run=True):
-        torch_files.write_text(facts, describe(trainer).to_json())
+    facts = describe(trainer)
+    _write_facts(directory, facts)
+    return facts
+
+
+def _write_facts(directory: Path, facts: RunFacts) -> None:
+    """Write run.json."""
+    from mldec.files import torch_files
+
+    path = directory / RUN_FILE
+    with writing(path, of_run=True):
+        torch_files.write_text(path, facts.to_json())
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
@@ -331,7 +397,7 @@ def show(node: DictConfig) -> None:
     from mldec.training.trainable import check_trainable
 
     with one_line():
-        config = parse(node)
+        config = parse(node).on(processes=1)
         parts = build.check(config)
         check_trainable(config, parts)
         say(*to_yaml(build.recorded(config, parts)).splitlines())

@@ -11,7 +11,8 @@ import pytest
 import torch
 from support import one_line
 
-from mldec.evaluation import Results, report, to_csv
+from mldec.config.compose import compose, override
+from mldec.evaluation import Results, memory_advice, report, to_csv
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
@@ -45,6 +46,16 @@ def test_confusions_are_those_of_one_label_per_image() -> None:
     assert "confusions" not in report(several, "ema", "best.pt", NAMES)
     one = results(SingleLabelEvaluator(2, top_k=2), torch.tensor([[1, 0], [0, 1], [1, 0]]), [])
     assert report(one, "ema", "best.pt", NAMES)["confusions"] == []
+
+
+def test_the_advice_for_too_little_memory_keeps_the_size_of_the_batch() -> None:
+    device = torch.device("cpu")
+    config = compose(["+experiment=digits", "train.batch_size=32", "train.accumulate=2"])
+    assert "16 training images at a time" in memory_advice(config, device)
+    assert "in smaller pieces pass train.accumulate=4; " in memory_advice(config, device)
+
+    per_gpu = override(config, ["train.batch_per_gpu=16"])
+    assert "pass train.accumulate=4 train.batch_per_gpu=8; " in memory_advice(per_gpu, device)
 
 
 def test_files_are_refused_first_and_a_full_disk_is_one_line(

@@ -34,6 +34,7 @@ class Best:
     value: float = -math.inf
     weights: str = "raw"  # or "ema": the set of weights that reached the value
     epoch: int = 0
+    evaluations_since: int = 0  # none of which was better
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,10 @@ class Checkpoint:
 
         # Take the known keys only: a mapping in the file may hold more, which the classes would
         # refuse.
-        best = {name: state["best"][name] for name in ("metric", "value", "weights", "epoch")}
+        best = {
+            field.name: state["best"].get(field.name, field.default)
+            for field in dataclasses.fields(Best)
+        }
         log = {field.name: state["log"][field.name] for field in dataclasses.fields(LogPosition)}
         fingerprint = state.get("fingerprint")
 
@@ -272,6 +276,8 @@ def _best(value: Any) -> bool:
         (none_yet or (isinstance(value.get("metric"), str) and _finite(value.get("value"))))
         and value.get("weights") in ("ema", "raw")
         and _count(value.get("epoch"))
+        # Checkpoints of older versions do not have it.
+        and _count(value.get("evaluations_since", 0))
     )
 
 

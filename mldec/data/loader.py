@@ -57,7 +57,7 @@ class TrainBatches(Sampler[list[Key]]):
 
     Args:
         num_images: size of the dataset.
-        batch_size: images per optimiser step, over all processes.
+        batch_size: images per optimiser step, over all processes; see `config.schema.Train.on`.
         accumulate: micro-batches per optimiser step on each process.
         repeats: how often each image appears per batch, 1 or more.
         seed: of the run.
@@ -65,8 +65,7 @@ class TrainBatches(Sampler[list[Key]]):
         world_size: number of processes.
 
     Raises:
-        ConfigError: if the batch size is not divisible by world_size x accumulate, or the dataset
-            has too few images for a batch.
+        ConfigError: if the dataset has too few images for a batch.
     """
 
     def __init__(
@@ -81,12 +80,6 @@ class TrainBatches(Sampler[list[Key]]):
         world_size: int = 1,
     ) -> None:
         self.parts = accumulate * world_size  # micro-batches per global batch
-        if batch_size % self.parts:
-            raise ConfigError(
-                f"train.batch_size {batch_size} is not divisible by "
-                f"{world_size} processes x train.accumulate {accumulate}"
-            )
-
         self.num_images, self.batch_size, self.accumulate = num_images, batch_size, accumulate
         self.repeats, self.seed, self.rank = repeats, seed, rank
 

@@ -37,7 +37,7 @@ def command_line() -> str:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known at the start of a run and shown by `mldec.summary`: the content of run.json."""
+    """The facts about a run that `mldec.summary` shows beside its log: the content of run.json."""
 
     name: str
     command: str
@@ -49,8 +49,9 @@ class RunFacts:
     multiply_accumulates: int | None  # per image; None if the model cannot be counted
     all_parameters: int | None = None  # with the frozen ones; None in a file of an older version
     start_epoch: int = 0  # epochs finished before this start
-    # The best result before this start: metric, value, weights and epoch.
+    # The best result before this start, as in a checkpoint: metric, value, weights and so on.
     best: dict[str, Any] = field(default_factory=dict)
+    ended: str | None = None  # why the run has ended; None while it goes on
 
     def to_json(self) -> str:
         """Return the content of run.json."""

@@ -82,6 +82,8 @@ class Learner:
         self.precision = train.precision.on(device.type)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is Precision.fp16)
         self.ema = ModelEmaV3(model, decay=train.ema_decay) if train.ema_decay else None
+        # The step after which the moving average is a copy of the weights.
+        self.ema_start = (train.ema_start_epoch - 1) * (steps // train.epochs)
 
         # `net` is what a step calls; `model` shares its parameters, and has the names that
         # checkpoints use.
@@ -117,6 +119,13 @@ class Learner:
     def lr(self) -> float:
         """Return the learning rate of the next step, for parameters without a rate of their own."""
         return self.optimizer.param_groups[0]["lr"]
+
+    @property
+    def average(self) -> nn.Module | None:
+        """Return the model of the moving average, or None as long as it has not begun."""
+        if self.ema is None or self.step <= self.ema_start:
+            return None
+        return self.ema.module
 
     def train(self) -> None:
         """Switch the model to training mode, but for frozen batch norms."""
@@ -172,8 +181,10 @@ class Learner:
         self.step += 1
         if self.step < self.steps:
             self.schedule.step()
-        if self.ema is not None:
+        if self.ema is not None and self.step > self.ema_start:
             self.ema.update(self.model)
+        elif self.ema is not None and self.step == self.ema_start:
+            self.ema.set(self.model)
         return outcome
 
     def _forward_backward(self, batch: Batch, images_in_step: int) -> Tensor:
@@ -233,7 +244,7 @@ class Learner:
         return {
             "step": self.step,
             "model": self.model.state_dict(),
-            "ema": None if self.ema is None else self.ema.module.state_dict(),
+            "ema": None if self.average is None else self.average.state_dict(),
             "loss": self.loss.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -250,8 +261,10 @@ class Learner:
             CheckpointError: if a tensor does not fit.
         """
         load_strict(self.model, saved.model, path)
-        if self.ema is not None:
+        if self.ema is not None and saved.step > self.ema_start:
             load_strict(self.ema.module, saved.ema or {}, path)
+        elif self.ema is not None:
+            self.ema.set(self.model)
         self._check_training_state(saved, path)
 
         try:

@@ -46,7 +46,7 @@ class Trainer:
         stop: turns true when the run should end after the step it is in.
 
     Raises:
-        ConfigError: if the batch size cannot be divided, or from `Learner`.
+        ConfigError: if there are too few images for a batch, or from `Learner`.
     """
 
     def __init__(
@@ -97,8 +97,27 @@ class Trainer:
         """Return the number of finished steps of the current epoch."""
         return self.learner.step - self.epoch * self.batches.steps
 
+    @property
+    def ended(self) -> str | None:
+        """Return why the run has ended, or None as long as it goes on.
+
+        It is a function of what a checkpoint holds, so a resumed run ends where it would have.
+        """
+        train, best = self.config.train, self.best
+        if self.epoch >= train.epochs:
+            return f"train.epochs is {train.epochs}"
+        if self.epoch >= train.last_epoch:
+            return f"train.stop_epoch is {train.stop_epoch}, of {train.epochs} planned epochs"
+
+        if train.patience is not None and best.evaluations_since >= train.patience:
+            return (
+                f"train.patience is {train.patience}, "
+                f"evaluations since the best one in epoch {best.epoch}: {best.evaluations_since}"
+            )
+        return None
+
     def fit(self, runlog: RunLog) -> dict[str, float]:
-        """Train to the last epoch and return its metrics.
+        """Train until the run has ended, and return the metrics of its last epoch.
 
         Returns:
             "val/..." and, with a moving average of the weights, "val_raw/...".
@@ -112,10 +131,10 @@ class Trainer:
 
         try:
             with out_of_memory.explained(lambda: memory_advice(self.config, self.device)):
-                while self.epoch < train.epochs:
+                while self.ended is None:
                     self.train_epoch(runlog)
 
-                    is_last = self.epoch + 1 == train.epochs
+                    is_last = self.epoch + 1 == train.last_epoch
                     if is_last or (self.epoch + 1) % train.eval_every == 0:
                         # Save first: a stop during a long evaluation then loses no step.
                         self.save()
@@ -139,7 +158,7 @@ class Trainer:
         self.batches.epoch, self.batches.start = self.epoch, self.position
         steps = _grouped(self._batches(), train.accumulate)
 
-        description = f"epoch {self.epoch + 1}/{train.epochs}"
+        description = f"epoch {self.epoch + 1}/{train.last_epoch}"
         self.meter.restart()
         for micro_batches in runlog.progress(
             steps, total=total, done=self.position, description=description
@@ -248,7 +267,7 @@ class Trainer:
             values["train/bad_images"] = self.bad_images
         self._scalars(runlog, self.epoch, values)
 
-        remaining_steps = train.epochs * total - self.learner.step
+        remaining_steps = train.last_epoch * total - self.learner.step
         remaining = clock(remaining_steps * self.meter.seconds_per_step)
         runlog.status(
             f"{description} step {self.position}/{total}",
@@ -286,8 +305,8 @@ class Trainer:
         """Evaluate the moving average and the raw weights, log both, and update the best result.
 
         Returns:
-            The metrics "val/..." of the moving average, or without one of the raw weights; with a
-            moving average also "val_raw/...".
+            The metrics "val/..." of the moving average, or before its start and without one of the
+            raw weights; with a moving average also "val_raw/...".
         """
         results = evaluate_weights(
             self.learner,
@@ -314,7 +333,7 @@ class Trainer:
             f"{weights} {result.metrics[metric]:.2f}" for weights, result in results.items()
         )
         best = f"best {self.best.value:.2f} ({self.best.weights}, epoch {self.best.epoch})"
-        epoch = f"epoch {self.epoch + 1}/{self.config.train.epochs}"
+        epoch = f"epoch {self.epoch + 1}/{self.config.train.last_epoch}"
         log.info(f"{epoch}: val {metric} {scores} on {main.images:,} images; {best}")
         return values
 

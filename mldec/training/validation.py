@@ -1,5 +1,6 @@
 """Evaluation during training: which weights are evaluated, and which result is the best so far."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ def evaluate_weights(
     device: torch.device,
     progress: Callable[[str], Any],
 ) -> dict[str, Results]:
-    """Evaluate the moving average, if there is one, and the raw weights.
+    """Evaluate the moving average, if it has begun, and the raw weights.
 
     Args:
         learner: the model in training; its buffers become those of the main process.
@@ -32,11 +33,11 @@ def evaluate_weights(
         progress: takes "ema" or "raw", and returns what wraps the batches; see `evaluate`.
 
     Returns:
-        The results of "ema", if there is a moving average, and then of "raw".
+        The results of "ema", if the moving average has begun, and then of "raw".
     """
     models: dict[str, nn.Module] = {}
-    if learner.ema is not None:
-        models["ema"] = learner.ema.module
+    if learner.average is not None:
+        models["ema"] = learner.average
     models["raw"] = learner.model
 
     results = {}
@@ -56,6 +57,7 @@ def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: 
         results: by the name of the weights; of equal ones the first counts.
         epoch: that the evaluation followed, from 1.
     """
+    best = dataclasses.replace(best, evaluations_since=best.evaluations_since + 1)
     for weights, result in results.items():
         value = result.metrics[metric]
         if value > best.value:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from support import QUICK, made, one_line, write_coco
 
@@ -351,8 +352,22 @@ def test_predict_refuses_what_is_not_there(cli: Cli, digits_run: Path, tmp_path:
         ),
         (
             ["+experiment=digits", "train.batch_size=63", "train.accumulate=2"],
-            ["train.batch_size 63 is not divisible"],
+            ["train.batch_size 63 is not divisible", "use 62 or 64"],
         ),
+        (["+experiment=digits", "train.stop_epoch=5"], ["train.stop_epoch is 5", "epochs (4)"]),
+        (
+            ["+experiment=digits", "train.patience=1", "train.eval_every=4"],
+            ["train.patience is 1", "no evaluation before the last epoch (4)"],
+        ),
+        (
+            ["+experiment=digits", "train.stop_epoch=2", "train.ema_start_epoch=3"],
+            ["train.ema_start_epoch is 3: it must be at most the last epoch (2)"],
+        ),
+        (
+            ["+experiment=digits", "train.ema_start_epoch=2", "train.ema_decay=null"],
+            ["train.ema_start_epoch is 2", "without train.ema_decay"],
+        ),
+        (["+experiment=digits", "train.batch_per_gpu=0"], ["train.batch_per_gpu is 0"]),
         (["+experiment=digits", "head=gap", "+head.num_groups=3"], ["GAP takes no such argument"]),
         (
             ["+experiment=digits", "loss._target_=os.system"],
@@ -414,6 +429,54 @@ def test_resume_ends_where_the_run_would_have(
     status, _, err = cli("train", *QUICK, "resume=auto", "optim.lr=1")
     assert status == 1
     one_line(err, "optim.lr: 0.002 -> 1.0")
+
+
+def test_a_run_that_has_ended_says_so_and_goes_on_when_its_end_is_moved(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("outputs/digits")
+    words = [*QUICK, "train.epochs=3"]
+
+    status, out, err = cli("train", *words, "train.stop_epoch=1")
+    assert status == 0, err
+    reason = "train.stop_epoch is 1, of 3 planned epochs"
+    assert f"ended after epoch 1: {reason}" in out
+    assert json.loads((folder / "run.json").read_text())["ended"] == reason
+    before = (folder / "checkpoints" / "last.pt").read_bytes()
+
+    status, out, err = cli("train", *words, "train.stop_epoch=1", "resume=auto")
+    assert status == 0, err
+    assert "ended after epoch 1, nothing is left to train" in out
+    assert (folder / "checkpoints" / "last.pt").read_bytes() == before
+    assert cli("summary").out.splitlines()[1].split()[8:10] == ["1/3", "finished"]
+
+    status, out, err = cli("train", *words, "resume=auto")
+    assert status == 0, err
+    assert "epoch 2 of 3" in out
+    assert "ended after epoch 3: train.epochs is 3" in out
+
+
+def test_a_batch_per_gpu_replaces_the_batch_size(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*QUICK, "train.accumulate=2"]
+
+    status, out, err = cli("train", *words, "train.batch_per_gpu=4", "train.epochs=1")
+    assert status == 0, err
+    assert (
+        "batches of 8 images (train.batch_per_gpu 4 x 1 processes x train.accumulate 2, "
+        "in place of train.batch_size)" in out
+    )
+    recorded = yaml.safe_load(Path("outputs/digits/config.yaml").read_text())["train"]
+    assert (recorded["batch_size"], recorded["batch_per_gpu"]) == (8, 4)
+
+    # A resume compares what it came to, however it is written.
+    status, _, err = cli("train", *words, "train.batch_per_gpu=8", "resume=auto")
+    assert status == 1
+    one_line(err, "train.batch_size: 8 -> 16")
+    assert cli("train", *words, "train.batch_size=8", "resume=auto").status == 0
 
 
 def test_help_answers_without_torch() -> None:

@@ -133,12 +133,15 @@ def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path: Path) -> None:
     assert state["step"] == numbers(log.parent)[-1]["step"] > 0
 
 
-def test_float64_losses_do_not_depend_on_the_processes(tmp_path: Path) -> None:
+def test_float64_losses_depend_neither_on_the_processes_nor_on_accumulation(
+    tmp_path: Path,
+) -> None:
     outcomes = []
-    for processes in (1, 2):
+    for processes, accumulate in ((1, 1), (2, 2)):
         folder = tmp_path / str(processes)
         launch = torchrun(2) if processes == 2 else [sys.executable]
-        done = finish(folder, [*launch, str(PLUGINS / "divided.py"), str(folder)])
+        word = f"train.accumulate={accumulate}"
+        done = finish(folder, [*launch, str(PLUGINS / "divided.py"), str(folder), word])
         assert done.returncode == 0, done.stderr
         assert (
             done.stdout.count("left out: image 7 is broken")
@@ -149,7 +152,9 @@ def test_float64_losses_do_not_depend_on_the_processes(tmp_path: Path) -> None:
     for one, two in zip(outcomes[0][0], outcomes[1][0], strict=True):
         assert one == pytest.approx(two, rel=1e-6)
     assert outcomes[0][1] == outcomes[1][1]
-    assert outcomes[0][1]["bad_images"] == 4, "two images in each of two epochs"
+    assert outcomes[0][1]["bad_images"] == 4, "two images in each of the two epochs before the stop"
+    averaged = [line["epoch"] for line in outcomes[0][0] if "val_raw/mAP" in line]
+    assert averaged == [2], "the moving average starts in the second epoch"
 
 
 def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
@@ -178,7 +183,8 @@ def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
     [
         (
             "train.batch_size=15",
-            "train.batch_size 15 is not divisible by 2 processes x train.accumulate 1",
+            "train.batch_size 15 is not divisible by 2 processes x train.accumulate 1; "
+            "use 14 or 16, the nearest that is",
         ),
         ("train.batch_size=0", "train.batch_size is 0: it must be at least 1"),
     ],

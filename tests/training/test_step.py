@@ -233,7 +233,7 @@ def test_fp16_goes_on_from_steps_without_a_scale(config: Config) -> None:
     ("change", "fault"),
     [
         ({"model": {}}, "does not fit the model"),
-        ({"ema": None}, "does not fit the model"),
+        ({"ema": None, "step": 1}, "does not fit the model"),
         ({"loss": {"a": torch.zeros(1)}}, "does not fit the optimiser, the loss or the precision"),
         ({"scaler": {"scale": math.nan}}, "the 'scale' of its scaler is no number"),
         ({"scaler": {"scale": "x"}}, "the 'scale' of its scaler is no number"),

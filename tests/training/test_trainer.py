@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 from functools import partial
@@ -12,11 +13,13 @@ from torch import nn
 
 from mldec import build, checkpoint
 from mldec.backbones import TimmBackbone
+from mldec.checkpoint import Best
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, DataError, NonFiniteError
+from mldec.evaluation import Results
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
@@ -24,9 +27,12 @@ from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.bce import BinaryCrossEntropy
 from mldec.model import Classifier
-from mldec.train import _opening, describe
+from mldec.runtime import distributed
+from mldec.train import _few_per_batch_norm, _opening, describe, images_per_batch_norm
 from mldec.training.runlog import RunLog
+from mldec.training.step import Learner
 from mldec.training.trainer import Trainer
+from mldec.training.validation import evaluate_weights
 
 
 class Squares:
@@ -144,6 +150,9 @@ ONE_LABEL += ["train.repeats=3", "train.accumulate=2", "mix.mixup=0.1", "mix.cut
         [],
         ["train.accumulate=2", "train.clip_grad=0.5", "train.precision=fp16"],
         ["train.ema_decay=null"],
+        ["train.ema_start_epoch=2"],
+        ["train.ema_start_epoch=3"],  # the first one after the resume
+        ["train.ema_start_epoch=4"],
         ONE_LABEL,
     ],
 )
@@ -159,9 +168,6 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
         trainer, loss=BinaryCrossEntropy(target_threshold=0.2) if config.mix.on else None
     )
     fit(make(config, whole), whole)
-
-    class Killed(Exception):
-        pass
 
     first = make(config, parts)
     log_progress = RunLog.progress
@@ -192,6 +198,10 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     assert numbers(whole) == numbers(parts)
 
 
+class Killed(Exception):
+    pass
+
+
 STEM = ("backbone.network.conv1.", "backbone.network.bn1.", "backbone.network.layer1.")
 FINE_TUNING = [
     "train.freeze=[backbone.network.conv1,backbone.network.bn1,backbone.network.layer1]",
@@ -210,9 +220,6 @@ def test_a_fine_tuned_run_goes_on_in_the_middle_of_an_epoch_to_the_last_bit(
     config = override(config, [*FINE_TUNING, "train.epochs=2", "train.save_every_steps=1"])
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     fit(trainer(config, whole, network="test_resnet"), whole)
-
-    class Killed(Exception):
-        pass
 
     first = trainer(config, parts, network="test_resnet")
     learn = first.learner.learn
@@ -315,6 +322,159 @@ def test_a_checkpoint_from_before_these_settings_goes_on(config: Config, tmp_pat
     assert job.epoch == 1
     with pytest.raises(CheckpointError, match=r"other settings \(optim.decay: weights -> all\)"):
         resume(trainer(override(config, ["optim.decay=all"]), tmp_path), tmp_path)
+
+
+# Of the evaluation after each epoch; that of epoch 4 is as good as the best one before it.
+SCORES = (50.0, 40.0, 60.0, 60.0, 55.0, 70.0, 40.0)
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the evaluation after epoch n score `SCORES[n - 1]`, whatever the weights are."""
+
+    def scored(learner: Learner, *arguments: Any, **named: Any) -> dict[str, Results]:
+        results = evaluate_weights(learner, *arguments, **named)
+        steps_per_epoch = learner.steps // learner.config.train.epochs
+        metrics = {"mAP": SCORES[learner.step // steps_per_epoch - 1]}
+        return {
+            weights: dataclasses.replace(result, metrics=metrics)
+            for weights, result in results.items()
+        }
+
+    monkeypatch.setattr("mldec.training.trainer.evaluate_weights", scored)
+
+
+@pytest.mark.usefixtures("scores")
+@pytest.mark.parametrize("step", [3, 6, 8, 15, 18])
+def test_patience_and_a_late_average_survive_a_kill_in_any_epoch(
+    config: Config, tmp_path: Path, step: int
+) -> None:
+    words = ["train.epochs=7", "train.patience=2", "train.ema_start_epoch=3"]
+    config = override(config, [*words, "train.save_every_steps=1"])
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fit(trainer(config, whole), whole)
+
+    first = trainer(config, parts)
+    learn = first.learner.learn
+
+    def killed(*arguments: Any, **named: Any) -> Any:
+        if first.learner.step == step:
+            raise Killed
+        return learn(*arguments, **named)
+
+    first.learner.learn = killed  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        fit(first, parts)
+
+    second = trainer(config, parts)
+    resume(second, parts)
+    assert second.learner.step == step
+    fit(second, parts)
+
+    assert second.epoch == 5
+    assert second.ended == "train.patience is 2, evaluations since the best one in epoch 3: 2"
+    for name in ("last.pt", "best.pt"):
+        one, other = (read_torch(run / "checkpoints" / name) for run in (whole, parts))
+        assert_equal(one, other)
+    assert numbers(whole) == numbers(parts)
+    evaluated = [line for line in numbers(whole) if "val/mAP" in line]
+    assert [line["epoch"] for line in evaluated if "val_raw/mAP" in line] == [3, 4, 5]
+
+
+@pytest.mark.usefixtures("scores")
+def test_a_run_that_patience_ended_goes_on_with_more_of_it(config: Config, tmp_path: Path) -> None:
+    patient = override(config, ["train.epochs=7", "train.patience=2"])
+    fit(trainer(patient, tmp_path), tmp_path)
+    before = numbers(tmp_path)
+
+    again = trainer(patient, tmp_path)
+    resume(again, tmp_path)
+    assert again.ended
+    fit(again, tmp_path)
+    assert (again.epoch, numbers(tmp_path)) == (5, before)
+
+    longer = trainer(override(patient, ["train.patience=3"]), tmp_path)
+    resume(longer, tmp_path)
+    fit(longer, tmp_path)
+    assert longer.ended == "train.epochs is 7"
+    assert longer.best == Best("mAP", 70.0, "ema", 6, evaluations_since=1)
+
+
+def test_a_checkpoint_without_the_count_of_evaluations_starts_it_at_none(
+    config: Config, tmp_path: Path
+) -> None:
+    fit(trainer(config, tmp_path), tmp_path)
+    path = tmp_path / "checkpoints" / "last.pt"
+    state = read_torch(path)
+    del state["best"]["evaluations_since"]
+    torch_files.save(path, state)
+
+    job = trainer(config, tmp_path)
+    resume(job, tmp_path)
+
+    assert job.best == Best(**state["best"], evaluations_since=0)
+
+
+def test_a_stopped_run_is_the_beginning_of_the_planned_one(config: Config, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fit(trainer(config, whole), whole)
+    stopping = override(config, ["train.stop_epoch=2", "train.eval_every=3"])
+    stopped = trainer(stopping, parts)
+
+    metrics = fit(stopped, parts)
+
+    assert stopped.ended == "train.stop_epoch is 2, of 4 planned epochs"
+    first_epochs = [line for line in numbers(whole) if line["step"] <= 8]
+    assert numbers(parts)[-1] == first_epochs[-1], "the epoch at which it stops is evaluated"
+    assert metrics.items() <= first_epochs[-1].items()
+
+    rest = trainer(config, parts)
+    resume(rest, parts)
+    fit(rest, parts)
+    states = [read_torch(run / "checkpoints" / "last.pt") for run in (whole, parts)]
+    for part in ("model", "ema", "optimizer", "best", "metrics"):
+        assert_equal(states[0][part], states[1][part])
+
+
+def test_a_late_average_starts_as_a_copy_of_the_weights(config: Config, tmp_path: Path) -> None:
+    job = trainer(override(config, ["train.ema_start_epoch=3"]), tmp_path)
+    bias = job.learner.model.head.pool_bias
+    assert isinstance(bias, nn.Parameter)
+    values = []
+    job.learner.optimizer.register_step_post_hook(lambda *_: values.append(bias.detach().clone()))
+
+    fit(job, tmp_path)
+
+    # Two epochs of four steps are over when it starts.
+    expected = values[7]
+    for value in values[8:]:
+        expected = 0.9 * expected + 0.1 * value
+    assert job.learner.average is not None
+    torch.testing.assert_close(job.learner.average.state_dict()["head.pool_bias"], expected)
+
+
+def test_images_per_batch_norm_are_counted(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = trainer(override(config, ["train.batch_size=32", "train.accumulate=2"]), tmp_path)
+    assert images_per_batch_norm(job) is None
+    assert "batches of 32 images, epoch" in _opening(job)
+
+    norm = nn.BatchNorm2d(3)
+    job.learner.model.add_module("norm", norm)
+    assert images_per_batch_norm(job) == 16
+    assert _few_per_batch_norm(job) is None
+
+    monkeypatch.setattr(distributed, "world_size", lambda: 4)
+    assert "batches of 32 images, 4 for each batch norm" in _opening(job)
+    warning = _few_per_batch_norm(job)
+    assert warning is not None
+    assert "only 4 images" in warning
+
+    job.config.train.sync_batchnorm = True
+    assert images_per_batch_norm(job) == 16
+    norm.requires_grad_(False)
+    assert images_per_batch_norm(job) is None
 
 
 def test_a_best_that_a_kill_left_behind_is_mended_at_a_resume(

@@ -25,11 +25,11 @@ def results(**metrics: float) -> Results:
         (Best(), {"ema": 4.0, "raw": 5.0}, Best("mAP", 5.0, "raw", 7)),
         (Best(), {"raw": 0.0}, Best("mAP", 0.0, "raw", 7)),
         (Best(), {"ema": 5.0, "raw": 5.0}, Best("mAP", 5.0, "ema", 7)),
-        (Best("mAP", 5.0, "raw", 3), {"ema": 5.0, "raw": 5.0}, Best("mAP", 5.0, "raw", 3)),
-        (Best("mAP", 5.0, "raw", 3), {"ema": 4.9}, Best("mAP", 5.0, "raw", 3)),
-        (Best("mAP", 5.0, "raw", 3), {"ema": 5.1}, Best("mAP", 5.1, "ema", 7)),
+        (Best("mAP", 5.0, "raw", 3), {"ema": 5.0, "raw": 5.0}, Best("mAP", 5.0, "raw", 3, 1)),
+        (Best("mAP", 5.0, "raw", 3, 2), {"ema": 4.9}, Best("mAP", 5.0, "raw", 3, 3)),
+        (Best("mAP", 5.0, "raw", 3, 2), {"ema": 5.1}, Best("mAP", 5.1, "ema", 7)),
         (Best(), {"ema": math.nan, "raw": 1.0}, Best("mAP", 1.0, "raw", 7)),
-        (Best(), {"ema": math.nan}, Best()),
+        (Best(), {"ema": math.nan}, Best(evaluations_since=1)),
     ],
 )
 def test_the_highest_and_of_equal_ones_the_earliest(
@@ -44,9 +44,7 @@ def test_the_moving_average_comes_first_and_both_are_evaluated_alike(
     averaged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw, average = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    learner: Any = SimpleNamespace(
-        model=raw, ema=SimpleNamespace(module=average) if averaged else None
-    )
+    learner: Any = SimpleNamespace(model=raw, average=average if averaged else None)
     calls, copied = [], []
 
     def evaluate(model: Any, data: Any, config: Any, **named: Any) -> Results:
