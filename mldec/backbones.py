@@ -15,6 +15,7 @@ import timm
 import torch
 from huggingface_hub.utils import EntryNotFoundError, get_session
 from timm.models import get_arch_pretrained_cfgs, get_pretrained_cfg, load_state_dict
+from timm.models._manipulate import group_with_matcher  # in its __all__, and exported nowhere else
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -137,6 +138,28 @@ class TimmBackbone(nn.Module):
         # type.
         images = (images.to(self.mean.dtype) - self.mean) / self.std
         return self.norm(self._tokens(self.network.forward_features(images)))
+
+    def layers_below_head(self) -> dict[str, int]:
+        """Return how many layers each parameter is below the head of the model, by its name.
+
+        The layers are those of timm's layer decay: 1 for the last block, the most for the stem, and
+        0 for what timm counts as part of the classifier, such as a norm behind the pooling.
+
+        Raises:
+            ConfigError: if timm does not know the layers of this network.
+        """
+        if not hasattr(self.network, "group_matcher"):
+            raise ConfigError(
+                f"optim.layer_decay: timm does not know the layers of {self._name}; leave it out"
+            )
+
+        # timm counts from the stem, and puts a name that it does not match at the end: "classifier"
+        # stands for the classifier that this network does not have.
+        named = [*self.network.named_parameters(), ("classifier", None)]
+        matcher = self.network.group_matcher(coarse=False)
+        layers = group_with_matcher(named, matcher, reverse=True)
+        depth = {f"network.{name}": layers["classifier"] - layer for name, layer in layers.items()}
+        return {name: depth.get(name, 0) for name, _ in self.named_parameters()}
 
     def _tokens(self, features: Any) -> Tensor:
         """Return the tokens [B, N, C] of a network's features.

@@ -20,27 +20,69 @@ from mldec.errors import CheckpointError, ConfigError, suggest
 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split the trainable parameters into a group without and a group with weight decay.
+def parameter_groups(
+    model: nn.Module,
+    *,
+    lr: float,
+    weight_decay: float,
+    decay: str = "weights",
+    backbone_lr: float | None = None,
+    layer_decay: float | None = None,
+) -> list[dict[str, Any]]:
+    """Split the trainable parameters into groups of one learning rate and one weight decay.
 
-    Biases and one-dimensional parameters, such as those of norms, do not decay. Frozen parameters
-    are in neither group. Source: add_weight_decay in helper_functions.py of the official code.
+    Frozen parameters are in no group. The first two groups have the rate `lr`, without and with
+    weight decay; groups of other rates follow. Sources: add_weight_decay in helper_functions.py of
+    the official code, and param_groups_layer_decay of timm.
+
+    Args:
+        model: its attribute `backbone` is needed only for the two last arguments.
+        lr: of all parameters but those that the two last arguments are about.
+        weight_decay: of the parameters that decay.
+        decay: "weights": biases and one-dimensional parameters, such as those of norms, do not
+            decay; "all": every parameter decays.
+        backbone_lr: of the parameters of the backbone; None: `lr`.
+        layer_decay: the rate of a layer of the backbone is multiplied by this for each layer
+            between it and the head, and once more; None: 1.
+
+    Raises:
+        ConfigError: if the backbone has no layers for `layer_decay`, or nothing in it trains.
     """
-    decay: list[nn.Parameter] = []
-    no_decay: list[nn.Parameter] = []
+    rates = _backbone_rates(model, lr if backbone_lr is None else backbone_lr, layer_decay)
+    if (backbone_lr or layer_decay) and not rates:
+        setting = "optim.backbone_lr" if backbone_lr else "optim.layer_decay"
+        raise ConfigError(f"{setting} has no effect on a frozen backbone: leave it out")
 
+    # The first two are always there, so that the groups of a checkpoint are those of its run.
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {(lr, False): [], (lr, True): []}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if parameter.ndim <= 1 or name.endswith(".bias"):
-            no_decay.append(parameter)
-        else:
-            decay.append(parameter)
+        decays = decay == "all" or (parameter.ndim > 1 and not name.endswith(".bias"))
+        groups.setdefault((rates.get(name, lr), decays), []).append(parameter)
 
     return [
-        {"params": no_decay, "weight_decay": 0.0},
-        {"params": decay, "weight_decay": weight_decay},
+        {"params": parameters, "lr": rate, "weight_decay": weight_decay if decays else 0.0}
+        for (rate, decays), parameters in groups.items()
     ]
+
+
+def _backbone_rates(model: nn.Module, lr: float, layer_decay: float | None) -> dict[str, float]:
+    """Return the learning rate of each trainable parameter of the backbone, by its full name."""
+    backbone = getattr(model, "backbone", None)
+    if backbone is None:
+        return {}
+    trainable = [name for name, value in backbone.named_parameters() if value.requires_grad]
+    if layer_decay is None:
+        return {f"backbone.{name}": lr for name in trainable}
+
+    if not hasattr(backbone, "layers_below_head"):
+        raise ConfigError(
+            f"optim.layer_decay: a {type(backbone).__name__} does not say which layers it has; "
+            f"leave it out, or give the backbone a rate of its own with optim.backbone_lr"
+        )
+    depth = backbone.layers_below_head()
+    return {f"backbone.{name}": lr * layer_decay ** depth[name] for name in trainable}
 
 
 def check_optimizer(name: str) -> None:
@@ -55,7 +97,12 @@ def check_optimizer(name: str) -> None:
 
 
 def build_optimizer(
-    model: nn.Module, *, name: str, lr: float, weight_decay: float, options: Mapping[str, Any]
+    model: nn.Module,
+    *,
+    name: str,
+    lr: float,
+    options: Mapping[str, Any],
+    **grouping: Any,
 ) -> Optimizer:
     """Build an optimiser by its name in timm.
 
@@ -65,19 +112,18 @@ def build_optimizer(
     Args:
         model: its trainable parameters are optimised.
         name: of the optimiser in timm.
-        lr: learning rate.
-        weight_decay: of the parameters that decay, see `parameter_groups`.
+        lr: highest learning rate of the parameters that have no rate of their own.
         options: further keyword arguments of the optimiser.
+        grouping: further arguments of `parameter_groups`, such as the weight decay.
 
     Raises:
-        ConfigError: for an unknown name or option.
+        ConfigError: for an unknown name or option, or from `parameter_groups`.
     """
     check_optimizer(name)
+    groups = parameter_groups(model, lr=lr, **grouping)
 
     try:
-        return create_optimizer_v2(
-            parameter_groups(model, weight_decay), opt=name, lr=lr, **options
-        )
+        return create_optimizer_v2(groups, opt=name, lr=lr, **options)
     except (TypeError, ValueError, AssertionError) as error:
         # timm asserts that the library of an optimiser is installed.
         raise ConfigError(
@@ -183,11 +229,13 @@ def build_schedule(
     is timm's: one rate per epoch, and a warm-up that takes the place of the first part of the
     cosine.
 
+    A group of parameters with another rate than `lr` has the same schedule in proportion.
+
     Args:
-        optimizer: its learning rates are set, and with "onecycle" its momentum (for Adam beta1,
-            from 0.95 to 0.85 and back).
+        optimizer: new, with the highest rate of each group; its learning rates are set, and with
+            "onecycle" its momentum (for Adam beta1, from 0.95 to 0.85 and back).
         name: of the schedule.
-        lr: the highest rate.
+        lr: the highest rate, to which `min_lr` and `warmup_lr` refer.
         steps: optimiser steps of the run.
         pct_start: "onecycle": fraction of the steps in which the rate rises, in (0, 1).
         warmup_steps: "cosine": steps of linear rise from 0; "cosine_epochs": from `warmup_lr`.
@@ -203,10 +251,14 @@ def build_schedule(
 
         cycles = any(key in optimizer.defaults for key in ("betas", "momentum"))
         return OneCycleLR(
-            optimizer, max_lr=lr, total_steps=steps, pct_start=pct_start, cycle_momentum=cycles
+            optimizer,
+            max_lr=[group["lr"] for group in optimizer.param_groups],
+            total_steps=steps,
+            pct_start=pct_start,
+            cycle_momentum=cycles,
         )
 
-    # LambdaLR multiplies lr by what these functions return.
+    # LambdaLR multiplies the rate of each group by what these functions return.
     fall = partial(_cosine, lr=lr, min_lr=min_lr)
 
     def by_step(step: int) -> float:

@@ -72,6 +72,20 @@ class NonFinite(Enum):
     skip = "skip"  # leave the step out, and count it
 
 
+class FreezeBatchNorm(Enum):
+    """Which batch norms keep their statistics, scale and shift in training."""
+
+    frozen = "frozen"  # those inside the parts that train.freeze names
+    all = "all"
+
+
+class Decay(Enum):
+    """Which parameters weight decay applies to."""
+
+    weights = "weights"  # those of two or more dimensions that are no bias
+    all = "all"
+
+
 @dataclass(kw_only=True)
 class Train:
     """The training loop. The batch size is global: processes and micro-batches divide it."""
@@ -85,6 +99,12 @@ class Train:
     eval_batch_size: int = 64  # images per batch on each process
     workers: int = 4  # loader processes per rank
     precision: Precision = Precision.fp32
+    # Names of parameters, or beginnings of names up to a dot, that do not train:
+    # [backbone.network.conv1, backbone.network.layer1]. They do not decay either.
+    freeze: list[str] = field(default_factory=list)
+    # Batch norms that stay in evaluation mode in training, and whose scale and shift do not train,
+    # as with Query2Label's FrozenBatchNorm2d; null: none.
+    freeze_batchnorm: FreezeBatchNorm | None = None
     clip_grad: float | None = None  # maximal norm of all gradients together; null: no clipping
     ema_decay: float | None = 0.9997  # null: no moving average of the weights
     channels_last: bool = False
@@ -135,6 +155,16 @@ class Train:
                 "between 0 and 1, or null",
             )
 
+        if self.freeze_batchnorm is FreezeBatchNorm.frozen and not self.freeze:
+            raise ConfigError(
+                "train.freeze_batchnorm=frozen has no effect without train.freeze: "
+                "name the frozen parts there, or choose all"
+            )
+        if self.freeze_batchnorm is FreezeBatchNorm.all and self.sync_batchnorm:
+            raise ConfigError(
+                "train.sync_batchnorm has no effect with train.freeze_batchnorm=all: leave it out"
+            )
+
 
 @dataclass(kw_only=True)
 class Mix:
@@ -183,13 +213,29 @@ class Optim:
 
     name: str = "adam"
     lr: float = 1e-4  # the highest rate of the schedule
-    # On weights of two or more dimensions; with adam it is L2 regularisation, with adamw decoupled.
+    # With adam it is L2 regularisation, with adamw decoupled.
     weight_decay: float = 1e-4
+    decay: Decay = Decay.weights  # what decays; all: biases and norms too, as in Query2Label
+    backbone_lr: float | None = None  # the highest rate of the backbone's parameters; null: lr
+    # From the head towards the image, the rate of each layer of the backbone is that of the layer
+    # before times this factor, as timm's layer decay; it starts from backbone_lr. null: off.
+    layer_decay: float | None = None
     options: dict[str, Any] = field(default_factory=dict)  # further arguments, such as {eps: 1e-6}
 
     def __post_init__(self) -> None:
         _require(self.lr > 0, "optim.lr", self.lr, "above 0")
         _require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
+
+        if self.decay is Decay.all and self.weight_decay == 0:
+            raise ConfigError(
+                "optim.decay=all has no effect with optim.weight_decay=0: leave it out"
+            )
+        if self.backbone_lr is not None:
+            rule = "above 0, or null; train.freeze=[backbone] freezes it"
+            _require(self.backbone_lr > 0, "optim.backbone_lr", self.backbone_lr, rule)
+        if self.layer_decay is not None:
+            rule = "between 0 and 1, or null"
+            _require(0 < self.layer_decay < 1, "optim.layer_decay", self.layer_decay, rule)
 
 
 # Which settings have an effect with each schedule.

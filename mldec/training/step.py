@@ -74,7 +74,7 @@ class Learner:
         self.model, self.loss = model, loss.to(device)
         self.queries = None if queries is None else queries.to(device)
 
-        self.optimizer = build_optimizer(model, **vars(config.optim))
+        self.optimizer = self._build_optimizer(model)
         self.schedule = self._build_schedule()
         self.precision = train.precision.on(device.type)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is Precision.fp16)
@@ -89,6 +89,10 @@ class Learner:
         # Those of them that changed no weights: a number was not finite, which in fp16 is usual
         # while the scaler looks for its scale.
         self.skipped = 0
+
+    def _build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        settings = vars(self.config.optim)
+        return build_optimizer(model, **{**settings, "decay": settings["decay"].value})
 
     def _build_schedule(self) -> torch.optim.lr_scheduler.LRScheduler:
         schedule, epochs = self.config.schedule, self.config.train.epochs
@@ -268,7 +272,7 @@ class Learner:
             CheckpointError: if an entry is missing, or has another type or shape.
         """
         # On a copy: a state that is refused must not have changed this one.
-        trial = build_optimizer(copy.deepcopy(self.model), **vars(self.config.optim))
+        trial = self._build_optimizer(copy.deepcopy(self.model))
         check_state(trial, saved.optimizer, self.optimizer.param_groups, path)
 
         for name, own in self.scaler.state_dict().items() if saved.scaler else ():
