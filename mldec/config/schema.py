@@ -32,6 +32,10 @@ HARMLESS = {
     "train.epochs",
     "train.workers",
 }
+# When a run ends: no step before that depends on them.
+HARMLESS |= {"train.stop_epoch", "train.patience"}
+# What it comes to is in train.batch_size, which is compared.
+HARMLESS |= {"train.batch_per_gpu"}
 HARMLESS |= {"train.eval_batch_size", "train.eval_every", "train.log_every", "train.compile"}
 HARMLESS |= {
     "train.nonfinite",
@@ -90,8 +94,16 @@ class Decay(Enum):
 class Train:
     """The training loop. The batch size is global: processes and micro-batches divide it."""
 
-    epochs: int = 40
+    epochs: int = 40  # that the schedule is planned for
+    # The run ends after this epoch, in the middle of its schedule; null: after all of `epochs`.
+    stop_epoch: int | None = None
+    # The run ends after this many evaluations in succession without a better value of the metric
+    # that best.pt follows; null: never.
+    patience: int | None = None
     batch_size: int = 56
+    # Images of a micro-batch on each process. If set, it replaces `batch_size`, which becomes
+    # batch_per_gpu x processes x accumulate.
+    batch_per_gpu: int | None = None
     accumulate: int = 1  # micro-batches per optimiser step
     # Repeated augmentation: each image appears `repeats` times per batch, and an epoch covers
     # 1/`repeats` of the images.
@@ -107,6 +119,9 @@ class Train:
     freeze_batchnorm: FreezeBatchNorm | None = None
     clip_grad: float | None = None  # maximal norm of all gradients together; null: no clipping
     ema_decay: float | None = 0.9997  # null: no moving average of the weights
+    # The moving average starts as a copy of the weights at the beginning of this epoch, the first
+    # of which is 1. Before it, only the weights themselves are evaluated.
+    ema_start_epoch: int = 1
     channels_last: bool = False
     compile: bool = False
     deterministic: bool = False  # bitwise reproducible on CUDA, at some cost in speed
@@ -132,6 +147,7 @@ class Train:
             "eval_batch_size",
             "eval_every",
             "log_every",
+            "ema_start_epoch",
         )
         for name in (*positive, "keep_last"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
@@ -145,6 +161,9 @@ class Train:
         for name in ("save_every_steps", "save_every_minutes"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"train.{name}", value, "above 0, or null")
+        for name in ("patience", "batch_per_gpu"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"train.{name}", value, "at least 1, or null")
         if self.clip_grad is not None:
             _require(self.clip_grad > 0, "train.clip_grad", self.clip_grad, "above 0, or null")
         if self.ema_decay is not None:
@@ -154,6 +173,34 @@ class Train:
                 self.ema_decay,
                 "between 0 and 1, or null",
             )
+        self._check_ends()
+
+    def _check_ends(self) -> None:
+        """Check the settings that refer to the last epoch of the run."""
+        if self.stop_epoch is not None:
+            rule = f"from 1 to train.epochs ({self.epochs}), or null"
+            _require(1 <= self.stop_epoch <= self.epochs, "train.stop_epoch", self.stop_epoch, rule)
+
+        last = self.last_epoch
+        if self.patience is not None and self.eval_every >= last:
+            raise ConfigError(
+                f"train.patience is {self.patience}: with train.eval_every {self.eval_every} there "
+                f"is no evaluation before the last epoch ({last}); lower that, "
+                f"or pass train.patience=null"
+            )
+
+        if self.ema_start_epoch > 1 and self.ema_decay is None:
+            raise ConfigError(
+                f"train.ema_start_epoch is {self.ema_start_epoch}: "
+                f"it has no effect without train.ema_decay; leave one out, or set the other"
+            )
+        rule = f"at most the last epoch ({last})"
+        _require(self.ema_start_epoch <= last, "train.ema_start_epoch", self.ema_start_epoch, rule)
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch after which the run ends, if patience does not end it before."""
+        return self.epochs if self.stop_epoch is None else self.stop_epoch
 
         if self.freeze_batchnorm is FreezeBatchNorm.frozen and not self.freeze:
             raise ConfigError(
