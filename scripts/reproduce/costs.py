@@ -43,8 +43,18 @@ DATASETS = {
 }
 
 
+def composed(settings: tuple[str, ...]) -> Config:
+    """Return the config of a run with every argument of its parts.
+
+    Raises:
+        ConfigError: for a wrong setting.
+    """
+    config = compose(list(settings))
+    return build.recorded(config, build.check(config))
+
+
 def dataset(config: Config) -> Dataset | None:
-    """Return the dataset of a config; None if it is none of the paper's."""
+    """Return the dataset of a config from `composed`; None if it is none of the paper's."""
     reader = str(config.data["_target_"]).rpartition(".")[2]
     return DATASETS.get(f"{reader}{config.data.get('year', '')}")
 
@@ -54,7 +64,7 @@ def gmac(settings: tuple[str, ...]) -> float | None:
     """Return the billions of multiply-accumulates of a forward pass per image.
 
     Args:
-        settings: that compose the run.
+        settings: that compose the run, as of the functions below.
 
     Returns:
         None for data that is none of the paper's.
@@ -62,7 +72,7 @@ def gmac(settings: tuple[str, ...]) -> float | None:
     Raises:
         ConfigError: if the model cannot be built, as without an extra that it needs.
     """
-    config = compose(list(settings))
+    config = composed(settings)
     data = dataset(config)
     if data is None:
         return None
@@ -77,19 +87,19 @@ def gmac(settings: tuple[str, ...]) -> float | None:
     return multiply_accumulates(model, config.data["image_size"], queries) / 1e9
 
 
-def gpu_hours(settings: list[str]) -> float | None:
+def gpu_hours(settings: tuple[str, ...]) -> float | None:
     """Estimate the hours of one GPU that a run takes; None for data that is none of the paper's."""
-    config = compose(settings)
-    data, forward = dataset(config), gmac(tuple(settings))
+    config = composed(settings)
+    data, forward = dataset(config), gmac(settings)
     if data is None or forward is None:
         return None
 
-    epochs = config.train.stop_epoch or config.train.epochs
+    epochs = config.train.last_epoch
     operations = 2 * BACKWARD * forward * 1e9 * data.images * epochs
     return operations / SUSTAINED / 3600
 
 
-def accumulation(settings: list[str], gpus: int) -> int:
+def accumulation(settings: tuple[str, ...], gpus: int) -> int:
     """Return the micro-batches per step with which the images of one fit a GPU.
 
     Args:
@@ -100,8 +110,7 @@ def accumulation(settings: list[str], gpus: int) -> int:
         The smallest number that divides the batch of a process and keeps a micro-batch below
         `FITS`, from the run's own `train.accumulate` on.
     """
-    train = compose(settings).train
-    forward = gmac(tuple(settings))
+    train, forward = composed(settings).train, gmac(settings)
     images = train.batch_size // gpus
     if forward is None:
         return train.accumulate

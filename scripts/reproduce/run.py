@@ -1,14 +1,14 @@
-"""Train rows of the papers: `python scripts/reproduce/run.py table1 [--data-root DIR] [key=value]`.
+"""Train rows of the papers: `python scripts/reproduce/run.py table1 [--data-root DIR]`.
 
 There are rows of tables 1, 2, 3, 5 and 6 and of figures 5 and 6 of ML-Decoder, of its results on
-VOC 2007, Open Images, ImageNet, Cars and CIFAR-100, of Query2Label and of ASL; not of table 4 and of
-the tables in the appendix. `--list` prints every row: the paper's value, the weights that it starts
-from, the estimated hours of one GPU, what is our choice, and its command.
+VOC 2007, Open Images, ImageNet, Cars and CIFAR-100, of Query2Label and of ASL; not of table 4 and
+of the tables in the appendix. `--list` prints every row: the paper's value, the weights that it
+starts from, the estimated hours of one GPU, what is our choice, and its command.
 
 It prints the command of each run, trains the runs that are not finished, from where they stopped,
 and writes outputs/reproduce/NAME.md with the paper's value, ours, seeds, GPU hours and commit.
-Settings such as train.accumulate=8 are added to each run. Without that one, a run gets as many
-micro-batches as make a micro-batch fit one GPU.
+Settings such as train.epochs=1 are added to each run. Unless train.accumulate is one of them, the
+batch is divided into micro-batches that should fit one GPU, by their multiply-accumulates.
 
 A folder below outputs/ that holds a run of other settings or start weights is left alone: the row
 says what differs, and gets a folder of its own.
@@ -23,11 +23,12 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from costs import accumulation, dataset, gpu_hours, usable  # beside this file, as rows
+from costs import accumulation, composed, dataset, gpu_hours, usable  # beside this file, as rows
 from rows import TABLES, Row
 
 ENVIRONMENT = "MLDEC_DATA"  # where the data options look for their folders
@@ -81,8 +82,7 @@ def differences(folder: Path, row: Row, seed: int, settings: list[str]) -> list[
 
     The weights that a run started from are a setting too, `init`.
     """
-    from mldec import build
-    from mldec.config.compose import compose, flat
+    from mldec.config.compose import flat
     from mldec.errors import ConfigError
 
     recorded = folder / "config.yaml"
@@ -90,8 +90,7 @@ def differences(folder: Path, row: Row, seed: int, settings: list[str]) -> list[
         # Without checkpoints there is nothing that would be taken for the row's.
         return ["no config.yaml"] if any(folder.glob("checkpoints/*.pt")) else []
 
-    config = compose([*row.settings, f"seed={seed}", *settings])
-    wanted = flat(build.recorded(config, build.check(config)))
+    wanted = flat(composed((*row.settings, f"seed={seed}", *settings)))
     try:
         there = _flat_file(recorded)
     except (ConfigError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -113,14 +112,12 @@ def _flat_file(path: Path) -> dict[str, Any]:
 
 def command(row: Row, seed: int, gpus: int, settings: list[str]) -> list[str]:
     """Return the command line that trains a row, as a new run or from where it stopped."""
-    from mldec.config.compose import compose
-
     # As many of the GPUs as the batch can be divided among, and micro-batches that fit each.
     own_settings = [*row.settings, f"seed={seed}"]
     if gpus > 1:
-        gpus = usable(compose([*row.settings, *settings]).train.batch_size, gpus)
+        gpus = usable(composed((*row.settings, *settings)).train.batch_size, gpus)
     if not any(setting.startswith("train.accumulate=") for setting in settings):
-        parts = accumulation([*row.settings, *settings], max(gpus, 1))
+        parts = accumulation((*row.settings, *settings), max(gpus, 1))
         if parts > 1:
             own_settings.append(f"train.accumulate={parts}")
 
@@ -143,12 +140,8 @@ def command(row: Row, seed: int, gpus: int, settings: list[str]) -> list[str]:
 
 def missing(row: Row, settings: list[str]) -> str | None:
     """Return one line on the folder of a row's data if it is not there, else None."""
-    from mldec import build
-    from mldec.config.compose import compose
-
     # A wrong setting is refused here too, before the first run.
-    config = compose([*row.settings, *settings])
-    build.check(config)
+    config = composed((*row.settings, *settings))
 
     root = config.data.get("root")
     if root is None or Path(root).is_dir():
@@ -284,9 +277,7 @@ def mean_and_deviation(values: list[float]) -> str:
 
 def start(row: Row) -> str:
     """Return the weights that a row starts from, as its settings choose them."""
-    from mldec.config.compose import compose
-
-    config = compose(row.settings)
+    config = composed(tuple(row.settings))
     if config.init:
         return f"init={config.init}"
 
@@ -296,23 +287,35 @@ def start(row: Row) -> str:
     return str(weights) if weights else "random weights"
 
 
-def overview() -> list[str]:
-    """Return one line per row of all tables, with a heading."""
-    from mldec.errors import ConfigError
+def overview() -> Iterator[str]:
+    """Yield a heading, and one line per row of all tables."""
+    yield "table | model | paper | starts from | GPU hours, estimated | our choice | command"
 
-    lines = ["table | model | paper | starts from | GPU hours, estimated | our choice | command"]
     for chosen, (_, rows) in TABLES.items():
         for row in rows:
             paper = ", ".join(f"{metric} {value}" for metric, value in row.paper.items())
-            try:
-                hours = f"{gpu_hours(row.settings):,.0f}"
-            except ConfigError as error:
-                hours = f"unknown: {error}"
             words = shlex.join(["python", "-m", "mldec.train", *row.settings, f"name={row.run}"])
-            value = "; ".join(filter(None, (paper or "-", row.note)))
-            cells = [chosen, row.label, value, start(row), hours, row.choice or "-"]
-            lines.append(" | ".join([*cells, words if row.runs else "not run"]))
-    return lines
+            cells = [
+                chosen,
+                row.label,
+                "; ".join(filter(None, (paper or "-", row.note))),
+                start(row),
+                estimate(row),
+                row.choice or "-",
+                words if row.runs else "not run",
+            ]
+            yield " | ".join(cells)
+
+
+def estimate(row: Row) -> str:
+    """Return the hours of one GPU as text, or why they cannot be estimated."""
+    from mldec.errors import ConfigError
+
+    try:
+        hours = gpu_hours(tuple(row.settings))
+    except ConfigError as error:
+        return f"unknown: {error}"
+    return "unknown" if hours is None else f"{hours:,.1f}"
 
 
 def reproduce(chosen: str, *, seeds: range, gpus: int, dry: bool, settings: list[str]) -> None:
@@ -394,7 +397,8 @@ def main() -> None:
 
     with one_line():
         if args.list:
-            print("\n".join(overview()))
+            for line in overview():
+                print(line, flush=True)
             return
 
         gpus = args.gpus
