@@ -84,10 +84,11 @@ class Part:
             for name, value in self.arguments.items()
             if name in inspect.signature(self.target).parameters
         }
-        return self._translated(self.target, {**own, **runtime})
+        groups = {name: self.shared(kind) for name, kind in _groups(self.target).items()}
+        return self._translated(self.target, {**own, **groups, **runtime})
 
     def shared(self, kind: type[Any]) -> Any:
-        """Build a group of shared settings, such as `View`, from the arguments.
+        """Build a group of settings, such as `View`, from the arguments.
 
         Raises:
             ConfigError: as `call`.
@@ -357,25 +358,47 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
 def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
     """Return the arguments that a node may give.
 
-    They are those of the target, and for a reader of image files the shared settings as well.
+    They are those of the target, and for a reader of image files the shared settings as well. A
+    parameter that is a group of settings stands for its fields.
     """
-    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    accepted = {
-        name: Argument(hints.get(name, Any), parameter.default)
-        for name, parameter in inspect.signature(target).parameters.items()
-        if name not in RUNTIME_ARGUMENTS[kind] and parameter.kind not in VARIADIC
-    }
+    hints, groups = _hints(target), _groups(target)
+    accepted: dict[str, Argument] = {}
+    for name, parameter in inspect.signature(target).parameters.items():
+        if name in groups:
+            accepted |= _fields(groups[name], parameter.default)
+        elif name not in RUNTIME_ARGUMENTS[kind] and parameter.kind not in VARIADIC:
+            accepted[name] = Argument(hints.get(name, Any), parameter.default)
 
     if kind == "data":
         accepted["changed"] = CHANGED
     if _is_reader(target):
         for shared in SHARED:
-            hints = get_type_hints(shared)
-            accepted |= {
-                field.name: Argument(hints[field.name], field.default)
-                for field in dataclasses.fields(shared)
-            }
+            accepted |= _fields(shared)
     return accepted
+
+
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of the parameters of a function or a class."""
+    return get_type_hints(target.__init__ if inspect.isclass(target) else target)
+
+
+def _groups(target: Callable[..., Any]) -> dict[str, type[Any]]:
+    """Return the parameters that are groups of settings: dataclasses, filled from flat keys."""
+    parameters = inspect.signature(target).parameters
+    return {
+        name: hint
+        for name, hint in _hints(target).items()
+        if name in parameters and isinstance(hint, type) and dataclasses.is_dataclass(hint)
+    }
+
+
+def _fields(group: type[Any], defaults: Any = None) -> dict[str, Argument]:
+    """Return the settings of a group; the defaults are those of an instance, or of its class."""
+    hints = get_type_hints(group)
+    return {
+        field.name: Argument(hints[field.name], getattr(defaults, field.name, field.default))
+        for field in dataclasses.fields(group)
+    }
 
 
 def _inside(module_name: str, home: str) -> bool:

@@ -19,7 +19,8 @@ from mldec.cli import chosen_model
 from mldec.config.compose import override
 from mldec.config.schema import Config
 from mldec.data.base import DataModule
-from mldec.data.loader import Batch, eval_loader, unwrap
+from mldec.data.loader import Batch, eval_loader
+from mldec.data.workers import unwrap
 from mldec.errors import say
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files.results import check_targets, to_json, write_result

@@ -15,7 +15,7 @@ from torch import Tensor
 from mldec.checkpoint import Loaded, check_queries, load_model
 from mldec.cli import chosen_model
 from mldec.data.base import Classes
-from mldec.data.transforms import FORMATS, load_image
+from mldec.data.images import FORMATS, load_image
 from mldec.data.zero_shot.vectors import read_vectors
 from mldec.errors import (
     CheckpointError,

@@ -31,10 +31,10 @@ from tqdm import tqdm
 from mldec import build
 from mldec.cli import positive
 from mldec.data.base import Classes, StoredImages
+from mldec.data.images import read_image
 from mldec.data.labels import Labels
-from mldec.data.loader import start_worker, unwrap
 from mldec.data.storage.tar_shards import FORMAT
-from mldec.data.transforms import read_image
+from mldec.data.workers import start_worker, unwrap
 from mldec.errors import ConfigError, DataError, one_line
 
 QUALITY = 95  # of images that are made smaller

@@ -277,3 +277,13 @@ def test_a_loss_of_a_users_own_need_not_say_what_it_is_for() -> None:
     build.check_together(config, data, loss)
     with pytest.raises(ConfigError, match="MSELoss wants 0 and 1"):
         build.check_together(override(config, ["mix.cutmix=1"]), data, loss)
+
+
+def test_a_group_of_settings_is_filled_from_flat_keys():
+    node = {"_target_": "mldec.data.digits.grey.digit", "seed": 3, "val_images": 2}
+    part = build.resolve("data", node)
+    defaults = {"image_size": 32, "train_images": 8192, "top_k": None, "changed": "refuse"}
+    assert part.arguments == {"seed": 3, "val_images": 2, **defaults}
+    assert build.data({"data": part}).val.dataset.seed == 3
+    with pytest.raises(ConfigError, match=r"data\.scenes: digit takes no such argument"):
+        build.resolve("data", {**node, "scenes": {}})

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from inspect import signature
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +23,6 @@ from mldec import build, summary
 from mldec.__main__ import COMMANDS
 from mldec.config.compose import check_key, check_option, compose, config_dir, experiments
 from mldec.config.schema import PARTS
-from mldec.data.source import FileSettings
-from mldec.data.view import View
 from mldec.errors import ConfigError
 
 TOP = Path(__file__).parents[1]
@@ -173,12 +170,10 @@ def test_the_tree_is_the_real_one() -> None:
 @cache
 def part_arguments(part: str) -> set[str]:
     """Return the arguments that some option of a part takes."""
-    names = {"changed"} if part == "data" else set()
+    names: set[str] = set()
     for path in Path(config_dir(), part).glob("*.yaml"):
         target, _ = read_option(path)
-        names |= set(signature(target).parameters)
-    if part == "data":
-        names |= set(signature(View).parameters) | set(signature(FileSettings).parameters)
+        names |= build._accepted(part, target).keys()
     return names
 
 

@@ -30,7 +30,8 @@ from mldec import build, checkpoint, train
 from mldec.config.compose import compose, parse, to_dict
 from mldec.config.schema import PARTS, Config
 from mldec.data.base import Classes, DataModule, Split
-from mldec.data.loader import TrainBatches, train_loader, unwrap
+from mldec.data.loader import TrainBatches, train_loader
+from mldec.data.workers import unwrap
 from mldec.evaluation import evaluate
 from mldec.runtime import provenance, signals
 

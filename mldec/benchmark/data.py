@@ -21,8 +21,9 @@ from PIL import Image
 from torchvision import transforms
 
 from mldec import build
+from mldec.data.images import read_image
 from mldec.data.official_augment import PairAugment, cutout
-from mldec.data.transforms import TrainTransform, read_image
+from mldec.data.transforms import TrainTransform
 
 COCO_TRAIN = (82_783, 600_000)  # images, objects
 PHOTO = (640, 480)  # pixels of the file

@@ -15,10 +15,11 @@ from mldec.check_data import charts
 from mldec.check_data.labels import co_occurrence, label_faults, labels_of, split_statistics
 from mldec.check_data.published import OFFICIAL
 from mldec.data.base import DataModule, ImageDataset, Split, StoredImages
+from mldec.data.images import read_image
 from mldec.data.labels import Labels
-from mldec.data.loader import seeded, start_worker, unwrap
+from mldec.data.loader import seeded
 from mldec.data.readers.coco import PRESENT
-from mldec.data.transforms import read_image
+from mldec.data.workers import start_worker, unwrap
 from mldec.data.zero_shot.task import neighbours
 from mldec.errors import DataError, say
 from mldec.runtime.console import on_terminal

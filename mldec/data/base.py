@@ -9,9 +9,10 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from mldec.data.images import load_image
 from mldec.data.labels import Labels
 from mldec.data.names import names_fault
-from mldec.data.transforms import EvalTransform, load_image
+from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator
 

@@ -17,8 +17,8 @@ import numpy as np
 from mldec.data.labels import Labels
 from mldec.data.names import names_fault
 from mldec.data.table import Table
-from mldec.errors import DataError
 from mldec.files.arrays import read_npz
+from mldec.files.text import reading
 
 log = logging.getLogger("mldec")
 
@@ -60,12 +60,8 @@ class TableCache:
         # The key is stored with the table: it changes with the annotation files.
         key = f"{FORMAT} {name}"
         for source in sources:
-            try:
+            with reading(source, self.see):
                 stat = source.stat()
-            except OSError as error:
-                raise DataError(
-                    f"{source} cannot be read ({error.strerror}); {self.see}"
-                ) from error
             key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
 
         file = _cache_file(f"{name} {' '.join(map(str, sources))}", self.folder)

@@ -10,6 +10,7 @@ import numpy as np
 from mldec.data.cache import TableCache
 from mldec.data.labels import from_single
 from mldec.data.names import as_name, unknown_class
+from mldec.data.storage.image_files import list_folder
 from mldec.data.table import Table, encode_paths
 from mldec.errors import DataError
 
@@ -78,7 +79,7 @@ def list_class_folders(folder: Path, see: str) -> list[str]:
             UTF-8.
     """
     names = sorted(
-        entry.name for entry in _entries(folder, see) if entry.is_dir() and entry.name[0] != "."
+        entry.name for entry in list_folder(folder, see) if entry.is_dir() and entry.name[0] != "."
     )
     for name in names:
         # Python keeps the bytes of such a name as surrogates, which no file of names can hold.
@@ -105,7 +106,7 @@ def list_images(folder: Path, see: str) -> list[str]:
     Raises:
         DataError: It cannot be listed, or holds folders and no image.
     """
-    entries = [entry for entry in _entries(folder, see) if entry.name[0] != "."]
+    entries = [entry for entry in list_folder(folder, see) if entry.name[0] != "."]
     images = sorted(entry.name for entry in entries if entry.name.lower().endswith(IMAGES))
 
     # Images in folders below would silently be missed.
@@ -115,11 +116,3 @@ def list_images(folder: Path, see: str) -> list[str]:
             f"without inner ones; {see}"
         )
     return images
-
-
-def _entries(folder: Path, see: str) -> list[os.DirEntry[str]]:
-    """List a folder; an error becomes a `DataError`."""
-    try:
-        return list(os.scandir(folder))
-    except OSError as error:
-        raise DataError(f"{folder} cannot be listed ({error.strerror}); {see}") from error

@@ -67,7 +67,7 @@ class Labels:
         """Return the labels of some images: bool [N], or their indices in the wanted order."""
         indices = np.flatnonzero(images) if images.dtype == bool else images
         lengths = np.diff(self.starts)[indices]
-        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        starts = _starts(lengths)
 
         # The entries of an image stay together, so that all of them move by the same distance.
         shifts = np.repeat(self.starts[:-1][indices] - starts[:-1], lengths)
@@ -89,7 +89,7 @@ class Labels:
         kept = classes >= 0  # the classes that were not asked for have no new column
 
         # The number of kept entries before each old start is the new start.
-        starts = np.concatenate([[0], np.cumsum(kept)])[self.starts].astype(np.int64)
+        starts = _starts(kept)[self.starts]
         return replace(
             self,
             starts=starts,
@@ -140,6 +140,14 @@ class Labels:
         return np.repeat(np.arange(len(self)), np.diff(self.starts))
 
 
+def are_indices(value: object, num_classes: int) -> bool:
+    """Return whether a value from a file is a list of class indices, each from 0 to K - 1."""
+    # `type` and not `isinstance`, for which true and false are integers.
+    return isinstance(value, list) and all(
+        type(column) is int and 0 <= column < num_classes for column in value
+    )
+
+
 def from_dense(matrix: np.ndarray, *, default: int = 0) -> Labels:
     """Return the labels in a matrix, int8 [N, K]; entries equal to `default` are not listed."""
     images, classes = np.nonzero(matrix != default)
@@ -160,8 +168,7 @@ def from_entries(
     entries: Sequence[Mapping[int, int]], *, num_classes: int, default: int = 0
 ) -> Labels:
     """Return the labels of N images from one mapping per image: class index -> value."""
-    lengths = [len(image_entries) for image_entries in entries]
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    starts = _starts([len(image_entries) for image_entries in entries])
     total = int(starts[-1])
 
     # Streamed into arrays: lists of all entries would need many times their memory.
@@ -188,14 +195,11 @@ def from_flags(
         num_classes: K.
     """
     pairs = images.astype(np.int64) * num_classes + classes
-    order = np.argsort(pairs, kind="stable")
-    pairs, flags = pairs[order], flags[order]
+    pairs, positions = np.unique(pairs, return_inverse=True)
 
-    # After sorting, the flags of a pair are neighbours. `reduceat` refuses an empty array.
-    first = np.flatnonzero(_differs_from_previous(pairs))
-    values = np.bitwise_or.reduceat(flags, first) if len(first) else flags
-
-    return _from_pairs(pairs[first], values, num_images, num_classes, 0)
+    values = np.zeros(len(pairs), np.int8)
+    np.bitwise_or.at(values, positions, flags)
+    return _from_pairs(pairs, values, num_images, num_classes, 0)
 
 
 def from_statements(
@@ -251,11 +255,9 @@ def from_statements(
     return labels, contradictions
 
 
-def _differs_from_previous(numbers: np.ndarray) -> np.ndarray:
-    """Return whether each number differs from the previous one, bool [M]; the first one does."""
-    differs = np.ones(len(numbers), bool)
-    differs[1:] = numbers[1:] != numbers[:-1]
-    return differs
+def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return where the entries of each of N images start, and their total: int64 [N + 1]."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def _from_pairs(
@@ -263,6 +265,5 @@ def _from_pairs(
 ) -> Labels:
     """Return the labels of ascending pairs, each encoded as `image * num_classes + class`."""
     images, classes = np.divmod(pairs, num_classes)
-    counts = np.bincount(images, minlength=num_images)
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    starts = _starts(np.bincount(images, minlength=num_images))
     return Labels(starts, classes.astype(np.int32), values, num_classes, default)

@@ -71,6 +71,22 @@ def as_name(value: object, where: str | Path, see: str) -> str:
     return str(value)
 
 
+def split_names(text: str, separator: str, where: str | Path, see: str) -> list[str]:
+    """Return the class names in a text, stripped; blank ones are left out.
+
+    Args:
+        text: the names with `separator` between them.
+        separator: any text.
+        where: see `as_name`.
+        see: see `as_name`.
+
+    Raises:
+        DataError: see `as_name`.
+    """
+    names = map(str.strip, text.split(separator))
+    return [as_name(name, where, see) for name in names if name]
+
+
 def shown(value: object) -> str:
     """Return the repr of a value for a message, cut to 60 characters."""
     text = repr(value)
@@ -110,15 +126,18 @@ def without_quotes(name: str) -> str:
     return re.sub(r"\s+", " ", name.strip(" \t\r\n'\""))
 
 
-def told_apart(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, with " (index)" appended to those that several classes share.
+def told_apart(names: Sequence[str], marks: Iterable[object] | None = None) -> tuple[str, ...]:
+    """Return the names, with a mark in brackets appended to those that several classes share.
 
     Data and released checkpoints thus get the same names for the same classes in the same order.
+
+    Args:
+        names: of K classes.
+        marks: K different ones; None for the indices.
     """
     count = Counter(names)
-    return tuple(
-        f"{name} ({index})" if count[name] > 1 else name for index, name in enumerate(names)
-    )
+    marked = zip(names, range(len(names)) if marks is None else marks, strict=True)
+    return tuple(f"{name} ({mark})" if count[name] > 1 else name for name, mark in marked)
 
 
 def check_names(names: Iterable[str], where: str | Path, see: str) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ Every random choice comes from Python's `random` module, which the loader seeds 
 
 import random
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from PIL import Image, ImageEnhance, ImageOps
 
@@ -106,20 +108,9 @@ def _small_cutout(image: Image.Image, pixels: float) -> Image.Image:
     return covered
 
 
-def _color(image: Image.Image, strength: float) -> Image.Image:
-    return ImageEnhance.Color(image).enhance(1 + strength * _sign())
-
-
-def _contrast(image: Image.Image, strength: float) -> Image.Image:
-    return ImageEnhance.Contrast(image).enhance(1 + strength * _sign())
-
-
-def _brightness(image: Image.Image, strength: float) -> Image.Image:
-    return ImageEnhance.Brightness(image).enhance(1 + strength * _sign())
-
-
-def _sharpness(image: Image.Image, strength: float) -> Image.Image:
-    return ImageEnhance.Sharpness(image).enhance(1 + strength * _sign())
+def _enhance(image: Image.Image, strength: float, kind: type[Any]) -> Image.Image:
+    # `kind` is one of Pillow's enhancements.
+    return kind(image).enhance(1 + strength * _sign())
 
 
 def _posterize(image: Image.Image, bits: float) -> Image.Image:
@@ -158,10 +149,13 @@ OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
     "translate_x": (_translate_x, _levels(0, 150 / 331)),  # fraction of the side
     "translate_y": (_translate_y, _levels(0, 150 / 331)),
     "rotate": (_rotate, _levels(0, 30)),  # degrees
-    "color": (_color, _levels(0, 0.9)),  # distance of the factor from 1
-    "contrast": (_contrast, _levels(0, 0.9)),
-    "brightness": (_brightness, _levels(0, 0.9)),
-    "sharpness": (_sharpness, _levels(0, 0.9)),
+    "color": (
+        partial(_enhance, kind=ImageEnhance.Color),
+        _levels(0, 0.9),
+    ),  # distance of the factor from 1
+    "contrast": (partial(_enhance, kind=ImageEnhance.Contrast), _levels(0, 0.9)),
+    "brightness": (partial(_enhance, kind=ImageEnhance.Brightness), _levels(0, 0.9)),
+    "sharpness": (partial(_enhance, kind=ImageEnhance.Sharpness), _levels(0, 0.9)),
     "posterize": (_posterize, _levels(8, 4, whole=True)),  # bits kept of each channel
     "solarize": (_solarize, _levels(256, 0)),  # values from here on are inverted
     "cutout": (_small_cutout, _levels(0, 20, whole=True)),  # pixels

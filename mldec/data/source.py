@@ -55,7 +55,7 @@ class Source:
 
     Attributes:
         load: maps the name of a split and the cache to images and labels; called when the split is
-            first used.
+            first used, which is when the files of that split are checked.
         train: name of the split to train on.
         val: name of the split to evaluate on.
         task: what the labels mean.

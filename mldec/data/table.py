@@ -32,11 +32,6 @@ class Table:
         """Return some of the images: bool [N], or their indices in the wanted order."""
         return Table(self.files[images], self.labels.select(images), self.classes)
 
-    def select_classes(self, columns: Sequence[int]) -> "Table":
-        """Return some of the classes: their indices in the wanted order."""
-        names = tuple(self.classes[column] for column in columns)
-        return Table(self.files, self.labels.select_classes(columns), names)
-
 
 class TableBuilder:
     """Collect images and their labels one by one, with the checks that every table needs.
@@ -166,6 +161,12 @@ def held_out(files: Sequence[bytes], fraction: float, seed: int) -> np.ndarray:
         digest = sha256(b"%d %s" % (seed, file)).digest()
         held.append(int.from_bytes(digest[:8], "big") < limit)
     return np.array(held, bool)
+
+
+def hold_out(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
+    """Return the images that are held out for validation, or the others; see `held_out`."""
+    is_held_out = held_out(table.files.tolist(), fraction, seed)
+    return table.select(is_held_out if val else ~is_held_out)
 
 
 def check_fraction(val_fraction: float) -> None:

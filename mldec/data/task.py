@@ -1,7 +1,9 @@
 """The tasks: several labels per image, one, partial labels, or unseen classes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from torch import Tensor
 
 from mldec.data.base import Classes, LabelledImages
 from mldec.evaluators import Evaluator
@@ -33,7 +35,13 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class _KnownClasses:
-    """The common part of the tasks whose splits have the same classes; every image is used."""
+    """The common part of the tasks whose splits have the same classes; every image is used.
+
+    Args:
+        queries: word vectors of the classes, float32 [K, D]; None for closed-set data.
+    """
+
+    queries: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def exclusive(self) -> bool:
@@ -42,7 +50,7 @@ class _KnownClasses:
 
     def training(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
         """See `Task`."""
-        return images, Classes(images.classes, exclusive=self.exclusive)
+        return images, Classes(images.classes, self.exclusive, self.queries)
 
     def validation(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
         """See `Task`."""

@@ -11,6 +11,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
@@ -57,6 +58,34 @@ def open_text(path: str | Path, *, newline: str | None = None) -> TextIO:
         raise OSError(errno.EINVAL, "no file has such a name", str(path)) from error
 
 
+@contextmanager
+def reading(path: Path, see: str) -> Iterator[None]:
+    """Turn an `OSError` in this context into a `DataError`: the file cannot be read.
+
+    Args:
+        path: of the file, for the message.
+        see: where the user finds help, for the message.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error}); {see}") from error
+
+
+def read_bytes(path: Path, see: str) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: of the file.
+        see: where the user finds help, for messages.
+
+    Raises:
+        DataError: if the file cannot be read.
+    """
+    with reading(path, see), open_binary(path) as file:
+        return file.read()
+
+
 def read_text(path: Path, see: str, *, newline: str | None = None) -> str:
     """Return the text of a UTF-8 file, with or without a byte order mark.
 
@@ -69,10 +98,8 @@ def read_text(path: Path, see: str, *, newline: str | None = None) -> str:
         DataError: if the file cannot be read, or is not UTF-8.
     """
     try:
-        with open_text(path, newline=newline) as file:
+        with reading(path, see), open_text(path, newline=newline) as file:
             return file.read()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); {see}") from error
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8; {see}"
@@ -89,11 +116,9 @@ def read_json(path: Path, see: str) -> Any:
     Raises:
         DataError: if the file cannot be read, or is not valid JSON that Python can represent.
     """
+    content = read_bytes(path, see)
     try:
-        with open_binary(path) as file:
-            return json.loads(file.read().decode("utf-8"))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); {see}") from error
+        return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}); restore it, {see}") from error
 
@@ -161,7 +186,7 @@ def csv_columns(
     """
     first = 2
     try:
-        with open_text(path, newline="") as file:
+        with reading(path, see), open_text(path, newline="") as file:
             reader = csv.reader(file, strict=True)
             actual_header = next(reader, [])
             if actual_header != list(header):
@@ -180,8 +205,6 @@ def csv_columns(
 
                 yield first, list(zip(*rows, strict=True))
                 first += len(rows)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); {see}") from error
     except csv.Error as error:
         raise DataError(
             f"{path}: wrong quoting after row {first - 1} ({error}, line {reader.line_num}); {see}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.losses.targets import prepare
+from mldec.losses.targets import check_reduction, prepare
 
 
 class AsymmetricLoss(nn.Module):
@@ -48,8 +48,7 @@ class AsymmetricLoss(nn.Module):
         _check_gammas(gamma_neg, gamma_pos)
         if not 0 <= clip < 1:
             raise ConfigError(f"loss.clip {clip} is not in [0, 1)")
-        if reduction not in ("sum", "mean"):
-            raise ConfigError(f"loss.reduction '{reduction}' is unknown: choose sum or mean")
+        check_reduction(reduction)
 
         self.gamma_neg, self.gamma_pos, self.clip = gamma_neg, gamma_pos, clip
         self.focal_grad, self.reduction, self.eps = focal_grad, reduction, eps

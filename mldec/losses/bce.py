@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.losses.targets import prepare
+from mldec.losses.targets import check_reduction, prepare
 
 
 class BinaryCrossEntropy(nn.Module):
@@ -40,8 +40,7 @@ class BinaryCrossEntropy(nn.Module):
             raise ConfigError(f"loss.smoothing {smoothing} is not in [0, 1)")
         if target_threshold is not None and not 0 < target_threshold < 1:
             raise ConfigError(f"loss.target_threshold {target_threshold} is not in (0, 1)")
-        if reduction not in ("sum", "mean"):
-            raise ConfigError(f"loss.reduction '{reduction}' is unknown: choose sum or mean")
+        check_reduction(reduction)
 
         self.smoothing = smoothing
         self.target_threshold = target_threshold

@@ -3,7 +3,13 @@
 import torch
 from torch import Tensor
 
-from mldec.errors import DataError
+from mldec.errors import ConfigError, DataError
+
+
+def check_reduction(reduction: str) -> None:
+    """Raise a `ConfigError` unless the reduction is one of a loss."""
+    if reduction not in ("sum", "mean"):
+        raise ConfigError(f"loss.reduction '{reduction}' is unknown: choose sum or mean")
 
 
 def prepare(

@@ -16,7 +16,8 @@ from mldec.config.compose import to_dict
 from mldec.config.schema import Config, NonFinite
 from mldec.data.base import DataModule
 from mldec.data.fingerprint import fingerprint
-from mldec.data.loader import Batch, TrainBatches, end_workers, train_loader, unwrap
+from mldec.data.loader import Batch, TrainBatches, train_loader
+from mldec.data.workers import end_workers, unwrap
 from mldec.errors import DataError, NonFiniteError, Stopped
 from mldec.evaluation import left_out, memory_advice
 from mldec.model import Classifier
@@ -38,8 +39,7 @@ class Trainer:
     Args:
         config: of the run; only its fixed sections are read.
         model: on its device.
-        loss: logits float32 [B, K], targets [B, K] -> []; its attribute `reduction` says whether it
-            is the sum or the mean over the batch.
+        loss: see `Learner`.
         data: the dataset.
         folder: for last.pt and best.pt.
         device: of the model.

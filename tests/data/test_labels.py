@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mldec.data.labels import from_dense, from_entries, from_flags, from_single
+from mldec.data.labels import are_indices, from_dense, from_entries, from_flags, from_single
 
 MATRIX = np.array([[1, 0, -1], [0, 0, 0], [-1, 1, 1], [0, 1, 0]], np.int8)
 
@@ -70,3 +70,13 @@ def test_flags_are_the_same_as_in_a_matrix() -> None:
         for name in ("starts", "classes", "values"):
             assert np.array_equal(getattr(ours, name), getattr(expected, name)), name
             assert getattr(ours, name).dtype == getattr(expected, name).dtype, name
+
+
+@pytest.mark.parametrize("value", [[], [0, 2, 2]])
+def test_lists_of_indices(value):
+    assert are_indices(value, 3)
+
+
+@pytest.mark.parametrize("value", [[3], [-1], [True], [1.0], ["1"], "12", None, {0: 1}])
+def test_what_is_no_list_of_indices(value):
+    assert not are_indices(value, 3)

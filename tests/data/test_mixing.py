@@ -10,9 +10,10 @@ from torch import Tensor
 
 from mldec.config.schema import Mix, MixMode
 from mldec.data.base import Classes, DataModule, Split
-from mldec.data.loader import TrainBatches, sample_seed, seeded, train_loader, unwrap
+from mldec.data.loader import TrainBatches, sample_seed, seeded, train_loader
 from mldec.data.mixing import Mixing
 from mldec.data.transforms import EvalTransform
+from mldec.data.workers import unwrap
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.single_label import SingleLabelEvaluator
 

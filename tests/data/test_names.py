@@ -14,6 +14,8 @@ from mldec.data.names import (
     name_fault,
     names_fault,
     read_lines,
+    split_names,
+    told_apart,
 )
 from mldec.errors import DataError
 
@@ -94,3 +96,15 @@ def test_lines_end_where_an_editor_ends_them(tmp_path: Path) -> None:
         DataError, match=r"data\.classes: the class name 'a.tb' has the control character U\+0009"
     ):
         given_names(["a\tb"], tmp_path, "")
+
+
+def test_names_in_a_text() -> None:
+    assert split_names(" a ;; b c;", ";", "x, row 1", "see there") == ["a", "b c"]
+    assert split_names("", ";", "", "") == []
+    with pytest.raises(DataError, match=r"^x, row 1: the class name 'a.x1b' has .*; see there$"):
+        split_names("b;a\x1b", ";", "x, row 1", "see there")
+
+
+def test_shared_names_get_their_mark() -> None:
+    assert told_apart(["a", "b", "a"]) == ("a (0)", "b", "a (2)")
+    assert told_apart(["a", "b", "a"], ["x", "y", "z"]) == ("a (x)", "b", "a (z)")

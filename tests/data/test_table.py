@@ -12,6 +12,7 @@ from mldec.data.table import (
     check_fraction,
     encode_paths,
     held_out,
+    hold_out,
     log_split,
     path_inside,
 )
@@ -133,13 +134,13 @@ def test_labels_that_no_class_may_be_called(names: list[str], expected: str) -> 
 # Parts of a table
 
 
-def test_some_images_and_some_classes() -> None:
+def test_some_images() -> None:
     dense = np.array([[1, 0, 0], [0, 1, -1], [1, 1, 0]], np.int8)
     table = Table(encode_paths(["a", "b", "c"]), from_dense(dense), ("x", "y", "z"))
-    some = table.select(np.array([2, 0])).select_classes([2, 0])
+    some = table.select(np.array([2, 0]))
     assert some.files.tolist() == [b"c", b"a"]
-    assert some.classes == ("z", "x")
-    assert some.labels.dense().tolist() == dense[[2, 0]][:, [2, 0]].tolist()
+    assert some.classes == ("x", "y", "z")
+    assert some.labels.dense().tolist() == dense[[2, 0]].tolist()
     assert len(table.select(np.array([False, True, False]))) == 1
 
 
@@ -150,6 +151,12 @@ def test_each_image_is_held_out_by_itself() -> None:
     assert np.array_equal(held_out(files[::2], 0.25, seed=0), chosen[::2])
     assert not np.array_equal(held_out(files, 0.25, seed=1), chosen)
     assert (held_out(files, 0.5, seed=0) >= chosen).all()  # more, not others
+
+    labels = from_dense(np.zeros((2000, 1), np.int8))
+    table = Table(encode_paths([file.decode() for file in files]), labels, ("x",))
+    val, train = (hold_out(table, 0.25, 0, val=is_val) for is_val in (True, False))
+    assert np.array_equal(val.files, table.files[chosen])
+    assert np.array_equal(train.files, table.files[~chosen])
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5])

@@ -17,14 +17,14 @@ from torch import Tensor
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.digits.scenes import (
     NAMES,
-    Scenes,
+    SceneSettings,
     Writings,
     boxes,
-    check_sizes,
+    check_minimum,
     how_many,
+    make_splits,
     noisy,
     scenes_module,
-    split_writings,
     tilted,
 )
 from mldec.data.task import MultiLabel
@@ -60,64 +60,42 @@ LARGE = (0.45, 0.55)
 SHADING = 15  # largest distance of a digit's channel from its colour
 VECTOR_WIDTH = 300  # that of common word vectors
 
+SCENES = SceneSettings()
+
 
 def coloured_digits(
+    scenes: SceneSettings = SCENES,
     *,
-    image_size: int = 64,
-    train_images: int = 8192,
-    val_images: int = 2048,
     max_digits: int = 2,
     colours: int = 12,
     threshold: float = 0.5,
-    seed: int = 0,
 ) -> DataModule:
     """Return scenes with 10 classes per colour, all of them in both splits.
 
     Args:
-        image_size: side of a scene in pixels, at least 16.
-        train_images: scenes per epoch; every epoch has new ones.
-        val_images: scenes of the validation split.
+        scenes: number and size of the scenes.
         max_digits: largest number of digits in a scene.
         colours: number of colours, 2 to 14.
-        threshold: probability from which on a class counts as predicted, for precision, recall and
-            F1.
-        seed: decides which writings are held out, and the validation scenes.
+        threshold: see `MultiLabel`.
 
     Raises:
         ValueError: An argument is out of range.
     """
-    check_sizes(
-        image_size=image_size,
-        train_images=train_images,
-        val_images=val_images,
-        max_digits=max_digits,
-        seed=seed,
-    )
+    check_minimum("max_digits", max_digits, 1)
     names = class_names(colours)
     task = MultiLabel(threshold)
 
-    # Both splits draw in the same way, but from different writings. Only the validation scenes have
-    # a seed and therefore never change.
-    train, val = split_writings(seed)
-    draw = partial(
-        draw_coloured, classes=tuple(range(len(names))), size=image_size, max_digits=max_digits
-    )
-    train_scenes = Scenes(partial(draw, writings=train), train_images)
-    val_scenes = Scenes(partial(draw, writings=val), val_images, seed)
-
-    return scenes_module(train_scenes, val_scenes, Classes(names), task, image_size=image_size)
+    draw = partial(draw_coloured, classes=tuple(range(len(names))), max_digits=max_digits)
+    return scenes_module(scenes, draw, Classes(names), task)
 
 
 def digits_zsl(
+    scenes: SceneSettings = SCENES,
     *,
-    image_size: int = 64,
-    train_images: int = 8192,
-    val_images: int = 2048,
     max_digits: int = 2,
     colours: int = 12,
     unseen: int = 24,
     vectors: Literal["words", "one_hot"] = "words",
-    seed: int = 0,
 ) -> DataModule:
     """Return zero-shot scenes: training shows the seen classes only, validation all classes.
 
@@ -127,47 +105,39 @@ def digits_zsl(
     digits are large, and most scenes show two.
 
     Args:
-        image_size: side of a scene in pixels, at least 16.
-        train_images: scenes per epoch; every epoch has new ones.
-        val_images: scenes of the validation split.
+        scenes: number and size of the scenes; the seed also decides which classes are unseen.
         max_digits: number of digits in a scene, if they fit: with 2, a third of the scenes has room
             for only one.
         colours: number of colours, 2 to 14.
         unseen: number of classes that training never shows.
         vectors: form of the class vectors, see `class_queries`.
-        seed: decides which classes are unseen, which writings are held out, and the validation
-            scenes.
 
     Raises:
         ValueError: An argument is out of range, or so many classes are unseen that a colour or a
             digit is never seen.
     """
-    check_sizes(
-        image_size=image_size,
-        train_images=train_images,
-        val_images=val_images,
-        max_digits=max_digits,
-        seed=seed,
-    )
+    check_minimum("max_digits", max_digits, 1)
 
     # Seen classes keep the order of all classes.
     names = class_names(colours)
     queries = class_queries(colours, vectors)
-    hidden = choose_unseen(colours, unseen, seed)
+    hidden = choose_unseen(colours, unseen, scenes.seed)
     seen = sorted(set(range(len(names))) - set(hidden))
     seen_classes = Classes(tuple(names[number] for number in seen), queries=queries[seen])
 
-    # Validation differs in two ways: its scenes show all classes, and its writings are held out.
-    train, val = split_writings(seed)
-    draw = partial(draw_coloured, size=image_size, max_digits=max_digits, full=True)
-    draw_train = partial(draw, writings=train, classes=tuple(seen))
-    draw_val = partial(draw, writings=val, classes=tuple(range(len(names))))
+    # Validation scenes show all classes.
+    draw = partial(draw_coloured, max_digits=max_digits, full=True)
+    train, val = make_splits(
+        scenes,
+        train=partial(draw, classes=tuple(seen)),
+        val=partial(draw, classes=tuple(range(len(names)))),
+    )
 
     return DataModule(
-        load_train=lambda: Split(Scenes(draw_train, train_images), seen_classes),
-        load_val=lambda: Split(Scenes(draw_val, val_images, seed), Classes(names, queries=queries)),
+        load_train=lambda: Split(train, seen_classes),
+        load_val=lambda: Split(val, Classes(names, queries=queries)),
         make_evaluator=lambda classes: ZeroShotEvaluator(len(classes), unseen=hidden),
-        transform=EvalTransform(image_size=image_size),
+        transform=EvalTransform(image_size=scenes.image_size),
     )
 
 
@@ -223,15 +193,13 @@ def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
 
     # Walk along the diagonals of the table of shuffled colours (rows) and digits (columns): each
     # diagonal has every colour once.
-    cells = []
-    for diagonal in range(10):
-        for row in range(colours):
-            cells.append((row, (row + diagonal) % 10))
-    unseen = sorted(
-        10 * int(colour_order[row]) + int(digit_order[column]) for row, column in cells[:count]
-    )
+    unseen = set()
+    for number in range(min(count, 10 * colours)):
+        diagonal, row = divmod(number, colours)
+        column = (row + diagonal) % 10
+        unseen.add(10 * int(colour_order[row]) + int(digit_order[column]))
 
-    seen = set(range(10 * colours)) - set(unseen)
+    seen = set(range(10 * colours)) - unseen
     seen_colours = {number // 10 for number in seen}
     seen_digits = {number % 10 for number in seen}
     if len(seen_colours) < colours or len(seen_digits) < 10:
@@ -239,7 +207,7 @@ def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
             f"unseen is {count}: of {10 * colours} classes it leaves a colour or a digit unseen; "
             "set fewer"
         )
-    return unseen
+    return sorted(unseen)
 
 
 def draw_coloured(
@@ -253,29 +221,6 @@ def draw_coloured(
 ) -> tuple[Image.Image, Tensor]:
     """Draw a scene and its target.
 
-    For the arguments see `compose_coloured`.
-
-    Returns:
-        The RGB scene, and int8 [K]: 1 for the classes that it shows, else 0, in the order of
-        `classes`.
-    """
-    scene, shown = compose_coloured(
-        rng, writings, classes, size=size, max_digits=max_digits, full=full
-    )
-    return scene, torch.tensor([number in shown for number in classes], dtype=torch.int8)
-
-
-def compose_coloured(
-    rng: np.random.Generator,
-    writings: Writings,
-    classes: Sequence[int],
-    *,
-    size: int,
-    max_digits: int,
-    full: bool = False,
-) -> tuple[Image.Image, set[int]]:
-    """Draw a scene.
-
     Args:
         rng: source of all random choices.
         writings: the digits to draw from.
@@ -285,7 +230,8 @@ def compose_coloured(
         full: place `max_digits` large digits, as far as they fit, instead of a random number.
 
     Returns:
-        The RGB scene of `size` x `size` pixels, and the classes that it shows.
+        The RGB scene of `size` x `size` pixels, and int8 [K]: 1 for the classes that it shows, else
+        0, in the order of `classes`.
     """
     grey = round(rng.uniform(*BACKGROUND))
     scene = Image.new("RGB", (size, size), (grey, grey, grey))
@@ -294,9 +240,10 @@ def compose_coloured(
     else:
         count, sides = how_many(rng, max_digits), SIDES
 
-    shown = set()
+    target = torch.zeros(len(classes), dtype=torch.int8)
     for box in boxes(rng, size, count, sides):
-        number = classes[int(rng.integers(len(classes)))]
+        column = int(rng.integers(len(classes)))
+        number = classes[column]
         row = rng.choice(np.flatnonzero(writings.labels == number % 10))
 
         # Each digit has a shade of its own, near the pure colour.
@@ -305,6 +252,6 @@ def compose_coloured(
         red, green, blue = np.clip(shade, 0, 255).astype(int).tolist()
 
         scene.paste((red, green, blue), box, tilted(rng, writings.masks[row], box[2] - box[0]))
-        shown.add(number)
+        target[column] = 1
 
-    return noisy(rng, scene), shown
+    return noisy(rng, scene), target

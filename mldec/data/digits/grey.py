@@ -18,14 +18,13 @@ from mldec.data.digits.scenes import (
     NAMES,
     SIZES,
     Box,
-    Scenes,
+    SceneSettings,
     Writings,
     boxes,
-    check_sizes,
+    check_minimum,
     how_many,
     noisy,
     scenes_module,
-    split_writings,
     tilted,
 )
 from mldec.data.task import MultiLabel, SingleLabel
@@ -42,80 +41,47 @@ CLUTTER = 30  # largest distance of the background, its blobs and strokes from i
 BLOBS = 2
 STROKES = 3
 
+LARGE_SCENES = SceneSettings(image_size=64)
+SMALL_SCENES = SceneSettings(image_size=32)
+
 
 def digits(
-    *,
-    image_size: int = 64,
-    train_images: int = 8192,
-    val_images: int = 2048,
-    max_digits: int = 4,
-    threshold: float = 0.5,
-    seed: int = 0,
+    scenes: SceneSettings = LARGE_SCENES, *, max_digits: int = 4, threshold: float = 0.5
 ) -> DataModule:
     """Return scenes of handwritten digits with ten classes, "zero" to "nine".
 
     Args:
-        image_size: side of a scene in pixels, at least 16.
-        train_images: scenes per epoch; every epoch has new ones.
-        val_images: scenes of the validation split.
+        scenes: number and size of the scenes.
         max_digits: largest number of digits in a scene; the same digit may occur twice.
-        threshold: probability from which on a class counts as predicted, for precision, recall and
-            F1.
-        seed: decides which writings are held out, and the validation scenes.
+        threshold: see `MultiLabel`.
 
     Raises:
         ValueError: An argument is out of range.
     """
-    check_sizes(
-        image_size=image_size,
-        train_images=train_images,
-        val_images=val_images,
-        max_digits=max_digits,
-        seed=seed,
-    )
+    check_minimum("max_digits", max_digits, 1)
     task = MultiLabel(threshold)
 
-    # The labels of new training scenes are counted without painting them, which would be slow. Only
-    # the validation scenes have a seed and therefore never change.
-    train, val = split_writings(seed)
-    draw = partial(draw_scene, size=image_size, max_digits=max_digits)
-    draw_labels = partial(draw_target, writings=train, size=image_size, max_digits=max_digits)
-    train_scenes = Scenes(partial(draw, writings=train), train_images, draw_target=draw_labels)
-    val_scenes = Scenes(partial(draw, writings=val), val_images, seed)
-
-    return scenes_module(train_scenes, val_scenes, Classes(NAMES), task, image_size=image_size)
+    # The labels of new training scenes are counted without painting them, which would be slow.
+    draw = partial(draw_scene, max_digits=max_digits)
+    target = partial(draw_target, max_digits=max_digits)
+    return scenes_module(scenes, draw, Classes(NAMES), task, train_target=target)
 
 
-def digit(
-    *,
-    image_size: int = 32,
-    train_images: int = 8192,
-    val_images: int = 2048,
-    top_k: int | None = None,
-    seed: int = 0,
-) -> DataModule:
+def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> DataModule:
     """Return scenes of a single handwritten digit: one of ten labels per image.
 
     Args:
-        image_size: side of a scene in pixels, at least 16.
-        train_images: scenes per epoch; every epoch has new ones.
-        val_images: scenes of the validation split, of writings that training never shows.
+        scenes: number and size of the scenes.
         top_k: see `SingleLabelEvaluator`.
-        seed: decides which writings are held out, and the validation scenes.
 
     Raises:
         ValueError: An argument is out of range.
     """
-    check_sizes(image_size=image_size, train_images=train_images, val_images=val_images, seed=seed)
     task = SingleLabel(top_k)
     classes = Classes(NAMES, exclusive=True)
 
-    train, val = split_writings(seed)
-    draw = partial(draw_scene, size=image_size, max_digits=1, empty=0.0, sizes=SIZES_ALONE)
-    train_scenes = Scenes(partial(draw, writings=train), train_images)
-    val_scenes = Scenes(partial(draw, writings=val), val_images, seed)
-
-    return scenes_module(train_scenes, val_scenes, classes, task, image_size=image_size)
+    draw = partial(draw_scene, max_digits=1, empty=0.0, sizes=SIZES_ALONE)
+    return scenes_module(scenes, draw, classes, task)
 
 
 def draw_scene(

@@ -8,6 +8,7 @@ writing. Training scenes are drawn anew at every access; validation scenes never
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from PIL import Image
@@ -28,6 +29,38 @@ TILT = 12  # degrees to either side
 NOISE = 16  # largest change of a value by noise
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, right and bottom exclusive
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneSettings:
+    """The settings of a `data` node that all data sets of digit scenes share.
+
+    Attributes:
+        image_size: side of a scene in pixels, at least 16.
+        train_images: scenes per epoch; every epoch has new ones.
+        val_images: scenes of the validation split.
+        seed: decides which writings are held out, and the validation scenes.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    image_size: int = 64
+    train_images: int = 8192
+    val_images: int = 2048
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_minimum("image_size", self.image_size, 16)
+        check_minimum("train_images", self.train_images, 1)
+        check_minimum("val_images", self.val_images, 1)
+        check_minimum("seed", self.seed, 0)
+
+
+def check_minimum(name: str, value: int, minimum: int) -> None:
+    """Raise a `ValueError` that names the setting if its value is too small."""
+    if value < minimum:
+        raise ValueError(f"{name} is {value}: it must be at least {minimum}")
 
 
 @dataclass(frozen=True)
@@ -127,15 +160,61 @@ class Scenes:
         return f"digit scene {index}{origin}"
 
 
+def make_splits(
+    settings: SceneSettings,
+    *,
+    train: Callable[..., tuple[Image.Image, Tensor]],
+    val: Callable[..., tuple[Image.Image, Tensor]],
+    train_target: Callable[..., Tensor] | None = None,
+) -> tuple[Scenes, Scenes]:
+    """Return the scenes of training and of validation.
+
+    Only the validation scenes have a seed and therefore never change.
+
+    Args:
+        settings: number and size of the scenes.
+        train: draws a training scene and its target from a generator, `writings` and `size`.
+        val: likewise for validation; the splits share no writing.
+        train_target: like `train`, without the scene; see `Scenes`.
+    """
+    train_writings, val_writings = split_writings(settings.seed)
+    size = settings.image_size
+
+    draw_target = None
+    if train_target is not None:
+        draw_target = partial(train_target, writings=train_writings, size=size)
+
+    draw_train = partial(train, writings=train_writings, size=size)
+    draw_val = partial(val, writings=val_writings, size=size)
+    return (
+        Scenes(draw_train, settings.train_images, draw_target=draw_target),
+        Scenes(draw_val, settings.val_images, settings.seed),
+    )
+
+
 def scenes_module(
-    train: Scenes, val: Scenes, classes: Classes, task: Task, *, image_size: int
+    settings: SceneSettings,
+    draw: Callable[..., tuple[Image.Image, Tensor]],
+    classes: Classes,
+    task: Task,
+    *,
+    train_target: Callable[..., Tensor] | None = None,
 ) -> DataModule:
-    """Return the data of scenes that show the same classes in training and in validation."""
+    """Return the data of scenes that show the same classes in training and in validation.
+
+    Args:
+        settings: number and size of the scenes.
+        draw: draws a scene of either split, see `make_splits`.
+        classes: of both splits.
+        task: what the targets mean.
+        train_target: see `make_splits`.
+    """
+    train, val = make_splits(settings, train=draw, val=draw, train_target=train_target)
     return DataModule(
         load_train=lambda: Split(train, classes),
         load_val=lambda: Split(val, classes),
         make_evaluator=task.evaluator,
-        transform=EvalTransform(image_size=image_size),
+        transform=EvalTransform(image_size=settings.image_size),
     )
 
 
@@ -211,19 +290,3 @@ def noisy(rng: np.random.Generator, scene: Image.Image) -> Image.Image:
     # The sum does not fit into 8 bits.
     values = np.asarray(scene) + noise.astype(np.int16)
     return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
-
-
-def check_sizes(
-    *, image_size: int, train_images: int, val_images: int, max_digits: int = 1, seed: int
-) -> None:
-    """Raise a `ValueError` that names the first setting of the scenes that is out of range."""
-    minimums = {
-        "image_size": (image_size, 16),
-        "train_images": (train_images, 1),
-        "val_images": (val_images, 1),
-        "max_digits": (max_digits, 1),
-        "seed": (seed, 0),
-    }
-    for name, (value, minimum) in minimums.items():
-        if value < minimum:
-            raise ValueError(f"{name} is {value}: it must be at least {minimum}")

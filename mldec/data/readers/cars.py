@@ -1,5 +1,6 @@
 """Stanford Cars: 196 car models, read from the MATLAB files of the devkit."""
 
+import io
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, TableBuilder, log_split
 from mldec.data.task import SingleLabel
 from mldec.errors import DataError
-from mldec.files.text import open_binary
+from mldec.files.text import read_bytes
 
 _SEE = "see DATASETS.md, section Stanford-Cars"
 _LABELLED = "cars_test_annos_withlabels.mat"
@@ -36,9 +37,8 @@ def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | Non
         top_k: see `SingleLabelEvaluator`.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the files of a split are checked when
-            the split is first used.
-        ValueError: An argument is out of range.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
+        ConfigError: `top_k` is below 2.
     """
     task = SingleLabel(top_k)
     folder = check_folder(root, "Stanford-Cars", _SEE)
@@ -131,11 +131,9 @@ def _load(file: Path, name: str) -> np.ndarray:
     Raises:
         DataError: The file cannot be read, is not a MATLAB file, or lacks the variable.
     """
+    stream = io.BytesIO(read_bytes(file, _SEE))
     try:
-        with open_binary(file) as stream:
-            content: dict[str, Any] = loadmat(stream, squeeze_me=True, variable_names=[name])
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror or error}); {_SEE}") from error
+        content: dict[str, Any] = loadmat(stream, squeeze_me=True, variable_names=[name])
     # On a damaged file scipy raises almost any exception.
     except Exception as error:
         raise DataError(

@@ -23,7 +23,7 @@ from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder
 from mldec.data.task import SingleLabel
 from mldec.errors import DataError
-from mldec.files.text import open_binary
+from mldec.files.text import read_bytes
 
 _SEE = "see DATASETS.md, section CIFAR-100"
 _SIDE = 32
@@ -37,9 +37,8 @@ def cifar100(*, root: str, top_k: int | None = None) -> Source:
         top_k: see `SingleLabelEvaluator`.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the file of a split is checked when the
-            split is first used.
-        ValueError: An argument is out of range.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
+        ConfigError: `top_k` is below 2.
     """
     task = SingleLabel(top_k)
 
@@ -170,12 +169,10 @@ def _unpickle(file: Path) -> dict[str, Any]:
     Raises:
         DataError: The file cannot be read, is damaged, holds a refused object or no dictionary.
     """
+    stream = io.BytesIO(read_bytes(file, _SEE))
     try:
-        with open_binary(file) as stream:
-            # The files were written by Python 2, whose byte strings need an encoding.
-            content = _ArraysOnly(stream, encoding="latin1").load()
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}); {_SEE}") from error
+        # The files were written by Python 2, whose byte strings need an encoding.
+        content = _ArraysOnly(stream, encoding="latin1").load()
     # A damaged pickle raises almost any exception: EOFError, IndexError, MemoryError, ...
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -62,8 +62,7 @@ def coco(
         val: split to evaluate on.
         annotated_only: leave out images without any object, as the official code does: 82,081
             training and 40,137 validation images of 2014 remain, of 82,783 and 40,504.
-        threshold: probability from which on a class counts as predicted, for precision, recall and
-            F1.
+        threshold: see `MultiLabel`.
         sizes: validation also reports the mAP of small (area below 32 x 32 pixels), medium (below
             96 x 96) and large objects.
         drop_labels: probability in [0, 1) with which each training label becomes -1 (not
@@ -74,8 +73,7 @@ def coco(
         labels_seed: seed of the random choice of labels to drop, 0 or more.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the files of a split are checked when
-            the split is first used.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
         ValueError: An argument is out of range.
     """
     thin = _thinning(drop_labels, keep_per_class, labels_seed)

@@ -55,8 +55,8 @@ def coco_zsl(
         val_images: "unseen": only images with an unseen class; "all": images with any of the 65.
 
     Raises:
-        DataError: A file under `root` is missing or broken, or does not fit the others; the files
-            of a split are checked when the split is first used.
+        DataError: A file under `root` is missing or broken, or does not fit the others; see
+            `Source.load`.
         ValueError: An argument is out of range.
     """
     folder = check_folder(root, "MS-COCO", _SEE)

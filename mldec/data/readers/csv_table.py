@@ -12,10 +12,10 @@ import numpy as np
 
 from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
-from mldec.data.names import as_name, given_names
+from mldec.data.names import given_names, split_names
 from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder, in_folder
-from mldec.data.table import Table, TableBuilder, check_fraction, held_out, log_split, path_inside
+from mldec.data.table import Table, TableBuilder, check_fraction, hold_out, log_split, path_inside
 from mldec.data.task import MultiLabel, PartialLabels, SingleLabel, Task
 from mldec.errors import DataError
 from mldec.files.text import csv_rows, open_binary
@@ -59,12 +59,11 @@ def csv_table(
         val_fraction: without a column split, the share of the images to hold out, in (0, 1); a hash
             of its path decides on each image.
         seed: decides which images are held out.
-        threshold: with several labels, the probability from which on a class counts as predicted.
+        threshold: with several labels, see `MultiLabel`.
         top_k: with one label per image, see `SingleLabelEvaluator`.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the rows are checked when a split is
-            first used.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
         ValueError: An argument is out of range.
     """
     check_fraction(val_fraction)
@@ -167,9 +166,7 @@ def _parse(source: Path, split: str, form: Form) -> Table:
     table = builder.build(source)
     if "split" in header:
         return table.select(_rows_of(split, split_of_rows, source))
-
-    is_held_out = held_out(table.files.tolist(), form.val_fraction, form.seed)
-    return table.select(is_held_out if split == form.val else ~is_held_out)
+    return hold_out(table, form.val_fraction, form.seed, val=split == form.val)
 
 
 def _labels(row: dict[str, str], form: Form, where: str) -> dict[str, int]:
@@ -189,11 +186,7 @@ def _labels(row: dict[str, str], form: Form, where: str) -> dict[str, int]:
 def _names(text: str, form: Form, where: str) -> list[str]:
     """Split a field into class names."""
     # A separator at the end of the field is allowed: blank names are skipped.
-    names = []
-    for name in text.split(form.separator):
-        if name.strip():
-            names.append(as_name(name.strip(), where, _SEE))
-
+    names = split_names(text, form.separator, where, _SEE)
     if len(set(names)) < len(names):
         raise DataError(f"{where}: {text!r} has a label twice; {_SEE}")
     return names

@@ -9,7 +9,7 @@ from mldec.data.class_folders import list_class_folders, read_class_folders
 from mldec.data.names import check_names, given_names
 from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder, in_folder
-from mldec.data.table import check_fraction, held_out, log_split
+from mldec.data.table import check_fraction, hold_out, log_split
 from mldec.data.task import SingleLabel
 from mldec.errors import DataError
 
@@ -43,8 +43,7 @@ def folders(
         top_k: see `SingleLabelEvaluator`.
 
     Raises:
-        DataError: A folder is missing or broken; the folders of a split are checked when the split
-            is first used.
+        DataError: A folder is missing or broken; see `Source.load`.
         ValueError: An argument is out of range.
     """
     task = SingleLabel(top_k)
@@ -93,9 +92,7 @@ def _load_part(
     """Return the images of a split where both splits share the folders in `root`."""
     names = names or _names(root)
     table = read_class_folders(root, names, names, cache)
-
-    is_held_out = held_out(table.files.tolist(), fraction, seed)
-    table = table.select(is_held_out if split == val else ~is_held_out)
+    table = hold_out(table, fraction, seed, val=split == val)
 
     log_split("folders", split, table)
     return in_folder(table, root, _SEE)

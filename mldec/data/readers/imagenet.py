@@ -7,7 +7,7 @@ torchvision, Keras and timm, so a missing class folder does not shift the other 
 devkit's ILSVRC2012_ID (1 to 1,000) has another order and is never used.
 """
 
-from collections import Counter
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
@@ -18,8 +18,8 @@ import numpy as np
 from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
 from mldec.data.class_folders import list_class_folders, list_images, read_class_folders
-from mldec.data.labels import from_entries
-from mldec.data.names import check_names, unknown_class
+from mldec.data.labels import are_indices, from_entries
+from mldec.data.names import check_names, told_apart, unknown_class
 from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, TableBuilder, log_split
@@ -58,8 +58,7 @@ def imagenet(
         top_k: see `SingleLabelEvaluator`.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the files of a split are checked when
-            the split is first used.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
         ValueError: An argument is out of range.
     """
     task = SingleLabel(top_k, suffix="_real" if real_labels else "")
@@ -87,13 +86,7 @@ def readable(wnids: list[str]) -> tuple[str, ...]:
     """
     lines = _info("imagenet_synset_to_lemma.txt").splitlines()
     lemmas = dict(line.split("\t", 1) for line in lines)
-    names = [lemmas.get(wnid, wnid) for wnid in wnids]
-
-    count = Counter(names)
-    return tuple(
-        f"{name} ({wnid})" if count[name] > 1 else name
-        for name, wnid in zip(names, wnids, strict=True)
-    )
+    return told_apart([lemmas.get(wnid, wnid) for wnid in wnids], wnids)
 
 
 def _info(name: str) -> str:
@@ -175,7 +168,7 @@ def _with_real_labels(table: Table, file: Path) -> Table:
     real_labels = read_json(file, _SEE)
     num_classes = len(table.classes)
     if not isinstance(real_labels, list) or not all(
-        _is_classes(row, num_classes) for row in real_labels
+        are_indices(row, num_classes) for row in real_labels
     ):
         raise DataError(
             f"{file} is not a list with class indices below {num_classes} for each image; {_SEE}"
@@ -193,11 +186,4 @@ def _with_real_labels(table: Table, file: Path) -> Table:
     # The authors found no valid class for some images and do not count them.
     labels = from_entries(entries, num_classes=num_classes)
     has_label = np.array([bool(entry) for entry in entries], bool)
-    return Table(table.files, labels, table.classes).select(has_label)
-
-
-def _is_classes(row: object, num_classes: int) -> bool:
-    """Return whether a value is a list of class indices."""
-    return isinstance(row, list) and all(
-        type(column) is int and 0 <= column < num_classes for column in row
-    )
+    return replace(table, labels=labels).select(has_label)

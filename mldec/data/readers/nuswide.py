@@ -15,7 +15,7 @@ import numpy as np
 
 from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
-from mldec.data.names import as_name
+from mldec.data.names import split_names
 from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, TableBuilder
@@ -23,7 +23,7 @@ from mldec.data.task import MultiLabel
 from mldec.data.zero_shot.task import Roles, ZeroShot, split_classes
 from mldec.data.zero_shot.vectors import class_vectors
 from mldec.errors import DataError
-from mldec.files.text import csv_rows, open_binary, read_json
+from mldec.files.text import csv_rows, open_binary, read_json, reading
 
 log = logging.getLogger("mldec")
 
@@ -58,8 +58,8 @@ def nuswide_zsl(
         val_images: "unseen": only images with an unseen class, as in the official code; or "all".
 
     Raises:
-        DataError: A file under `root` is missing or broken, or does not fit the others; the rows
-            are checked when a split is first used.
+        DataError: A file under `root` is missing or broken, or does not fit the others; see
+            `Source.load`.
         ValueError: An argument is out of range.
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)
@@ -83,12 +83,10 @@ def nuswide81(*, root: str, csv_file: str = "nus_wid_data.csv", threshold: float
         root: folder with the CSV and the images that it names.
         csv_file: image path, labels and split of each image. The columns are known by their order,
             not by their names.
-        threshold: probability from which on a class counts as predicted, for precision, recall and
-            F1.
+        threshold: see `MultiLabel`.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the rows are checked when a split is
-            first used.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
         ValueError: An argument is out of range.
     """
     task = MultiLabel(threshold)
@@ -158,21 +156,15 @@ def _rows(source: Path) -> Iterator[_Row]:
 
         # An empty list gives one blank name. The official MultiLabelBinarizer makes a class of it,
         # which shifts all other columns; here it is no label.
-        labels = []
-        for name in fields[1].translate(_LIST_MARKS).split(","):
-            if name.strip():
-                labels.append(as_name(name.strip(), where, _SEE))
+        labels = split_names(fields[1].translate(_LIST_MARKS), ",", where, _SEE)
         yield _Row(line, fields[0], labels, fields[2].strip())
 
 
 def _refuse_swapped(source: Path) -> None:
     """Raise a `DataError` if the CSV is in fact the file of word vectors."""
-    try:
-        with open_binary(source) as file:
-            # A torch file is a zip archive, which starts with PK.
-            is_archive = file.read(2) == b"PK"
-    except OSError as error:
-        raise DataError(f"{source} cannot be read ({error.strerror}); {_SEE}") from error
+    with reading(source, _SEE), open_binary(source) as file:
+        # A torch file is a zip archive, which starts with PK.
+        is_archive = file.read(2) == b"PK"
 
     if is_archive:
         raise DataError(

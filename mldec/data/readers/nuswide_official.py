@@ -22,7 +22,7 @@ from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.zero_shot.task import ZeroShot, split_classes
 from mldec.data.zero_shot.vectors import class_vectors
 from mldec.errors import DataError
-from mldec.files.text import open_binary, read_lines
+from mldec.files.text import open_binary, read_bytes, read_lines, reading
 
 log = logging.getLogger("mldec")
 
@@ -55,8 +55,8 @@ def nuswide_official(
         val_images: "all", as in LESA and BiAM; or "unseen": only images with an unseen class.
 
     Raises:
-        DataError: A file under `root` is missing or broken, or does not fit the others; the files
-            of a split are checked when the split is first used.
+        DataError: A file under `root` is missing or broken, or does not fit the others; see
+            `Source.load`.
         ValueError: An argument is out of range.
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)
@@ -83,8 +83,7 @@ def nuswide_official(
 
 def _load_split(root: Path, images: str, split: str, cache: TableCache) -> LabelledImages:
     """Return the images of a split that are on the disk, with the labels of all classes."""
-    concept_list = root / "ConceptsList" / "Concepts81.txt"
-    concepts = [as_name(concept, concept_list, _SEE) for concept in read_lines(concept_list, _SEE)]
+    concepts = _read_names(root / "ConceptsList" / "Concepts81.txt")
     sources = {
         "images": root / "ImageList" / f"{split}Imagelist.txt",
         "names": root / "NUS_WID_Tags" / "TagList1k.txt",
@@ -115,6 +114,11 @@ def _load_split(root: Path, images: str, split: str, cache: TableCache) -> Label
     return in_folder(Table(files[is_present], present.labels, present.classes), root / images, _SEE)
 
 
+def _read_names(file: Path) -> list[str]:
+    """Read a list of concepts or tags, one per line."""
+    return [as_name(name, file, _SEE) for name in read_lines(file, _SEE)]
+
+
 def _concept_file(root: Path, concept: str, split: str) -> Path:
     """Return the file with the human labels of a concept."""
     # The name comes from a file: it must not lead out of the folder.
@@ -135,7 +139,7 @@ def _parse(sources: dict[str, Path], concepts: list[str]) -> Table:
     for number, line in enumerate(read_lines(image_list, _SEE), 1):
         files.append(path_inside(line, f"{image_list}, line {number:,}", _SEE))
 
-    tags = [as_name(tag, sources["names"], _SEE) for tag in read_lines(sources["names"], _SEE)]
+    tags = _read_names(sources["names"])
     used_tags = [number for number, tag in enumerate(tags) if tag not in set(concepts)]
     names = sorted([*concepts, *(tags[number] for number in used_tags)])
     if len(set(names)) < len(names):
@@ -147,7 +151,10 @@ def _parse(sources: dict[str, Path], concepts: list[str]) -> Table:
     labels[:, columns] = _tags(sources["tags"], len(files), len(tags))[:, used_tags]
 
     for concept in concepts:
-        labels[:, names.index(concept)] = _zeros_and_ones_of(sources[concept], len(files))
+        # A 0 or 1 per line.
+        text = read_bytes(sources[concept], _SEE)
+        column = _zeros_and_ones(text, len(files), str(sources[concept]))
+        labels[:, names.index(concept)] = column
     return Table(encode_paths(files), from_dense(labels), tuple(names))
 
 
@@ -162,7 +169,7 @@ def _tags(source: Path, num_images: int, num_tags: int) -> np.ndarray:
     """
     # Line by line: the file is a third of a gigabyte.
     matrix = np.zeros((num_images, num_tags), np.int8)
-    with open_binary(source) as file:
+    with reading(source, _SEE), open_binary(source) as file:
         number = 0
         for number, line in enumerate(file, 1):
             row = _zeros_and_ones(line, num_tags, f"{source}, line {number:,}")
@@ -173,12 +180,6 @@ def _tags(source: Path, num_images: int, num_tags: int) -> np.ndarray:
     if number != num_images:
         raise DataError(f"{source} has {number:,} lines for {num_images:,} listed images; {_SEE}")
     return matrix
-
-
-def _zeros_and_ones_of(source: Path, num_images: int) -> np.ndarray:
-    """Return int8 [num_images] from a file with a 0 or 1 per line."""
-    with open_binary(source) as file:
-        return _zeros_and_ones(file.read(), num_images, str(source))
 
 
 def _zeros_and_ones(text: bytes, count: int, where: str) -> np.ndarray:

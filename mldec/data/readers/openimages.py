@@ -70,8 +70,7 @@ def openimages(
             image ids: 2 for train/0a/; 0 for no sub-folders.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the files of a split are checked when
-            the split is first used.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
         ValueError: An argument is out of range.
     """
     for key, split in (("train", train), ("val", val)):

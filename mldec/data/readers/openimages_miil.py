@@ -61,8 +61,7 @@ def openimages_miil(
             in either split, sorted by MID.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the rows are checked when a split is
-            first used.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
     """
     folder = check_folder(root, "Open Images", _SEE)
     load = partial(_load_split, folder, names=names, class_list=class_list)

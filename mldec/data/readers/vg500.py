@@ -1,11 +1,13 @@
 """Visual Genome 500: several labels per image, from the lists and the label file of SSGRL."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
+from mldec.data.labels import are_indices
 from mldec.data.names import given_names
 from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder, in_folder
@@ -41,12 +43,10 @@ def vg500(
         num_classes: number K of classes.
         classes: text file with one class name per line. None calls the classes "class 0" to "class
             499": no list of names was published with the labels.
-        threshold: probability from which on a class counts as predicted, for precision, recall and
-            F1.
+        threshold: see `MultiLabel`.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the files of a split are checked when
-            the split is first used.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
         ValueError: An argument is out of range.
     """
     task = MultiLabel(threshold)
@@ -71,7 +71,7 @@ def vg500(
 
         # The names are not part of the cached table, so other names need no new one.
         log_split("vg500", split, table)
-        return in_folder(Table(table.files, table.labels, names), folder / images, _SEE)
+        return in_folder(replace(table, classes=names), folder / images, _SEE)
 
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
 
@@ -107,11 +107,7 @@ def _parse(sources: list[Path], num_classes: int) -> Table:
     builder = TableBuilder(_SEE, classes=[str(column) for column in range(num_classes)])
     for number, name in enumerate(images, 1):
         indices = labels[name]
-
-        # `type` and not `isinstance`, for which true and false are integers.
-        if not isinstance(indices, list) or not all(
-            type(column) is int and 0 <= column < num_classes for column in indices
-        ):
+        if not are_indices(indices, num_classes):
             raise DataError(
                 f"{label_file}: {name} has the labels {str(indices)[:60]}, "
                 f"not indices below {num_classes}; {_SEE}"

@@ -8,6 +8,7 @@ for training, another for evaluation.
 import logging
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -58,12 +59,10 @@ def voc(
             loss.mode=ignore).
         difficult_val: the same for evaluation; "ignore" leaves the image out for this class, as the
             devkit does.
-        threshold: probability from which on a class counts as predicted, for precision, recall and
-            F1.
+        threshold: see `MultiLabel`.
 
     Raises:
-        DataError: A file under `root` is missing or broken; the files of a split are checked when
-            the split is first used.
+        DataError: A file under `root` is missing or broken; see `Source.load`.
         ValueError: An argument is out of range.
     """
     task = MultiLabel(threshold)
@@ -119,7 +118,7 @@ def _load_split(
 
     # The cached table keeps the difficult labels apart, so one file serves every setting.
     labels = table.labels.recode({DIFFICULT: MEANINGS[difficult]})
-    return in_folder(Table(table.files, labels, table.classes), folder / "JPEGImages", _SEE)
+    return in_folder(replace(table, labels=labels), folder / "JPEGImages", _SEE)
 
 
 def _parse(listing: Path, annotations: Path) -> Table:

@@ -1,14 +1,14 @@
 """Images that are stored as files in a folder."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from mldec.data.base import LabelledImages
+from mldec.data.images import read_content
 from mldec.data.table import Table
-from mldec.data.transforms import read_content
 from mldec.errors import DataError
 
 
@@ -67,7 +67,8 @@ class ImageFiles:
             for index, path in enumerate(paths, start):
                 inner_folder, _, name = path.rpartition("/")
                 if inner_folder not in listings:
-                    listings[inner_folder] = list_folder(self.folder / inner_folder, self.see)
+                    entries = list_folder(self.folder / inner_folder, self.see)
+                    listings[inner_folder] = {entry.name for entry in entries}
 
                 absent[index] = name not in listings[inner_folder]
         return absent
@@ -93,14 +94,15 @@ def in_folder(table: Table, folder: Path, see: str) -> LabelledImages:
     return LabelledImages(ImageFiles(folder, table.files, see), table.labels, table.classes)
 
 
-def list_folder(folder: Path, see: str) -> set[str]:
-    """Return the names of the files and folders in a folder.
+def list_folder(folder: Path, see: str) -> Iterator[os.DirEntry[str]]:
+    """Yield the files and folders in a folder, in any order.
 
     Raises:
         DataError: if it cannot be listed.
     """
     try:
-        return {entry.name for entry in os.scandir(folder)}
+        with os.scandir(folder) as entries:
+            yield from entries
     except OSError as error:
         raise DataError(f"{folder} cannot be listed ({error.strerror}); {see}") from error
 
@@ -121,6 +123,6 @@ def check_folder(root: str, what: str, see: str) -> Path:
         raise DataError(f"{folder} is not a folder; set data.root to the folder of {what} or {see}")
 
     # An empty folder is often a disk that is not mounted.
-    if not list_folder(folder, see):
+    if not any(list_folder(folder, see)):
         raise DataError(f"{folder} is empty; {see}")
     return folder

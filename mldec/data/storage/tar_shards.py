@@ -23,7 +23,7 @@ from mldec.data.labels import Labels
 from mldec.data.names import names_fault
 from mldec.errors import DataError
 from mldec.files.arrays import read_npz
-from mldec.files.text import open_binary
+from mldec.files.text import open_binary, reading
 
 log = logging.getLogger("mldec")
 
@@ -111,14 +111,12 @@ class TarShards:
         offset, size = int(self.index.offsets[number]), int(self.index.sizes[number])
 
         # A link or a named pipe in place of a shard is refused, rather than followed or waited for.
-        try:
+        with reading(shard, _SEE):
             descriptor = os.open(shard, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 content = os.pread(descriptor, size, offset)
             finally:
                 os.close(descriptor)
-        except OSError as error:
-            raise DataError(f"{shard} cannot be read ({error.strerror}); {_SEE}") from error
 
         if len(content) != size:
             raise DataError(f"{shard} is cut short; pack it again, {_SEE}")

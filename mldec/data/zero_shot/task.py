@@ -60,11 +60,7 @@ class ZeroShot:
             DataError: if no image has a seen class.
         """
         (seen, _), queries = self._roles_and_vectors(images.classes)
-        with_seen = _with_class(images, seen)
-        counts = f"{len(with_seen):,} of {len(images):,} training images have a seen class"
-        if not len(with_seen):
-            raise DataError(f"{self.where}: {counts}")
-
+        with_seen, counts = self._showing(images, seen, "training images have a seen class")
         log.info("zero-shot: %s", counts)
         seen_only = with_seen.select_classes(seen)
         return seen_only, Classes(seen_only.classes, queries=queries[seen])
@@ -76,10 +72,8 @@ class ZeroShot:
             DataError: if no image has an unseen class.
         """
         (_, unseen), queries = self._roles_and_vectors(images.classes)
-        with_unseen = _with_class(images, unseen)
-        counts = f"{len(with_unseen):,} of {len(images):,} validation images have an unseen class"
-        if not len(with_unseen):
-            raise DataError(f"{self.where}: {counts}")
+        what = "validation images have an unseen class"
+        with_unseen, counts = self._showing(images, unseen, what)
 
         # The classes are all of them either way: the evaluator selects the unseen ones.
         used = images if self.val_images == "all" else with_unseen
@@ -91,6 +85,18 @@ class ZeroShot:
         (_, unseen), _ = self._roles_and_vectors(classes.names)
         return ZeroShotEvaluator(len(classes), unseen=unseen, images=self.val_images)
 
+    def _showing(
+        self, images: LabelledImages, columns: list[int], what: str
+    ) -> tuple[LabelledImages, str]:
+        """Return the images that show at least one of the classes, and how many they are."""
+        is_shown = images.labels.select_classes(columns).counts_per_image() > 0
+        showing = images.select(is_shown)
+
+        counts = f"{len(showing):,} of {len(images):,} {what}"
+        if not len(showing):
+            raise DataError(f"{self.where}: {counts}")
+        return showing, counts
+
     def _roles_and_vectors(self, names: tuple[str, ...]) -> tuple[Roles, Tensor]:
         """Return the roles and the word vectors of all classes; both are read once."""
         if names not in self._known:
@@ -99,12 +105,6 @@ class ZeroShot:
 
             self._known[names] = ((seen, unseen), self.vectors(names))
         return self._known[names]
-
-
-def _with_class(images: LabelledImages, columns: list[int]) -> LabelledImages:
-    """Return the images that show at least one of the classes."""
-    counts = images.labels.select_classes(columns).counts_per_image()
-    return images.select(counts > 0)
 
 
 def split_classes(

@@ -16,8 +16,7 @@ from mldec.data.names import names_fault
 from mldec.data.zero_shot.vector_text import lacking, read_text
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.files.arrays import read_npy
-from mldec.files.text import open_binary
-from mldec.files.text import read_text as read_text_file
+from mldec.files.text import open_binary, read_lines, reading
 from mldec.files.torch_files import read_torch
 
 _SEE = "see DATASETS.md, section Word vectors"
@@ -55,15 +54,13 @@ def read_vectors(
         return _checked(encoded, names, str(source))
 
     path = Path(source)
-    try:
+    with reading(path, _SEE):
         if path.suffix in _TORCH_FILES:
             vectors = _by_name(path, _read_torch(path), names, order)
         elif path.suffix == ".npy":
             vectors = _by_name(path, _read_npy(path), names, order)
         else:
             vectors = read_text(path, names, _SEE)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); {_SEE}") from error
 
     return _checked(vectors, names, str(path))
 
@@ -261,10 +258,7 @@ def _names_beside(path: Path) -> list[str]:
     names_file = path.with_suffix(".txt")
     if not names_file.exists():
         raise DataError(f"{path} has no names: write them, one a line, to {names_file}; {_SEE}")
-
-    # `splitlines` would split at form feeds and other rare separators too.
-    lines = read_text_file(names_file, _SEE).split("\n")
-    return [line.strip() for line in lines if line.strip()]
+    return read_lines(names_file, _SEE)
 
 
 def _check_unique(names: Sequence[str], where: str) -> None:

@@ -15,9 +15,11 @@ from mldec.data.digits.scenes import (
     NOISE,
     OVERLAP,
     Scenes,
+    SceneSettings,
+    Writings,
     boxes,
-    check_sizes,
     how_many,
+    make_splits,
     noisy,
     split_writings,
     tilted,
@@ -157,11 +159,30 @@ def test_there_is_no_scene_beyond_the_end(index: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "minimum"),
-    [("image_size", 16), ("train_images", 1), ("val_images", 1), ("max_digits", 1), ("seed", 0)],
+    ("name", "minimum"), [("image_size", 16), ("train_images", 1), ("val_images", 1), ("seed", 0)]
 )
-def test_sizes_have_a_minimum(name: str, minimum: int) -> None:
-    sizes = {"image_size": 16, "train_images": 1, "val_images": 1, "max_digits": 1, "seed": 0}
-    check_sizes(**sizes)
+def test_settings_have_a_minimum(name: str, minimum: int) -> None:
+    SceneSettings(**{name: minimum})
     with pytest.raises(ValueError, match=rf"^{name} is {minimum - 1}: it must be at least"):
-        check_sizes(**{**sizes, name: minimum - 1})
+        SceneSettings(**{name: minimum - 1})
+
+
+def test_only_validation_scenes_have_a_seed() -> None:
+    settings = SceneSettings(image_size=16, train_images=3, val_images=2, seed=5)
+    train, val = make_splits(settings, train=draw_ink, val=draw_ink, train_target=draw_ink_target)
+    assert (len(train), len(val)) == (3, 2)
+    assert (train.seed, val.seed) == (None, 5)
+    expected = [writings.masks.sum() % 256 for writings in split_writings(5)]
+    assert [int(scenes[0][0][0, 0, 0]) for scenes in (train, val)] == expected
+    assert train[0][0].shape == (3, 16, 16)
+    assert train.target(0).tolist() == [7]
+    assert val.target(0).tolist() == [1]
+
+
+def draw_ink(rng: np.random.Generator, writings: Writings, size: int) -> tuple[Image.Image, Tensor]:
+    value = int(writings.masks.sum() % 256)
+    return Image.new("RGB", (size, size), (value, value, value)), torch.tensor([1])
+
+
+def draw_ink_target(rng: np.random.Generator, writings: Writings, size: int) -> Tensor:
+    return torch.tensor([7])

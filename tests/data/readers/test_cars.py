@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from readers import Reader, labels, write_picture
 from scipy.io import loadmat, savemat
-from support import made
 
 from mldec.data.readers.cars import _parse, cars
 from mldec.data.transforms import EvalTransform, read_image
@@ -35,11 +34,6 @@ def annotations(path, rows, **more):
     savemat(path, {"annotations": structs(fields), **more})
 
 
-def picture(path, value):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (12, 8), (value, 0, 0)).save(path)
-
-
 @pytest.fixture
 def root(tmp_path):
     root = tmp_path / "stanford_cars"
@@ -52,30 +46,13 @@ def root(tmp_path):
         ("cars_test/cars_test", TEST),
     ):  # nested as Kaggle's copy
         for number, (name, _) in enumerate(rows):
-            picture(root / folder / name, 50 * number)
+            write_picture(root / folder / name, 50 * number)
     return root
 
 
 @pytest.fixture
-def build(root, tmp_path):
-    def build(**arguments):
-        data = made(
-            cars,
-            **{
-                "root": str(root),
-                "image_size": 16,
-                "cache_dir": str(tmp_path / "cache"),
-                **arguments,
-            },
-        )
-        assert data.train.classes == data.val.classes
-        return data
-
-    return build
-
-
-def labels(split):
-    return split.dataset.labels.dense().argmax(1).tolist()
+def build(root):
+    return Reader(cars, root, "Stanford-Cars")
 
 
 def test_classes_count_from_one_and_test_labels_have_a_file_of_their_own(build, root):
@@ -115,7 +92,7 @@ def test_the_form_of_one_file(build, tmp_path):
         ("car_ims/000003.jpg", 2, 0),
     ]
     for name, _, _ in rows:
-        picture(root / name, 9)
+        write_picture(root / name, 9)
     fields = [
         {"relative_im_path": name, "class": label, "test": test} for name, label, test in rows
     ]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from readers import Reader, names, targets, write_picture
 from support import made
 
 from mldec.data.cache import TableCache
@@ -60,31 +61,14 @@ def root(tmp_path):
     for split, objects in {"train2014": TRAIN, "val2014": VAL}.items():
         data = content(split, objects)
         write(tmp_path / "coco", split, data)
-        (tmp_path / "coco" / split).mkdir()
         for image in data["images"]:
-            colour = (image["id"], 100, 200)
-            Image.new("RGB", (9, 6), colour).save(
-                tmp_path / "coco" / split / image["file_name"], quality=95
-            )
+            write_picture(tmp_path / "coco" / split / image["file_name"], image["id"])
     return tmp_path / "coco"
 
 
 @pytest.fixture
-def build(root, tmp_path):
-    def build(**arguments):
-        data = made(
-            coco,
-            **{
-                "root": str(root),
-                "image_size": 16,
-                "cache_dir": str(tmp_path / "cache"),
-                **arguments,
-            },
-        )
-        assert data.train.classes.names == data.val.classes.names  # reads both splits
-        return data
-
-    return build
+def build(root):
+    return Reader(coco, root, "MS-COCO")
 
 
 def test_evaluation_needs_no_training_files(build, root):
@@ -93,14 +77,6 @@ def test_evaluation_needs_no_training_files(build, root):
     assert len(data.val.dataset) == 1
     with pytest.raises(DataError, match="instances_train2014"):
         _ = data.train
-
-
-def names(split):
-    return [Path(split.dataset.name(index)).name for index in range(len(split.dataset))]
-
-
-def targets(split):
-    return [split.dataset[index][1].tolist() for index in range(len(split.dataset))]
 
 
 # Labels
@@ -208,8 +184,7 @@ def test_workers_hold_arrays_only(build):
 
 def test_other_splits_and_names_in_inner_folders(root, build):
     for folder in ("a", "b"):
-        (root / "mine" / folder).mkdir(parents=True)
-        Image.new("RGB", (5, 5)).save(root / "mine" / folder / "x \u00e4.png")
+        write_picture(root / "mine" / folder / "x \u00e4.png")
     data = content("mine", {1: [1], 2: [7]})
     data["images"] = [
         {"id": 1, "file_name": "b/x \u00e4.png"},
@@ -240,9 +215,8 @@ def test_the_layout_of_2017(build, root):
         for image in data["images"]:
             image["file_name"] = f"{image['id']:012d}.jpg"
         write(root, split, data)
-        (root / split).mkdir()
         for image in data["images"]:
-            Image.new("RGB", (9, 6)).save(root / split / image["file_name"])
+            write_picture(root / split / image["file_name"])
     new, old = build(train="train2017", val="val2017"), build()
     assert new.val.dataset.name(0) == str(root / "val2017" / "000000000008.jpg")
     assert targets(new.train) == targets(old.train)
@@ -298,11 +272,11 @@ def test_the_metrics_by_size(build, root):
 
 
 def test_sizes_need_areas(build, root):
-    assert "an object has no valid area, which data.sizes=true needs" in fault(build, sizes=True)
+    assert "an object has no valid area, which data.sizes=true needs" in build.fault(sizes=True)
     for area in ("big", -1, True, None, float("nan"), [3]):
         write(root, "val2014", with_areas({8: [(7, area), (1, 9)]}))
         assert targets(build().val) == [[1, 1, 0]]
-        assert "an object has no valid area" in fault(build, sizes=True)
+        assert "an object has no valid area" in build.fault(sizes=True)
 
 
 def test_one_cache_serves_with_and_without_sizes(build, root, monkeypatch):
@@ -593,24 +567,15 @@ def test_the_default_cache_folder(build, tmp_path, monkeypatch):
 # Faults
 
 
-def fault(build, **arguments):
-    with pytest.raises(DataError) as caught:
-        build(**arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert "see DATASETS.md, section MS-COCO" in message
-    return message
-
-
 def test_root_missing_or_empty(build, tmp_path):
-    assert f"{tmp_path / 'nowhere'} is not a folder" in fault(build, root=str(tmp_path / "nowhere"))
+    assert f"{tmp_path / 'nowhere'} is not a folder" in build.fault(root=str(tmp_path / "nowhere"))
     (tmp_path / "bare").mkdir()
-    assert f"{tmp_path / 'bare'} is empty" in fault(build, root=str(tmp_path / "bare"))
+    assert f"{tmp_path / 'bare'} is empty" in build.fault(root=str(tmp_path / "bare"))
 
 
 def test_annotation_file_missing(build, root):
     annotation_file(root, "train2014").unlink()
-    message = fault(build)
+    message = build.fault()
     assert str(annotation_file(root, "train2014")) in message
     assert "No such file" in message
 
@@ -618,19 +583,19 @@ def test_annotation_file_missing(build, root):
 def test_annotation_file_is_a_folder(build, root):
     annotation_file(root, "val2014").unlink()
     annotation_file(root, "val2014").mkdir()
-    assert str(annotation_file(root, "val2014")) in fault(build)
+    assert str(annotation_file(root, "val2014")) in build.fault()
 
 
 @pytest.mark.parametrize("text", ["", '{"images": [', "<html>\nnot found\n</html>", "\ufeff{}"])
 def test_broken_json(build, root, text):
     annotation_file(root, "train2014").write_text(text)
-    message = fault(build)
+    message = build.fault()
     assert f"{annotation_file(root, 'train2014')} is not valid JSON" in message
 
 
 def test_json_that_is_not_text(build, root):
     annotation_file(root, "train2014").write_bytes(b"\x80\xff\x00\x9c" * 9)
-    assert "is not valid JSON" in fault(build)
+    assert "is not valid JSON" in build.fault()
 
 
 def without(key, entry=None):
@@ -659,18 +624,18 @@ def without(key, entry=None):
 )
 def test_json_that_is_not_coco(build, root, data, expected):
     write(root, "train2014", data)
-    message = fault(build)
+    message = build.fault()
     assert f"{annotation_file(root, 'train2014')} is not a COCO instances file" in message
     assert expected in message
 
 
 def test_unknown_category_or_image(build, root):
     write(root, "train2014", content("train2014", {4: [1, 2]}))
-    assert "annotation 401 names the unknown category 2" in fault(build)
+    assert "annotation 401 names the unknown category 2" in build.fault()
     data = content("train2014", {4: [1]})
     data["annotations"][0]["image_id"] = 77
     write(root, "train2014", data)
-    message = fault(build)
+    message = build.fault()
     assert "annotation 400 names the unknown image 77" in message
     assert str(annotation_file(root, "train2014")) in message
 
@@ -678,7 +643,7 @@ def test_unknown_category_or_image(build, root):
 def test_absent_images_are_counted_at_the_start(build, root):
     (root / "train2014" / "COCO_train2014_000000000030.jpg").unlink()
     (root / "train2014" / "COCO_train2014_000000000005.jpg").unlink()
-    message = fault(build)
+    message = build.fault()
     assert message.startswith(f"{root}: 2 of 3 listed images are absent")
     assert f"the first is {root / 'train2014' / 'COCO_train2014_000000000005.jpg'}" in message
 
@@ -686,18 +651,18 @@ def test_absent_images_are_counted_at_the_start(build, root):
 def test_absent_images_are_noticed_behind_a_cache_too(build, root):
     build()
     (root / "val2014" / "COCO_val2014_000000000008.jpg").unlink()
-    assert "1 of 1 listed images are absent" in fault(build)
+    assert "1 of 1 listed images are absent" in build.fault()
 
 
 def test_an_unused_image_may_be_absent(build, root):
     (root / "train2014" / "COCO_train2014_000000000012.jpg").unlink()  # it shows no object
     assert len(build().train.dataset) == 3
-    assert "1 of 4 listed images" in fault(build, annotated_only=False)
+    assert "1 of 4 listed images" in build.fault(annotated_only=False)
 
 
 def test_image_folder_missing(build, root):
     (root / "val2014").rename(root / "elsewhere")
-    message = fault(build)
+    message = build.fault()
     assert f"{root / 'val2014'} cannot be listed (No such file" in message
 
 
@@ -707,23 +672,23 @@ def test_train_and_val_with_different_classes(build, root):
         "val2014",
         content("val2014", {8: [1]}, [*CATEGORIES, {"id": 91, "name": "hair brush"}]),
     )
-    message = fault(build)
+    message = build.fault()
     assert str(root) in message
     assert "train (3) and val (4)" in message
     assert "'hair brush' is in one only" in message
     swapped = [{"id": 7, "name": "person"}, {"id": 1, "name": "train"}, CATEGORIES[2]]
     write(root, "val2014", content("val2014", {8: [1]}, swapped))
-    assert "their order differs" in fault(build)
+    assert "their order differs" in build.fault()
 
 
 def test_no_image_left(build, root):
     write(root, "val2014", content("val2014", {8: [], 6: []}))
-    message = fault(build)
+    message = build.fault()
     assert str(annotation_file(root, "val2014")) in message
     assert "no image with an object" in message
     assert len(build(annotated_only=False).val.dataset) == 2
     write(root, "val2014", content("val2014", {}))
-    assert "no image at all" in fault(build, annotated_only=False)
+    assert "no image at all" in build.fault(annotated_only=False)
 
 
 def test_settings_are_checked_before_the_files(tmp_path):

@@ -1,10 +1,9 @@
 import logging
-from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
-from support import made
+from readers import Reader, names, targets, write_picture
 
 from mldec.data.readers import csv_table as module
 from mldec.data.readers.csv_table import csv_table
@@ -25,31 +24,21 @@ b/5.png,dog,test
 @pytest.fixture
 def root(tmp_path):
     for name in ("a/1.png", "a/2.png", "b/x, y.png", "b/4.png", "b/5.png"):
-        (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (9, 6)).save(tmp_path / "own" / name)
+        write_picture(tmp_path / "own" / name)
     (tmp_path / "own" / "data.csv").write_text(TEXT)
     return tmp_path / "own"
 
 
 @pytest.fixture
-def build(root, tmp_path):
+def build(root):
+    reader = Reader(csv_table, root, "Your own data")
+
     def build(text=None, **arguments):
         if text is not None:
             (root / "data.csv").write_text(text)
-        defaults = {"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache")}
-        data = made(csv_table, **{**defaults, **arguments})
-        assert data.train.classes == data.val.classes
-        return data
+        return reader(**arguments)
 
     return build
-
-
-def targets(split):
-    return split.dataset.labels.dense().tolist()
-
-
-def names(split):
-    return [str(Path(split.dataset.name(i)).name) for i in range(len(split.dataset))]
 
 
 def test_several_labels(build):

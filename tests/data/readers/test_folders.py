@@ -5,19 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from readers import Reader, labels, names, write_picture
 from support import made
 
 from mldec.data import class_folders as module
 from mldec.data.readers.folders import folders
-from mldec.errors import ConfigError, DataError
+from mldec.errors import ConfigError
 
 TREE = {"train": {"cat": 3, "dog": 2, "eel": 1}, "val": {"cat": 1, "dog": 2}}
-
-
-def picture(path, value=0):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (9, 6), (value, 100, 200)).save(path)
 
 
 @pytest.fixture
@@ -25,34 +20,13 @@ def root(tmp_path):
     for split, classes in TREE.items():
         for name, count in classes.items():
             for number in range(count):
-                picture(tmp_path / "own" / split / name / f"{number}.JPG")
+                write_picture(tmp_path / "own" / split / name / f"{number}.JPG")
     return tmp_path / "own"
 
 
 @pytest.fixture
-def build(root, tmp_path):
-    def build(**arguments):
-        data = made(
-            folders,
-            **{
-                "root": str(root),
-                "image_size": 16,
-                "cache_dir": str(tmp_path / "cache"),
-                **arguments,
-            },
-        )
-        assert data.train.classes == data.val.classes
-        return data
-
-    return build
-
-
-def labels(split):
-    return split.dataset.labels.dense().argmax(1).tolist()
-
-
-def names(split):
-    return [Path(split.dataset.name(index)).name for index in range(len(split.dataset))]
+def build(root):
+    return Reader(folders, root, "Your own data")
 
 
 def test_images_by_class_and_name(build):
@@ -89,14 +63,14 @@ def test_new_images_are_seen_in_spite_of_the_cache(build, root, monkeypatch):
     monkeypatch.setattr(module, "from_single", None)  # what a parse needs
     build()
     monkeypatch.undo()
-    picture(root / "val" / "eel" / "new.png")
+    write_picture(root / "val" / "eel" / "new.png")
     assert labels(build().val) == [0, 1, 1, 2]
 
 
 def test_without_two_folders_the_images_are_split_by_their_path(tmp_path):
     for name in ("a", "b"):
         for number in range(60):
-            picture(tmp_path / "all" / name / f"{number}.png")
+            write_picture(tmp_path / "all" / name / f"{number}.png")
 
     def parts(**arguments):
         data = made(
@@ -131,35 +105,26 @@ def test_names_from_a_list_or_a_file(build, root):
     assert labels(data.val) == [1, 1, 2]
 
 
-def fault(build, **arguments):
-    with pytest.raises(DataError) as caught:
-        build(**arguments)
-    assert "\n" not in str(caught.value)
-    assert "see DATASETS.md, section Your own data" in str(caught.value)
-    return str(caught.value)
-
-
 def test_folders_that_are_no_class(build, root):
-    assert "the class 'cat' is not in the list of 3 classes; did you mean 'Cat'?" in fault(
-        build, classes=["Cat", "dog", "eel"]
-    )
-    picture(root / "val" / "fox" / "1.png")
-    assert "val: the class 'fox' is not in the list of 3 classes" in fault(build)
+    message = "the class 'cat' is not in the list of 3 classes; did you mean 'Cat'?"
+    assert message in build.fault(classes=["Cat", "dog", "eel"])
+    write_picture(root / "val" / "fox" / "1.png")
+    assert "val: the class 'fox' is not in the list of 3 classes" in build.fault()
 
 
 def test_names_that_differ_in_case(build, root):
-    picture(root / "train" / "Dog" / "1.png")
-    assert "differ in case only" in fault(build)
-    assert "the class 'cat' is there twice" in fault(build, classes=["cat", "cat"])
-    assert "empty name" in fault(build, classes=["cat", ""])
-    assert "no name" in fault(build, classes=[])
+    write_picture(root / "train" / "Dog" / "1.png")
+    assert "differ in case only" in build.fault()
+    assert "the class 'cat' is there twice" in build.fault(classes=["cat", "cat"])
+    assert "empty name" in build.fault(classes=["cat", ""])
+    assert "no name" in build.fault(classes=[])
 
 
 def test_names_that_are_not_utf8(build, root):
     (root / "train" / os.fsdecode(b"caf\xe9")).mkdir()
-    assert r"b'caf\xe9' has no UTF-8 name" in fault(build)
+    assert r"b'caf\xe9' has no UTF-8 name" in build.fault()
     (root / "classes.txt").write_bytes(b"caf\xe9\n")
-    assert "classes.txt is not UTF-8 text" in fault(build, classes="classes.txt")
+    assert "classes.txt is not UTF-8 text" in build.fault(classes="classes.txt")
 
 
 def test_file_names_that_are_not_utf8_are_read(build, root):
@@ -168,15 +133,15 @@ def test_file_names_that_are_not_utf8_are_read(build, root):
 
 
 def test_missing_things(build, root):
-    assert "is not a folder" in fault(build, root=str(root / "nowhere"))
-    assert "cannot be listed (No such file" in fault(build, val="test")
-    assert "classes.txt cannot be read" in fault(build, classes="classes.txt")
+    assert "is not a folder" in build.fault(root=str(root / "nowhere"))
+    assert "cannot be listed (No such file" in build.fault(val="test")
+    assert "classes.txt cannot be read" in build.fault(classes="classes.txt")
     (root / "classes.txt").write_text("\n")
-    assert "classes.txt is empty" in fault(build, classes="classes.txt")
+    assert "classes.txt is empty" in build.fault(classes="classes.txt")
     (root / "bare").mkdir()
-    assert "bare holds no folder of a class" in fault(build, train="bare")
-    picture(root / "deep" / "cat" / "inner" / "1.png")
-    assert "cat holds folders and no image" in fault(build, train="deep")
+    assert "bare holds no folder of a class" in build.fault(train="bare")
+    write_picture(root / "deep" / "cat" / "inner" / "1.png")
+    assert "cat holds folders and no image" in build.fault(train="deep")
 
 
 def test_an_unreadable_folder(build, root, monkeypatch):
@@ -188,7 +153,7 @@ def test_an_unreadable_folder(build, root, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    assert f"{root} cannot be listed (Permission denied)" in fault(build)
+    assert f"{root} cannot be listed (Permission denied)" in build.fault()
 
 
 def test_wrong_values_are_refused(build):
@@ -207,6 +172,6 @@ def test_wrong_values_are_refused(build):
 )
 def test_names_that_no_class_may_have(build, root, name):
     (root / "train" / name).mkdir()
-    message = fault(build)
+    message = build.fault()
     assert f"{root / 'train'}: the class name {name!r} has the control character U+" in message
     assert "\n" not in message

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from readers import Reader, labels
 from support import made
 
 from mldec.data.labels import from_single
@@ -35,18 +36,8 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def build(root, tmp_path):
-    def build(**arguments):
-        defaults = {"root": str(root), "image_size": 16, "cache_dir": str(tmp_path / "cache")}
-        data = made(imagenet, **{**defaults, **arguments})
-        assert data.train.classes == data.val.classes
-        return data
-
-    return build
-
-
-def labels(split):
-    return split.dataset.labels.dense().argmax(1).tolist()
+def build(root):
+    return Reader(imagenet, root, "ImageNet")
 
 
 def test_the_index_is_the_place_of_the_sorted_wnid(build):

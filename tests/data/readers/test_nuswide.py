@@ -1,11 +1,12 @@
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from readers import Reader, write_picture
 from support import made
 
 from mldec.data.readers import nuswide as module
@@ -37,9 +38,8 @@ def write_csv(path, rows=ROWS, header="filepath,label,split_name"):
 @pytest.fixture
 def root(tmp_path):
     root = tmp_path / "nus_wide"
-    (root / "images").mkdir(parents=True)
     for letter in "abcdefgh":
-        Image.new("RGB", (9, 6), (10, 100, 200)).save(root / "images" / f"{letter}.jpg")
+        write_picture(root / "images" / f"{letter}.jpg")
     write_csv(root / "data.csv")
     write_csv(root / "nus_wid_data.csv")
     (root / "benchmark_81_v0.json").write_text(json.dumps({"test class": UNSEEN}))
@@ -48,31 +48,8 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def build(root, tmp_path):
-    def build(part=nuswide_zsl, **arguments):
-        data = made(
-            part,
-            **{
-                "root": str(root),
-                "image_size": 16,
-                "cache_dir": str(tmp_path / "cache"),
-                **arguments,
-            },
-        )
-        assert data.train.classes
-        assert data.val.classes  # reads both splits
-        return data
-
-    return build
-
-
-def fault(build, *arguments, **named):
-    with pytest.raises(DataError) as caught:
-        build(*arguments, **named)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert "see DATASETS.md, section" in message
-    return message
+def build(root):
+    return Reader(nuswide_zsl, root, "NUS-WIDE")
 
 
 def labels(split):
@@ -195,14 +172,14 @@ def test_a_second_start_parses_nothing(build, monkeypatch):
 def test_a_class_both_seen_and_unseen(build, root):
     split = {"test class": UNSEEN, "train class": ["cloud", "dog", "sky", "cat"]}
     (root / "benchmark_81_v0.json").write_text(json.dumps(split))
-    assert "1 classes are both seen and unseen: cat" in fault(build)
+    assert "1 classes are both seen and unseen: cat" in build.fault()
 
 
 def test_sets_that_do_not_cover_the_data(build, root):
     (root / "benchmark_81_v0.json").write_text(
         json.dumps({"test class": UNSEEN, "train class": ["cloud"]})
     )
-    assert "2 classes of the data are neither seen nor unseen: dog, sky" in fault(build)
+    assert "2 classes of the data are neither seen nor unseen: dog, sky" in build.fault()
 
 
 @pytest.mark.parametrize(
@@ -221,7 +198,7 @@ def test_sets_that_do_not_cover_the_data(build, root):
 )
 def test_lists_that_cannot_be(build, root, split, text):
     (root / "benchmark_81_v0.json").write_text(json.dumps(split))
-    assert text in fault(build)
+    assert text in build.fault()
 
 
 def test_an_image_set_without_any_unseen_label(build, root):
@@ -232,36 +209,40 @@ def test_an_image_set_without_any_unseen_label(build, root):
     ]
     write_csv(root / "data.csv", [ROWS[0], *rows])
     for images in ("unseen", "all"):
-        assert "0 of 2 validation images have an unseen class" in fault(build, val_images=images)
+        assert "0 of 2 validation images have an unseen class" in build.fault(val_images=images)
 
 
 def test_broken_or_absent_files(build, root):
     (root / "benchmark_81_v0.json").write_bytes(b"\xff{")
-    assert "benchmark_81_v0.json is not valid JSON" in fault(build)
+    assert "benchmark_81_v0.json is not valid JSON" in build.fault()
     (root / "benchmark_81_v0.json").unlink()
-    assert "benchmark_81_v0.json cannot be read (No such file" in fault(build)
+    assert "benchmark_81_v0.json cannot be read (No such file" in build.fault()
     (root / "data.csv").unlink()
-    assert "data.csv cannot be read (No such file" in fault(build)
-    assert "is not a folder" in fault(build, root=str(root / "nowhere"))
+    assert "data.csv cannot be read (No such file" in build.fault()
+    assert "is not a folder" in build.fault(root=str(root / "nowhere"))
 
 
 # The vectors
 
 
+def vectors_fault(build):
+    return replace(build, section="Word vectors").fault()
+
+
 def test_vectors_and_classes_of_different_counts(build, root):
     torch.save(VECTORS[:, :4], root / "wordvec_array.pth")
-    assert "has shape [3, 4], which does not fit 5 names" in fault(build)
+    assert "has shape [3, 4], which does not fit 5 names" in vectors_fault(build)
 
 
 def test_trap_12_the_two_files_are_swapped(build, root):
     (root / "data.csv").rename(root / "x")
     (root / "wordvec_array.pth").rename(root / "data.csv")
     (root / "x").rename(root / "wordvec_array.pth")
-    message = fault(build)
+    message = build.fault()
     assert "data.csv is not text but a torch file" in message
     assert "swap the two files back" in message
     write_csv(root / "data.csv")
-    assert "wordvec_array.pth is not a torch file but begins like text" in fault(build)
+    assert "wordvec_array.pth is not a torch file but begins like text" in vectors_fault(build)
 
 
 # The CSV
@@ -302,14 +283,14 @@ def test_trap_12_the_two_files_are_swapped(build, root):
 )
 def test_csv_files_that_cannot_be(build, root, text, message):
     (root / "data.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert message in fault(build)
+    assert message in build.fault()
 
 
 # 81 classes
 
 
 def test_the_form_of_81_concepts(build):
-    data = build(nuswide81)
+    data = replace(build, function=nuswide81)()
     assert data.train.classes.names == data.val.classes.names == CLASSES
     assert data.train.classes.queries is None
     assert labels(data.train) == {
@@ -331,7 +312,7 @@ def test_the_form_of_81_concepts(build):
 
 def test_a_split_that_is_missing(build, root):
     write_csv(root / "nus_wid_data.csv", [row for row in ROWS if row[2] == "train"])
-    assert "val has no image" in fault(build, nuswide81)
+    assert "val has no image" in replace(build, function=nuswide81).fault()
 
 
 # Real files

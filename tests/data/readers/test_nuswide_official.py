@@ -3,11 +3,10 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from support import made
+from readers import Reader, write_picture
 
 from mldec.data.readers import nuswide_official as module
 from mldec.data.readers.nuswide_official import nuswide_official
-from mldec.errors import DataError
 
 CONCEPTS = ["cat", "sea"]
 TAGS = ["sky", "cat", "dog"]  # "cat" is both: the human label counts
@@ -38,38 +37,14 @@ def root(tmp_path):
                 text
             )
         for path in images:
-            (root / "Flickr" / path).parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (9, 6)).save(root / "Flickr" / path)
+            write_picture(root / "Flickr" / path)
     torch.save(torch.arange(1.0, 13.0).reshape(3, 4), root / "wordvec_array.pth")
     return root
 
 
 @pytest.fixture
-def build(root, tmp_path):
-    def build(**arguments):
-        data = made(
-            nuswide_official,
-            **{
-                "root": str(root),
-                "image_size": 16,
-                "cache_dir": str(tmp_path / "cache"),
-                **arguments,
-            },
-        )
-        assert data.train.classes
-        assert data.val.classes
-        return data
-
-    return build
-
-
-def fault(build, **arguments):
-    with pytest.raises(DataError) as caught:
-        build(**arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert "see DATASETS.md, section NUS-WIDE" in message
-    return message
+def build(root):
+    return Reader(nuswide_official, root, "NUS-WIDE")
 
 
 def targets(split):
@@ -107,12 +82,12 @@ def test_absent_images_are_dropped_and_counted(build, root, caplog):
         in caplog.text
     )
     (root / "Flickr" / "b" / "0003_13.jpg").rename(root / "Flickr" / "b" / "gone")
-    message = fault(build)
+    message = build.fault()
     assert message.startswith(str(root))
     assert message.endswith("): 0 of 1 training images have a seen class")
-    assert "is not a folder; set data.images" in fault(build, images="nowhere")
+    assert "is not a folder; set data.images" in build.fault(images="nowhere")
     (root / "bare").mkdir()
-    assert "none of the 3 images of Train is there" in fault(build, images="bare")
+    assert "none of the 3 images of Train is there" in build.fault(images="bare")
 
 
 def test_images_may_have_the_names_of_the_tarball(build, root):
@@ -167,4 +142,4 @@ def test_files_that_cannot_be(build, root, file, content, message):
         (root / file).unlink()
     else:
         (root / file).write_bytes(content)
-    assert message in fault(build)
+    assert message in build.fault()

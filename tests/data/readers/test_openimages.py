@@ -5,14 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from support import made
+from readers import Reader, names, targets, write_picture
 
-from mldec import build
+from mldec.build import check
 from mldec.config.compose import compose
 from mldec.data.labels import from_entries, from_statements
 from mldec.data.readers.openimages import class_names, openimages, read_descriptions
-from mldec.errors import ConfigError, DataError
+from mldec.errors import ConfigError
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.files import text as inputs
 from mldec.heads.ml_decoder import MLDecoder
@@ -59,8 +58,7 @@ def root(tmp_path: Path) -> Path:
         "test/0a00000000000003",
         "train/0c00000000000004",
     ):
-        (folder / file).parent.mkdir(exist_ok=True)
-        Image.new("RGB", (9, 6), (200, 10, 30)).save(folder / f"{file}.jpg")
+        write_picture(folder / f"{file}.jpg")
     return folder
 
 
@@ -68,33 +66,20 @@ def write(root: Path, rows: str, name: str = TEST_FILE, header: str = HEADER) ->
     (root / "annotations" / name).write_text(f"{header}\n{rows}")
 
 
-def read(root: Path, **arguments):
-    return made(
-        openimages, root=str(root), image_size=16, cache_dir=str(root.parent / "cache"), **arguments
-    )
-
-
-def targets(split) -> list[list[int]]:
-    return [split.dataset[index][1].tolist() for index in range(len(split.dataset))]
-
-
-def fault(root: Path, **arguments) -> str:
-    with pytest.raises(DataError) as caught:
-        _ = read(root, **arguments).val
-    assert "\n" not in str(caught.value)
-    assert "see DATASETS.md, section Open Images" in str(caught.value)
-    return str(caught.value)
+@pytest.fixture
+def build(root: Path) -> Reader:
+    return Reader(openimages, root, "Open Images")
 
 
 # Labels
 
 
-def test_unknown_is_neither_present_nor_absent(root: Path) -> None:  # trap 8
-    data = read(root)
+def test_unknown_is_neither_present_nor_absent(build: Reader) -> None:  # trap 8
+    data = build()
     assert targets(data.val) == TARGETS
     assert data.val.dataset[0][1].dtype == torch.int8  # trap 20: a quarter of what floats would be
     assert data.val.dataset.labels.default == -1
-    assert [Path(data.val.dataset.name(i)).name for i in range(3)] == [
+    assert names(data.val) == [
         "0a00000000000002.jpg",
         "0a00000000000003.jpg",
         "0b00000000000001.jpg",
@@ -104,30 +89,32 @@ def test_unknown_is_neither_present_nor_absent(root: Path) -> None:  # trap 8
 
 
 def test_a_pair_said_to_be_both_and_a_class_outside_the_list_are_counted(
-    root: Path, caplog
+    build: Reader, caplog
 ) -> None:
     with caplog.at_level(logging.INFO, "mldec"):
-        _ = read(root).val
+        build()
     assert "1 labels are both present and absent: taken as present" in caplog.text
     assert "1 of 8 labels are of classes outside the class list: left out" in caplog.text
     assert "3 images, 4 classes, 4 present and 1 absent" in caplog.text
 
 
-def test_pieces_do_not_show(root: Path, monkeypatch) -> None:
+def test_pieces_do_not_show(root: Path, build: Reader, monkeypatch) -> None:
     monkeypatch.setattr(inputs, "CSV_ROWS", 2)
-    assert targets(read(root).val) == TARGETS
+    assert targets(build().val) == TARGETS
     write(root, TEST + "0b00000000000001,verification,/m/0a\n")
-    assert "row 10 has 3 columns, not 4" in fault(root)
+    assert "row 10 has 3 columns, not 4" in build.fault()
 
 
-def test_names_that_several_classes_share_get_their_place(root: Path) -> None:  # trap 10
-    assert read(root).val.classes.names == (
+def test_names_that_several_classes_share_get_their_place(
+    root: Path, build: Reader
+) -> None:  # trap 10
+    assert build().val.classes.names == (
         "Ball (0)",
         'Ducks, geese and "swans',
         "Ball (2)",
         "/m/0d",
     )
-    assert read(root, names="mid").val.classes.names == tuple(TRAINABLE)
+    assert build(names="mid").val.classes.names == tuple(TRAINABLE)
     display = {"m1": "'\"Human  leg\"'", "m2": "x", "m3": " 'x' "}
     assert class_names(["m1", "m2", "m3"], display, root, "") == ("Human leg", "x (1)", "x (2)")
 
@@ -147,15 +134,15 @@ def test_statements_in_any_order_are_what_lists_say() -> None:
     assert (empty.dense() == -1).all()
 
 
-def test_the_second_start_reads_no_csv(root: Path, monkeypatch) -> None:
-    first = targets(read(root).val)
+def test_the_second_start_reads_no_csv(build: Reader, monkeypatch) -> None:
+    first = targets(build().val)
     monkeypatch.setattr("mldec.data.readers.openimages._read_statements", None)
-    assert targets(read(root).val) == first
+    assert targets(build().val) == first
 
 
 def test_9605_classes_in_200_groups() -> None:  # trap 11
     config = compose(["+experiment=openimages_tresnet_m"])
-    build.check(config)
+    check(config)
     head = MLDecoder(
         8, 9605, **{key: value for key, value in config.head.items() if key != "_target_"}
     )
@@ -166,24 +153,24 @@ def test_9605_classes_in_200_groups() -> None:  # trap 11
 # Files on the disk
 
 
-def test_images_in_sub_folders(root: Path) -> None:
-    for path in list((root / "test").iterdir()):
-        (root / "test" / path.name[:2]).mkdir(exist_ok=True)
-        path.rename(root / "test" / path.name[:2] / path.name)
-    assert targets(read(root, prefix=2).val) == TARGETS
-    assert "3 of 3 listed images are absent" in fault(root)
+def test_images_in_sub_folders(root: Path, build: Reader) -> None:
+    for path in [*(root / "train").iterdir(), *(root / "test").iterdir()]:
+        (path.parent / path.name[:2]).mkdir(exist_ok=True)
+        path.rename(path.parent / path.name[:2] / path.name)
+    assert targets(build(prefix=2).val) == TARGETS
+    assert "3 of 3 listed images are absent" in build.fault()
 
 
-def test_absent_images(root: Path, caplog) -> None:
+def test_absent_images(root: Path, build: Reader, caplog) -> None:
     gone = root / "test" / "0a00000000000003.jpg"
     gone.unlink()
-    assert f"{root}: 1 of 3 listed images are absent, the first is {gone}" in fault(root)
-    assert targets(read(root, absent="skip").val) == [TARGETS[0], TARGETS[2]]
+    assert f"{root}: 1 of 3 listed images are absent, the first is {gone}" in build.fault()
+    assert targets(build(absent="skip").val) == [TARGETS[0], TARGETS[2]]
     assert "1 of 3 listed images are absent and left out" in caplog.text
-    assert len(read(root, absent="unchecked").val.dataset) == 3
+    assert len(build(absent="unchecked").val.dataset) == 3
     for path in (root / "test").iterdir():
         path.unlink()
-    assert "3 of 3 listed images are absent, the first is" in fault(root, absent="skip")
+    assert "3 of 3 listed images are absent, the first is" in build.fault(absent="skip")
 
 
 # Faults
@@ -203,48 +190,50 @@ def test_absent_images(root: Path, caplog) -> None:
         ("", "test has no image"),
     ],
 )
-def test_bad_rows(root: Path, rows: str, message: str) -> None:
+def test_bad_rows(root: Path, build: Reader, rows: str, message: str) -> None:
     write(root, rows)
-    assert message in fault(root)
+    assert message in build.fault()
 
 
-def test_another_header_and_another_encoding(root: Path) -> None:
+def test_another_header_and_another_encoding(root: Path, build: Reader) -> None:
     write(root, TEST, header="ImageID,LabelName,Confidence")
     assert (
         "the header is 'ImageID,LabelName,Confidence', not 'ImageID,Source,LabelName,Confidence'"
-        in fault(root)
+        in build.fault()
     )
     (root / "annotations" / TEST_FILE).write_bytes(HEADER.encode() + b"\n\xff\xfe,x,y,1\n")
-    assert "is not UTF-8 text" in fault(root)
+    assert "is not UTF-8 text" in build.fault()
     (root / "annotations" / TEST_FILE).write_text(
         f"\ufeff{HEADER}\r\n" + TEST.replace("\n", "\r\n")
     )
-    assert targets(read(root).val) == TARGETS
+    assert targets(build().val) == TARGETS
 
 
 @pytest.mark.parametrize(
     "name", [TEST_FILE, "oidv6-classes-trainable.txt", "oidv6-class-descriptions.csv"]
 )
-def test_missing_files_are_named(root: Path, name: str) -> None:
+def test_missing_files_are_named(root: Path, build: Reader, name: str) -> None:
     (root / "annotations" / name).unlink()
-    assert name in fault(root)
+    assert name in build.fault()
 
 
 @pytest.mark.parametrize(
     ("text", "message"), [("", "names no class"), ("/m/0a\n/m/0a\n", "names /m/0a 2 times")]
 )
-def test_a_class_list_must_name_each_class_once(root: Path, text: str, message: str) -> None:
+def test_a_class_list_must_name_each_class_once(
+    root: Path, build: Reader, text: str, message: str
+) -> None:
     (root / "annotations" / "oidv6-classes-trainable.txt").write_text(text)
-    assert message in fault(root)
+    assert message in build.fault()
 
 
 @pytest.mark.parametrize(
     "arguments",
     [{"val": "val"}, {"train": "tset"}, {"names": "both"}, {"prefix": -1}, {"absent": "ignore"}],
 )
-def test_settings_are_checked_before_the_files(root: Path, arguments: dict) -> None:
+def test_settings_are_checked_before_the_files(build: Reader, arguments: dict) -> None:
     with pytest.raises(ConfigError, match=rf"data\.{next(iter(arguments))}"):
-        read(root, **arguments)
+        build(**arguments)
 
 
 # The real class files
@@ -260,7 +249,7 @@ def test_the_real_descriptions(sample_data: Path) -> None:
     assert len(set(names)) == len(names) == 7_186
 
 
-def test_the_real_box_file_as_labels(sample_data: Path, root: Path) -> None:
+def test_the_real_box_file_as_labels(build: Reader, sample_data: Path, root: Path) -> None:
     """The boxes of the sample make a label file with real ids, in the order of the boxes."""
     with (sample_data / "openimages_mini" / "annotations" / "validation-annotations-bbox.csv").open(
         newline=""
@@ -271,7 +260,7 @@ def test_the_real_box_file_as_labels(sample_data: Path, root: Path) -> None:
     write(root, "".join(f"{image},verification,{mid},1\n" for image, mid in rows))
     (root / "test").rename(root / "old")
     (root / "test").symlink_to(sample_data / "openimages_mini" / "validation")
-    split = read(root).val
+    split = build().val
     assert len(split.dataset) == 100
     assert len(split.dataset.labels.values) == len(set(rows)) == 442
     assert split.dataset[99][0].shape == (3, 16, 16)

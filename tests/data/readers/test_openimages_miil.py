@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from readers import Reader, targets, write_picture
 from support import made
 
 from mldec.data.readers.openimages_miil import openimages_miil
-from mldec.errors import ConfigError, DataError
+from mldec.errors import ConfigError
 from mldec.files import text as inputs
 
 HEADER = "image_id,class_list,class_list_neg,split"
@@ -26,8 +26,7 @@ TRAIN, VAL = [[1, 1, 0, -1], [-1, -1, -1, -1], [-1, -1, 0, -1]], [[0, 1, -1, 1]]
 def root(tmp_path: Path) -> Path:
     folder = tmp_path / "openimages"
     for file in ("train/a.jpg", "train/b.jpg", "train/d.jpg", "test/c.jpg"):
-        (folder / file).parent.mkdir(exist_ok=True, parents=True)
-        Image.new("RGB", (9, 6), (200, 10, 30)).save(folder / file)
+        write_picture(folder / file)
     write(folder, ROWS)
     return folder
 
@@ -36,31 +35,14 @@ def write(root: Path, rows: str, header: str = HEADER) -> None:
     (root / "data.csv").write_text(f"{header}\n{rows}")
 
 
-def read(root: Path, **arguments):
-    return made(
-        openimages_miil,
-        root=str(root),
-        image_size=16,
-        cache_dir=str(root.parent / "cache"),
-        **arguments,
-    )
+@pytest.fixture
+def build(root: Path) -> Reader:
+    return Reader(openimages_miil, root, "Open Images")
 
 
-def targets(split) -> list[list[int]]:
-    return [split.dataset[index][1].tolist() for index in range(len(split.dataset))]
-
-
-def fault(root: Path, **arguments) -> str:
-    with pytest.raises(DataError) as caught:
-        _ = read(root, **arguments).val
-    assert "\n" not in str(caught.value)
-    assert "see DATASETS.md, section Open Images" in str(caught.value)
-    return str(caught.value)
-
-
-def test_positives_negatives_and_unknown(root: Path, caplog) -> None:  # trap 8
+def test_positives_negatives_and_unknown(root: Path, build: Reader, caplog) -> None:  # trap 8
     with caplog.at_level(logging.INFO, "mldec"):
-        data = read(root)
+        data = build()
         assert targets(data.train) == TRAIN
         assert targets(data.val) == VAL
     assert (
@@ -74,33 +56,33 @@ def test_positives_negatives_and_unknown(root: Path, caplog) -> None:  # trap 8
     assert "1 labels are both present and absent: taken as present" in caplog.text
 
 
-def test_val_is_the_official_test(root: Path) -> None:  # trap 9
-    assert read(root).val.dataset.name(0) == str(root / "test" / "c.jpg")
+def test_val_is_the_official_test(root: Path, build: Reader) -> None:  # trap 9
+    assert build().val.dataset.name(0) == str(root / "test" / "c.jpg")
 
 
-def test_pieces_do_not_show(root: Path, monkeypatch) -> None:
+def test_pieces_do_not_show(build: Reader, monkeypatch) -> None:
     monkeypatch.setattr(inputs, "CSV_ROWS", 1)
-    data = read(root)
+    data = build()
     assert targets(data.train) == TRAIN
     assert targets(data.val) == VAL
 
 
-def test_display_names_without_stray_quotes(root: Path) -> None:  # trap 10
+def test_display_names_without_stray_quotes(root: Path, build: Reader) -> None:  # trap 10
     torch.save(
         {"/m/0a": '"Ball"', "/m/0b": " 'Ball'", "/m/0c": "'Cat'"}, root / "mid_to_classes.pth"
     )
-    assert read(root).val.classes.names == ("Ball (0)", "Ball (1)", "Cat", "/m/0d")
-    assert read(root, names="mid").val.classes.names == ("/m/0a", "/m/0b", "/m/0c", "/m/0d")
+    assert build().val.classes.names == ("Ball (0)", "Ball (1)", "Cat", "/m/0d")
+    assert build(names="mid").val.classes.names == ("/m/0a", "/m/0b", "/m/0c", "/m/0d")
 
 
-def test_a_class_list_gives_classes_and_order(root: Path, caplog) -> None:
+def test_a_class_list_gives_classes_and_order(root: Path, build: Reader, caplog) -> None:
     (root / "list.txt").write_text("/m/0x\n/m/0b\n/m/0a\n")
     with caplog.at_level(logging.INFO, "mldec"):
-        data = read(root, class_list="list.txt")
+        data = build(class_list="list.txt")
         assert targets(data.train) == [[-1, 1, 1], [-1, -1, -1], [-1, -1, -1]]
     assert data.train.classes.names == ("/m/0x", "/m/0b", "/m/0a")
     assert "3 of 9 labels are of classes outside the class list: left out" in caplog.text
-    assert "nowhere.txt" in fault(root, class_list="nowhere.txt")
+    assert "nowhere.txt" in build.fault(class_list="nowhere.txt")
 
 
 class Malicious:
@@ -113,7 +95,9 @@ class Malicious:
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("kind", ["pickle", "torch", "text", "list", "numbers"])
-def test_a_pth_file_cannot_run_anything(root: Path, tmp_path: Path, kind: str) -> None:  # trap 19
+def test_a_pth_file_cannot_run_anything(
+    root: Path, build: Reader, tmp_path: Path, kind: str
+) -> None:  # trap 19
     path, never = root / "mid_to_classes.pth", tmp_path / "never"
     if kind == "pickle":
         path.write_bytes(pickle.dumps({"/m/0a": Malicious(never)}))
@@ -123,13 +107,13 @@ def test_a_pth_file_cannot_run_anything(root: Path, tmp_path: Path, kind: str) -
         path.write_text("<html>not found</html>")
     else:
         torch.save(["a"] if kind == "list" else {"/m/0a": 7}, path)
-    assert str(path) in fault(root)
+    assert str(path) in build.fault()
     assert not never.exists()
 
 
-def test_names_in_a_fifo_are_not_waited_for(root: Path) -> None:
+def test_names_in_a_fifo_are_not_waited_for(root: Path, build: Reader) -> None:
     os.mkfifo(root / "mid_to_classes.pth")
-    assert f"no file at {root}/mid_to_classes.pth: check the path" in fault(root)
+    assert f"no file at {root}/mid_to_classes.pth: check the path" in build.fault()
 
 
 @pytest.mark.parametrize(
@@ -161,28 +145,28 @@ def test_names_in_a_fifo_are_not_waited_for(root: Path) -> None:
         ("", "val has no image"),
     ],
 )
-def test_bad_rows(root: Path, rows: str, message: str) -> None:
+def test_bad_rows(root: Path, build: Reader, rows: str, message: str) -> None:
     write(root, rows)
-    assert message in fault(root)
+    assert message in build.fault()
 
 
-def test_another_table(root: Path) -> None:
+def test_another_table(root: Path, build: Reader) -> None:
     write(root, ROWS, "path,labels,split")
-    assert "the header is 'path,labels,split'" in fault(root)
+    assert "the header is 'path,labels,split'" in build.fault()
     (root / "data.csv").unlink()
-    assert "data.csv cannot be read" in fault(root)
+    assert "data.csv cannot be read" in build.fault()
 
 
-def test_settings_are_checked_before_the_files(root: Path) -> None:
+def test_settings_are_checked_before_the_files(build: Reader) -> None:
     with pytest.raises(ConfigError, match=r"data\.names"):
-        read(root, names="both")
+        build(names="both")
 
 
-def test_a_missing_image_and_an_unknown_split(root: Path) -> None:
+def test_a_missing_image_and_an_unknown_split(root: Path, build: Reader) -> None:
     (root / "test" / "c.jpg").unlink()
     first = root / "test" / "c.jpg"
-    assert f"1 of 1 listed images are absent, the first is {first}" in fault(root)
-    assert "validation has no image" in fault(root, val="validation")
+    assert f"1 of 1 listed images are absent, the first is {first}" in build.fault()
+    assert "validation has no image" in build.fault(val="validation")
 
 
 def test_the_real_sample(sample_data: Path, tmp_path: Path) -> None:
@@ -209,9 +193,9 @@ def test_the_real_sample(sample_data: Path, tmp_path: Path) -> None:
     assert named == ["/m/02fq_6", "/m/02jfl0", "/m/02wbtzl", "/m/03bt1vf", "/m/0crjs"]
 
 
-def test_a_display_name_that_no_class_may_have(root: Path) -> None:
+def test_a_display_name_that_no_class_may_have(root: Path, build: Reader) -> None:
     torch.save({"/m/0a": "red\x1b[31m", "/m/other": "\0"}, root / "mid_to_classes.pth")
-    message = fault(root)
+    message = build.fault()
     assert (
         "mid_to_classes.pth: "
         "'/m/0a': the class name 'red\\x1b[31m' has the control character U+001B" in message

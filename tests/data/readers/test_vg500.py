@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from PIL import Image
+from readers import Reader, write_picture
 from support import made
 
 from mldec.data.readers.vg500 import vg500
@@ -14,9 +14,8 @@ LABELS = {"1.jpg": [3, 0], "20.jpg": [], "300.jpg": [499], "4.jpg": [7, 3]}
 @pytest.fixture
 def root(tmp_path):
     root = tmp_path / "vg500"
-    (root / "VG_100K").mkdir(parents=True)
     for name in LABELS:
-        Image.new("RGB", (9, 6)).save(root / "VG_100K" / name)
+        write_picture(root / "VG_100K" / name)
     (root / "train_list_500.txt").write_text(
         "300.jpg\r\n1.jpg\r\n20.jpg"
     )  # no end of the last line
@@ -26,21 +25,8 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def build(root, tmp_path):
-    def build(**arguments):
-        data = made(
-            vg500,
-            **{
-                "root": str(root),
-                "image_size": 16,
-                "cache_dir": str(tmp_path / "cache"),
-                **arguments,
-            },
-        )
-        assert data.train.classes == data.val.classes
-        return data
-
-    return build
+def build(root):
+    return Reader(vg500, root, "Visual Genome 500")
 
 
 def rows(split):

@@ -1,12 +1,12 @@
 import logging
 import os
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from readers import Reader, names, write_picture
 from support import made
 
 from mldec.data.class_names import VOC as CLASSES
@@ -42,7 +42,7 @@ def xml(objects):
 
 
 def write(folder, lists):
-    for inner in ("Annotations", "JPEGImages", "ImageSets/Main"):
+    for inner in ("Annotations", "ImageSets/Main"):
         (folder / inner).mkdir(parents=True)
     for split, images in lists.items():
         (folder / "ImageSets" / "Main" / f"{split}.txt").write_text(
@@ -50,9 +50,7 @@ def write(folder, lists):
         )
         for image, objects in images.items():
             (folder / "Annotations" / f"{image}.xml").write_text(xml(objects))
-            Image.new("RGB", (9, 6), (len(objects), 100, 200)).save(
-                folder / "JPEGImages" / f"{image}.jpg"
-            )
+            write_picture(folder / "JPEGImages" / f"{image}.jpg", len(objects))
 
 
 @pytest.fixture
@@ -63,25 +61,12 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def build(folder, tmp_path):
-    def build(**arguments):
-        data = made(
-            voc,
-            **{
-                "root": str(folder),
-                "image_size": 16,
-                "cache_dir": str(tmp_path / "cache"),
-                **arguments,
-            },
-        )
-        assert data.train.classes.names == data.val.classes.names  # reads both splits
-        return data
-
-    return build
+def build(folder):
+    return Reader(voc, folder, "Pascal VOC")
 
 
-def names(split):
-    return [Path(split.dataset.name(index)).stem for index in range(len(split.dataset))]
+def ids(split):
+    return [name.removesuffix(".jpg") for name in names(split)]
 
 
 def labels(split):
@@ -95,7 +80,7 @@ def labels(split):
 
 def test_images_in_the_order_of_the_list_and_classes_in_that_of_the_devkit(build):
     data = build()
-    assert names(data.train) == list(TRAIN)
+    assert ids(data.train) == list(TRAIN)
     assert data.train.classes.names == data.val.classes.names == CLASSES
     assert len(CLASSES) == 20
     assert list(CLASSES) == sorted(CLASSES)
@@ -205,7 +190,7 @@ def test_two_years_side_by_side(build, folder):
     )
     root = str(folder.parent)
     data = build(root=root, year=2012, train="train", val="val")
-    assert (names(data.train), names(data.val)) == (["2008_000002"], ["2009_000001"])
+    assert (ids(data.train), ids(data.val)) == (["2008_000002"], ["2009_000001"])
     assert len(build(root=root).train.dataset) == 4
     with pytest.raises(DataError, match="VOC2012 holds no VOC2007"):
         build(root=str(folder.parent / "VOC2012"), year=2007)
@@ -229,7 +214,7 @@ def test_a_tree_of_another_name(build, folder):
 )
 def test_lists_as_they_occur(build, folder, text):
     (folder / "ImageSets" / "Main" / "dog_trainval.txt").write_bytes(text.encode())
-    assert names(build(train="dog_trainval").train) == ["000012", "000007", "000005"]
+    assert ids(build(train="dog_trainval").train) == ["000012", "000007", "000005"]
 
 
 def test_files_that_no_list_names_are_not_read(build, folder):
@@ -242,7 +227,7 @@ def test_files_that_no_list_names_are_not_read(build, folder):
 def test_the_test_split_of_2012_has_no_labels(build, folder):
     write(folder.parent / "VOC2012", {"train": {"2008_000002": []}})
     (folder.parent / "VOC2012" / "ImageSets" / "Main" / "test.txt").write_text("2008_000001\n")
-    message = fault(build, root=str(folder.parent), year=2012, train="train")
+    message = build.fault(root=str(folder.parent), year=2012, train="train")
     assert (
         "2008_000001.xml is absent, though its image is listed (no labels of the test split of 2012"
         in message
@@ -277,7 +262,7 @@ def test_labels_of_the_sample_are_those_of_its_class_lists(sample_data, tmp_path
         voc, root=str(root), year=2012, train="train", val="trainval", cache_dir=str(tmp_path)
     )
     dense = data.val.dataset.labels.dense()
-    order = names(data.val)
+    order = ids(data.val)
     for column, name in enumerate(CLASSES):
         lines = (next(root.rglob(f"{name}_trainval.txt"))).read_text().splitlines()
         listed = {image: {1: 1, -1: 0, 0: -1}[int(value)] for image, value in map(str.split, lines)}
@@ -302,7 +287,7 @@ def test_a_changed_list_or_folder_is_read_again(build, folder):
     build()
     listing = folder / "ImageSets" / "Main" / "test.txt"
     listing.write_text("000021\n")
-    assert names(build().val) == ["000021"]
+    assert ids(build().val) == ["000021"]
     replacement = folder / "Annotations" / "new"
     replacement.write_text(xml([("sofa", 0)]))
     replacement.replace(folder / "Annotations" / "000021.xml")
@@ -311,16 +296,6 @@ def test_a_changed_list_or_folder_is_read_again(build, folder):
 
 
 # Faults
-
-
-def fault(build, **arguments):
-    with pytest.raises(DataError) as caught:
-        build(**arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert len(message) < 600
-    assert "see DATASETS.md, section Pascal VOC" in message
-    return message
 
 
 def bomb():
@@ -366,7 +341,7 @@ OUTSIDE = (
 def test_xml_that_is_refused(build, folder, content, expected):
     path = folder / "Annotations" / "000005.xml"
     path.write_bytes(content)
-    message = fault(build)
+    message = build.fault()
     assert message.startswith(str(path))
     assert expected in message
 
@@ -380,12 +355,12 @@ def test_the_encoding_a_file_claims_cannot_hide_anything(build, folder):
 def test_deep_nesting_inside_an_annotation_is_harmless(build, folder):
     path = folder / "Annotations" / "000005.xml"
     path.write_text("<annotation>" + "<object>" * 50000 + "</object>" * 50000 + "</annotation>")
-    assert "an <object> has no <name>" in fault(build)
+    assert "an <object> has no <name>" in build.fault()
 
 
 def test_a_listed_image_without_xml(build, folder):
     (folder / "Annotations" / "000007.xml").unlink()
-    assert fault(build).startswith(
+    assert build.fault().startswith(
         f"{folder / 'Annotations' / '000007.xml'} is absent, though its image is listed"
     )
 
@@ -394,14 +369,14 @@ def test_xml_that_cannot_be_read(build, folder):
     path = folder / "Annotations" / "000007.xml"
     path.unlink()
     path.mkdir()
-    assert f"{path} cannot be read" in fault(build)
+    assert f"{path} cannot be read" in build.fault()
 
 
 def test_absent_images_are_counted_and_the_case_of_a_name_matters(build, folder):
     images = folder / "JPEGImages"
     (images / "000012.jpg").rename(images / "000012.JPG")
     (images / "000005.jpg").unlink()
-    message = fault(build)
+    message = build.fault()
     first = images / "000012.jpg"
     assert message.startswith(f"{folder}: 2 of 4 listed images are absent, the first is {first}")
 
@@ -430,23 +405,22 @@ def test_an_image_that_is_none_is_named(build, folder):
 def test_lists_that_are_refused(build, folder, text, expected):
     path = folder / "ImageSets" / "Main" / "trainval.txt"
     path.write_bytes(text)
-    message = fault(build)
+    message = build.fault()
     assert message.startswith(str(path))
     assert expected in message
 
 
 def test_files_and_folders_that_are_missing(build, folder, tmp_path):
-    assert "ImageSets/Main/tets.txt cannot be read (No such file or directory)" in fault(
-        build, val="tets"
-    )
+    message = "ImageSets/Main/tets.txt cannot be read (No such file or directory)"
+    assert message in build.fault(val="tets")
     (folder / "JPEGImages").rename(folder / "elsewhere")
-    assert f"{folder / 'JPEGImages'} cannot be listed" in fault(build)
+    assert f"{folder / 'JPEGImages'} cannot be listed" in build.fault()
     (folder / "Annotations").rename(folder / "away")
-    assert f"{folder / 'Annotations'} cannot be read" in fault(build)
-    assert "is not a folder; set data.root" in fault(build, root=str(tmp_path / "nowhere"))
+    assert f"{folder / 'Annotations'} cannot be read" in build.fault()
+    assert "is not a folder; set data.root" in build.fault(root=str(tmp_path / "nowhere"))
     (tmp_path / "bare").mkdir()
-    assert "is empty" in fault(build, root=str(tmp_path / "bare"))
-    assert "holds no VOC2007" in fault(build, root=str(folder / "elsewhere"))
+    assert "is empty" in build.fault(root=str(tmp_path / "bare"))
+    assert "holds no VOC2007" in build.fault(root=str(folder / "elsewhere"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -456,7 +430,7 @@ def test_files_without_permission(build, folder):
         folder / "Annotations" / "000005.xml",
     ):
         path.chmod(0)
-        assert f"{path} cannot be read (Permission denied)" in fault(build)
+        assert f"{path} cannot be read (Permission denied)" in build.fault()
         path.chmod(0o644)
 
 
@@ -476,4 +450,4 @@ def test_the_table_is_sparse_and_small(build):
 
 def test_an_id_with_a_nul(build, folder):
     (folder / "ImageSets" / "Main" / "trainval.txt").write_bytes(b"000012\n0000\x0005\n")
-    assert "trainval.txt, line 2: '0000\\x0005' is not an image id" in fault(build)
+    assert "trainval.txt, line 2: '0000\\x0005' is not an image id" in build.fault()

@@ -96,4 +96,4 @@ def test_the_folder_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOME", str(tmp_path))
     for root in ("bare", "~/bare", str(tmp_path / "bare")):
         assert check_folder(root, "X", "see there") == tmp_path / "bare"
-    assert list_folder(tmp_path / "bare", "") == {"file"}
+    assert [entry.name for entry in list_folder(tmp_path / "bare", "")] == ["file"]

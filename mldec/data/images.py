@@ -1,0 +1,162 @@
+"""Reading image files: which formats, how large, and how a damaged one is reported."""
+
+import errno
+import io
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import ExifTags, Image
+from torch import Tensor
+
+from mldec.errors import DataError, visible
+from mldec.files.text import open_binary
+
+# The formats of data sets. Pillow reads some forty, and for one of them, EPS, it starts another
+# program.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+
+MAX_FILE = 2**30  # size of an image file in bytes
+
+_FIX = "restore the file or leave it out"
+
+# Pillow reads images up to twice its limit and refuses larger ones; its warning in between is of no
+# use here.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+# EXIF orientation -> operation that turns the stored picture upright. 1 is upright; other values
+# are undefined.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
+    """Read an image file as upright RGB, 8 bits per channel.
+
+    Alpha is dropped, as torchvision's loader does; 16-bit values are scaled, not clipped; the EXIF
+    orientation is applied (torchvision's loader ignores it).
+
+    Args:
+        path: of the file; with `content` only a name for messages.
+        content: bytes of the file, if they come from elsewhere, such as a tar shard.
+
+    Raises:
+        DataError: if the file is missing, empty, truncated, too large or no image; the message has
+            path, problem and advice.
+    """
+    if content is None:
+        content = read_content(path)
+
+    try:
+        # Pillow maps an uncompressed TIFF that is given by its path into memory, and then garbles
+        # rotated ones: it gets a file object.
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            image.load()
+            rgb = _to_rgb(image)
+            turn = _UPRIGHT.get(_orientation(image))
+    except MemoryError:
+        # The file may be fine: this must not become an error that skips the image.
+        raise
+    except Exception as error:
+        # Decoders raise almost anything for a damaged file, even SyntaxError and struct.error.
+        raise DataError(f"{visible(str(path))}: {_fault(Path(path), error)}; {_FIX}") from error
+
+    return rgb if turn is None else rgb.transpose(turn)
+
+
+def read_content(path: str | Path) -> bytes:
+    """Return the bytes of an image file.
+
+    Raises:
+        DataError: if the file is missing, empty, no regular file, or larger than `MAX_FILE`; the
+            message has path, problem and advice.
+    """
+    try:
+        with open_binary(path) as file:
+            content = file.read(MAX_FILE + 1)  # one byte more tells a larger file
+    except OSError as error:
+        raise DataError(f"{path}: {_fault(Path(path), error)}; {_FIX}") from error
+
+    if len(content) > MAX_FILE:
+        raise DataError(f"{path}: more than {MAX_FILE:,} bytes are no image; {_FIX}")
+    return content
+
+
+def load_image(
+    path: str | Path, transform: Callable[[Image.Image], Tensor], content: bytes | None = None
+) -> Tensor:
+    """Read an image file and apply a transform: uint8 [3, S, S].
+
+    Args:
+        path: see `read_image`.
+        transform: such as an `EvalTransform`.
+        content: see `read_image`.
+
+    Raises:
+        DataError: if the file cannot be read or resized; the message has path, problem and advice.
+    """
+    image = read_image(path, content)
+    try:
+        return transform(image)
+    except DataError as error:
+        raise DataError(f"{path}: {error}; {_FIX}") from error
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Convert an image of any mode to RGB; raise a `ValueError` if its range is unknown."""
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError(f"pixel values {values.min()} to {values.max()} do not fit 16 bits")
+
+        # Pillow would clip grey values at 255. Of 16-bit colour files it keeps the high byte; this
+        # does the same for grey ones.
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+    elif image.mode == "F":
+        raise ValueError("floating-point pixels have no known range")
+    elif image.mode == "P":
+        # The same colours as a direct conversion, but without its warning about transparency.
+        image = image.convert("RGBA")
+
+    return image.convert("RGB")
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, 1 (upright) if there is none."""
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:
+        # The picture may be fine even if its EXIF block is damaged: take it as it is stored.
+        return 1
+
+
+def _fault(path: Path, error: Exception) -> str:
+    """Describe in a phrase why an image file cannot be read."""
+    # The file itself is the problem.
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "no such file"
+    if isinstance(error, PermissionError):
+        return "no permission to read it"
+    if path.is_dir():
+        return "a folder, not an image"
+    if isinstance(error, OSError) and error.errno == errno.EINVAL:
+        return str(error.strerror)
+    if path.is_file() and path.stat().st_size == 0:
+        return "an empty file (0 bytes)"
+
+    # The file is there: its content is the problem.
+    if isinstance(error, Image.UnidentifiedImageError):
+        return f"not an image, or none of {', '.join(FORMATS)}"
+    if isinstance(error, Image.DecompressionBombError):
+        return "too large an image (more than twice PIL.Image.MAX_IMAGE_PIXELS)"
+
+    detail = " ".join(str(error).split()) or type(error).__name__
+    return f"it cannot be read as an image ({detail})"

@@ -1,0 +1,38 @@
+"""A dataset that shows what the loader does with it."""
+
+import random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mldec.data.base import Classes, DataModule, Split
+from mldec.data.transforms import EvalTransform
+from mldec.errors import DataError
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+
+
+class Numbers:
+    """A dataset whose samples show their index and the random numbers they were given."""
+
+    def __init__(self, count: int, broken: int | None = None) -> None:
+        self.count, self.broken = count, broken
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == self.broken:
+            raise DataError(f"number {index} is broken; mend it")
+        drawn = [torch.rand(()).item(), random.random(), np.random.rand()]
+        return torch.tensor([float(index), *drawn]), torch.tensor([index % 2], dtype=torch.int8)
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+
+def as_data(dataset: Numbers, bad_images: str = "stop") -> DataModule:
+    split = Split(dataset, Classes(("odd",)))
+    return DataModule(
+        lambda: split, lambda: split, MultiLabelEvaluator, EvalTransform(image_size=1), bad_images
+    )
