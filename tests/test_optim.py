@@ -89,7 +89,11 @@ def test_biases_and_parameters_of_one_dimension_do_not_decay():
 
 def test_each_trainable_parameter_is_in_one_group_and_a_frozen_one_in_none():
     model = net()
-    inside = [id(p) for group in parameter_groups(model, lr=0.01, weight_decay=0.3) for p in group["params"]]
+    inside = [
+        id(p)
+        for group in parameter_groups(model, lr=0.01, weight_decay=0.3)
+        for p in group["params"]
+    ]
     assert sorted(inside) == sorted(id(p) for p in model.parameters() if p.requires_grad)
     assert id(model.frozen) not in inside
 
@@ -97,7 +101,11 @@ def test_each_trainable_parameter_is_in_one_group_and_a_frozen_one_in_none():
 def test_a_parameter_frozen_later_is_left_out():
     model = net()
     model.fc.requires_grad_(False)
-    inside = [id(p) for group in parameter_groups(model, lr=0.01, weight_decay=0.3) for p in group["params"]]
+    inside = [
+        id(p)
+        for group in parameter_groups(model, lr=0.01, weight_decay=0.3)
+        for p in group["params"]
+    ]
     assert id(model.fc.weight) not in inside
     assert id(model.fc.bias) not in inside
 

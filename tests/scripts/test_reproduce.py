@@ -196,7 +196,9 @@ def test_a_run_of_the_same_settings_is_the_rows(tiny) -> None:
     assert "resume=auto" in words
 
 
-@pytest.mark.parametrize("setting", ["train.epochs=3", "init=other.pt", "seed=7", "data.image_size=32"])
+@pytest.mark.parametrize(
+    "setting", ["train.epochs=3", "init=other.pt", "seed=7", "data.image_size=32"]
+)
 def test_another_run_is_never_taken_for_a_row(tiny, setting: str) -> None:
     record("tiny", *tiny.settings, setting)
     own, lines = run.own_name(tiny, 0, [])
