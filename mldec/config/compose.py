@@ -377,7 +377,7 @@ def _settings() -> list[str]:
 
 def diff(old: Config, new: Config) -> list[str]:
     """Return `key: old -> new` for each setting that differs, except those in `HARMLESS`."""
-    before, after = _flatten(to_dict(old)), _flatten(to_dict(new))
+    before, after = flat(old), flat(new)
     keys = [
         key
         for key in {**before, **after}
@@ -422,6 +422,11 @@ def _plain_words(key: str, reason: str) -> str:
 
     # Better an unknown message as it is than none.
     return f"{key}: {reason}"
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Return the settings by their full keys, such as optim.lr."""
+    return _flatten(to_dict(config))
 
 
 def _flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

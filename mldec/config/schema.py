@@ -128,7 +128,8 @@ class Train:
     # Noise on the word queries in training, as a fraction of their spread; see word_queries.py.
     query_noise: float = 0.0
     random_queries: int = 0  # added to the word queries in training, each with a positive target
-    # Batch-norm statistics over the images of all processes, not of each by itself; CUDA only.
+    # Batch-norm statistics over the images of all processes, not of each by itself. Several
+    # processes need CUDA for it; it changes nothing for one.
     sync_batchnorm: bool = False
     # Average the batch norms' running statistics over the processes at the end of each epoch, as
     # timm's --dist-bn reduce. Otherwise those of the main process are evaluated, as those of the

@@ -63,10 +63,12 @@ class Learner:
         check(train, queries)
 
         self.memory_format = torch.channels_last if train.channels_last else torch.contiguous_format
-        if train.sync_batchnorm:
+        # One process has all images, whatever its device.
+        if train.sync_batchnorm and distributed.world_size() > 1:
             if device.type != "cuda":
                 raise ConfigError(
-                    f"train.sync_batchnorm needs CUDA, the device is {device}: leave it out"
+                    f"train.sync_batchnorm of several processes needs CUDA, the device is "
+                    f"{device}: pass train.sync_batchnorm=false"
                 )
             model = distributed.synchronised_batch_norm(model)  # type: ignore[assignment]
         model.to(memory_format=self.memory_format)

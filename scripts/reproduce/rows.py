@@ -1,4 +1,4 @@
-"""The results of the paper, and the settings that train them here: one row per model.
+"""The results of the papers, and the settings that train them here: one row per model.
 
 The same model may be in several tables: its run has one name, so that it is trained once. The note
 of a value that is not in a table of the paper says where it is from: read off a plot (to about
@@ -9,30 +9,34 @@ from dataclasses import dataclass, field
 
 from mldec.benchmark.paper import Point, points
 
-# Start weights of the official train.py: the authors' file, trained on Open Images. TResNet-M
-# starts from ImageNet-21K.
+# The authors' files trained on Open Images: the start of the official train.py for TResNet-L, and
+# of TResNet-M the only one that they released.
 START_L = "init=zoo:tresnet_l_pretrain"
-TRESNET_S = ["+experiment=coco_tresnet_m", "backbone=tresnet_s"]
-ZSL = "+experiment=nuswide_zsl_tresnet_m"
+START_M = "init=zoo:tresnet_m_openimages_224"
+ZSL = "+experiment=nuswide_zsl_tresnet_l"
 NOISE, RANDOM = "train.query_noise=0.1", "train.random_queries=1"
 READ_OFF = "read off the plot"
-FROM_RANDOM = "training starts from random weights: no others are published"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A model of the paper, and how it is trained here."""
+    """A model of a paper, and how it is trained here."""
 
     run: str  # name of the run; unique for these settings
     label: str
     settings: list[str]  # that train it
     paper: dict[str, float] = field(default_factory=dict)  # the paper's value per metric
-    note: str = ""  # on the value or on how sure the recipe is
+    note: str = ""  # where the value is from, if not from a table of the paper
+    choice: str = ""  # what of the recipe is ours
     runs: bool = True  # false: the paper could not run it either
 
 
 COCO_M = Row(
-    "coco_tresnet_m", "TResNet-M, ML-Decoder, K = 80", ["+experiment=coco_tresnet_m"], {"mAP": 88.1}
+    "coco_tresnet_m",
+    "TResNet-M, ML-Decoder, K = 80",
+    ["+experiment=coco_tresnet_m", START_M],
+    {"mAP": 88.1},
+    choice="start: the paper's is not named",
 )
 COCO_L = Row(
     "coco_tresnet_l",
@@ -45,23 +49,28 @@ COCO_L = Row(
 
 def coco_m(run: str, label: str, settings: list[str], value: float, note: str = "") -> Row:
     """Return a TResNet-M of table 1 or figure 5."""
-    return Row(run, label, ["+experiment=coco_tresnet_m", *settings], {"mAP": value}, note)
+    own = [*COCO_M.settings, *settings]
+    return Row(run, label, own, {"mAP": value}, note, COCO_M.choice)
+
+
+def coco_s(run: str, label: str, settings: list[str], value: float) -> Row:
+    """Return a TResNet-S of figure 5."""
+    own = ["+experiment=coco_tresnet_m", "backbone=tresnet_s", *settings]
+    choice = "starts from random weights: none were released"
+    return Row(run, label, own, {"mAP": value}, READ_OFF, choice)
 
 
 def openimages(run: str, label: str, settings: list[str], value: float) -> Row:
     """Return a row of table 2; its recipe is not published."""
-    note = "recipe not published; 9,605 classes here, 9,600 in the paper"
-    return Row(
-        run, label, ["+experiment=openimages_tresnet_m", *settings], {"mAP_partial": value}, note
-    )
+    own = ["+experiment=openimages_tresnet_m", *settings]
+    note = "9,605 classes here, 9,600 in the paper"
+    return Row(run, label, own, {"mAP_partial": value}, note, "recipe: none is published")
 
 
 def zero_shot(run: str, label: str, settings: list[str], value: float) -> Row:
-    """Return a row of table 3."""
-    note = "network and start not confirmed"
-    if settings:
-        note += "; how the augmentations are drawn is our choice"
-    return Row(run, label, [ZSL, *settings], {"zsl_mAP": value}, note)
+    """Return a row of table 3: the official command, with query augmentations."""
+    choice = "how the augmentations are drawn" if settings else ""
+    return Row(run, label, [ZSL, START_L, *settings], {"zsl_mAP": value}, choice=choice)
 
 
 def imagenet(point: Point) -> Row:
@@ -77,6 +86,14 @@ def imagenet(point: Point) -> Row:
     return Row(experiment, f"{point.network}, ML-Decoder, K = 100", settings, paper, READ_OFF)
 
 
+def query2label(dataset: str, model: str, label: str, value: float | None, choice: str) -> Row:
+    """Return a model of the Query2Label paper, whose AP is the interpolated one."""
+    run = f"q2l_{dataset}_{model}"
+    paper = {} if value is None else {"mAP_interpolated": value}
+    note = "" if value is not None else "the figure for this network was not found"
+    return Row(run, label, [f"+experiment={run}"], paper, note, choice)
+
+
 TABLE_6 = {
     "zsl_mAP": 31.1,
     "gzsl_mAP": 19.9,
@@ -86,6 +103,8 @@ TABLE_6 = {
     "gzsl_F1@5": 26.1,
 }
 FIGURE_6 = {row.run: row for row in map(imagenet, points())}
+TRESNET_Q2L = "widths, batch norms over all GPUs: from third-party scripts"
+OURS = "recipe: that of MS-COCO, none is published"
 OPENIMAGES_200 = openimages("openimages_tresnet_m", "ML-Decoder, K = 200", [], 86.8)
 
 TABLES: dict[str, tuple[str, list[Row]]] = {
@@ -111,7 +130,7 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 "openimages_tresnet_m_transformer",
                 "Transformer-Decoder, 9,605 queries",
                 ["+experiment=openimages_tresnet_m", "head=transformer_decoder"],
-                note="infeasible in the paper: no value, and not run here",
+                note="infeasible in the paper: no value",
                 runs=False,
             ),
             openimages(
@@ -140,7 +159,8 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 "ResNet101 448, ML-Decoder",
                 ["+experiment=coco_resnet101"],
                 {"mAP": 87.1},
-                "paper: Open Images pretraining, not released; others get 81.1 from ImageNet-1K",
+                choice="start: ImageNet-1K, with which others get 81.1; the paper's, trained on "
+                "Open Images, was not released",
             ),
             COCO_L,
             Row(
@@ -155,14 +175,16 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 "TResNet-XL 640, ML-Decoder",
                 ["+experiment=coco_tresnet_xl_640"],
                 {"mAP": 91.4},
-                f"abstract, arXiv; {FROM_RANDOM}",
+                "abstract, arXiv",
+                "starts from random weights: none were released",
             ),
             Row(
                 "coco_tresnet_m_224",
                 "TResNet-M 224, ML-Decoder",
-                ["+experiment=coco_tresnet_m_224"],
+                ["+experiment=coco_tresnet_m_224", START_M],
                 {"mAP": 84.2},
                 "model zoo",
+                COCO_M.choice,
             ),
         ],
     ),
@@ -172,37 +194,25 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
             Row(
                 "nuswide_zsl_both",
                 "ML-Decoder",
-                [ZSL, NOISE, RANDOM],
+                [ZSL, START_L, NOISE, RANDOM],
                 TABLE_6,
-                "network and start not confirmed; how the augmentations are drawn is our choice",
+                choice="how the augmentations are drawn",
             ),
             Row(
-                "nuswide_zsl_tresnet_l",
-                "ML-Decoder, TResNet-L",
-                ["+experiment=nuswide_zsl_tresnet_l", NOISE, RANDOM],
+                "nuswide_zsl_tresnet_m",
+                "ML-Decoder, TResNet-M",
+                ["+experiment=nuswide_zsl_tresnet_m", NOISE, RANDOM],
                 TABLE_6,
-                "as the row above; the official command has TResNet-L too, "
-                "from Open Images weights",
+                "a user's report; the official command has TResNet-L",
+                "as the row above; starts from ImageNet-21K",
             ),
         ],
     ),
     "figure5": (
         "MS-COCO 448: mAP against GFLOPs",
         [
-            Row(
-                "coco_tresnet_s_gap",
-                "TResNet-S, GAP",
-                [*TRESNET_S, "head=gap"],
-                {"mAP": 86.8},
-                f"{READ_OFF}; {FROM_RANDOM}",
-            ),
-            Row(
-                "coco_tresnet_s",
-                "TResNet-S, ML-Decoder",
-                TRESNET_S,
-                {"mAP": 87.7},
-                f"{READ_OFF}; {FROM_RANDOM}",
-            ),
+            coco_s("coco_tresnet_s_gap", "TResNet-S, GAP", ["head=gap"], 86.8),
+            coco_s("coco_tresnet_s", "TResNet-S, ML-Decoder", [], 87.7),
             coco_m(
                 "coco_tresnet_m_gap",
                 "TResNet-M, GAP",
@@ -233,7 +243,8 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 "TResNet-L, ML-Decoder",
                 ["+experiment=voc2007_tresnet_l", "init=zoo:tresnet_l_coco_448"],
                 {"mAP": 96.6},
-                "text of v2; pretraining not named",
+                "text of v2",
+                "start, epochs and gammas: not named",
             )
         ],
     ),
@@ -246,7 +257,8 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 "ML-Decoder, A1, 600 epochs",
                 ["+experiment=imagenet_resnet50_a1"],
                 {"top1": 80.7},
-                "abstract; that A1 is its recipe is derived",
+                "abstract",
+                "that A1 is its recipe is derived",
             ),
             FIGURE_6["imagenet_resnet50_a2"],
         ],
@@ -259,7 +271,8 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 "TResNet-L 384, ML-Decoder",
                 ["+experiment=cars_tresnet_l"],
                 {"top1": 96.41},
-                "official README; recipe not published",
+                "official README",
+                "recipe: none is published",
             )
         ],
     ),
@@ -271,18 +284,74 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 "Swin-L, ML-Decoder",
                 ["+experiment=cifar100_swin_l"],
                 {"top1": 95.1},
-                "official README; recipe not published",
+                "official README",
+                "recipe: none is published",
             )
         ],
     ),
-}
-# The section of DATASETS.md by the folder that the data option reads.
-SECTIONS = {
-    "coco": "MS-COCO 2014",
-    "openimages_miil": "Open Images V6",
-    "nus_wide": "NUS-WIDE",
-    "voc": "Pascal VOC 2007 and 2012",
-    "imagenet": "ImageNet-1k",
-    "stanford_cars": "Stanford-Cars",
-    "cifar100": "CIFAR-100",
+    "query2label": (
+        "Query2Label",
+        [
+            query2label("coco", "resnet101_448", "MS-COCO, ResNet-101 448", 84.9, ""),
+            query2label("coco", "resnet101_576", "MS-COCO, ResNet-101 576", 86.5, "batch"),
+            query2label("coco", "tresnet_l_448", "MS-COCO, TResNet-L 448", 87.3, TRESNET_Q2L),
+            query2label(
+                "coco", "tresnet_l_22k_448", "MS-COCO, TResNet-L 22k 448", 89.2, TRESNET_Q2L
+            ),
+            query2label("coco", "swin_l_384", "MS-COCO, Swin-L 384", 90.5, "batch"),
+            query2label("coco", "cvt_w24_384", "MS-COCO, CvT-w24 384", 91.3, "batch"),
+            query2label("voc2007", "tresnet_l_448", "VOC 2007, TResNet-L 448", None, OURS),
+            query2label("voc2012", "tresnet_l_448", "VOC 2012, TResNet-L 448", 96.2, OURS),
+            query2label("nuswide81", "resnet101_448", "NUS-WIDE, ResNet-101 448", 65.0, OURS),
+            query2label("nuswide81", "tresnet_l_448", "NUS-WIDE, TResNet-L 448", 66.3, OURS),
+            query2label("vg500", "resnet101_576", "Visual Genome 500, ResNet-101 576", None, OURS),
+        ],
+    ),
+    "asl": (
+        "ASL, MS-COCO",
+        [
+            Row(
+                "asl_coco_tresnet_m_224",
+                "TResNet-M 224, GAP",
+                ["+experiment=asl_coco_tresnet_m_224"],
+                {"mAP": 81.8},
+                "model zoo of ASL",
+            ),
+            Row(
+                "asl_coco_resnet101_448",
+                "ResNet-101 448, GAP",
+                ["+experiment=asl_coco_resnet101_448"],
+                {"mAP": 85.0},
+                choice="start: not named",
+            ),
+            Row(
+                "asl_coco_tresnet_l_1k_448",
+                "TResNet-L 448, GAP, from ImageNet-1K",
+                [
+                    "+experiment=asl_coco_tresnet_l_448",
+                    "backbone=timm",
+                    "backbone.name=tresnet_l.miil_in1k",
+                ],
+                {"mAP": 86.6},
+            ),
+            Row(
+                "asl_coco_tresnet_l_448",
+                "TResNet-L 448, GAP, from ImageNet-21K",
+                ["+experiment=asl_coco_tresnet_l_448"],
+                {"mAP": 88.4},
+            ),
+            Row(
+                "asl_coco_tresnet_xl_640",
+                "TResNet-XL 640, GAP",
+                [
+                    "+experiment=asl_coco_tresnet_l_448",
+                    "backbone=timm",
+                    "backbone.name=tresnet_xl.miil_in1k",
+                    "data.image_size=640",
+                ],
+                {"mAP": 88.4},
+                "model zoo of ASL",
+            ),
+        ],
+    ),
 }

@@ -13,7 +13,8 @@ import torch
 from support import one_line
 
 from mldec import build
-from mldec.config.compose import compose
+from mldec.check_data.published import OFFICIAL
+from mldec.config.compose import compose, to_yaml
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
@@ -31,28 +32,34 @@ def load(name: str) -> ModuleType:
         sys.path.remove(str(FOLDER))
 
 
-rows, run, small = load("rows"), load("run"), load("small")
+rows, costs, run, small = load("rows"), load("costs"), load("run"), load("small")
 RUNS = {row.run: row for _, table in rows.TABLES.values() for row in table}
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_run_composes(name: str) -> None:
-    config = compose([*RUNS[name].settings, f"name={name}"])
-    build.check(config)
-    assert Path(config.data["root"]).name in rows.SECTIONS
+    config = costs.composed((*RUNS[name].settings, f"name={name}"))
+    assert costs.dataset(config) is not None
 
 
 def test_a_run_has_the_same_settings_in_every_table() -> None:
     for _, table in rows.TABLES.values():
         for row in table:
             assert row.settings == RUNS[row.run].settings
-            assert not row.runs or row.paper
+            assert not row.runs or row.paper or "not found" in row.note
 
 
 def test_every_section_is_one_of_datasets_md() -> None:
     text = "".join(path.read_text() for path in TOP.glob("DATASETS*.md"))
-    for section in rows.SECTIONS.values():
-        assert re.search(rf"^## {re.escape(section)}\b", text, re.MULTILINE), section
+    for data in costs.DATASETS.values():
+        assert re.search(rf"^## {re.escape(data.section)}\b", text, re.MULTILINE), data.section
+
+
+def test_sizes_are_the_published_ones() -> None:
+    for name, data in costs.DATASETS.items():
+        train, _, classes = OFFICIAL[name]
+        assert data.classes in classes
+        assert not train or data.images in train
 
 
 def test_every_metric_is_one_that_an_evaluator_reports() -> None:
@@ -98,10 +105,10 @@ def test_a_dry_run_prints_the_commands_and_an_empty_table(reproduce, tmp_path: P
         if line.startswith("  torchrun --nproc-per-node 8 -m mldec.train ")
     ]
     assert len(commands) == 8
-    assert commands[0].endswith("head=gap name=coco_tresnet_m_gap seed=0 train.workers=2")
-    assert "name=coco_tresnet_m_k20_seed1 seed=1" in commands[6]
+    assert commands[0].endswith("head=gap seed=0 name=coco_tresnet_m_gap train.workers=2")
+    assert "seed=1 name=coco_tresnet_m_k20_seed1" in commands[6]
     assert (
-        "| GAP | mAP | 87.0 | - | 0 | 0.0 | - | not run |"
+        "| GAP | mAP | 87.0 | - | 0 | 0.0 | - | not run; our choice: "
         in (tmp_path / "outputs/reproduce/table1.md").read_text()
     )
 
@@ -146,7 +153,7 @@ def test_it_trains_what_is_not_finished_and_says_what_came_out(
     written = checkpoint.stat().st_mtime_ns
     assert reproduce("table1", "--gpus", "0", "train.epochs=1")[0] == 0
     assert checkpoint.stat().st_mtime_ns == written, "a finished run was trained again"
-    assert "resume=auto" in run.command(row, 0, 0, [])
+    assert "resume=auto" in run.command(row, 0, 0, ["train.epochs=1"])
 
 
 def test_the_report_of_the_small_study_is_drawn_a_panel_per_dataset(
@@ -165,6 +172,101 @@ def test_the_report_of_the_small_study_is_drawn_a_panel_per_dataset(
         assert drawn_points == [[row["gmac"] * 1e3, row["mean"]] for row in shown]
         assert axes.get_xlabel() == "million multiply-accumulates per image"
         assert axes.get_ylabel() == f"{shown[0]['metric']} in percent"
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
+    """A row of the digits, which no test here trains, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return rows.Row("tiny", "GAP", ["+experiment=digits", "head=gap"], {"mAP": 50.0})
+
+
+def record(folder: str, *settings: str) -> None:
+    """Leave the config of a run in its folder, as a run does."""
+    Path("outputs", folder, "checkpoints").mkdir(parents=True)
+    Path("outputs", folder, "checkpoints", "last.pt").touch()
+    Path("outputs", folder, "config.yaml").write_text(to_yaml(costs.composed(settings)))
+
+
+def test_a_run_of_the_same_settings_is_the_rows(tiny) -> None:
+    record("tiny", *tiny.settings, "seed=0", "train.workers=1", "train.accumulate=2")
+    assert run.own_name(tiny, 0, []) == ("tiny", [])
+    words = run.command(tiny, 0, 0, [])
+    assert "name=tiny" in words
+    assert "resume=auto" in words
+
+
+@pytest.mark.parametrize(
+    "setting", ["train.epochs=3", "init=other.pt", "seed=7", "data.image_size=32"]
+)
+def test_another_run_is_never_taken_for_a_row(tiny, setting: str) -> None:
+    record("tiny", *tiny.settings, setting)
+    own, lines = run.own_name(tiny, 0, [])
+    assert own == "tiny_2"
+    assert setting.split("=")[0] in lines[0]
+    words = run.command(tiny, 0, 0, [])
+    assert "name=tiny_2" in words
+    assert "resume=auto" not in words
+    assert run.result(tiny, 0, []) is None
+
+
+def test_checkpoints_without_a_config_are_another_run(tiny) -> None:
+    Path("outputs/tiny/checkpoints").mkdir(parents=True)
+    Path("outputs/tiny/checkpoints/last.pt").touch()
+    assert run.own_name(tiny, 0, []) == ("tiny_2", ["outputs/tiny is another run (no config.yaml)"])
+
+
+def test_a_damaged_config_is_another_run(tiny) -> None:
+    record("tiny", *tiny.settings)
+    Path("outputs/tiny/config.yaml").write_text("train: [")
+    own, lines = run.own_name(tiny, 0, [])
+    assert own == "tiny_2"
+    assert "cannot be read" in lines[0]
+
+
+def test_a_micro_batch_fits_a_gpu() -> None:
+    flagship = ("+experiment=coco_tresnet_l",)
+    assert costs.accumulation(flagship, 1) == 1, "the official batch on one GPU"
+    a2 = ("+experiment=imagenet_resnet50_a2",)
+    parts = costs.accumulation(a2, 1)
+    assert 2048 // parts * costs.gmac(a2) <= costs.FITS < 2048 // (parts // 2) * costs.gmac(a2)
+    assert costs.accumulation(a2, 8) == 1, "256 images on each GPU, as published"
+    assert costs.accumulation(("+experiment=digits",), 1) == 1
+
+
+def test_gpus_that_do_not_divide_the_batch_stay_idle() -> None:
+    assert [costs.usable(56, gpus) for gpus in (1, 3, 6, 8, 16)] == [1, 2, 4, 8, 14]
+
+
+def test_gpu_hours_follow_from_the_published_cost() -> None:
+    hours = costs.gpu_hours(("+experiment=coco_tresnet_l",))
+    by_hand = 82_081 * 40 * 36.2e9 * 2 * 3 / costs.SUSTAINED / 3600
+    assert hours == pytest.approx(by_hand, rel=0.01)
+    assert costs.gpu_hours(("+experiment=digits",)) is None
+
+
+def test_the_list_has_a_line_per_row(reproduce, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {name: run.TABLES[name] for name in ("table5", "cars")}
+    monkeypatch.setattr(run, "TABLES", chosen)
+    status, out, err = reproduce("--list")
+    assert status == 0, err
+    heading, *lines = [line.split(" | ") for line in out.splitlines()]
+    assert len(heading) == 7
+    assert {len(line) for line in lines} == {7}
+    assert [line[1] for line in lines] == [
+        row.label for _, table in chosen.values() for row in table
+    ]
+    by_label = {line[1]: line for line in lines}
+    assert by_label["TResNet-L 448, ML-Decoder"][3] == "init=zoo:tresnet_l_pretrain"
+    assert by_label["TResNet-XL 640, ML-Decoder"][3] == "random weights"
+    assert "mldec.train +experiment=coco_resnet101" in by_label["ResNet101 448, ML-Decoder"][6]
+
+
+def test_without_a_table_it_says_which_there_are(reproduce) -> None:
+    status, _, err = reproduce()
+    assert status == 2
+    assert "table1" in err
+    assert "--list" in err
 
 
 def claim(better: bool) -> object:

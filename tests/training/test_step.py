@@ -151,8 +151,12 @@ def test_overflow_in_fp16_is_the_scalers_affair(config: Config) -> None:
     assert_equal(weights(ours), before)
 
 
-def test_synchronised_batch_norm_needs_cuda(config: Config) -> None:
-    with pytest.raises(ConfigError, match=r"train.sync_batchnorm needs CUDA, the device is cpu"):
+def test_synchronised_batch_norm_of_several_processes_needs_cuda(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner(config, "train.sync_batchnorm=true")
+    monkeypatch.setattr("mldec.runtime.distributed.world_size", lambda: 2)
+    with pytest.raises(ConfigError, match=r"of several processes needs CUDA, the device is cpu"):
         learner(config, "train.sync_batchnorm=true")
 
 

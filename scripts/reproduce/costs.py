@@ -1,0 +1,126 @@
+"""What a row costs: multiply-accumulates per image, GPU hours, and a micro-batch that fits a GPU.
+
+Nothing here was measured on a GPU: the two assumptions are `SUSTAINED` and `FITS`.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from mldec import build
+from mldec.config.compose import compose
+from mldec.config.schema import Config
+from mldec.data.base import Classes
+from mldec.runtime.cost import multiply_accumulates
+
+SUSTAINED = 5e13  # floating-point operations per second of a GPU in training, our assumption
+# GMAC of a micro-batch on one GPU: the official batch, 56 images of TResNet-L at 448 pixels.
+FITS = 56 * 36.2
+BACKWARD = 3  # a training step costs about three forward passes
+
+
+class Dataset(NamedTuple):
+    """A dataset of the rows: its section in DATASETS.md, and its published size."""
+
+    section: str
+    classes: int  # that the model scores in training
+    images: int  # in an epoch; of several published counts the one that the experiments have
+
+
+# By the function that reads it, and the year if it has one.
+DATASETS = {
+    "coco": Dataset("MS-COCO 2014", 80, 82_081),
+    "openimages_miil": Dataset("Open Images V6", 9_605, 9_011_219),
+    "nuswide_zsl": Dataset("NUS-WIDE", 925, 161_789),
+    "nuswide81": Dataset("NUS-WIDE", 81, 119_103),
+    "voc2007": Dataset("Pascal VOC 2007 and 2012", 20, 5_011),
+    "voc2012": Dataset("Pascal VOC 2007 and 2012", 20, 5_717),
+    "vg500": Dataset("Visual Genome 500", 500, 82_904),
+    "imagenet": Dataset("ImageNet-1k", 1_000, 1_281_167),
+    "cars": Dataset("Stanford-Cars", 196, 8_144),
+    "cifar100": Dataset("CIFAR-100", 100, 50_000),
+}
+
+
+def composed(settings: tuple[str, ...]) -> Config:
+    """Return the config of a run with every argument of its parts.
+
+    Raises:
+        ConfigError: for a wrong setting.
+    """
+    config = compose(list(settings))
+    return build.recorded(config, build.check(config))
+
+
+def dataset(config: Config) -> Dataset | None:
+    """Return the dataset of a config from `composed`; None if it is none of the paper's."""
+    reader = str(config.data["_target_"]).rpartition(".")[2]
+    return DATASETS.get(f"{reader}{config.data.get('year', '')}")
+
+
+@lru_cache
+def gmac(settings: tuple[str, ...]) -> float | None:
+    """Return the billions of multiply-accumulates of a forward pass per image.
+
+    Args:
+        settings: that compose the run, as of the functions below.
+
+    Returns:
+        None for data that is none of the paper's.
+
+    Raises:
+        ConfigError: if the model cannot be built, as without an extra that it needs.
+    """
+    config = composed(settings)
+    data = dataset(config)
+    if data is None:
+        return None
+
+    parts = build.check(config, build.MODEL_PARTS)
+    classes = Classes(tuple(f"class {number}" for number in range(data.classes)))
+    with torch.device("meta"):
+        model = build.model(parts, classes, pretrained=False)
+
+    word_dim = parts["head"].arguments.get("word_dim")
+    queries = (data.classes, word_dim) if word_dim else None
+    return multiply_accumulates(model, config.data["image_size"], queries) / 1e9
+
+
+def gpu_hours(settings: tuple[str, ...]) -> float | None:
+    """Estimate the hours of one GPU that a run takes; None for data that is none of the paper's."""
+    config = composed(settings)
+    data, forward = dataset(config), gmac(settings)
+    if data is None or forward is None:
+        return None
+
+    epochs = config.train.last_epoch
+    operations = 2 * BACKWARD * forward * 1e9 * data.images * epochs
+    return operations / SUSTAINED / 3600
+
+
+def accumulation(settings: tuple[str, ...], gpus: int) -> int:
+    """Return the micro-batches per step with which the images of one fit a GPU.
+
+    Args:
+        settings: that compose the run.
+        gpus: number of processes.
+
+    Returns:
+        The smallest number that divides the batch of a process and keeps a micro-batch below
+        `FITS`, from the run's own `train.accumulate` on.
+    """
+    train, forward = composed(settings).train, gmac(settings)
+    images = train.batch_size // gpus
+    if forward is None:
+        return train.accumulate
+
+    for number in range(train.accumulate, images + 1):
+        if images % number == 0 and images // number * forward <= FITS:
+            return number
+    return images
+
+
+def usable(batch_size: int, gpus: int) -> int:
+    """Return how many of the GPUs a batch can be divided among, the most that is possible."""
+    return max(number for number in range(1, gpus + 1) if batch_size % number == 0)
