@@ -124,7 +124,7 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
         The checked parts by kind.
 
     Raises:
-        ConfigError: with all errors of all parts, or for an unknown optimiser.
+        ConfigError: with all errors of all parts.
     """
     parts: dict[str, Part] = {}
     faults: list[str] = []
@@ -135,13 +135,6 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
             faults.append(str(error))
     if faults:
         raise ConfigError("; ".join(faults))
-
-    # Only training needs a loss, and only training needs an optimiser.
-    if "loss" in kinds:
-        # Imports timm, which is slow and which check_data does not need.
-        from mldec.optim import check_optimizer
-
-        check_optimizer(config.optim.name)
     return parts
 
 

@@ -62,7 +62,7 @@ def run(config: Config, directory: Path) -> None:
     from mldec.training.trainable import check_trainable
 
     parts = build.complete(build.check(config))
-    check_trainable(config, parts)
+    check_trainable(config, partial(build.backbone, parts, pretrained=False))
     if config.train.deterministic:
         # cuBLAS is deterministic only with this workspace.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -399,7 +399,7 @@ def show(node: DictConfig) -> None:
     with one_line():
         config = parse(node).on(processes=1)
         parts = build.check(config)
-        check_trainable(config, parts)
+        check_trainable(config, partial(build.backbone, parts, pretrained=False))
         say(*to_yaml(build.recorded(config, parts)).splitlines())
 
 

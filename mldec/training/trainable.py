@@ -1,6 +1,6 @@
 """Which parameters of a model train, and how fast: frozen parts, batch norms, the optimiser."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 
 import torch
@@ -8,29 +8,33 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from mldec import build
 from mldec.config.schema import Config, FreezeBatchNorm, Optim, Train
 from mldec.errors import ConfigError
-from mldec.optim import build_optimizer
+from mldec.optim import build_optimizer, check_optimizer
 
 
-def check_trainable(config: Config, parts: build.Parts) -> None:
+def check_trainable(config: Config, make_backbone: Callable[[], nn.Module]) -> None:
     """Check the settings of this module before the data is read.
 
     They are tried on the backbone without memory for its weights. The names in the head, and the
     parts of a user's own, which need not support that, are checked when the model has been built.
 
+    Args:
+        config: of the run.
+        make_backbone: builds the backbone without its published weights.
+
     Raises:
         ConfigError: as `freeze` and `optimizer`.
     """
+    check_optimizer(config.optim.name)
+
     train, optim = config.train, config.optim
     given = train.freeze or train.freeze_batchnorm or optim.backbone_lr or optim.layer_decay
     if config.plugins or not given:
         return
 
     with torch.device("meta"):
-        backbone = build.backbone(parts, pretrained=False)
-        trial = nn.ModuleDict({"backbone": backbone, "head": nn.Linear(1, 1)})
+        trial = nn.ModuleDict({"backbone": make_backbone(), "head": nn.Linear(1, 1)})
 
     _freeze_parameters(trial, [name for name in train.freeze if name.split(".")[0] != "head"])
     _freeze_batch_norms(trial, train)
