@@ -78,7 +78,7 @@ def _backbone_rates(model: nn.Module, lr: float, layer_decay: float | None) -> d
 
     if not hasattr(backbone, "layers_below_head"):
         raise ConfigError(
-            f"optim.layer_decay: a {type(backbone).__name__} does not say which layers it has; "
+            f"optim.layer_decay: {type(backbone).__name__} does not say which layers it has; "
             f"leave it out, or give the backbone a rate of its own with optim.backbone_lr"
         )
     depth = backbone.layers_below_head()

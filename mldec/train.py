@@ -217,10 +217,12 @@ def _few_per_batch_norm(trainer: "Trainer") -> str | None:
     if images is None or images >= ENOUGH_FOR_BATCH_NORM or train.sync_batchnorm:
         return None
 
+    advice = "raise train.batch_size, lower train.accumulate,"
+    if train.batch_per_gpu is not None:
+        advice = "raise train.batch_per_gpu,"
     return (
         f"each batch norm sees only {images} images at a time, and results may suffer below "
-        f"{ENOUGH_FOR_BATCH_NORM}: raise train.batch_size, lower train.accumulate, "
-        f"or on several GPUs pass train.sync_batchnorm=true"
+        f"{ENOUGH_FOR_BATCH_NORM}: {advice} or on several GPUs pass train.sync_batchnorm=true"
     )
 
 
