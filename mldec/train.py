@@ -129,10 +129,10 @@ def _train(
         runlog.log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
         runlog.log.info(_opening(trainer))
         runlog.log.info(start_weights(trainer.config, saved[0] if saved else None))
-        if slow := config.train.precision.warning(device.type):
-            runlog.log.warning(slow)
-        if few := _few_per_batch_norm(trainer):
-            runlog.log.warning(few)
+        # They are about the run: once for all processes.
+        for warning in (config.train.precision.warning(device.type), _few_per_batch_norm(trainer)):
+            if warning and distributed.is_main():
+                runlog.log.warning(warning)
 
         trainer.fit(log)
 

@@ -134,8 +134,9 @@ def attach(
         The same model, whose class is now a subclass of its own.
 
     Raises:
-        ConfigError: if the model has none of these forms, or an option is wrong. The model is then
-            as before.
+        ConfigError: if the model has none of these forms, or the value of an option is wrong. The
+            model is then as before.
+        TypeError: for an option that the head does not have.
     """
     form = model._form if isinstance(model, Attached) else _form_of(model)
     trial = _Tokens(model, form)

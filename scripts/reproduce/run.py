@@ -308,13 +308,14 @@ def overview() -> Iterator[str]:
 
 
 def estimate(row: Row) -> str:
-    """Return the hours of one GPU as text, or why they cannot be estimated."""
+    """Return the hours of one GPU as text; a backbone of transformers is not estimated."""
     from mldec.errors import ConfigError
 
     try:
         hours = gpu_hours(tuple(row.settings))
-    except ConfigError as error:
-        return f"unknown: {error}"
+    except ConfigError:
+        # Its architecture is on the hub.
+        hours = None
     return "unknown" if hours is None else f"{hours:,.1f}"
 
 

@@ -156,5 +156,5 @@ def test_a_name_is_shown_as_it_is(name: str, tmp_path: Path) -> None:
 def test_matplotlib_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     charts.require_matplotlib("--out")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"--out: .*pip install mldec\[plot\]"):
+    with pytest.raises(ConfigError, match=r"--out: .*pip install .mldec\[plot\]"):
         charts.require_matplotlib("--out")

@@ -20,6 +20,7 @@ def test_one_node_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (tmp_path / "outputs" / "digits" / "checkpoints" / "best.pt").exists()
 
 
+@pytest.mark.slow
 def test_several_nodes_train(tmp_path: Path) -> None:
     """Two launchers stand for two machines, each with its own working folder, as nodes have."""
     environment = "NODES=2 PROCESSES=1 MAIN=localhost:29477 RUN=test"

@@ -246,7 +246,8 @@ def test_gpu_hours_follow_from_the_published_cost() -> None:
 
 
 def test_the_list_has_a_line_per_row(reproduce, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = {name: run.TABLES[name] for name in ("table5", "cars")}
+    title, table5 = run.TABLES["table5"]
+    chosen = {"table5": (title, [table5[number] for number in (0, 1, 3)])}
     monkeypatch.setattr(run, "TABLES", chosen)
     status, out, err = reproduce("--list")
     assert status == 0, err
