@@ -187,7 +187,8 @@ def _from_columns(
         if value is None:
             raise DataError(
                 f"{where}: the class {name!r} has {shown(cells[name])}, which is not 0, 1 or empty "
-                f"(not annotated): correct it, or leave out the column; {see}"
+                f"(not annotated): correct it, leave out the column, or call it labels if it lists "
+                f"them; {see}"
             )
         names[value].append(name)
     return names[1], names[0] if form.partial else []

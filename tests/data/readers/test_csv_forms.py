@@ -126,7 +126,7 @@ def test_brackets_that_are_no_list(tmp_path: Path) -> None:
         (
             "path,dog,cat\na,1,0\nb,1,2\n",
             "row 3: the class 'cat' has '2', which is not 0, 1 or empty (not annotated): "
-            "correct it, or leave out the column",
+            "correct it, leave out the column, or call it labels if it lists them",
         ),
         ("path,dog\na,-1\n", "row 2: the class 'dog' has '-1', which is not 0, 1"),
         ("path,dog\na,yes\n", "row 2: the class 'dog' has 'yes', which is not 0, 1"),
