@@ -153,7 +153,7 @@ def check_names(names: Iterable[str], where: str | Path, see: str) -> tuple[str,
         other = seen.get(name.casefold())
         if other is not None:
             problem = "is there twice" if other == name else f"and {other!r} differ in case only"
-            raise DataError(f"{where}: the class {name!r} {problem}; {see}")
+            raise DataError(f"{where}: the class {name!r} {problem}: rename one; {see}")
         seen[name.casefold()] = name
     return tuple(seen.values())
 

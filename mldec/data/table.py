@@ -148,19 +148,20 @@ def path_inside(path: str, where: str, see: str) -> str:
     return "/".join(part for part in parts if part not in ("", "."))
 
 
+def path_hash(file: bytes, seed: int) -> int:
+    """Return a uniform 64-bit number that depends on seed and path only."""
+    digest = sha256(b"%d %s" % (seed, file)).digest()
+    return int.from_bytes(digest[:8], "big")
+
+
 def held_out(files: Sequence[bytes], fraction: float, seed: int) -> np.ndarray:
     """Return which images are held out for validation, bool [N].
 
     A hash of seed and path decides, so that an image stays in its split when others are added or
     removed.
     """
-    # The first 8 bytes of a hash are a uniform 64-bit number.
     limit = fraction * 2**64
-    held = []
-    for file in files:
-        digest = sha256(b"%d %s" % (seed, file)).digest()
-        held.append(int.from_bytes(digest[:8], "big") < limit)
-    return np.array(held, bool)
+    return np.array([path_hash(file, seed) < limit for file in files], bool)
 
 
 def hold_out(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
@@ -175,14 +176,14 @@ def check_fraction(val_fraction: float) -> None:
         raise ValueError(f"val_fraction is {val_fraction}: it must be above 0 and below 1")
 
 
-def log_split(what: str, split: str, table: Table) -> None:
-    """Log the size of a split, and warn of classes without a positive image."""
+def log_split(what: str, split: str, table: Table, *, max_names: int = 3) -> None:
+    """Log the size of a split, and warn of classes without a positive image, by name."""
     log.info("%s %s: %s images, %d classes", what, split, f"{len(table):,}", len(table.classes))
 
     empty = np.flatnonzero(table.labels.counts() == 0)
     if len(empty) and len(table):
-        names = ", ".join(repr(table.classes[column]) for column in empty[:3])
-        if len(empty) > 3:
+        names = ", ".join(repr(table.classes[column]) for column in empty[:max_names])
+        if len(empty) > max_names:
             names += ", ..."
 
         message = "%s %s: %d of %d classes have no image: %s"

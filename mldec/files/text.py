@@ -141,12 +141,13 @@ def read_lines(path: Path, see: str) -> list[str]:
     return lines
 
 
-def csv_rows(path: Path, see: str) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(path: Path, see: str, *, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
     """Read the rows of a CSV file that are not blank.
 
     Args:
         path: of the file.
         see: where the user finds help, for messages.
+        delimiter: the sign between two fields.
 
     Yields:
         The number of the row's last line, from 1, as an editor counts lines; and the row's fields.
@@ -154,7 +155,8 @@ def csv_rows(path: Path, see: str) -> Iterator[tuple[int, list[str]]]:
     Raises:
         DataError: if the file cannot be read, is not UTF-8, or its quoting is not that of CSV.
     """
-    reader = csv.reader(io.StringIO(read_text(path, see, newline=""), newline=""), strict=True)
+    text = io.StringIO(read_text(path, see, newline=""), newline="")
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
 
     try:
         for fields in reader:

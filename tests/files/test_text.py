@@ -107,6 +107,7 @@ def test_csv_rows_are_numbered_as_an_editor_counts_lines(tmp_path: Path) -> None
     file = tmp_path / "a.csv"
     file.write_text('a,b\n\n"1\n2",3\n')
     assert list(csv_rows(file, "")) == [(1, ["a", "b"]), (4, ["1\n2", "3"])]
+    assert next(csv_rows(file, "", delimiter=";")) == (1, ["a,b"])
     file.write_text('a,b\n"1"2,3\n')
     with pytest.raises(DataError, match=r"a\.csv, row 2 is not CSV .* check its quotes; see there"):
         list(csv_rows(file, "see there"))

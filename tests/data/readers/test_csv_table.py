@@ -1,4 +1,6 @@
+import json
 import logging
+import os
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from mldec.data.readers import csv_table as module
 from mldec.data.readers.csv_table import csv_table
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 
 TEXT = """\
@@ -124,10 +127,145 @@ def test_a_class_without_a_positive_is_logged(build, caplog):
 
 def test_a_second_start_parses_nothing_and_other_settings_do(build, monkeypatch):
     build()
-    monkeypatch.setattr(module, "csv_rows", None)
+    monkeypatch.setattr(module, "read_rows", None)
     assert targets(build().val) == [[1, 0, 0]]
     monkeypatch.undo()
     assert targets(build(classes=["eel", "dog", "cat"]).val) == [[0, 0, 1]]
+
+
+# Other forms, which `test_csv_forms.py` tests one by one
+
+ONE_HOT = """\
+path,dog,cat,eel,split
+a/1.png,1,1,0,train
+a/2.png,0,0,0,train
+"b/x, y.png",1,0,1,train
+b/4.png,0,1,0,val
+b/5.png,1,0,0,test
+"""
+
+
+def json_lists():
+    """Return the same table with a column of JSON lists, between tabs."""
+    lines = ["path\tlabels\tsplit"]
+    for line in ONE_HOT.replace('"b/x, y.png"', "b/x  y.png").splitlines()[1:]:
+        path, *cells, split = line.split(",")
+        labels = [
+            name for name, cell in zip(("dog", "cat", "eel"), cells, strict=True) if cell == "1"
+        ]
+        lines.append("\t".join([path.replace("  ", ", "), json.dumps(labels), split]))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        (TEXT, "a list of labels per image, columns between commas"),
+        (
+            'path;labels;split\na/1.png;"dog;cat";train\na/2.png;;train\n'
+            'b/x, y.png;"eel;dog";train\nb/4.png;cat;val\nb/5.png;dog;test\n',
+            "a list of labels per image, columns between semicolons",
+        ),
+        (ONE_HOT, "a column per class, columns between commas"),
+        (json_lists(), "a JSON list of labels per image, columns between tabs"),
+    ],
+    ids=["names", "semicolons", "one-hot", "json"],
+)
+def test_all_forms_are_the_same_data_and_are_named(build, root, caplog, text, form):
+    with caplog.at_level(logging.INFO, "mldec"):
+        data = build(text, classes=["cat", "dog", "eel"])
+    assert names(data.train) == ["1.png", "2.png", "x, y.png"]
+    assert targets(data.train) == [[1, 1, 0], [0, 0, 0], [0, 1, 1]]
+    assert targets(data.val) == [[1, 0, 0]]
+    assert isinstance(data.evaluator(), MultiLabelEvaluator)
+    assert caplog.messages.count(f"csv: {root}/data.csv has {form}") == 1
+
+
+def test_an_empty_cell_makes_the_labels_partial(build):
+    data = build(ONE_HOT.replace("a/2.png,0,0,0", "a/2.png,0,,"))
+    assert data.train.classes.names == ("dog", "cat", "eel")  # the order of the columns
+    assert targets(data.train) == [[1, 1, 0], [0, -1, -1], [1, 0, 1]]
+    assert targets(data.val) == [[0, 1, 0]]
+    assert isinstance(data.evaluator(), PartialLabelEvaluator)
+
+
+def test_one_label_in_columns(build):
+    text = "path,dog,cat,split\na/1.png,1,0,train\nb/4.png,0,1,val\n"
+    data = build(text, exclusive=True)
+    assert targets(data.train) == [[1, 0]]
+    assert isinstance(data.evaluator(), SingleLabelEvaluator)
+    with pytest.raises(DataError, match=r"row 2 has 2 labels; data\.exclusive=true wants one"):
+        build(text.replace("1,0,train", "1,1,train"), exclusive=True)
+
+
+def test_columns_that_are_not_those_of_the_setting(build):
+    with pytest.raises(DataError, match=r"csv, row 1: the class 'cat' is not in the list of 2"):
+        build(ONE_HOT, classes=["dog", "eel"])
+    with pytest.raises(
+        DataError, match=r"row 1: the class 'fox' of data\.classes has no column: add one"
+    ):
+        build(ONE_HOT, classes=["fox", "dog", "eel", "cat"])
+
+
+def test_a_cached_table_of_another_form_is_not_taken(build, root):
+    first = "path,labels,split\na/1.png,0,train\nb/4.png,1,val\n"
+    other = first.replace("labels", "eelsss")
+    assert build(first).val.classes.names == ("0", "1")
+
+    # The same size and time, as after an edit by a program that keeps the time.
+    times = (root / "data.csv").stat()
+    (root / "data.csv").write_text(other)
+    os.utime(root / "data.csv", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert build().val.classes.names == ("eelsss",)
+
+
+# A stratified split
+
+
+@pytest.fixture
+def tail(root):
+    """Return a table of 200 images, of whose classes one has two images only."""
+    (root / "c").mkdir()
+    rows = []
+    for number in range(200):
+        write_picture(root / "c" / f"{number}.png")
+        labels = ["many", *["some"] * (number % 20 == 0), *["few"] * (number < 2)]
+        rows.append(f"c/{number}.png,{';'.join(labels)}")
+    return "path,labels\n" + "\n".join(rows)
+
+
+def test_a_stratified_split(build, tail, caplog):
+    with caplog.at_level(logging.INFO, "mldec"):
+        data = build(tail, split="stratified", val_fraction=0.2)
+    assert data.val.classes.names == ("few", "many", "some")
+    assert not set(names(data.train)) & set(names(data.val))
+    assert torch.tensor(targets(data.val)).sum(0).tolist() == [0, 40, 2]
+    assert torch.tensor(targets(data.train)).sum(0).tolist() == [2, 160, 8]
+    assert "csv val: 1 of 3 classes have no image: 'few'" in caplog.messages
+
+    by_hash = names(build(val_fraction=0.2, split="hash").val)
+    assert by_hash == names(build(val_fraction=0.2).val) != names(data.val)
+    assert names(build(val_fraction=0.2, split="stratified").val) == names(data.val)
+
+
+def test_many_classes_without_an_image_are_named(build, tail, caplog):
+    letters = [f"class {letter}" for letter in "abcdefghij"]
+    build(tail, classes=["few", "many", "some", *letters])
+    listed = ", ".join(repr(letter) for letter in letters)
+    assert any(message.endswith(f"no image: {listed}") for message in caplog.messages)
+
+
+def test_wrong_splits(build, tail):
+    with pytest.raises(ConfigError, match=r"data\.split is 'random': choose hash or stratified"):
+        build(split="random")
+    with pytest.raises(
+        ConfigError, match=r"data\.split is stratified, but .*csv has a column split: leave one"
+    ):
+        build(split="stratified")
+    with pytest.raises(
+        DataError, match=r"data\.split=stratified leaves no image to val, of 200: change data\.val_"
+    ):
+        build(tail, split="stratified", val_fraction=0.001)
 
 
 HEADER = "path,labels,split\n"
@@ -137,10 +275,10 @@ HEADER = "path,labels,split\n"
     ("text", "expected"),
     [
         ("", "are not path, labels"),
-        ("file,labels\na/1.png,dog\n", "the columns file, labels are not path, labels"),
-        ("path,labels,colour\na/1.png,dog,red\n", "colour are not path"),
+        ("file,labels\na/1.png,dog\n", "the columns 'file, labels' are not path, labels"),
+        ("path,labels,colour\na/1.png,dog,red\n", "colour' are not path"),
         ("path,labels,path\na/1.png,dog,x\n", "are not path"),
-        ("path;labels\na/1.png;dog\n", "the columns path;labels are not"),
+        ("path|labels\na/1.png|dog\n", r"row 1: the columns 'path\|labels' are not"),
         (HEADER + "a/1.png,dog,cat,train\n", "row 2 has 4 fields, the header 3"),
         (HEADER + "a/1.png\n", "row 2 has 1 fields"),
         (HEADER + 'a/1.png,"dog,train\n', "row 2 is not CSV .*check its quotes"),
