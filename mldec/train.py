@@ -95,6 +95,7 @@ def _train(
     import torch
 
     from mldec import build, checkpoint
+    from mldec.data.split_labels import training_labels
     from mldec.losses.prior import save_estimate
     from mldec.runtime import distributed
     from mldec.training import runlog
@@ -106,7 +107,8 @@ def _train(
 
     # The weights of a checkpoint replace pretrained ones: those need not be downloaded.
     torch.manual_seed(config.seed)
-    data, loss = build.data(parts), build.loss(parts)
+    data = build.data(parts)
+    loss = build.loss(parts, partial(training_labels, data, config.seed))
     build.check_together(given, data, loss)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
     if config.init and not saved:

@@ -59,6 +59,15 @@ class Labels:
         """Count the listed entries of this value per class: int64 [K]."""
         return np.bincount(self.classes[self.values == value], minlength=self.num_classes)
 
+    def all_counts(self, value: int) -> np.ndarray:
+        """Count the images of this value per class, listed or not: int64 [K]."""
+        counts = self.counts(value)
+        if value != self.default:
+            return counts
+
+        listed = np.bincount(self.classes, minlength=self.num_classes)
+        return counts + len(self) - listed
+
     def counts_per_image(self, value: int = 1) -> np.ndarray:
         """Count the listed entries of this value per image: int64 [N]."""
         return np.bincount(self._images()[self.values == value], minlength=len(self))
