@@ -166,6 +166,7 @@ def test_a_loss_counts_the_annotated_training_labels_if_it_needs_them() -> None:
         (["loss.pos_weight=atuo"], r"^loss\.pos_weight: 'atuo' is not a number .* one of auto"),
         (["+loss.label_counts=3"], r"^loss\.label_counts: AsymmetricLoss takes no such argument"),
         (["loss.pos_weight=auto"], r"^loss\.pos_weight auto needs the counts of the training"),
+        (["loss=distribution_balanced"], "^loss: the distribution-balanced loss needs the counts"),
     ],
 )
 def test_a_wrong_weight_of_positives_is_refused_in_one_line(words: list[str], message: str) -> None:

@@ -432,7 +432,7 @@ def test_resume_ends_where_the_run_would_have(
     one_line(err, "optim.lr: 0.002 -> 1.0")
 
 
-@pytest.mark.parametrize("words", [["loss.pos_weight=auto"]])
+@pytest.mark.parametrize("words", [["loss=distribution_balanced"], ["loss.pos_weight=auto"]])
 def test_a_resumed_run_whose_loss_counts_labels_equals_one_that_was_not_stopped(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
