@@ -180,6 +180,10 @@ def _opening(trainer: "Trainer") -> str:
     if (images := images_per_batch_norm(trainer)) is not None:
         batch += f", {images:,} for each batch norm"
 
+    splits = f"{len(train.dataset):,} training and {len(val.dataset):,} validation images"
+    if trainer.batches.factors is not None:
+        splits += f" ({trainer.batches.num_images:,} images per epoch: data.sampler=repeat_factor)"
+
     if trainer.ended:
         moment = f"ended after epoch {trainer.epoch}, nothing is left to train"
     else:
@@ -190,8 +194,7 @@ def _opening(trainer: "Trainer") -> str:
 
     return (
         f"{config.name}: {parameters}, {len(val.classes)} classes, "
-        f"{len(train.dataset):,} training and {len(val.dataset):,} validation images, "
-        f"{precision} on {trainer.device} x {distributed.world_size()}, {batch}, {moment}"
+        f"{splits}, {precision} on {trainer.device} x {distributed.world_size()}, {batch}, {moment}"
     )
 
 
