@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_type_hints
 
+import torch
 from torch import nn
 
 from mldec.config import moved
@@ -15,9 +16,12 @@ from mldec.config.annotations import describe, matches
 from mldec.config.compose import compose, override
 from mldec.config.schema import PARTS, Config
 from mldec.data.base import Classes, DataModule
+from mldec.data.labels import Labels
+from mldec.data.sampling import Sampling
 from mldec.data.source import FileSettings, Source, assemble
 from mldec.data.view import View
 from mldec.errors import ConfigError, UserError, suggest
+from mldec.losses.label_counts import LabelCounts
 from mldec.model import Classifier
 
 # The modules in which a part must be defined; plugins=[...] adds packages of the user's own.
@@ -28,12 +32,17 @@ HOMES = {
     "loss": ("mldec.losses",),
 }
 # The arguments that the caller passes, and that a node must not give.
-RUNTIME_ARGUMENTS = {"data": (), "backbone": (), "head": ("in_features", "num_classes"), "loss": ()}
+RUNTIME_ARGUMENTS = {
+    "data": (),
+    "backbone": (),
+    "head": ("in_features", "num_classes"),
+    "loss": ("label_counts",),
+}
 # A class without a constructor of its own shows torch's (*args, **kwargs).
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # The settings that every reader of image files takes beside its own arguments, as flat keys of its
 # node, such as data.cutout=0.
-SHARED = (View, FileSettings)
+SHARED = (View, FileSettings, Sampling)
 # The types that a function for data may return.
 DATA = (Source, DataModule)
 REQUIRED = inspect.Parameter.empty
@@ -208,8 +217,8 @@ def data(parts: Parts) -> DataModule:
         return module
 
     # The settings first: an error in them is found before the data is searched.
-    view, files = part.shared(View), part.shared(FileSettings)
-    return assemble(part.call(), view, files)
+    view, files, sampling = (part.shared(kind) for kind in SHARED)
+    return assemble(part.call(), view, files, sampling)
 
 
 def chosen_data(settings: list[str]) -> tuple[Config, DataModule]:
@@ -239,11 +248,26 @@ def chosen_data(settings: list[str]) -> tuple[Config, DataModule]:
     return recorded(config, parts), data(parts)
 
 
-def loss(parts: Parts) -> nn.Module:
-    """Build the loss."""
-    module = parts["loss"].call()
+def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
+    """Build the loss.
+
+    Args:
+        parts: at least the loss.
+        labels: returns the training labels. It is called only if the loss counts them.
+    """
+    part = parts["loss"]
+    runtime = {}
+    if labels is not None and "label_counts" in inspect.signature(part.target).parameters:
+        runtime["label_counts"] = lambda: _label_counts(labels())
+
+    module = part.call(**runtime)
     assert isinstance(module, nn.Module)
     return module
+
+
+def _label_counts(labels: Labels) -> LabelCounts:
+    """Count the positives and the negatives of each class."""
+    return LabelCounts(*(torch.from_numpy(labels.all_counts(value)) for value in (1, 0)))
 
 
 def backbone(parts: Parts, *, pretrained: bool = True) -> nn.Module:

@@ -95,6 +95,7 @@ def _train(
     import torch
 
     from mldec import build, checkpoint
+    from mldec.data.split_labels import training_labels
     from mldec.losses.prior import save_estimate
     from mldec.runtime import distributed
     from mldec.training import runlog
@@ -106,7 +107,8 @@ def _train(
 
     # The weights of a checkpoint replace pretrained ones: those need not be downloaded.
     torch.manual_seed(config.seed)
-    data, loss = build.data(parts), build.loss(parts)
+    data = build.data(parts)
+    loss = build.loss(parts, partial(training_labels, data, config.seed))
     build.check_together(given, data, loss)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
     if config.init and not saved:
@@ -178,6 +180,10 @@ def _opening(trainer: "Trainer") -> str:
     if (images := images_per_batch_norm(trainer)) is not None:
         batch += f", {images:,} for each batch norm"
 
+    splits = f"{len(train.dataset):,} training and {len(val.dataset):,} validation images"
+    if trainer.batches.factors is not None:
+        splits += f" ({trainer.batches.num_images:,} images per epoch: data.sampler=repeat_factor)"
+
     if trainer.ended:
         moment = f"ended after epoch {trainer.epoch}, nothing is left to train"
     else:
@@ -188,8 +194,7 @@ def _opening(trainer: "Trainer") -> str:
 
     return (
         f"{config.name}: {parameters}, {len(val.classes)} classes, "
-        f"{len(train.dataset):,} training and {len(val.dataset):,} validation images, "
-        f"{precision} on {trainer.device} x {distributed.world_size()}, {batch}, {moment}"
+        f"{splits}, {precision} on {trainer.device} x {distributed.world_size()}, {batch}, {moment}"
     )
 
 

@@ -3,6 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import CONFIGS
@@ -11,6 +12,7 @@ from mldec import build
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
 from mldec.data.base import Classes
+from mldec.data.labels import Labels, from_dense
 from mldec.errors import ConfigError
 
 HOSTILE = [
@@ -137,6 +139,40 @@ def test_a_plain_value_error_of_a_part_is_one_line(
     status, _, err = cli("train", "+experiment=digits", *own, *words)
     assert status == 1
     assert err == f"{message}\n"
+
+
+# A loss that counts the training labels
+
+
+def counting_loss(*words: str, labels: Callable[[], Labels] | None) -> Any:
+    return build.loss(build.check(compose(["+experiment=digits", *words])), labels)
+
+
+def test_a_loss_counts_the_annotated_training_labels_if_it_needs_them() -> None:
+    labels = from_dense(np.array([[1, 0, 1], [1, 0, 0], [-1, -1, 0], [1, 1, 0]], np.int8))
+    for option in ("asl", "bce"):
+        loss = counting_loss(f"loss={option}", "loss.pos_weight=auto", labels=lambda: labels)
+        assert loss.pos_weight.tolist() == [pytest.approx(1 / 3), 2, 3]
+
+    # Counting may take a while: nothing is counted in vain.
+    for words in (["loss=bce"], ["loss=asl", "loss.pos_weight=2"], ["loss=partial"]):
+        counting_loss(*words, labels=lambda: pytest.fail("it counted"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["loss.pos_weight=0"], r"^loss\.pos_weight is 0: it must be above 0, or auto$"),
+        (["loss.pos_weight=atuo"], r"^loss\.pos_weight: 'atuo' is not a number .* one of auto"),
+        (["+loss.label_counts=3"], r"^loss\.label_counts: AsymmetricLoss takes no such argument"),
+        (["loss.pos_weight=auto"], r"^loss\.pos_weight auto needs the counts of the training"),
+        (["loss=distribution_balanced"], "^loss: the distribution-balanced loss needs the counts"),
+    ],
+)
+def test_a_wrong_weight_of_positives_is_refused_in_one_line(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        counting_loss(*words, labels=None)
+    assert "\n" not in str(caught.value)
 
 
 # Parts that do not fit each other

@@ -14,6 +14,7 @@ from mldec import build
 from mldec.config.compose import compose
 from mldec.config.schema import Config
 from mldec.data.base import Classes
+from mldec.data.labels import from_dense
 from mldec.data.loader import Batch
 from mldec.evaluation import autocast
 from mldec.evaluators.average_precision import average_precision
@@ -139,7 +140,8 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     chunks = [item.chunk(config.train.accumulate) for item in (images, targets, indices)]
     batches = [Batch(*chunk) for chunk in zip(*chunks, strict=True)]
 
-    learner = Learner(config, model, build.loss(parts), device=device, steps=10_000)
+    loss = build.loss(parts, lambda: from_dense(targets.cpu().numpy()))
+    learner = Learner(config, model, loss, device=device, steps=10_000)
     learner.train()
     train = seconds(
         lambda: learner.learn(batches, batch_size), device=device, repeats=args.repeats, warmup=3

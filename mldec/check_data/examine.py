@@ -12,13 +12,14 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from mldec.check_data import charts
-from mldec.check_data.labels import co_occurrence, label_faults, labels_of, split_statistics
+from mldec.check_data.labels import co_occurrence, label_faults, split_statistics
 from mldec.check_data.published import OFFICIAL
 from mldec.data.base import DataModule, ImageDataset, Split, StoredImages
 from mldec.data.images import read_image
 from mldec.data.labels import Labels
 from mldec.data.loader import seeded
 from mldec.data.readers.coco import PRESENT
+from mldec.data.split_labels import labels_of
 from mldec.data.workers import start_worker, unwrap
 from mldec.data.zero_shot.task import neighbours
 from mldec.errors import DataError, say

@@ -4,25 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from mldec.data.base import Split, StoredImages
-from mldec.data.digits.scenes import Scenes
-from mldec.data.labels import Labels, from_dense
+from mldec.data.base import Split
+from mldec.data.labels import Labels
 
 CHUNK = 65_536  # images whose labels are made dense at a time
-
-
-def labels_of(split: Split) -> Labels:
-    """Return the labels of a split; where no table holds them, image by image."""
-    dataset = split.dataset
-    if isinstance(dataset, StoredImages):
-        return dataset.labels
-
-    # The labels of a scene are known before it is painted, which takes longer.
-    if isinstance(dataset, Scenes):
-        targets = [dataset.target(index) for index in range(len(dataset))]
-    else:
-        targets = [dataset[index][1] for index in range(len(dataset))]
-    return from_dense(np.stack([target.numpy() for target in targets]))
 
 
 def split_statistics(split: Split, labels: Labels) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from mldec.data.images import load_image
 from mldec.data.labels import Labels
 from mldec.data.names import names_fault
+from mldec.data.sampling import SHUFFLED, Sampling
 from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator
@@ -196,6 +197,9 @@ class DataModule:
     # What to do with an image that cannot be read: "stop", or "skip": leave it out, name it and
     # count it.
     bad_images: str = "stop"
+
+    # How often each training image appears per epoch.
+    sampling: Sampling = SHUFFLED
 
     def __post_init__(self) -> None:
         if self.bad_images not in BAD_IMAGES:

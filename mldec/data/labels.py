@@ -52,16 +52,25 @@ class Labels:
     def dense(self) -> np.ndarray:
         """Return all targets as a matrix, int8 [N, K]."""
         matrix = np.full((len(self), self.num_classes), self.default, np.int8)
-        matrix[self._images(), self.classes] = self.values
+        matrix[self.images(), self.classes] = self.values
         return matrix
 
     def counts(self, value: int = 1) -> np.ndarray:
         """Count the listed entries of this value per class: int64 [K]."""
         return np.bincount(self.classes[self.values == value], minlength=self.num_classes)
 
+    def all_counts(self, value: int) -> np.ndarray:
+        """Count the images of this value per class, listed or not: int64 [K]."""
+        counts = self.counts(value)
+        if value != self.default:
+            return counts
+
+        listed = np.bincount(self.classes, minlength=self.num_classes)
+        return counts + len(self) - listed
+
     def counts_per_image(self, value: int = 1) -> np.ndarray:
         """Count the listed entries of this value per image: int64 [N]."""
-        return np.bincount(self._images()[self.values == value], minlength=len(self))
+        return np.bincount(self.images()[self.values == value], minlength=len(self))
 
     def select(self, images: np.ndarray) -> "Labels":
         """Return the labels of some images: bool [N], or their indices in the wanted order."""
@@ -135,7 +144,7 @@ class Labels:
             return "the default of its labels is unknown"
         return None
 
-    def _images(self) -> np.ndarray:
+    def images(self) -> np.ndarray:
         """Return the image of each entry, int64 [M]."""
         return np.repeat(np.arange(len(self)), np.diff(self.starts))
 

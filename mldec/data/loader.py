@@ -15,10 +15,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from mldec.config.schema import Mix
 from mldec.data.base import DataModule, ImageDataset
 from mldec.data.mixing import Mixing
+from mldec.data.sampling import draw, epoch_length
 from mldec.data.workers import start_worker
 from mldec.errors import ConfigError, DataError
 
-Key = tuple[int, int, int]  # epoch, index, number of the repetition
+Key = tuple[int, int, int]  # epoch, index, number of the repetition in the epoch
 Sample = tuple[Tensor, Tensor, Key]  # image, target, key
 
 # The number of workers is the user's choice; torch would warn of it at every loader.
@@ -56,10 +57,12 @@ class TrainBatches(Sampler[list[Key]]):
     multiple of 256 images.
 
     Args:
-        num_images: size of the dataset.
+        num_images: size of the dataset; with `factors` the attribute is that of an epoch.
         batch_size: images per optimiser step, over all processes; see `config.schema.Train.on`.
         accumulate: micro-batches per optimiser step on each process.
         repeats: how often each image appears per batch, 1 or more.
+        factors: how often each image appears per epoch on average, [num_images], 1 or more, see
+            `sampling.draw`; None for once.
         seed: of the run.
         rank: of this process.
         world_size: number of processes.
@@ -75,10 +78,14 @@ class TrainBatches(Sampler[list[Key]]):
         batch_size: int,
         accumulate: int = 1,
         repeats: int = 1,
+        factors: np.ndarray | None = None,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
+        if factors is not None:
+            num_images = epoch_length(factors)
+        self.factors = factors
         self.parts = accumulate * world_size  # micro-batches per global batch
         self.num_images, self.batch_size, self.accumulate = num_images, batch_size, accumulate
         self.repeats, self.seed, self.rank = repeats, seed, rank
@@ -109,8 +116,7 @@ class TrainBatches(Sampler[list[Key]]):
         return min(self.batch_size, self.num_images - step * self.batch_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
-        order = torch.randperm(self.num_images, generator=generator)
+        order, appearances = self._order()
 
         # All processes draw the same order; each of them takes its own micro-batches of a step.
         first_part = self.rank * self.accumulate
@@ -122,8 +128,19 @@ class TrainBatches(Sampler[list[Key]]):
                 keys = []
                 for position in positions[part :: self.parts]:
                     shuffled, repetition = divmod(position, self.repeats)
+                    # Every appearance of an image in an epoch has other random numbers.
+                    repetition += int(appearances[shuffled]) * self.repeats
                     keys.append((self.epoch, int(order[shuffled]), repetition))
                 yield keys
+
+    def _order(self) -> tuple[Tensor, Tensor]:
+        """Return the images of the epoch, and how often each appeared in it before, [L]."""
+        generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
+        if self.factors is not None:
+            return draw(self.factors, generator)
+
+        order = torch.randperm(self.num_images, generator=generator)
+        return order, torch.zeros(self.num_images, dtype=torch.int8)
 
 
 class SeededDataset(Dataset[Any]):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mldec.data.base import Classes, DataModule, LabelledImages, Split, StoredImages
 from mldec.data.cache import TableCache
+from mldec.data.sampling import SHUFFLED, Sampling
 from mldec.data.storage.image_files import ImageFiles
 from mldec.data.task import Task
 from mldec.data.view import View
@@ -77,7 +78,9 @@ class Source:
     folder_setting: str | None = None
 
 
-def assemble(source: Source, view: View, files: FileSettings) -> DataModule:
+def assemble(
+    source: Source, view: View, files: FileSettings, sampling: Sampling = SHUFFLED
+) -> DataModule:
     """Return the data module of a source.
 
     Raises:
@@ -104,7 +107,14 @@ def assemble(source: Source, view: View, files: FileSettings) -> DataModule:
         images, classes = source.task.training(images)
         return _split(source, source.train, images, classes, files, view.train())
 
-    return DataModule(load_train, load_val, source.task.evaluator, eval_transform, files.bad_images)
+    return DataModule(
+        load_train,
+        load_val,
+        source.task.evaluator,
+        eval_transform,
+        bad_images=files.bad_images,
+        sampling=sampling,
+    )
 
 
 def _check_same_classes(source: Source, *, train: tuple[str, ...], val: tuple[str, ...]) -> None:

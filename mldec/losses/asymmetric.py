@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
+from mldec.losses.label_counts import CountLabels, check_class_count, positive_weight
 from mldec.losses.targets import check_reduction, prepare
 
 
@@ -24,12 +25,17 @@ class AsymmetricLoss(nn.Module):
         gamma_pos: focusing of positives, >= 0.
         clip: probability added to 1 - p of negatives, in [0, 1): those with p <= clip have loss 0.
         focal_grad: let the gradient flow through the focal weight too; off in the official recipe.
+        pos_weight: factor of the loss of positives: a number, "auto" (negatives / positives of each
+            class in the training labels), or None for 1, as officially.
+        pos_weight_cap: largest factor of "auto".
         reduction: "sum" over batch and classes, as officially (the paper's learning rates assume
             it), or "mean".
         eps: lower bound of a probability inside the logarithm.
+        label_counts: counts the training labels, for "auto".
 
     Raises:
         ConfigError: for a value out of its range.
+        ValueError: for a `pos_weight` or `pos_weight_cap` out of its range.
     """
 
     exclusive = False
@@ -41,8 +47,11 @@ class AsymmetricLoss(nn.Module):
         gamma_pos: float = 0.0,
         clip: float = 0.05,
         focal_grad: bool = False,
+        pos_weight: float | Literal["auto"] | None = None,
+        pos_weight_cap: float = 100.0,
         reduction: Literal["sum", "mean"] = "sum",
         eps: float = 1e-8,
+        label_counts: CountLabels | None = None,
     ) -> None:
         super().__init__()
         _check_gammas(gamma_neg, gamma_pos)
@@ -53,21 +62,29 @@ class AsymmetricLoss(nn.Module):
         self.gamma_neg, self.gamma_pos, self.clip = gamma_neg, gamma_pos, clip
         self.focal_grad, self.reduction, self.eps = focal_grad, reduction, eps
 
+        # A buffer, so that it follows the loss to the device.
+        self.pos_weight: Tensor | None
+        self.register_buffer(
+            "pos_weight", positive_weight(pos_weight, pos_weight_cap, label_counts)
+        )
+
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Map logits [B, K] and targets [B, K] of 0 and 1 to the loss [], float32.
 
         Raises:
             DataError: for any other target.
+            ConfigError: if there are not K weights of positives.
         """
         logits, targets = prepare(logits, targets)
+        check_class_count("pos_weight", self.pos_weight, logits)
 
         # The clip raises the probability of a negative, so that easy negatives reach 1 and loss 0.
         positive = logits.sigmoid()
         negative = (1 - positive + self.clip).clamp(max=1)
-        log_likelihood = (
-            targets * positive.clamp(min=self.eps).log()
-            + (1 - targets) * negative.clamp(min=self.eps).log()
-        )
+        log_positive = positive.clamp(min=self.eps).log()
+        if self.pos_weight is not None:
+            log_positive = self.pos_weight * log_positive
+        log_likelihood = targets * log_positive + (1 - targets) * negative.clamp(min=self.eps).log()
 
         if self.gamma_neg > 0 or self.gamma_pos > 0:
             right = positive * targets + negative * (1 - targets)

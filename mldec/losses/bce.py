@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
+from mldec.losses.label_counts import CountLabels, check_class_count, positive_weight
 from mldec.losses.targets import check_reduction, prepare
 
 
@@ -19,10 +20,15 @@ class BinaryCrossEntropy(nn.Module):
         target_threshold: soft targets (mixup) above it become 1, the others 0; None keeps them
             soft.
         class_weights: K factors, one per class; None for 1.
+        pos_weight: factor of the loss of positives: a number, "auto" (negatives / positives of each
+            class in the training labels), or None for 1.
+        pos_weight_cap: largest factor of "auto".
         reduction: "mean" over batch and classes (unannotated entries count as 0), or "sum".
+        label_counts: counts the training labels, for "auto".
 
     Raises:
         ConfigError: for a value out of its range.
+        ValueError: for a `pos_weight` or `pos_weight_cap` out of its range.
     """
 
     soft = True
@@ -33,7 +39,10 @@ class BinaryCrossEntropy(nn.Module):
         smoothing: float = 0.0,
         target_threshold: float | None = None,
         class_weights: Sequence[float] | None = None,
+        pos_weight: float | Literal["auto"] | None = None,
+        pos_weight_cap: float = 100.0,
         reduction: Literal["sum", "mean"] = "mean",
+        label_counts: CountLabels | None = None,
     ) -> None:
         super().__init__()
         if not 0 <= smoothing < 1:
@@ -46,26 +55,27 @@ class BinaryCrossEntropy(nn.Module):
         self.target_threshold = target_threshold
         self.reduction = reduction
 
-        # A buffer, so that it follows the loss to the device.
+        # Buffers, so that they follow the loss to the device.
         self.class_weights: Tensor | None
+        self.pos_weight: Tensor | None
         weights = None
         if class_weights is not None:
             weights = torch.tensor(list(class_weights), dtype=torch.float32)
         self.register_buffer("class_weights", weights)
+        self.register_buffer(
+            "pos_weight", positive_weight(pos_weight, pos_weight_cap, label_counts)
+        )
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Map logits [B, K] and targets [B, K] from 0 to 1, or -1, to the loss [], float32.
 
         Raises:
             DataError: for any other target.
-            ConfigError: if there are not K class weights.
+            ConfigError: if there are not K weights.
         """
         logits, targets = prepare(logits, targets, unknown=True, soft=True)
-        if self.class_weights is not None and len(self.class_weights) != logits.shape[-1]:
-            raise ConfigError(
-                f"loss.class_weights has {len(self.class_weights)} values "
-                f"for {logits.shape[-1]} classes"
-            )
+        check_class_count("class_weights", self.class_weights, logits)
+        check_class_count("pos_weight", self.pos_weight, logits)
 
         # Before thresholding and smoothing, which would turn -1 into a target like any other.
         annotated = targets >= 0
@@ -74,7 +84,11 @@ class BinaryCrossEntropy(nn.Module):
         targets = targets * (1 - self.smoothing) + self.smoothing / 2
 
         losses = F.binary_cross_entropy_with_logits(
-            logits, targets, weight=self.class_weights, reduction="none"
+            logits,
+            targets,
+            weight=self.class_weights,
+            pos_weight=self.pos_weight,
+            reduction="none",
         )
 
         # Filled, not multiplied: an infinite loss times 0 would be NaN.

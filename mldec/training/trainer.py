@@ -17,6 +17,7 @@ from mldec.config.schema import Config, NonFinite
 from mldec.data.base import DataModule
 from mldec.data.fingerprint import fingerprint
 from mldec.data.loader import Batch, TrainBatches, train_loader
+from mldec.data.split_labels import training_labels
 from mldec.data.workers import end_workers, unwrap
 from mldec.errors import DataError, NonFiniteError, Stopped
 from mldec.evaluation import left_out, memory_advice
@@ -68,6 +69,7 @@ class Trainer:
             batch_size=train.batch_size,
             accumulate=train.accumulate,
             repeats=train.repeats,
+            factors=data.sampling.factors(partial(training_labels, data, config.seed)),
             seed=config.seed,
             rank=distributed.rank(),
             world_size=distributed.world_size(),

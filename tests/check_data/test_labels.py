@@ -5,15 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from mldec.check_data import labels as label_checks
-from mldec.check_data.labels import co_occurrence, label_faults, labels_of, split_statistics
-from mldec.data.base import Classes, LabelledImages, Split, StoredImages
-from mldec.data.digits.scenes import Scenes
+from mldec.check_data.labels import co_occurrence, label_faults, split_statistics
+from mldec.data.base import Classes, Split
 from mldec.data.labels import Labels, from_dense, from_single
 
 NAMES = ("thing 0", "thing 1", "thing 2")
+DENSE = np.array([[1, 0, -1], [0, 0, 0], [1, 1, 0], [-1, 0, 0]], np.int8)
 
 
 class Named:
@@ -63,40 +62,6 @@ def test_co_occurrence_is_that_of_a_loop() -> None:
             shown = dense[dense[:, one] == 1]
             expected = (shown[:, other] == 1).mean() if len(shown) else 0.0
             assert fractions[row, column] == pytest.approx(expected)
-
-
-class Painted:
-    """Images whose labels no table holds."""
-
-    def __init__(self, dense: np.ndarray) -> None:
-        self.dense = dense
-
-    def __len__(self) -> int:
-        return len(self.dense)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.zeros(3, 4, 4, dtype=torch.uint8), torch.from_numpy(self.dense[index])
-
-
-DENSE = np.array([[1, 0, -1], [0, 0, 0], [1, 1, 0], [-1, 0, 0]], np.int8)
-
-
-def test_labels_come_from_the_table_the_target_of_a_scene_or_the_images() -> None:
-    labels = from_dense(DENSE)
-    images = LabelledImages([None] * len(DENSE), labels, NAMES)  # type: ignore[arg-type]
-    stored: Any = StoredImages(images, transform=lambda image: pytest.fail("it was read"))
-    assert labels_of(Split(stored, Classes(NAMES))) is labels
-
-    painted: Any = Painted(DENSE)
-    assert np.array_equal(labels_of(Split(painted, Classes(NAMES))).dense(), DENSE)
-
-    # Without a seed, the target of a scene is known before it is painted.
-    scenes = Scenes(
-        draw=lambda rng: pytest.fail("it was painted"),
-        num_images=5,
-        draw_target=lambda rng: torch.tensor([0, 1, 0], dtype=torch.int8),
-    )
-    assert labels_of(Split(scenes, Classes(NAMES))).dense().tolist() == [[0, 1, 0]] * 5
 
 
 def test_statistics_are_those_of_a_loop() -> None:

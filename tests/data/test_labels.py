@@ -35,6 +35,13 @@ def test_counts() -> None:
         assert np.array_equal(labels.counts_per_image(value), (value == MATRIX).sum(1))
 
 
+@pytest.mark.parametrize("default", [0, -1])
+def test_all_counts_are_those_of_the_matrix(default: int) -> None:
+    labels = from_dense(MATRIX, default=default)
+    for value in (1, 0, -1):
+        assert np.array_equal(labels.all_counts(value), (value == MATRIX).sum(0))
+
+
 def test_recoding() -> None:
     assert np.array_equal(from_dense(MATRIX).recode({-1: 1, 1: -1}).dense(), -MATRIX)
 

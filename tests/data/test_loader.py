@@ -61,6 +61,27 @@ def test_loading_leaves_the_random_states_of_the_process_alone() -> None:
     assert after == (torch.rand(()), random.random(), np.random.rand())
 
 
+FACTORS = np.array([1, 1, 2.5, 1, 1.2, 3, 1, 1])
+
+
+def test_an_epoch_with_repeat_factors_goes_on_from_any_step() -> None:
+    whole = list(TrainBatches(8, batch_size=4, factors=FACTORS, repeats=2))
+    assert len(whole) == 3  # 12 images per epoch, in batches of 4
+    for start in range(3):
+        batches = TrainBatches(8, batch_size=4, factors=FACTORS, repeats=2)
+        batches.start = start
+        assert list(batches) == whole[start:]
+
+
+def test_every_appearance_of_an_image_in_an_epoch_has_other_random_numbers() -> None:
+    batches = TrainBatches(8, batch_size=12, factors=FACTORS)
+    for batches.epoch in range(5):
+        (keys,) = batches
+        assert len(set(keys)) == len(keys) == 12
+        repetitions = [repetition for _, index, repetition in keys if index == 5]
+        assert sorted(repetitions) == [0, 1, 2]
+
+
 @pytest.mark.parametrize(("world_size", "accumulate"), [(2, 1), (1, 4), (2, 2), (4, 1)])
 def test_processes_and_accumulation_share_the_same_global_batches(
     world_size: int, accumulate: int

@@ -18,6 +18,7 @@ from PIL import Image
 from support import QUICK, made, one_line, write_coco
 
 import mldec
+from mldec import checkpoint
 from mldec.checkpoint import load_model
 from mldec.data.digits.grey import digits
 from mldec.data.digits.scenes import NAMES
@@ -429,6 +430,21 @@ def test_resume_ends_where_the_run_would_have(
     status, _, err = cli("train", *QUICK, "resume=auto", "optim.lr=1")
     assert status == 1
     one_line(err, "optim.lr: 0.002 -> 1.0")
+
+
+@pytest.mark.parametrize("words", [["loss=distribution_balanced"], ["loss.pos_weight=auto"]])
+def test_a_resumed_run_whose_loss_counts_labels_equals_one_that_was_not_stopped(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for setting in ("name=whole", "name=parts train.stop_epoch=1", "name=parts resume=auto"):
+        status, _, err = cli("train", *QUICK, *words, *setting.split())
+        assert status == 0, err
+
+    # The training scenes are drawn anew in each process, the labels are counted in each.
+    files = [Path("outputs", name, "checkpoints", "last.pt") for name in ("whole", "parts")]
+    weights = [checkpoint.load(file).model for file in files]
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
 
 
 def test_a_run_that_has_ended_says_so_and_goes_on_when_its_end_is_moved(

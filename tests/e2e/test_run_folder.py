@@ -192,6 +192,22 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+def test_a_run_repeats_images_of_rare_classes(photos: Path, cli: Cli) -> None:
+    base = [word for word in QUICK if not word.startswith("data.")]
+    base += ["data=csv", f"data.root={photos}", "data.image_size=32", "train.batch_size=8"]
+    words = [*base, "train.epochs=1", "data.repeat_threshold=1"]
+
+    status, _, err = cli("train", *words)
+    assert status == 1
+    one_line(err, "data.repeat_threshold has no effect with data.sampler=shuffle")
+
+    # 16 images of two classes: each appears sqrt(1 / (1 / 2)) times, together 22.6 times.
+    status, out, err = cli("train", *words, "data.sampler=repeat_factor")
+    assert status == 0, err
+    assert "16 training and 8 validation images (23 images per epoch: data.sampler=rep" in out
+    assert "0 of 3 steps done" in out
+
+
 def test_a_change_of_the_data_is_refused_at_a_resume(
     photos: Path, cli: Cli, tmp_path: Path
 ) -> None:

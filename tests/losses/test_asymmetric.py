@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from mldec.errors import ConfigError, DataError
 from mldec.losses.asymmetric import AsymmetricLoss, AsymmetricLossSingleLabel
+from mldec.losses.label_counts import LabelCounts
 
 GAMMAS = [(4.0, 0.0), (4.0, 1.0), (0.0, 0.0), (2.0, 3.0), (0.5, 0.5), (0.0, 2.0), (1.0, 0.0)]
 CLIPS = [0.0, 0.05, 0.3]
@@ -349,3 +350,43 @@ def test_logits_further_apart_than_float32_reaches_cost_nothing_where_they_are_r
     value.backward()
     assert value == 0
     assert logits.grad.isfinite().all()
+
+
+# The weight of positives
+
+
+@pytest.mark.parametrize("pos_weight", [3.0, "auto"])
+@pytest.mark.parametrize("focal_grad", [False, True])
+def test_positives_weigh_as_in_timm(pos_weight, focal_grad):
+    logits, targets = batch(shape=(8, 3))
+    counts = LabelCounts(torch.tensor([1, 4, 10]), torch.tensor([39, 36, 30]))
+    weights = torch.tensor([20.0, 9, 3]) if pos_weight == "auto" else torch.tensor(3.0)
+    ours = AsymmetricLoss(
+        pos_weight=pos_weight,
+        pos_weight_cap=20.0,
+        gamma_pos=1.0,
+        focal_grad=focal_grad,
+        label_counts=lambda: counts,
+    )
+    theirs = timm.loss.AsymmetricLossMultiLabel(
+        pos_weight=weights, disable_torch_grad_focal_loss=not focal_grad, reduction="sum"
+    )
+    logits = logits.detach().float().requires_grad_()
+    torch.testing.assert_close(
+        everything(ours, logits, targets.float()), everything(theirs, logits, targets.float())
+    )
+
+
+def test_a_weight_of_1_changes_nothing():
+    logits, targets = batch()
+    weighted, plain = AsymmetricLoss(pos_weight=1.0), AsymmetricLoss()
+    assert torch.equal(weighted(logits, targets), plain(logits, targets))
+    # A checkpoint of a run without the argument has nothing of it.
+    assert not plain.state_dict()
+
+
+def test_the_weights_of_positives_must_be_of_the_classes():
+    counts = LabelCounts(torch.ones(4), torch.ones(4))
+    loss = AsymmetricLoss(pos_weight="auto", label_counts=lambda: counts)
+    with pytest.raises(ConfigError, match=r"loss\.pos_weight has 4 values for 11 classes"):
+        loss(*batch())

@@ -8,6 +8,7 @@ from timm.data.mixup import mixup_target
 
 from mldec.errors import ConfigError, DataError
 from mldec.losses.bce import BinaryCrossEntropy
+from mldec.losses.label_counts import LabelCounts
 
 WEIGHTS = [0.5, 1.0, 2.0, 0.0, 3.5]
 
@@ -223,3 +224,30 @@ def test_a_wrong_setting_is_one_line_with_its_name_and_value(options, names):
         BinaryCrossEntropy(**options)
     assert "\n" not in str(caught.value)
     assert [name for name in names if name not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("pos_weight", [3.0, "auto"])
+def test_positives_weigh_as_in_torch(pos_weight):
+    logits, targets = batch(soft=True)
+    counts = LabelCounts(torch.tensor([1, 2, 4, 8, 10]), torch.tensor([19, 18, 16, 12, 10]))
+    loss = BinaryCrossEntropy(
+        pos_weight=pos_weight, pos_weight_cap=10.0, label_counts=lambda: counts
+    )
+    weights = torch.tensor([10, 9, 4, 1.5, 1]) if pos_weight == "auto" else torch.tensor(3.0)
+    expected = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weights)
+    torch.testing.assert_close(loss(logits, targets), expected)
+    assert torch.autograd.gradcheck(lambda values: loss(values, targets), (logits,))
+
+
+def test_the_weight_of_positives_leaves_the_unannotated_out():
+    logits, targets = batch(unknown=True)
+    weighted, plain = BinaryCrossEntropy(pos_weight=2.0), BinaryCrossEntropy()
+    positives = plain(logits, torch.where(targets == 1, targets, -1))
+    torch.testing.assert_close(weighted(logits, targets), plain(logits, targets) + positives)
+
+
+def test_the_weights_of_positives_must_be_of_the_classes():
+    counts = LabelCounts(torch.ones(4), torch.ones(4))
+    loss = BinaryCrossEntropy(pos_weight="auto", label_counts=lambda: counts)
+    with pytest.raises(ConfigError, match=r"loss\.pos_weight has 4 values for 5 classes"):
+        loss(*batch())

@@ -89,6 +89,17 @@ def test_other_data_is_refused(
         check(saved, config, **changes)
 
 
+def test_settings_that_an_older_version_did_not_have_have_their_defaults(
+    saved: Checkpoint, config: Config
+) -> None:
+    new = {"pos_weight", "pos_weight_cap"}
+    loss = {key: value for key, value in saved.config["loss"].items() if key not in new}
+    older = dataclasses.replace(saved, config={**saved.config, "loss": loss})
+    assert check(older, config) is None
+    with pytest.raises(CheckpointError, match=r"loss\.pos_weight: None -> auto"):
+        check(older, override(config, ["loss.pos_weight=auto"]))
+
+
 def test_changed_data_may_be_allowed_but_no_other_number_of_steps(
     saved: Checkpoint, config: Config
 ) -> None:

@@ -17,6 +17,7 @@ from mldec.checkpoint import Best
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
 from mldec.data.base import Classes, DataModule, Split
+from mldec.data.sampling import SHUFFLED, Sampling
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, DataError, NonFiniteError
 from mldec.evaluation import Results
@@ -56,13 +57,14 @@ class Squares:
         return f"square {index}"
 
 
-def squares(train: int = 32) -> DataModule:
+def squares(train: int = 32, sampling: Sampling = SHUFFLED) -> DataModule:
     classes = Classes(("red", "green", "blue", "white"))
     return DataModule(
         load_train=lambda: Split(Squares(train), classes),
         load_val=lambda: Split(Squares(24), classes),
         make_evaluator=lambda classes: MultiLabelEvaluator(len(classes), top_k=1),
         transform=EvalTransform(image_size=16),
+        sampling=sampling,
     )
 
 
@@ -97,6 +99,7 @@ def trainer(
     dropout: float = 0.1,
     dtype: torch.dtype = torch.float32,
     network: str | None = None,
+    sampling: Sampling = SHUFFLED,
 ) -> Trainer:
     torch.manual_seed(config.seed)
     backbone = TimmBackbone(network) if network else Patches()
@@ -107,7 +110,12 @@ def trainer(
     loss = loss or AsymmetricLoss()
     device = torch.device("cpu" if config.device == "auto" else config.device)
     return Trainer(
-        config, model.to(device), loss, squares(train), folder=folder / "checkpoints", device=device
+        config,
+        model.to(device),
+        loss,
+        squares(train, sampling),
+        folder=folder / "checkpoints",
+        device=device,
     )
 
 
@@ -214,18 +222,24 @@ FINE_TUNING = [
 ]
 
 
+@pytest.mark.parametrize(
+    "sampling", [SHUFFLED, Sampling(sampler="repeat_factor", repeat_threshold=0.6)]
+)
 def test_a_fine_tuned_run_goes_on_in_the_middle_of_an_epoch_to_the_last_bit(
-    config: Config, tmp_path: Path
+    config: Config, tmp_path: Path, sampling: Sampling
 ) -> None:
     config = override(config, [*FINE_TUNING, "train.epochs=2", "train.save_every_steps=1"])
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    fit(trainer(config, whole, network="test_resnet"), whole)
+    make = partial(trainer, config, network="test_resnet", sampling=sampling)
+    fit(make(whole), whole)
 
-    first = trainer(config, parts, network="test_resnet")
+    first = make(parts)
+    # Each colour is a quarter of 32 images, and appears sqrt(0.6 / 0.25) times: 49.6 images.
+    assert first.batches.num_images == (32 if sampling is SHUFFLED else 50)
     learn = first.learner.learn
 
     def killed(*arguments: Any, **named: Any) -> Any:
-        if first.learner.step == 6:
+        if first.learner.step == first.batches.steps + 2:
             raise Killed
         return learn(*arguments, **named)
 
@@ -234,7 +248,7 @@ def test_a_fine_tuned_run_goes_on_in_the_middle_of_an_epoch_to_the_last_bit(
         fit(first, parts)
 
     torch.manual_seed(99)
-    second = trainer(config, parts, network="test_resnet")
+    second = make(parts)
     resume(second, parts)
     assert (second.epoch, second.position) == (1, 2)
     fit(second, parts)
