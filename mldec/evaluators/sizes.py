@@ -19,10 +19,7 @@ class SizesEvaluator:
 
     Args:
         num_classes: K.
-        threshold: see `MultiLabelEvaluator`.
-
-    Raises:
-        ConfigError: for a threshold out of its range.
+        threshold: of the usual metrics; `MultiLabelEvaluator` checks it.
     """
 
     def __init__(self, num_classes: int, *, threshold: float = 0.5) -> None:

@@ -54,12 +54,10 @@ def coco_zsl(
         train: split to learn from.
         val: split to evaluate on.
         val_images: "unseen": only images with an unseen class; "all": images with any of the 65.
-        threshold: probability from which on a class counts as predicted, for precision, recall and
-            F1.
+        threshold: see `MultiLabel`.
 
     Raises:
-        DataError: A file under `root` is missing or broken, or does not fit the others; see
-            `Source.load`.
+        DataError: see `Source.load`.
         ValueError: An argument is out of range.
     """
     folder = check_folder(root, "MS-COCO", _SEE)

@@ -57,12 +57,10 @@ def nuswide_zsl(
             `read_vectors`. The columns of an array without a list of names beside it are the sorted
             classes of the CSV.
         val_images: "unseen": only images with an unseen class, as in the official code; or "all".
-        threshold: probability from which on a class counts as predicted, for precision, recall and
-            F1.
+        threshold: see `MultiLabel`.
 
     Raises:
-        DataError: A file under `root` is missing or broken, or does not fit the others; see
-            `Source.load`.
+        DataError: see `Source.load`.
         ValueError: An argument is out of range.
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)
