@@ -22,7 +22,7 @@ trap 'rm -rf "$parts"' EXIT
 
 if [ "${TESTS:-1}" = 1 ]; then
     echo "== tests marked gpu"
-    python -m pytest -m gpu --junit-xml "$parts/tests.xml" || true # a failure is part of the report
+    python -m pytest -n 0 -m gpu --junit-xml "$parts/tests.xml" || true # a failure is part of the report
 fi
 
 for experiment in ${EXPERIMENTS:-coco_tresnet_m coco_tresnet_l}; do

@@ -3,13 +3,17 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as mldec.train does, and for the same reason
+
+# Tests run side by side, one thread each: more threads than cores would wait for one another.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 from support import QUICK
@@ -20,6 +24,16 @@ PLUGINS = Path(__file__).parent / "plugins"
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape what is not UTF-8 in captured output: reports travel between processes as UTF-8."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -104,7 +104,7 @@ def message(name, **settings):
     text = str(caught.value)
     assert "\n" not in text
     assert text.startswith("backbone")
-    assert len(text) < 420
+    assert len(text) < 450
     return text
 
 
@@ -275,7 +275,7 @@ class TestTraining:
             ("vit_tiny_patch16_224", {"image_size": 64}, 64, set()),
             ("eva02_tiny_patch14_224", {"image_size": 56}, 56, set()),
         ],
-        ids=lambda value: str(value)[:40],
+        ids=lambda value: str(sorted(value) if isinstance(value, set) else value)[:40],
     )
     def test_what_takes_no_part_is_frozen_and_all_else_gets_a_gradient(
         self, name, settings, size, unused
