@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from mldec.runtime.signals import StopRequest
     from mldec.training.trainer import Trainer
 
-ENOUGH_FOR_BATCH_NORM = 16  # images; with fewer the statistics are noisy (group norm, figure 1)
-
 
 def run(config: Config, directory: Path) -> None:
     """Check the config, lock the folder of the run, and train there.
@@ -98,7 +96,7 @@ def _train(
     from mldec.data.split_labels import training_labels
     from mldec.losses.prior import save_estimate
     from mldec.runtime import distributed
-    from mldec.training import runlog
+    from mldec.training import description, runlog
     from mldec.training.trainer import Trainer
 
     # The recorded config has all arguments of all parts, so that later defaults do not change it.
@@ -129,19 +127,20 @@ def _train(
     with closing(runlog.RunLog(directory, step=trainer.learner.step, lines=lines)) as log:
         commit = trainer.git or "none"
         runlog.log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
-        runlog.log.info(_opening(trainer))
-        runlog.log.info(start_weights(trainer.config, saved[0] if saved else None))
+        runlog.log.info(description.opening(trainer))
+        runlog.log.info(description.start_weights(trainer.config, saved[0] if saved else None))
         # They are about the run: once for all processes.
-        for warning in (config.train.precision.warning(device.type), _few_per_batch_norm(trainer)):
+        slow, few = config.train.precision.warning(device.type), description.few_per_batch_norm
+        for warning in (slow, few(trainer)):
             if warning and distributed.is_main():
                 runlog.log.warning(warning)
 
         trainer.fit(log)
 
         runlog.log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
-        facts = replace(facts, ended=trainer.ended)
-        distributed.on_main(partial(_write_facts, directory, facts))
         best = trainer.best
+        facts = replace(facts, best=asdict(best), ended=trainer.ended)
+        distributed.on_main(partial(_write_facts, directory, facts))
         runlog.log.info(
             f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): "
             f"{folder}/best.pt"
@@ -151,109 +150,6 @@ def _train(
             priors = directory / "class_prior.csv"
             with writing(priors, of_run=True):
                 save_estimate(loss, priors, data.train.classes.names)
-
-
-def _opening(trainer: "Trainer") -> str:
-    """Describe what is about to be trained, on which data, and where it starts."""
-    from mldec.runtime import distributed
-    from mldec.runtime.cost import count_parameters
-    from mldec.runtime.devices import Precision
-
-    config, learner = trainer.config, trainer.learner
-    train, val = trainer.data.train, trainer.data.val
-
-    trainable, total = count_parameters(learner.model)
-    parameters = f"{trainable / 1e6:.2f} M trainable parameters"
-    if config.train.freeze or config.train.freeze_batchnorm:
-        parameters = f"{trainable / 1e6:.2f} of {total / 1e6:.2f} M parameters train"
-
-    precision = learner.precision.value
-    if config.train.precision is Precision.auto:
-        precision += " (auto)"
-
-    batch = f"batches of {config.train.batch_size:,} images"
-    if config.train.batch_per_gpu is not None:
-        batch += (
-            f" (train.batch_per_gpu {config.train.batch_per_gpu} x {distributed.world_size()} "
-            f"processes x train.accumulate {config.train.accumulate}, in place of train.batch_size)"
-        )
-    if (images := images_per_batch_norm(trainer)) is not None:
-        batch += f", {images:,} for each batch norm"
-
-    splits = f"{len(train.dataset):,} training and {len(val.dataset):,} validation images"
-    if trainer.batches.factors is not None:
-        splits += f" ({trainer.batches.num_images:,} images per epoch: data.sampler=repeat_factor)"
-
-    if trainer.ended:
-        moment = f"ended after epoch {trainer.epoch}, nothing is left to train"
-    else:
-        moment = f"epoch {trainer.epoch + 1} of {config.train.last_epoch}"
-        if config.train.stop_epoch is not None:
-            moment += f" ({config.train.epochs} are planned)"
-        moment += f", {trainer.position} of {trainer.batches.steps} steps done"
-
-    return (
-        f"{config.name}: {parameters}, {len(val.classes)} classes, "
-        f"{splits}, {precision} on {trainer.device} x {distributed.world_size()}, {batch}, {moment}"
-    )
-
-
-def images_per_batch_norm(trainer: "Trainer") -> int | None:
-    """Return of how many images each batch norm takes the statistics in training.
-
-    Returns:
-        The number of images, or None for a model without a batch norm that trains.
-    """
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    from mldec.runtime import distributed
-
-    norms = [norm for norm in trainer.learner.model.modules() if isinstance(norm, _BatchNorm)]
-    if not any(parameter.requires_grad for norm in norms for parameter in norm.parameters()):
-        return None
-
-    train = trainer.config.train
-    return train.micro_batch(1 if train.sync_batchnorm else distributed.world_size())
-
-
-def _few_per_batch_norm(trainer: "Trainer") -> str | None:
-    """Return a warning if the statistics of batch norms come from few images."""
-    images, train = images_per_batch_norm(trainer), trainer.config.train
-    if images is None or images >= ENOUGH_FOR_BATCH_NORM or train.sync_batchnorm:
-        return None
-
-    advice = "raise train.batch_size, lower train.accumulate,"
-    if train.batch_per_gpu is not None:
-        advice = "raise train.batch_per_gpu,"
-    return (
-        f"each batch norm sees only {images} images at a time, and results may suffer below "
-        f"{ENOUGH_FOR_BATCH_NORM}: {advice} or on several GPUs pass train.sync_batchnorm=true"
-    )
-
-
-def start_weights(config: Config, resumed: Path | None = None) -> str:
-    """Name the weights that a run starts from, for its log.
-
-    Args:
-        config: with all arguments of the backbone; of a resumed run its `init` is the one that the
-            run began with.
-        resumed: the checkpoint that the run goes on from; None for a new run.
-    """
-    backbone = config.backbone
-    if config.init:
-        weights = f"init={config.init}"
-    elif "pretrained" not in backbone:
-        weights = f"those that {backbone['_target_']} is built with; the head is random"
-    elif backbone["pretrained"] is True:
-        weights = f"the published {backbone['name']}; the head is random"
-    elif backbone["pretrained"]:
-        weights = f"backbone.pretrained={backbone['pretrained']}; the head is random"
-    else:
-        weights = "random"
-
-    if resumed is None:
-        return f"start weights: {weights}"
-    return f"start weights: {resumed}, of a run that began with: {weights}"
 
 
 def find_start(config: Config, directory: Path) -> "tuple[Path, Checkpoint] | None":
@@ -269,40 +165,6 @@ def find_start(config: Config, directory: Path) -> "tuple[Path, Checkpoint] | No
 
     last = resume_point(config, directory)
     return checkpoint.load_newest(last) if last else None
-
-
-def describe(trainer: "Trainer") -> RunFacts:
-    """Return the content of run.json for a run that is about to start or to resume."""
-    from mldec.runtime import provenance
-    from mldec.runtime.cost import count_parameters, multiply_accumulates
-
-    config, classes, model = trainer.config, trainer.data.val.classes, trainer.learner.model
-    size = trainer.data.transform.image_size
-    queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
-
-    # A part of the user's own may fail on tensors without values. The number is for the summary
-    # only, so no error in it ends a run.
-    products: int | None
-    try:
-        products = round(multiply_accumulates(model, size, queries))
-    except Exception:
-        products = None
-
-    trainable, total = count_parameters(model)
-    return RunFacts(
-        name=config.name,
-        command=command_line(),
-        versions=provenance.installed(),
-        commit=trainer.git,
-        epochs=config.train.epochs,
-        image_size=size,
-        parameters=trainable,
-        all_parameters=total,
-        multiply_accumulates=products,
-        start_epoch=trainer.epoch,
-        best={} if trainer.best.metric is None else asdict(trainer.best),
-        ended=trainer.ended,
-    )
 
 
 def resume_point(config: Config, directory: Path) -> Path | None:
@@ -357,13 +219,14 @@ def _is_inside(path: Path, directory: Path) -> bool:
 def _open_folder(directory: Path, trainer: "Trainer") -> RunFacts:
     """Create the folders of a run, write config.yaml and run.json, and return the facts in it."""
     from mldec.files import torch_files
+    from mldec.training import description
 
     config_file = directory / "config.yaml"
     with writing(config_file, of_run=True):
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
         torch_files.write_text(config_file, to_yaml(trainer.config))
 
-    facts = describe(trainer)
+    facts = description.facts(trainer)
     _write_facts(directory, facts)
     return facts
 

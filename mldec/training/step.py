@@ -78,7 +78,7 @@ class Learner:
         self.queries = None if queries is None else queries.to(device)
 
         # Before what follows copies the model or goes through its parameters.
-        self._frozen_norms = freeze(model, train)
+        self.frozen_norms = freeze(model, train)  # they stay in evaluation mode
         self.optimizer = optimizer(model, config.optim)
         self.schedule = self._build_schedule()
         self.precision = train.precision.on(device.type)
@@ -132,7 +132,7 @@ class Learner:
     def train(self) -> None:
         """Switch the model to training mode, but for frozen batch norms."""
         self.net.train()
-        for norm in self._frozen_norms:
+        for norm in self.frozen_norms:
             norm.eval()
 
     def learn(

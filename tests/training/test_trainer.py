@@ -29,7 +29,7 @@ from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.bce import BinaryCrossEntropy
 from mldec.model import Classifier
 from mldec.runtime import distributed
-from mldec.train import _few_per_batch_norm, _opening, describe, images_per_batch_norm
+from mldec.training.description import facts, few_per_batch_norm, images_per_batch_norm, opening
 from mldec.training.runlog import RunLog
 from mldec.training.step import Learner
 from mldec.training.trainer import Trainer
@@ -304,7 +304,7 @@ def test_frozen_batch_norms_everywhere_keep_their_statistics(
 def test_the_start_says_how_many_parameters_train(config: Config, tmp_path: Path) -> None:
     usual = trainer(config, tmp_path, network="test_resnet")
     total = sum(parameter.numel() for parameter in usual.learner.model.parameters())
-    assert f": {total / 1e6:.2f} M trainable parameters, 4 classes" in _opening(usual)
+    assert f": {total / 1e6:.2f} M trainable parameters, 4 classes" in opening(usual)
 
     job = trainer(override(config, FINE_TUNING), tmp_path, network="test_resnet")
     stem = sum(
@@ -314,9 +314,9 @@ def test_the_start_says_how_many_parameters_train(config: Config, tmp_path: Path
     )
     queries = job.learner.model.head.queries.numel()
     millions = [number / 1e6 for number in (total - stem, total + queries)]
-    assert f": {millions[0]:.2f} of {millions[1]:.2f} M parameters train, 4" in _opening(job)
-    facts = describe(job)
-    assert (facts.parameters, facts.all_parameters) == (total - stem, total + queries)
+    assert f": {millions[0]:.2f} of {millions[1]:.2f} M parameters train, 4" in opening(job)
+    saved = facts(job)
+    assert (saved.parameters, saved.all_parameters) == (total - stem, total + queries)
 
 
 def test_a_checkpoint_from_before_these_settings_goes_on(config: Config, tmp_path: Path) -> None:
@@ -472,22 +472,22 @@ def test_images_per_batch_norm_are_counted(
 ) -> None:
     job = trainer(override(config, ["train.batch_size=32", "train.accumulate=2"]), tmp_path)
     assert images_per_batch_norm(job) is None
-    assert "batches of 32 images, epoch" in _opening(job)
+    assert "batches of 32 images, epoch" in opening(job)
 
     norm = nn.BatchNorm2d(3)
     job.learner.model.add_module("norm", norm)
     assert images_per_batch_norm(job) == 16
-    assert _few_per_batch_norm(job) is None
+    assert few_per_batch_norm(job) is None
 
     monkeypatch.setattr(distributed, "world_size", lambda: 4)
-    assert "batches of 32 images, 4 for each batch norm" in _opening(job)
-    warning = _few_per_batch_norm(job)
+    assert "batches of 32 images, 4 for each batch norm" in opening(job)
+    warning = few_per_batch_norm(job)
     assert warning is not None
     assert "only 4 images" in warning
 
     job.config.train.sync_batchnorm = True
     assert images_per_batch_norm(job) == 16
-    norm.requires_grad_(False)
+    job.learner.frozen_norms = [norm]
     assert images_per_batch_norm(job) is None
 
 
@@ -557,8 +557,8 @@ def test_auto_on_a_cpu_is_fp32_to_the_bit(config: Config, tmp_path: Path) -> Non
         fit(job, tmp_path / precision)
         runs[precision] = job
     assert_equal(runs["auto"].learner.state(), runs["fp32"].learner.state())
-    assert "fp32 (auto) on cpu" in _opening(runs["auto"])
-    assert "fp32 on cpu" in _opening(runs["fp32"])
+    assert "fp32 (auto) on cpu" in opening(runs["auto"])
+    assert "fp32 on cpu" in opening(runs["fp32"])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
