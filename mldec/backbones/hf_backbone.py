@@ -5,7 +5,6 @@ here, as plain data, so that no code of a repository is ever run.
 """
 
 import inspect
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from mldec.backbones.common import (
     weights_from_file,
     weights_misfit,
 )
+from mldec.backbones.hf_config import import_transformers, network_config_of, recorded_config
 from mldec.backbones.hf_files import (
     CONFIG,
     PROCESSOR,
@@ -31,14 +31,13 @@ from mldec.backbones.hf_files import (
     published_weights,
     read_json,
 )
-from mldec.errors import ConfigError, brief, suggest
+from mldec.errors import ConfigError, brief
 from mldec.tokens import freeze, misfit
 
 # B batch, H and W image height and width in pixels, N tokens, C backbone width
 
 # The parameters that hold tokens in front of the image's tokens.
 PREFIX_TOKENS = ("cls_token", "distillation_token", "register_tokens")
-VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 USUAL_SIZE = 224  # pixels per side of the trial image for a network that names no size
 
 
@@ -103,7 +102,7 @@ class HFBackbone(Backbone):
         check_feature_norm(feature_norm)
 
         super().__init__(name, mean, std)
-        network_config = _network_config(config, drop_path)
+        network_config = network_config_of(config, drop_path)
         self.network = _create(name, network_config, drop_path)
         self._num_prefix = _num_prefix_tokens(self.network)
         self._norm_path: str | None = None
@@ -148,12 +147,12 @@ class HFBackbone(Backbone):
             ConfigError: if transformers is not installed or does not have such a network, or the
                 files cannot be read.
         """
-        _transformers()
+        import_transformers()
         arguments = dict(arguments)
         name = arguments["name"]
 
         if arguments.get("config") is None:
-            arguments["config"] = _recorded_config(name, read_json(name, CONFIG, "config"))
+            arguments["config"] = recorded_config(name, read_json(name, CONFIG, "config"))
 
         if arguments.get("mean") is None or arguments.get("std") is None:
             processor = read_json(name, PROCESSOR, "mean")
@@ -188,135 +187,11 @@ class _QuickGELU(nn.Module):
         return x * torch.sigmoid(1.702 * x)
 
 
-# Any, here and below: what transformers has cannot be known to a type checker where it is missing.
-def _transformers() -> Any:
-    """Import transformers.
-
-    Raises:
-        ConfigError: if it is not installed.
-    """
-    try:
-        import transformers
-    except ImportError as error:
-        raise ConfigError(
-            "backbone: HFBackbone needs transformers, which is not installed: "
-            "pip install 'mldec[hf]'"
-        ) from error
-    return transformers
-
-
-def _config_class(model_type: object) -> Any:
-    """Return transformers' class for the configs of a model type.
-
-    Raises:
-        ConfigError: if transformers itself has no image classification network of this type, or
-            one that is made of several networks, such as CLIP.
-    """
-    transformers = _transformers()
-    # `timm_wrapper` would build any network of timm, and read its files.
-    types = {
-        config_class.model_type: config_class
-        for config_class in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-        if not config_class.sub_configs and config_class.model_type != "timm_wrapper"
-    }
-    if model_type not in types:
-        raise ConfigError(
-            f"backbone.config.model_type={model_type}: transformers {transformers.__version__} has "
-            f"no image classification network of this type that can be a backbone; "
-            f"take another, such as {', '.join(list(types)[:8])}"
-        )
-    return types[model_type]
-
-
 def _network_class(config: Any) -> Any:
     """Return the class of a config's image classification network."""
-    network_class = _transformers().MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[type(config)]
+    network_class = import_transformers().MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[type(config)]
     # DeiT and LeViT have two, without and with a second classifier for distillation.
     return network_class[0] if isinstance(network_class, tuple) else network_class
-
-
-def _own_settings(config_class: Any) -> list[str]:
-    """Return the settings of an architecture.
-
-    Those of every config of transformers are not among them: classes, the kind of tensors, and
-    code to be loaded for attention or quantisation.
-    """
-    shared = inspect.signature(_transformers().PreTrainedConfig.__init__).parameters
-    own = inspect.signature(config_class.__init__).parameters
-    return [
-        key for key, setting in own.items() if key not in shared and setting.kind not in VARIADIC
-    ]
-
-
-def _recorded_config(name: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a checkpoint records of a config.json: the type and all settings of its own.
-
-    Raises:
-        ConfigError: if it is of no supported network, or its settings are refused by transformers.
-    """
-    config_class = _config_class(content.get("model_type"))
-    keys = _own_settings(config_class)
-
-    # A config may have an older name for a setting, which transformers translates.
-    readable = {*keys, *config_class.attribute_map}
-    config = _checked(config_class, {key: content[key] for key in readable & content.keys()})
-    settings = {
-        "model_type": config_class.model_type,
-        **{key: getattr(config, key) for key in keys},
-    }
-
-    try:
-        # Lists instead of tuples: as a checkpoint gives it back.
-        return dict(json.loads(json.dumps(settings)))
-    except TypeError as error:
-        raise ConfigError(f"backbone.name={name}: its config is no plain data ({error})") from error
-
-
-def _network_config(config: Mapping[str, Any], drop_path: float) -> Any:
-    """Return transformers' config object of a recorded config.
-
-    Raises:
-        ConfigError: for an unknown setting, or a value that transformers refuses.
-    """
-    config_class = _config_class(config.get("model_type"))
-    settings = {key: value for key, value in config.items() if key != "model_type"}
-    known = _own_settings(config_class)
-    for key in settings:
-        if key not in known:
-            raise ConfigError(
-                f"backbone.config.{key}: {config_class.__name__} has no such setting"
-                f"{suggest(key, known)}"
-            )
-
-    if drop_path and "drop_path_rate" not in known:
-        raise ConfigError(
-            f"backbone.drop_path={drop_path}: {config_class.model_type} takes no such setting; "
-            f"leave it out"
-        )
-
-    network_config = _checked(config_class, settings)
-    if getattr(network_config, "drop_path_rate", drop_path) == drop_path:
-        return network_config
-
-    # CvT has one rate per stage, and `_mend_cvt` adds ours.
-    settings["drop_path_rate"] = drop_path
-    if config_class.model_type == "cvt":
-        settings["drop_path_rate"] = [0.0 for _ in network_config.depth]
-    return _checked(config_class, settings)
-
-
-def _checked(config_class: Any, settings: Mapping[str, Any]) -> Any:
-    """Build a config object.
-
-    Raises:
-        ConfigError: if transformers refuses the settings.
-    """
-    try:
-        return config_class(**settings)
-    except Exception as error:
-        raise ConfigError(
-            f"backbone.config: transformers refuses these settings ({brief(error)})"
-        ) from error
 
 
 def _create(name: str, config: Any, drop_path: float) -> Any:
@@ -438,7 +313,7 @@ def _load_weights(network: Any, name: str, pretrained: bool | str, config: Any) 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence transformers: it would report the classifier that the weights have or lack."""
-    logging = _transformers().utils.logging
+    logging = import_transformers().utils.logging
     verbosity, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()

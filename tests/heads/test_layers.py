@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from random_weights import randomise
 from torch import nn
 
 from mldec.errors import ConfigError
@@ -16,16 +17,6 @@ from mldec.heads.layers import (
 
 DIM, HEADS, MLP = 16, 4, 24
 NAMES = {"cross_attn.": "multihead_attn.", "mlp.0.": "linear1.", "mlp.3.": "linear2."}
-
-
-def randomise(module, seed=0):
-    """The module in float64, in evaluation mode, with every parameter random."""
-    generator = torch.Generator().manual_seed(seed)
-    module = module.double().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(0, 0.3, generator=generator)
-    return module
 
 
 def noise(*shape, seed=1):

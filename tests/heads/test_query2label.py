@@ -4,22 +4,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from random_weights import randomise
 from torch import nn
 
 from mldec.errors import ConfigError
 from mldec.heads.query2label import Query2Label, sine_positions
 
 DIM, HEADS, MLP = 16, 4, 24
-
-
-def randomise(module, seed=0):
-    """The module in float64, in evaluation mode, with every parameter random."""
-    generator = torch.Generator().manual_seed(seed)
-    module = module.double().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(0, 0.3, generator=generator)
-    return module
 
 
 def small(num_classes=5, in_features=DIM, **options):
