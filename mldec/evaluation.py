@@ -4,13 +4,13 @@ import argparse
 import csv
 import io
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from mldec import build
@@ -54,6 +54,54 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 
 
 @torch.no_grad()
+def score(
+    model: nn.Module,
+    data: DataModule,
+    config: Config,
+    *,
+    device: torch.device,
+    progress: Any = None,
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield each batch of validation images of this process with its logits.
+
+    Args:
+        model: images uint8 [B, 3, H, W] and queries [K, D] or None -> logits [B, K]; in evaluation
+            mode.
+        data: the dataset.
+        config: for the batch size, workers and precision.
+        device: of the model.
+        progress: wraps the batches, such as `tqdm`; None for no progress bar.
+
+    Yields:
+        The batch, and float32 [b, K] on the device, or [0] if no image of the batch can be read.
+
+    Raises:
+        DataError: from the dataset.
+    """
+    train, queries = config.train, data.val.classes.queries
+    loader = eval_loader(
+        data,
+        batch_size=train.eval_batch_size,
+        workers=train.workers,
+        pin=device.type == "cuda",
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+    )
+    queries = None if queries is None else queries.to(device)
+
+    batches: Iterable[Batch] = unwrap(loader)
+    if progress:
+        batches = progress(batches, total=len(loader))
+    for batch in batches:
+        if not len(batch.images):
+            yield batch, torch.empty(0)
+            continue
+
+        with autocast(device, train.precision):
+            logits = model(batch.images.to(device, non_blocking=True), queries)
+        yield batch, logits.float()
+
+
 def evaluate(
     model: nn.Module,
     data: DataModule,
@@ -65,12 +113,12 @@ def evaluate(
     """Run each validation image through a model once, and compute the metrics of the dataset.
 
     Args:
-        model: images uint8 [B, 3, H, W] and queries [K, D] or None -> logits [B, K]. It is in
-            evaluation mode meanwhile, and afterwards in the mode that it was in.
+        model: as for `score`. It is in evaluation mode meanwhile, and afterwards in the mode that
+            it was in.
         data: the dataset; its evaluator determines the metrics.
-        config: for the batch size, workers and precision.
+        config: as for `score`.
         device: of the model.
-        progress: wraps the batches, such as `tqdm`; None for no progress bar.
+        progress: as for `score`.
 
     Returns:
         The results, the same on every process.
@@ -78,41 +126,26 @@ def evaluate(
     Raises:
         DataError: if a score is not finite, or from the dataset.
     """
-    split, train = data.val, config.train
-    loader = eval_loader(
-        data,
-        batch_size=train.eval_batch_size,
-        workers=train.workers,
-        pin=device.type == "cuda",
-        rank=distributed.rank(),
-        world_size=distributed.world_size(),
-    )
-    queries = None if split.classes.queries is None else split.classes.queries.to(device)
-
     # An empty batch first: with few images a process may get no other.
     evaluator = data.evaluator()
-    nothing = torch.zeros(0, len(split.classes))
+    nothing = torch.zeros(0, len(data.val.classes))
     evaluator.update(nothing, nothing)
 
-    batches: Iterable[Batch] = unwrap(loader)
-    if progress:
-        batches = progress(batches, total=len(loader))
     bad: list[str] = []
     was_training = model.training
     model.eval()
-    for batch in batches:
+    for batch, logits in score(model, data, config, device=device, progress=progress):
         bad += batch.bad
         if len(batch.images):
-            with autocast(device, train.precision):
-                logits = model(batch.images.to(device, non_blocking=True), queries)
-            evaluator.update(logits.float(), batch.targets)
+            evaluator.update(logits, batch.targets)
     model.train(was_training)
 
     # The evaluator gathers the scores of all processes by itself.
     bad = [message for messages in distributed.gather(bad) for message in messages]
+    images = len(data.val.dataset) - len(bad)
     metrics = evaluator.compute()
     confusions = evaluator.pairs() if isinstance(evaluator, SingleLabelEvaluator) else None
-    return Results(metrics, evaluator.per_class(), len(split.dataset) - len(bad), bad, confusions)
+    return Results(metrics, evaluator.per_class(), images, bad, confusions)
 
 
 def memory_advice(config: Config, device: torch.device) -> str:

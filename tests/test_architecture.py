@@ -19,9 +19,9 @@ LAYERS = [
     ("mldec.config", "mldec.losses", "mldec.evaluators"),
     ("mldec.cli", "mldec.data"),
     ("mldec.build", "mldec.__main__"),
-    ("mldec.checkpoint", "mldec.check_data"),
+    ("mldec.checkpoint",),
     ("mldec.evaluation", "mldec.prediction", "mldec.summary"),
-    ("mldec.training", "mldec.evaluate", "mldec.predict"),
+    ("mldec.training", "mldec.evaluate", "mldec.predict", "mldec.check_data"),
     ("mldec.train", "mldec.benchmark"),
 ]
 PARTS = ("mldec.heads", "mldec.backbones", "mldec.losses", "mldec.evaluators", "mldec.data")

@@ -3,18 +3,28 @@
 It prints the sizes beside the published ones and the class frequencies, and looks for labels that
 are out of range, images that cannot be decoded, and images that are repeated or in both splits,
 byte by byte. The status is 1 if something is wrong.
+
+With --checkpoint it looks for wrong labels instead: pairs of an image and a class whose label a
+model finds unlikely, ranked. A model learns the wrong labels that it is trained on, so that one
+checkpoint judges the validation images. One checkpoint per fold, trained with data.fold=1/N to
+data.fold=N/N, judge all training images.
 """
 
 import argparse
 
 from mldec.check_data.charts import require_matplotlib
 from mldec.cli import command, run_command
-from mldec.errors import DataError, say
+from mldec.errors import ConfigError, DataError, say
 from mldec.files.results import check_targets, to_json, write_result
 
+# Rows of --errors: more than a person looks at.
+ROWS = 10_000
+# Options without effect unless a checkpoint is given.
+OF_CHECKPOINT = ("split", "errors", "rows", "weights", "plugin")
 
-def decode_count(word: str) -> int | None:
-    """Read the value of --decode: a whole number, or `all`, which is returned as None."""
+
+def number_or_all(word: str) -> int | None:
+    """Read a whole number, or `all`, which is returned as None."""
     if word != "all" and not word.isdecimal():
         raise argparse.ArgumentTypeError(f"{word} is neither all nor a whole number")
     return None if word == "all" else int(word)
@@ -28,15 +38,44 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument(
         "--decode",
-        type=decode_count,
+        type=number_or_all,
         help="images per split to read, hash and decode: all, N, 0",
     )
     arguments.add_argument(
         "--out",
         metavar="DIR",
-        help="write charts (needs matplotlib): augmented samples, frequencies, co-occurrence",
+        help="write charts (needs matplotlib): augmented samples, frequencies, co-occurrence; "
+        "with --checkpoint a page of pictures",
     )
     arguments.add_argument("--json", metavar="FILE", help="write the full report")
+
+    errors = arguments.add_argument_group("wrong labels")
+    errors.add_argument(
+        "--checkpoint",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="of a run on this data, whose settings key=value change; once, or once per fold",
+    )
+    errors.add_argument(
+        "--split",
+        choices=("val", "train"),
+        default="val",
+        help="that one checkpoint judges; default: val",
+    )
+    errors.add_argument("--errors", metavar="FILE", help="write the ranked pairs as CSV")
+    errors.add_argument(
+        "--rows",
+        type=number_or_all,
+        default=ROWS,
+        help=f"pairs in that file: all or N; default: {ROWS:,}",
+    )
+    errors.add_argument(
+        "--weights", choices=("ema", "raw"), help="default: those that scored best in each run"
+    )
+    errors.add_argument(
+        "--plugin", action="append", default=[], help="a package of yours that may hold its parts"
+    )
     return arguments
 
 
@@ -46,6 +85,30 @@ def main() -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Check a dataset, or look for its wrong labels, as the command line says.
+
+    Raises:
+        UserError: for a wrong option or setting, or data or a checkpoint that cannot be used.
+    """
+    if not args.checkpoint:
+        for name in OF_CHECKPOINT:
+            if getattr(args, name) != parser().get_default(name):
+                raise ConfigError(
+                    f"--{name} needs a model: pass --checkpoint FILE, or leave it out"
+                )
+        examine(args)
+        return
+
+    if args.decode is not None:
+        raise ConfigError("--decode has no effect with --checkpoint: leave it out")
+
+    # It imports torch, which --help does without.
+    from mldec.check_data import suspects
+
+    suspects.run(args)
+
+
+def examine(args: argparse.Namespace) -> None:
     """Check the dataset of a command line, and print and write what was found.
 
     Raises:

@@ -23,6 +23,7 @@ from mldec.checkpoint.state import Checkpoint
 from mldec.config.compose import parse
 from mldec.config.schema import PARTS, Config
 from mldec.data.base import Classes
+from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, ConfigError
 from mldec.files.run_folder import find_checkpoint
@@ -48,6 +49,8 @@ class Loaded:
     transform: EvalTransform  # a PIL image -> the model's input
     metrics: dict[str, float]  # of the run's last evaluation; empty for a file of the authors
     weights: str  # "ema" or "raw"
+    # Of the training data; None for a file of the authors and for one of version 0.1.
+    fingerprint: Fingerprint | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,7 @@ class _Description:
     metrics: dict[str, float]
     weights: str  # "ema" or "raw"
     tensors: Mapping[str, Tensor]
+    fingerprint: Fingerprint | None = None
     optional: tuple[str, ...] = ()  # endings of the names of tensors that the file may lack
 
 
@@ -186,6 +190,7 @@ def load_model(
             description.transform,
             description.metrics,
             description.weights,
+            description.fingerprint,
         )
 
     return loaded if image_size is None else _at_size(loaded, image_size, path)
@@ -299,6 +304,7 @@ def _describe_run(
         metrics=checkpoint.metrics,
         weights=chosen,
         tensors=tensors,
+        fingerprint=checkpoint.fingerprint,
     )
 
 

@@ -71,24 +71,29 @@ def check_same(
             f"a change of it goes unnoticed"
         )
 
-    difference = _difference(saved, now)
-    if difference is None:
+    changed = difference(saved, now)
+    if changed is None:
         return None
 
     if not allow:
         raise CheckpointError(
-            f"{path} was trained on other data ({difference}): put that data back, "
+            f"{path} was trained on other data ({changed}): put that data back, "
             f"or go on with this one with data.changed=allow"
         )
 
     return (
-        f"{path} was trained on other data ({difference}); "
+        f"{path} was trained on other data ({changed}); "
         f"going on with this one, as data.changed=allow says"
     )
 
 
-def _difference(before: Fingerprint, now: Fingerprint) -> str | None:
-    """Describe the first difference of two fingerprints; None if they are equal."""
+def difference(before: Fingerprint, now: Fingerprint) -> str | None:
+    """Describe the first difference of two fingerprints; None if they are equal.
+
+    Args:
+        before: of the data that a model was trained on.
+        now: of the present data.
+    """
     if before.classes != now.classes:
         return "its training classes have other names or another order"
     if before.images != now.images:

@@ -50,9 +50,9 @@ def parse_fold(fold: str) -> tuple[int, int]:
     Raises:
         ValueError: unless 1 <= i <= N and N is at least 2.
     """
-    form = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", fold)
+    form = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", fold)
     number, count = map(int, form.groups()) if form else (0, 0)
-    if not (1 <= number <= count and count >= 2):
+    if not 1 <= number <= count or count < 2:
         raise ValueError(
             f"fold is {fold!r}: it must be i/N, fold i of N from 1 to N, N at least 2, such as 1/5"
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import one_line
 
-from mldec.check_data import decode_count, parser
+from mldec.check_data import number_or_all, parser
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -46,7 +46,7 @@ def test_data_without_files(cli: Cli) -> None:
 
 @pytest.mark.parametrize(("word", "count"), [("all", None), ("0", 0), ("12", 12)])
 def test_the_number_of_images_to_decode(word: str, count: int | None) -> None:
-    assert decode_count(word) == count
+    assert number_or_all(word) == count
     assert parser().parse_args(["--decode", word]).decode == count
     assert parser().parse_args([]).decode is None
 
@@ -54,7 +54,7 @@ def test_the_number_of_images_to_decode(word: str, count: int | None) -> None:
 @pytest.mark.parametrize("word", ["-1", "1.5", "some", ""])
 def test_another_number_of_images_to_decode_is_refused(word: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="neither all nor a whole number"):
-        decode_count(word)
+        number_or_all(word)
 
 
 def test_the_last_choice_of_a_dataset_counts(cli: Cli, tmp_path: Path) -> None:

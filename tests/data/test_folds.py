@@ -71,7 +71,8 @@ def test_without_a_fold_nothing_is_held_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "fold", ["3/2", "0/5", "a/b", "1/1", "1", "", "1/2/3", "-1/5", "1/5 ", "1.0/5", "\u0661/5"]
+    "fold",
+    ["3/2", "0/5", "a/b", "1/1", "1", "", "1/2/3", "-1/5", "01/5", "1/5 ", "1.0/5", "\u0661/5"],
 )
 def test_another_form_is_refused(fold: str) -> None:
     with pytest.raises(ValueError, match=f"^fold is {re.escape(repr(fold))}: it must be i/N"):

@@ -1,0 +1,189 @@
+"""The ranking of labels, against loops and another optimiser, and on planted errors."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mldec.check_data.label_errors import Ranking, calibrated, platt, rank, suspected_labels
+
+
+def planted(
+    *, images: int = 600, classes: int = 8, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return logits [N, K], labels of which 5 % are flipped, and which those are.
+
+    As after training with the asymmetric loss, the logits of each class have a scale and an offset
+    of their own.
+    """
+    rng = np.random.default_rng(seed)
+    truth = rng.random((images, classes)) < rng.uniform(0.03, 0.4, classes)
+    evidence = 2.5 * (2 * truth - 1) + rng.normal(size=truth.shape)
+    logits = evidence * rng.uniform(0.1, 2, classes) + rng.uniform(-3, 3, classes)
+
+    flipped = np.zeros(truth.size, bool)
+    flipped[rng.permutation(truth.size)[: truth.size // 20]] = True
+    flipped = flipped.reshape(truth.shape)
+    return logits.astype(np.float32), (truth ^ flipped).astype(np.int8), flipped
+
+
+def matrix(ranking: Ranking, shape: tuple[int, int]) -> np.ndarray:
+    """Return the probabilities of all pairs, [N, K], 0 for those that are not annotated."""
+    probabilities = np.zeros(shape)
+    probabilities[ranking.images, ranking.classes] = ranking.probabilities
+    return probabilities
+
+
+def by_lbfgs(logits: np.ndarray, present: np.ndarray) -> tuple[float, float]:
+    positives, negatives = present.sum(), (~present).sum()
+    targets = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
+    weights = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS(
+        [weights],
+        max_iter=500,
+        tolerance_grad=1e-12,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
+    )
+    inputs, outputs = torch.from_numpy(logits).double(), torch.from_numpy(targets)
+
+    def closure() -> torch.Tensor:
+        optimiser.zero_grad()
+        scores = weights[0] * inputs + weights[1]
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, outputs)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    return tuple(weights.tolist())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_platt_scaling_is_that_of_another_optimiser(seed: int) -> None:
+    logits, labels, _ = planted(seed=seed, images=200)
+    for column in range(8):
+        present = labels[:, column] == 1
+        expected = by_lbfgs(logits[:, column], present)
+        np.testing.assert_allclose(
+            platt(logits[:, column], present), expected, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_a_class_that_the_logits_separate_has_a_finite_slope() -> None:
+    logits = np.array([-9.0, -8, -7, 5, 6])
+    present = logits > 0
+    slope, offset = platt(logits, present)
+    np.testing.assert_allclose((slope, offset), by_lbfgs(logits, present), rtol=1e-3)
+    assert 0 < slope < 10
+
+
+@pytest.mark.parametrize(
+    ("logits", "present"),
+    [
+        ([3.0, 3, 3, 3], [True, False, False, False]),  # all are equal
+        ([-2.0, 1, 2, 3], [True, False, False, False]),  # worse than chance
+        ([], []),
+    ],
+)
+def test_logits_that_say_nothing_leave_the_frequency(
+    logits: list[float], present: list[bool]
+) -> None:
+    slope, offset = platt(np.array(logits), np.array(present, bool))
+    assert slope == 0
+    assert 1 / (1 + math.exp(-offset)) == pytest.approx((sum(present) + 1) / (len(logits) + 2))
+
+
+def test_a_class_with_one_label_only_has_probabilities_near_it_and_no_suspects() -> None:
+    logits = np.random.default_rng(0).normal(size=(50, 2))
+    labels = np.zeros((50, 2), np.int8)
+    labels[:, 1] = 1
+    probabilities = calibrated(logits, labels)
+    assert (probabilities[:, 0] < 0.05).all()
+    assert (probabilities[:, 1] > 0.95).all()
+    assert not suspected_labels(probabilities, labels).any()
+
+
+def test_suspected_labels_are_those_of_loops() -> None:
+    rng = np.random.default_rng(1)
+    probabilities = rng.random((60, 4))
+    labels = rng.integers(-1, 2, (60, 4)).astype(np.int8)
+    suspected = suspected_labels(probabilities, labels)
+    assert 0 < suspected.sum() < 240
+    for k in range(4):
+        column = list(zip(probabilities[:, k], labels[:, k], strict=True))
+        with_class = [p for p, label in column if label == 1]
+        without = [1 - p for p, label in column if label == 0]
+        for index, (p, label) in enumerate(column):
+            expected = (label == 0 and p >= sum(with_class) / len(with_class)) or (
+                label == 1 and 1 - p >= sum(without) / len(without)
+            )
+            assert suspected[index, k] == expected
+
+
+def test_the_ranking_is_that_of_loops() -> None:
+    logits, labels, _ = planted(images=90)
+    labels[np.random.default_rng(2).random(labels.shape) < 0.1] = -1
+    models = np.arange(90) % 3
+
+    pairs = []
+    for model in range(3):
+        own = np.flatnonzero(models == model)
+        for k in range(8):
+            annotated = [n for n in own if labels[n, k] >= 0]
+            slope, offset = by_lbfgs(logits[annotated, k], labels[annotated, k] == 1)
+            for n in annotated:
+                p = 1 / (1 + math.exp(-(max(slope, 0) * logits[n, k] + offset)))
+                pairs.append((p if labels[n, k] == 1 else 1 - p, int(n), k, p))
+    pairs.sort()
+
+    ranking = rank(logits, labels, models)
+    assert len(ranking) == len(pairs) == (labels >= 0).sum()
+    of_label = np.where(ranking.present, ranking.probabilities, 1 - ranking.probabilities)
+    assert (np.diff(of_label) >= 0).all()
+    np.testing.assert_allclose(of_label, [pair[0] for pair in pairs], atol=1e-4)
+
+    expected = {pair[1:3]: pair for pair in pairs}
+    suspected = suspected_labels(matrix(ranking, labels.shape), labels)
+    for n, k, present, p, mark in zip(
+        ranking.images,
+        ranking.classes,
+        ranking.present,
+        ranking.probabilities,
+        ranking.suspected,
+        strict=True,
+    ):
+        assert present == (labels[n, k] == 1)
+        assert p == pytest.approx(expected.pop((int(n), int(k)))[3], abs=1e-4)
+        assert mark == suspected[n, k]
+    assert not expected
+
+
+def test_models_of_other_scales_give_the_same_ranking() -> None:
+    logits, labels, _ = planted()
+    models = np.arange(600) % 2
+    other = np.where(models[:, None] == 1, 0.2 * logits - 5, logits)
+    one, two = rank(logits, labels, models), rank(other, labels, models)
+    shape = labels.shape
+    np.testing.assert_allclose(matrix(one, shape), matrix(two, shape), atol=1e-4)
+
+
+def test_equal_pairs_keep_the_order_of_the_images() -> None:
+    ranking = rank(np.zeros((5, 2)), np.zeros((5, 2), np.int8), np.zeros(5, int))
+    assert ranking.images.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert ranking.classes.tolist() == [0, 1] * 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_planted_errors_are_among_the_first_tenth(seed: int) -> None:
+    logits, labels, flipped = planted(seed=seed)
+    ranking = rank(logits, labels, np.zeros(len(labels), int))
+    found = flipped[ranking.images, ranking.classes]
+    first = len(found) // 10
+    assert found[:first].sum() > 0.9 * flipped.sum()
+    assert (found & ranking.suspected).sum() > 0.6 * flipped.sum()
+    assert found[ranking.suspected].mean() > 0.9
+
+    # The scores alone do not do it: a class with high logits looks present everywhere.
+    of_label = np.where(labels == 1, logits, -logits).ravel()
+    assert flipped.ravel()[np.argsort(of_label)[:first]].sum() < 0.8 * flipped.sum()
