@@ -60,12 +60,13 @@ def rank(logits: np.ndarray, labels: np.ndarray, models: np.ndarray) -> Ranking:
 
 
 def suspected_labels(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return which labels confident learning counts as wrong, bool [N, K].
+    """Return which labels are counted as wrong, bool [N, K].
 
     The threshold of a label is the mean probability of that label among the images of the class
-    that have it (equation 2 of the paper). A label is counted as wrong if the probability of the
-    opposite label reaches the threshold of that one. A class without images of the opposite label
-    has no threshold, and no suspects.
+    that have it (equation 2 of the paper). A label is counted as wrong if the opposite label
+    reaches the threshold of that one, and is the more probable of the two. The second condition is
+    ours: the positives of a class that the model hardly knows have a low threshold, which many
+    negatives reach. A class without images of the opposite label has no threshold, and no suspects.
 
     Args:
         probabilities: that the image shows the class, [N, K].
@@ -75,9 +76,9 @@ def suspected_labels(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarra
     of_absent = _mean(1 - probabilities, labels == 0)
 
     # A comparison with NaN is false.
-    rather_present = (labels == 0) & (probabilities >= of_present)
-    rather_absent = (labels == 1) & (1 - probabilities >= of_absent)
-    return rather_present | rather_absent
+    rather_present = (probabilities >= of_present) & (probabilities > 0.5)
+    rather_absent = (1 - probabilities >= of_absent) & (probabilities < 0.5)
+    return np.where(labels == 1, rather_absent, rather_present & (labels == 0))
 
 
 def calibrated(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -3,11 +3,12 @@
 import argparse
 import csv
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from mldec.check_data.label_errors import Ranking, rank
 from mldec.check_data.out_of_fold import Judged, judge, left_out_folds
@@ -20,7 +21,7 @@ log = logging.getLogger("mldec")
 
 COLUMNS = ("rank", "image", "class", "label", "probability", "suspected")
 PAGE = "label_errors.html"
-MAX_PICTURES = 100  # on the page
+MAX_PICTURES = 60  # per section of the page
 MAX_PRINTED = 10  # pairs, and unreadable images, that are printed
 MAX_CLASSES = 20  # that are printed
 
@@ -59,9 +60,7 @@ def run(args: argparse.Namespace) -> None:
     if args.errors:
         write_pairs(args.errors, judged, ranking, args.rows)
     if args.out:
-        pairs = suspects(judged, ranking, MAX_PICTURES)
-        pictures = ((pair, judged.picture(image)) for image, pair in pairs)
-        write_result(str(Path(args.out) / PAGE), page(summary, pictures))
+        write_result(str(Path(args.out) / PAGE), page(summary, sections(judged, ranking)))
     if args.json:
         write_result(args.json, to_json(report(args, judged, ranking), indent=1) + "\n")
 
@@ -80,9 +79,11 @@ def _summary(args: argparse.Namespace, judged: Judged, ranking: Ranking) -> str:
     )
 
 
-def suspects(judged: Judged, ranking: Ranking, count: int | None) -> Iterator[tuple[int, Suspect]]:
-    """Yield the first pairs, each after the index of its image; None for all of them."""
-    for position in range(len(ranking))[:count]:
+def suspects(
+    judged: Judged, ranking: Ranking, positions: Iterable[int]
+) -> Iterator[tuple[int, Suspect]]:
+    """Yield the pairs at some positions of the ranking, each after the index of its image."""
+    for position in positions:
         image = int(ranking.images[position])
         pair = Suspect(
             rank=position + 1,
@@ -93,6 +94,24 @@ def suspects(judged: Judged, ranking: Ranking, count: int | None) -> Iterator[tu
             suspected=bool(ranking.suspected[position]),
         )
         yield image, pair
+
+
+def sections(judged: Judged, ranking: Ranking) -> dict[str, Iterator[tuple[Suspect, Image.Image]]]:
+    """Return the first pairs of either label with their pictures, by the heading of the page.
+
+    Apart, because the first pairs of all may have the same label: a class that is rare makes every
+    label `present` a surprise.
+    """
+
+    def first(chosen: np.ndarray) -> Iterator[tuple[Suspect, Image.Image]]:
+        positions = np.flatnonzero(chosen)[:MAX_PICTURES].tolist()
+        for image, pair in suspects(judged, ranking, positions):
+            yield pair, judged.picture(image)
+
+    return {
+        "Labelled present, probably absent": first(ranking.present),
+        "Labelled absent, probably present": first(~ranking.present),
+    }
 
 
 def class_counts(judged: Judged, ranking: Ranking) -> dict[str, dict[str, int]]:
@@ -117,7 +136,7 @@ def class_counts(judged: Judged, ranking: Ranking) -> dict[str, dict[str, int]]:
 def tell(judged: Judged, ranking: Ranking) -> None:
     """Print the first pairs, and the classes with the most suspected labels."""
     say(f"{'rank':>6}  {'probability':>11}  label    class, image")
-    for _, pair in suspects(judged, ranking, MAX_PRINTED):
+    for _, pair in suspects(judged, ranking, range(len(ranking))[:MAX_PRINTED]):
         label = "present" if pair.present else "absent"
         say(f"{pair.rank:6}  {pair.probability:11.3f}  {label:7}  {pair.class_name}, {pair.image}")
 
@@ -146,7 +165,7 @@ def write_pairs(target: str, judged: Judged, ranking: Ranking, count: int | None
     file = ResultFile(target)
     writer = csv.writer(file)
     writer.writerow(COLUMNS)
-    for _, pair in suspects(judged, ranking, count):
+    for _, pair in suspects(judged, ranking, range(len(ranking))[:count]):
         # UTF-8, which the path of an image need not be.
         image = pair.image.encode("utf-8", "backslashreplace").decode()
         label, suspected = int(pair.present), int(pair.suspected)

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 
@@ -45,14 +45,14 @@ class Suspect:
     suspected: bool
 
 
-def page(summary: str, suspects: Iterable[tuple[Suspect, Image.Image]]) -> str:
+def page(summary: str, sections: Mapping[str, Iterable[tuple[Suspect, Image.Image]]]) -> str:
     """Return the page.
 
     Args:
         summary: one sentence above the pictures.
-        suspects: pairs and the pictures of their images, in the order of the page.
+        sections: under each heading pairs and the pictures of their images, in their order.
     """
-    items = "\n".join(_item(suspect, picture) for suspect, picture in suspects)
+    lists = "\n".join(_section(heading, suspects) for heading, suspects in sections.items())
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -64,12 +64,16 @@ def page(summary: str, suspects: Iterable[tuple[Suspect, Image.Image]]) -> str:
 <body>
 <h1>Labels that may be wrong</h1>
 <p>{_text(summary)}</p>
-<ol>
-{items}
-</ol>
+{lists}
 </body>
 </html>
 """
+
+
+def _section(heading: str, suspects: Iterable[tuple[Suspect, Image.Image]]) -> str:
+    """Return a heading and the list of its pairs."""
+    items = "\n".join(_item(suspect, picture) for suspect, picture in suspects)
+    return f"<h2>{_text(heading)}</h2>\n<ol>\n{items}\n</ol>"
 
 
 def _item(suspect: Suspect, picture: Image.Image) -> str:
@@ -98,5 +102,5 @@ def _data_uri(picture: Image.Image) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text for HTML: escaped, without control characters and what UTF-8 cannot hold."""
-    return escape(visible(text).encode("utf-8", "backslashreplace").decode())
+    """Return text for HTML: escaped, with `?` for control characters and what is not Unicode."""
+    return escape(visible(text))

@@ -106,7 +106,7 @@ def test_a_class_with_one_label_only_has_probabilities_near_it_and_no_suspects()
 
 def test_suspected_labels_are_those_of_loops() -> None:
     rng = np.random.default_rng(1)
-    probabilities = rng.random((60, 4))
+    probabilities = rng.random((60, 4)) * [1, 1, 0.6, 0.9]
     labels = rng.integers(-1, 2, (60, 4)).astype(np.int8)
     suspected = suspected_labels(probabilities, labels)
     assert 0 < suspected.sum() < 240
@@ -115,9 +115,9 @@ def test_suspected_labels_are_those_of_loops() -> None:
         with_class = [p for p, label in column if label == 1]
         without = [1 - p for p, label in column if label == 0]
         for index, (p, label) in enumerate(column):
-            expected = (label == 0 and p >= sum(with_class) / len(with_class)) or (
-                label == 1 and 1 - p >= sum(without) / len(without)
-            )
+            opposite = {0: p, 1: 1 - p, -1: 0}[int(label)]
+            same = without if label == 1 else with_class
+            expected = opposite > 0.5 and opposite >= sum(same) / len(same)
             assert suspected[index, k] == expected
 
 
@@ -181,9 +181,11 @@ def test_planted_errors_are_among_the_first_tenth(seed: int) -> None:
     found = flipped[ranking.images, ranking.classes]
     first = len(found) // 10
     assert found[:first].sum() > 0.9 * flipped.sum()
-    assert (found & ranking.suspected).sum() > 0.6 * flipped.sum()
+    assert (found & ranking.suspected).sum() > 0.5 * flipped.sum()
     assert found[ranking.suspected].mean() > 0.9
 
-    # The scores alone do not do it: a class with high logits looks present everywhere.
+    # The scores alone are worse: a class with high logits looks present everywhere.
+    count = flipped.sum()
     of_label = np.where(labels == 1, logits, -logits).ravel()
-    assert flipped.ravel()[np.argsort(of_label)[:first]].sum() < 0.8 * flipped.sum()
+    by_score = flipped.ravel()[np.argsort(of_label)[:count]].sum()
+    assert found[:count].sum() > 0.9 * count > 0.75 * count > by_score
