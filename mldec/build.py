@@ -16,6 +16,7 @@ from mldec.config.annotations import describe, matches
 from mldec.config.compose import compose, override
 from mldec.config.schema import PARTS, Config
 from mldec.data.base import Classes, DataModule
+from mldec.data.folds import Folds
 from mldec.data.labels import Labels
 from mldec.data.sampling import Sampling
 from mldec.data.source import FileSettings, Source, assemble
@@ -42,7 +43,7 @@ RUNTIME_ARGUMENTS = {
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # The settings that every reader of image files takes beside its own arguments, as flat keys of its
 # node, such as data.cutout=0.
-SHARED = (View, FileSettings, Sampling)
+SHARED = (View, FileSettings, Sampling, Folds)
 # The types that a function for data may return.
 DATA = (Source, DataModule)
 REQUIRED = inspect.Parameter.empty
@@ -217,8 +218,8 @@ def data(parts: Parts) -> DataModule:
         return module
 
     # The settings first: an error in them is found before the data is searched.
-    view, files, sampling = (part.shared(kind) for kind in SHARED)
-    return assemble(part.call(), view, files, sampling)
+    view, files, sampling, folds = (part.shared(kind) for kind in SHARED)
+    return assemble(part.call(), view, files, sampling, folds)
 
 
 def chosen_data(settings: list[str]) -> tuple[Config, DataModule]:

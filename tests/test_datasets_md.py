@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from support import read_option
 
+from mldec.build import SHARED
 from mldec.config.compose import config_dir
-from mldec.data.source import FileSettings
-from mldec.data.view import View
 
 TEXT = (Path(__file__).parents[1] / "DATASETS.md").read_text(encoding="utf-8")
 HEADINGS = re.findall(r"^## (.*)$", TEXT, re.MULTILINE)
@@ -25,7 +24,7 @@ def test_options_and_arguments_exist(group: str) -> None:
         assert named == set(options), "an option without a section"
     known = {name for part, _ in options.values() for name in signature(part).parameters}
     if group == "data":
-        known |= {name for shared in (View, FileSettings) for name in signature(shared).parameters}
+        known |= {name for shared in SHARED for name in signature(shared).parameters}
         known.add("changed")
     arguments = set(re.findall(rf"(?<!/)\b{group}\.(\w+)", TEXT))
     assert arguments - {"csv", "jpg"} <= known

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mldec.data.base import Classes, DataModule, LabelledImages, Split, StoredImages
 from mldec.data.cache import TableCache
+from mldec.data.folds import UNDIVIDED, Folds
 from mldec.data.sampling import SHUFFLED, Sampling
 from mldec.data.storage.image_files import ImageFiles
 from mldec.data.task import Task
@@ -79,7 +80,11 @@ class Source:
 
 
 def assemble(
-    source: Source, view: View, files: FileSettings, sampling: Sampling = SHUFFLED
+    source: Source,
+    view: View,
+    files: FileSettings,
+    sampling: Sampling = SHUFFLED,
+    folds: Folds = UNDIVIDED,
 ) -> DataModule:
     """Return the data module of a source.
 
@@ -90,17 +95,26 @@ def assemble(
     tables = TableCache(files.cache_dir, source.see)
     eval_transform = view.eval()
 
+    # A fold is a part of the training images, whose labels then mean what those of `val` mean.
+    val = source.val if folds.fold is None else source.train
+
     @cache
     def load_val() -> Split:
-        images, classes = source.task.validation(source.load(source.val, tables))
+        images = source.load(val, tables)
+        if folds.fold is not None:
+            images = _part(source, images, folds, held_out=True)
+            _check_divisible(source, images, folds)
+        images, classes = source.task.validation(images)
 
         # Only for its checks: a setting that does not fit the classes must fail at the start, not
         # after an epoch.
         source.task.evaluator(classes)
-        return _split(source, source.val, images, classes, files, eval_transform)
+        return _split(source, val, images, classes, files, eval_transform)
 
     def load_train() -> Split:
         images = (source.load_train or source.load)(source.train, tables)
+        if folds.fold is not None:
+            images = _part(source, images, folds, held_out=False)
 
         # Column c of the targets must mean the same class in training and evaluation.
         _check_same_classes(source, train=images.classes, val=load_val().classes.names)
@@ -115,6 +129,34 @@ def assemble(
         bad_images=files.bad_images,
         sampling=sampling,
     )
+
+
+def _part(
+    source: Source, images: LabelledImages, folds: Folds, *, held_out: bool
+) -> LabelledImages:
+    """Return the training images that a fold holds out, or the others."""
+    is_held_out = folds.held_out(images.storage.keys)
+    part = images.select(is_held_out if held_out else ~is_held_out)
+    if len(part):
+        return part
+
+    split = "validate" if held_out else "train"
+    raise DataError(
+        f"{source.where}: data.fold={folds.fold} leaves no image to {split}, of {len(images):,}: "
+        f"choose fewer folds; {source.see}"
+    )
+
+
+def _check_divisible(source: Source, images: LabelledImages, folds: Folds) -> None:
+    """Raise a `ConfigError` if training images cannot stand in for validation images."""
+    _, train = source.task.training(images)
+    _, val = source.task.validation(images)
+    if train.names != val.names:
+        raise ConfigError(
+            f"data.fold {folds.fold}: this data is trained on {len(train)} classes and evaluated "
+            f"on {len(val)}, as zero-shot data is, so that a part of its training images cannot "
+            f"be the validation images; leave it out"
+        )
 
 
 def _check_same_classes(source: Source, *, train: tuple[str, ...], val: tuple[str, ...]) -> None:

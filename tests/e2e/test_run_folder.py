@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,28 @@ def test_a_run_repeats_images_of_rare_classes(photos: Path, cli: Cli) -> None:
     assert status == 0, err
     assert "16 training and 8 validation images (23 images per epoch: data.sampler=rep" in out
     assert "0 of 3 steps done" in out
+
+
+def test_a_run_leaves_its_fold_out_and_goes_on_with_no_other(photos: Path, cli: Cli) -> None:
+    base = [word for word in QUICK if not word.startswith("data.")]
+    base += ["data=csv", f"data.root={photos}", "data.image_size=32", "train.batch_size=4"]
+    base += ["train.epochs=1", "name=fold"]
+    for fold in ("3/2", "0/5", "a/b", "1/1"):
+        status, _, err = cli("train", *base, f"data.fold={fold}")
+        assert status == 1
+        one_line(err, f"data.fold is '{fold}': it must be i/N", "such as 1/5")
+
+    # Of the 16 training images; the 8 others are not read.
+    (photos / "20.png").unlink()
+    folds = [sha256(f"0 {number}.png".encode()).digest()[7] % 2 for number in range(16)]
+    status, out, err = cli("train", *base, "data.fold=2/2")
+    assert status == 0, err
+    assert f"{folds.count(0)} training and {folds.count(1)} validation images" in out
+    assert "fold: 2/2" in Path("outputs/fold/config.yaml").read_text()
+
+    status, _, err = cli("train", *base, "data.fold=1/2", "resume=auto", "train.epochs=2")
+    assert status == 1
+    one_line(err, "is of a run with other settings (data.fold: 2/2 -> 1/2): put them back")
 
 
 def test_a_change_of_the_data_is_refused_at_a_resume(
