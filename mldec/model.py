@@ -45,9 +45,26 @@ class Classifier(nn.Module):
                 f"attention=True: a {type(self.head).__name__} head has no attention; leave it out"
             )
 
-        tokens = self.backbone(images)
+        return self.classify(self.backbone(images), queries, attention=attention)
 
+    def classify(
+        self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
+    ) -> Tensor:
+        """Map tokens [B, N, C] to logits [B, K]; the other arguments are those of `forward`."""
         # Heads without attention do not have the argument, so pass it only if it is wanted.
         if attention:
             return self.head(tokens, queries, attention=True)
         return self.head(tokens, queries)
+
+
+class TokenClassifier(Classifier):
+    """A classifier whose input is the tokens of its backbone, which were computed before.
+
+    It has the parameters of a `Classifier`, by the same names.
+    """
+
+    def forward(
+        self, images: Tensor, queries: Tensor | None = None, *, attention: bool = False
+    ) -> Tensor:
+        """Map tokens [B, N, C] to logits [B, K]; see `Classifier.classify`."""
+        return self.classify(images, queries, attention=attention)

@@ -60,7 +60,9 @@ def run(config: Config, directory: Path) -> None:
     from mldec.training.trainable import check_trainable
 
     parts = build.complete(build.check(config))
-    check_trainable(config, partial(build.backbone, parts, pretrained=False))
+    check_trainable(
+        build.recorded(config, parts), partial(build.backbone, parts, pretrained=False)
+    )
     if config.train.deterministic:
         # cuBLAS is deterministic only with this workspace.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -95,8 +97,10 @@ def _train(
     from mldec import build, checkpoint
     from mldec.data.split_labels import training_labels
     from mldec.losses.prior import save_estimate
+    from mldec.model import TokenClassifier
     from mldec.runtime import distributed
     from mldec.training import description, runlog
+    from mldec.training.frozen_features import with_tokens
     from mldec.training.trainer import Trainer
 
     # The recorded config has all arguments of all parts, so that later defaults do not change it.
@@ -112,8 +116,16 @@ def _train(
     if config.init and not saved:
         runlog.log.info(checkpoint.initialise(model, config.init))
 
+    model.to(device)
+    if config.train.cache_features:
+        # The tokens are those of the weights that the run goes on from.
+        if saved:
+            checkpoint.load_strict(model, saved[1].model, saved[0])
+        data = with_tokens(data, model.backbone, config, device=device, stop=stop)
+        model = TokenClassifier(model.backbone, model.head)
+
     folder = directory / "checkpoints"
-    trainer = Trainer(config, model.to(device), loss, data, folder=folder, device=device, stop=stop)
+    trainer = Trainer(config, model, loss, data, folder=folder, device=device, stop=stop)
 
     lines = 0
     if saved:
@@ -269,8 +281,9 @@ def show(node: DictConfig) -> None:
     with one_line():
         config = parse(node).on(processes=1)
         parts = build.check(config)
-        check_trainable(config, partial(build.backbone, parts, pretrained=False))
-        say(*to_yaml(build.recorded(config, parts)).splitlines())
+        recorded = build.recorded(config, parts)
+        check_trainable(recorded, partial(build.backbone, parts, pretrained=False))
+        say(*to_yaml(recorded).splitlines())
 
 
 def choose_task(arguments: list[str]) -> tuple[Callable[[], None], list[str]]:

@@ -117,6 +117,10 @@ class Train:
     # Batch norms that stay in evaluation mode in training, and whose scale and shift do not train,
     # as with Query2Label's FrozenBatchNorm2d; null: none.
     freeze_batchnorm: FreezeBatchNorm | None = None
+    # The backbone is frozen: compute its tokens of all images once, before the first epoch, and
+    # train the head on them. The images cannot be augmented then. The tokens are a file in
+    # data.cache_dir, which later runs use too, whatever their head.
+    cache_features: bool = False
     clip_grad: float | None = None  # maximal norm of all gradients together; null: no clipping
     ema_decay: float | None = 0.9997  # null: no moving average of the weights
     # The moving average starts as a copy of the weights at the beginning of this epoch, the first
@@ -186,6 +190,16 @@ class Train:
         if self.freeze_batchnorm is FreezeBatchNorm.all and self.sync_batchnorm:
             raise ConfigError(
                 "train.sync_batchnorm has no effect with train.freeze_batchnorm=all: leave it out"
+            )
+
+        if self.cache_features and "backbone" not in self.freeze:
+            raise ConfigError(
+                "train.cache_features is for a frozen backbone: pass train.freeze=[backbone], "
+                "or leave train.cache_features out"
+            )
+        if self.cache_features and self.channels_last:
+            raise ConfigError(
+                "train.channels_last has no effect with train.cache_features: leave one out"
             )
 
         self._check_ends()
@@ -394,6 +408,11 @@ class Config:
             )
         check_device(self.device)
 
+        if self.train.cache_features and self.mix.soft:
+            raise ConfigError(
+                "mix changes the images from epoch to epoch, which train.cache_features excludes: "
+                "leave one out"
+            )
         if self.resume and self.init:
             raise ConfigError(
                 f"init={self.init} has no effect with resume={self.resume}: leave one out"

@@ -201,6 +201,9 @@ class DataModule:
     # How often each training image appears per epoch.
     sampling: Sampling = SHUFFLED
 
+    # Whether an image takes longer to load than to be handed over by a loader process.
+    loads_slowly: bool = True
+
     def __post_init__(self) -> None:
         if self.bad_images not in BAD_IMAGES:
             raise ConfigError(

@@ -72,15 +72,23 @@ class TableCache:
         return table
 
 
-def _cache_file(name: str, cache_dir: str | None) -> Path:
-    """Return the path of a table: one per set of sources, so that a newer one replaces the old."""
+def cache_folder(cache_dir: str | None) -> Path:
+    """Return the folder of the cache.
+
+    Args:
+        cache_dir: the setting; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
+    """
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mldec")
     try:
-        folder = Path(cache_dir or default).expanduser()
+        return Path(cache_dir or default).expanduser()
     except RuntimeError:  # an account without a home, as in some containers
-        folder = Path(tempfile.gettempdir(), "mldec")
+        return Path(tempfile.gettempdir(), "mldec")
 
-    return folder / f"{name.split()[0]}-{sha256(os.fsencode(name)).hexdigest()[:16]}.npz"
+
+def _cache_file(name: str, cache_dir: str | None) -> Path:
+    """Return the path of a table: one per set of sources, so that a newer one replaces the old."""
+    digest = sha256(os.fsencode(name)).hexdigest()[:16]
+    return cache_folder(cache_dir) / f"{name.split()[0]}-{digest}.npz"
 
 
 def _load(cache: Path, key: str, values: range) -> Table | None:

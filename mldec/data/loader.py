@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from mldec.config.schema import Mix
-from mldec.data.base import DataModule, ImageDataset
+from mldec.data.base import DataModule, ImageDataset, Split
 from mldec.data.mixing import Mixing
 from mldec.data.sampling import draw, epoch_length
 from mldec.data.workers import start_worker
@@ -173,7 +173,7 @@ def train_loader(
     if mix and mix.soft:
         mixing = Mixing(mix, len(data.train.classes))
 
-    return _loader(data.train.dataset, batches, data.bad_images, batches.seed, workers, pin, mixing)
+    return _loader(data, data.train, batches, batches.seed, workers, pin, mixing)
 
 
 def eval_loader(
@@ -196,7 +196,7 @@ def eval_loader(
         end = min(start + batch_size, num_images)
         batches.append([(0, index, 0) for index in range(start, end)])
 
-    return _loader(data.val.dataset, batches, data.bad_images, 0, workers, pin)
+    return _loader(data, data.val, batches, 0, workers, pin)
 
 
 def sample_seed(*numbers: int) -> int:
@@ -263,20 +263,22 @@ def collate(
 
 
 def _loader(
-    dataset: ImageDataset,
+    data: DataModule,
+    split: Split,
     keys: Sampler[list[Key]] | list[list[Key]],
-    bad_images: str,
     seed: int,
     workers: int,
     pin: bool,
     mixing: Mixing | None = None,
 ) -> DataLoader[Batch]:
-    """Return a loader of the batches with these keys."""
+    """Return a loader of the batches of a split with these keys."""
+    workers = workers if data.loads_slowly else 0
+    skip = data.bad_images == "skip"
     return DataLoader(
-        SeededDataset(dataset, seed),
+        SeededDataset(split.dataset, seed),
         batch_sampler=keys,
         num_workers=workers,
-        collate_fn=partial(collate, skip=bad_images == "skip", mixing=mixing, seed=seed),
+        collate_fn=partial(collate, skip=skip, mixing=mixing, seed=seed),
         pin_memory=pin,
         persistent_workers=workers > 0,
         worker_init_fn=start_worker,

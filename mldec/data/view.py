@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from mldec.data.transforms import EvalTransform, TrainTransform
 
 
+# With these values a training image is the same in every epoch.
+NO_AUGMENTATION = {"augment": "none", "cutout": 0.0, "flip": False, "crop": 1.0, "erase": 0.0}
+
+
 @dataclass(frozen=True, kw_only=True)
 class View:
     """The image settings of a `data` node, which are the same for every reader of image files.

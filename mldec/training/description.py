@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mldec.config.schema import Config
 from mldec.files.run_folder import RunFacts, command_line
+from mldec.model import Classifier
 from mldec.runtime import distributed, provenance
 from mldec.runtime.cost import count_parameters, multiply_accumulates
 from mldec.runtime.devices import Precision
@@ -120,7 +121,8 @@ def facts(trainer: Trainer) -> RunFacts:
     # only, so no error in it ends a run.
     products: int | None
     try:
-        products = round(multiply_accumulates(model, size, queries))
+        classifier = Classifier(model.backbone, model.head)
+        products = round(multiply_accumulates(classifier, size, queries))
     except Exception:
         products = None
 

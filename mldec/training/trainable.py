@@ -1,7 +1,8 @@
 """Which parameters of a model train, and how fast: frozen parts, batch norms, the optimiser."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from mldec.config.schema import Config, FreezeBatchNorm, Optim, Train
+from mldec.data.view import NO_AUGMENTATION
 from mldec.errors import ConfigError
 from mldec.optim import build_optimizer, check_optimizer
 
@@ -20,13 +22,16 @@ def check_trainable(config: Config, make_backbone: Callable[[], nn.Module]) -> N
     parts of a user's own, which need not support that, are checked when the model has been built.
 
     Args:
-        config: of the run.
+        config: of the run, with all arguments of its parts.
         make_backbone: builds the backbone without its published weights.
 
     Raises:
-        ConfigError: as `freeze` and `optimizer`.
+        ConfigError: as `freeze` and `optimizer`, and if images whose tokens are computed once would
+            be augmented.
     """
     check_optimizer(config.optim.name)
+    if config.train.cache_features:
+        _check_not_augmented(config.data)
 
     train, optim = config.train, config.optim
     given = train.freeze or train.freeze_batchnorm or optim.backbone_lr or optim.layer_decay
@@ -75,6 +80,18 @@ def optimizer(model: nn.Module, optim: Optim) -> Optimizer:
         ConfigError: from `build_optimizer`.
     """
     return build_optimizer(model, **{**vars(optim), "decay": optim.decay.value})
+
+
+def _check_not_augmented(data: Mapping[str, Any]) -> None:
+    """Check that training images are the same in every epoch, so that their tokens are."""
+    changing = [name for name, value in NO_AUGMENTATION.items() if data.get(name, value) != value]
+    if changing:
+        given = " ".join(f"data.{name}={data[name]}" for name in changing)
+        wanted = " ".join(f"data.{name}={NO_AUGMENTATION[name]}" for name in changing)
+        raise ConfigError(
+            f"{given}: train.cache_features computes the tokens of each image once, and this would "
+            f"change the images from epoch to epoch; pass {wanted}"
+        )
 
 
 def _freeze_parameters(model: nn.Module, names: Sequence[str]) -> None:
