@@ -188,4 +188,4 @@ def test_planted_errors_are_among_the_first_tenth(seed: int) -> None:
     count = flipped.sum()
     of_label = np.where(labels == 1, logits, -logits).ravel()
     by_score = flipped.ravel()[np.argsort(of_label)[:count]].sum()
-    assert found[:count].sum() > 0.9 * count > 0.75 * count > by_score
+    assert found[:count].sum() > 0.9 * count > 0.85 * count > by_score
