@@ -19,6 +19,7 @@ from mldec.evaluation import (
     evaluate,
     left_out,
     memory_advice,
+    score,
     table,
 )
 from mldec.evaluators.multi_label import MultiLabelEvaluator
@@ -96,6 +97,19 @@ def test_each_image_counts_once(config: Config, bad: tuple[int, ...], words: boo
     assert [message.partition(" is")[0] for message in results.bad] == [f"image {i}" for i in bad]
     assert results.confusions is None
     assert all(len(column) == 3 for column in results.per_class.values())
+
+
+def test_the_scores_of_a_batch_come_with_its_images(config: Config) -> None:
+    bad = (1, *range(6, 12))
+    batches = list(score(Colours().eval(), data(20, bad), config, device=CPU))
+    assert [len(logits) for _, logits in batches] == [5, 0, 6, 2]
+    assert [len(batch.bad) for batch, _ in batches] == [1, 6, 0, 0]
+
+    indices = torch.cat([batch.indices for batch, _ in batches]).long().tolist()
+    assert indices == [index for index in range(20) if index not in bad]
+    readable = [logits for batch, logits in batches if len(batch.images)]
+    for index, row in zip(indices, torch.cat(readable), strict=True):
+        assert torch.equal(row, Shades(20)[index][0].float().mean((1, 2)) / 64 - 2)
 
 
 def test_confusions_are_counted_where_an_image_has_one_label(config: Config) -> None:

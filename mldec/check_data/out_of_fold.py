@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -121,70 +122,66 @@ def judge(
         ConfigError: for a wrong setting, or data with one label per image.
         DataError: if the data cannot be read, or a score is not finite.
     """
-    several = len(models) > 1
     folds = left_out_folds(paths, models)
-    chosen = any(setting.startswith("data.fold=") for setting in settings)
-    if several and split != "val":
+    chooses_fold = any(setting.startswith("data.fold=") for setting in settings)
+    if len(models) > 1 and split != "val":
         raise ConfigError(f"--split {split}: the folds are all training images; leave it out")
-    if several and chosen:
+    if len(models) > 1 and chooses_fold:
         raise ConfigError("data.fold: each checkpoint says which fold it left out; leave it out")
 
     config = override(models[0].config, settings)
     device = distributed.pick_device(config.device)
     choose_precision(config, settings, device)
 
-    # All of them first: what does not fit is refused before an image is scored.
-    data, networks = [], []
+    # What does not fit is refused before the first image is scored.
+    judges = []
     for path, model, fold in zip(paths, models, folds, strict=True):
-        # data=NAME among the settings chooses no fold.
-        own = config
-        if fold is not None and not chosen:
-            own = replace(config, data={**config.data, "fold": fold})
-        module = build.data(build.check(own, ["data"]))
+        own_config = config
+        if fold is not None and not chooses_fold:
+            own_config = replace(config, data={**config.data, "fold": fold})
+        data = build.data(build.check(own_config, ["data"]))
 
-        judged = module.val if split == "val" else module.train
-        _check_several_labels(judged)
-        networks.append(scoring(model.model, model.classes, judged.classes, path))
-        if several:
-            _check_fold(path, model, module, allow=config.accepts_changed_data)
+        judges.append(_judge(path, model, data, split))
+        if len(models) > 1:
+            _check_training(path, model, data, allow=config.accepts_changed_data)
         else:
-            _warn_of_training(path, model, module, split)
-        data.append(_as_validation(judged, module, model))
+            _warn_of_training(path, model, data, split)
 
-    columns = []
-    for network, module, fold in zip(networks, data, folds, strict=True):
-        title = "score" if fold is None else f"score fold {fold}"
-        columns.append(_scored(network, module, config, device, title))
-    indices, labels, logits, bad = zip(*columns, strict=True)
-
-    if not any(map(len, indices)):
-        raise DataError(f"no image can be read; the first message: {bad[0][0]}")
-    finite = [np.isfinite(part).all() for part in logits]
-    if not all(finite):
-        path = paths[finite.index(False)]
-        raise DataError(f"{path}: a score is not finite; look at the weights of the checkpoint")
+    scores = [_score(judge, config, device) for judge in judges]
+    bad = [message for part in scores for message in part.bad]
+    sizes = [len(part.indices) for part in scores]
+    if not sum(sizes):
+        raise DataError(f"no image can be read; the first message: {bad[0]}")
 
     return Judged(
-        [module.val.dataset for module in data],
-        data[0].val.classes.names,
-        np.repeat(np.arange(len(models)), [len(part) for part in indices]),
-        np.concatenate(indices),
-        np.concatenate(labels),
-        np.concatenate(logits),
-        [message for messages in bad for message in messages],
+        [judge.data.val.dataset for judge in judges],
+        judges[0].data.val.classes.names,
+        np.repeat(np.arange(len(judges)), sizes),
+        np.concatenate([part.indices for part in scores]),
+        np.concatenate([part.labels for part in scores]),
+        np.concatenate([part.logits for part in scores]),
+        bad,
     )
 
 
-def _check_several_labels(split: Split) -> None:
-    """Raise a `ConfigError` if each image has one label: the classes are not independent then."""
-    if split.classes.exclusive:
-        raise ConfigError(
-            "--checkpoint: wrong labels are looked for where an image may have several, "
-            "this data has one label per image; leave it out"
-        )
+class _Judge(NamedTuple):
+    """A model, and the images that it scores."""
+
+    path: str
+    network: nn.Module
+    data: DataModule  # whose validation images are those to score
 
 
-def _check_fold(path: str, model: Loaded, data: DataModule, *, allow: bool) -> None:
+class _Scores(NamedTuple):
+    """The scores of the n images that can be read; for the arrays see `Judged`."""
+
+    indices: np.ndarray  # [n]
+    labels: np.ndarray  # [n, K]
+    logits: np.ndarray  # [n, K]
+    bad: list[str]
+
+
+def _check_training(path: str, model: Loaded, data: DataModule, *, allow: bool) -> None:
     """Raise a `CheckpointError` if a model was trained on other images than those of its fold."""
     warning = check_same(model.fingerprint, fingerprint(data.train), Path(path), allow=allow)
     if warning is not None:
@@ -209,28 +206,44 @@ def _warn_of_training(path: str, model: Loaded, data: DataModule, split: str) ->
         )
 
 
-def _as_validation(judged: Split, data: DataModule, model: Loaded) -> DataModule:
-    """Return a dataset whose validation images are those to judge, as the model takes them."""
+def _judge(path: str, model: Loaded, data: DataModule, split: str) -> _Judge:
+    """Join a model and the images of a split, which it then sees as in its own evaluation.
+
+    Raises:
+        CheckpointError: if the model has other classes than the data.
+        ConfigError: if each image has one label: the classes are not independent then.
+    """
+    judged = data.val if split == "val" else data.train
+    if judged.classes.exclusive:
+        raise ConfigError(
+            "--checkpoint: wrong labels are looked for where an image may have several, "
+            "this data has one label per image; leave it out"
+        )
+    network = scoring(model.model, model.classes, judged.classes, path)
+
     # The training transform changes images at random, and data=NAME brings a size of its own.
     dataset = judged.dataset
     if isinstance(dataset, StoredImages):
         images = LabelledImages(dataset.storage, dataset.labels, judged.classes.names)
         dataset = StoredImages(images, model.transform)
 
-    split = Split(dataset, judged.classes)
-    return replace(data, load_val=lambda: split, bad_images="skip")
+    viewed = Split(dataset, judged.classes)
+    return _Judge(path, network, replace(data, load_val=lambda: viewed, bad_images="skip"))
 
 
-def _scored(
-    network: nn.Module, data: DataModule, config: Config, device: torch.device, title: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
-    """Return indices [n], labels [n, K] and logits [n, K] of the images, and what is unreadable."""
+def _score(judge: _Judge, config: Config, device: torch.device) -> _Scores:
+    """Score the images of a judge.
+
+    Raises:
+        DataError: if a score is not finite.
+    """
     # An empty batch first, since perhaps no image can be read.
+    network, data = judge.network, judge.data
     nothing = torch.zeros(0, len(data.val.classes))
     indices, labels, logits = [torch.zeros(0, dtype=torch.int64)], [nothing], [nothing]
     bad: list[str] = []
 
-    bar = partial(tqdm, desc=title, leave=False, disable=not on_terminal())
+    bar = partial(tqdm, desc=f"score {judge.path}", leave=False, disable=not on_terminal())
     with out_of_memory.explained(lambda: memory_advice(config, device)):
         network.to(device).eval()
         for batch, scores in score(network, data, config, device=device, progress=bar):
@@ -241,10 +254,12 @@ def _scored(
                 logits.append(scores.cpu())
     network.cpu()
 
+    all_logits = torch.cat(logits)
+    if not all_logits.isfinite().all():
+        raise DataError(
+            f"{judge.path}: a score is not finite; look at the weights of the checkpoint"
+        )
+
     # With data.sizes=true a label is a code of the sizes of objects; each of them means present.
-    return (
-        torch.cat(indices).numpy(),
-        torch.cat(labels).clamp(max=1).numpy().astype(np.int8),
-        torch.cat(logits).numpy(),
-        bad,
-    )
+    present = torch.cat(labels).clamp(max=1).to(torch.int8)
+    return _Scores(torch.cat(indices).numpy(), present.numpy(), all_logits.numpy(), bad)

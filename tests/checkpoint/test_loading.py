@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import os
 import pickle
@@ -189,6 +190,8 @@ def test_a_checkpoint_is_a_whole_fact(digits_run: Path) -> None:
     assert loaded.config.name == "digits"
     assert not loaded.model.training
     assert loaded.metrics["val/mAP"] > 0
+    assert loaded.fingerprint is not None
+    assert dataclasses.asdict(loaded.fingerprint) == state["fingerprint"]
     images = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
     with torch.no_grad():
         torch.testing.assert_close(loaded.model(images), loaded.model(images / 255))
