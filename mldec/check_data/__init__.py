@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
                 raise ConfigError(
                     f"--{name} needs a model: pass --checkpoint FILE, or leave it out"
                 )
-        examine(args)
+        check_dataset(args)
         return
 
     if args.decode is not None:
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
     suspects.run(args)
 
 
-def examine(args: argparse.Namespace) -> None:
+def check_dataset(args: argparse.Namespace) -> None:
     """Check the dataset of a command line, and print and write what was found.
 
     Raises:

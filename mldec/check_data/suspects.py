@@ -135,25 +135,26 @@ def class_counts(judged: Judged, ranking: Ranking) -> dict[str, dict[str, int]]:
 
 def tell(judged: Judged, ranking: Ranking) -> None:
     """Print the first pairs, and the classes with the most suspected labels."""
-    say(f"{'rank':>6}  {'probability':>11}  label    class, image")
+    say(f"{'rank':>6}  label    P(present)  class, image")
     for _, pair in suspects(judged, ranking, range(len(ranking))[:MAX_PRINTED]):
         label = "present" if pair.present else "absent"
-        say(f"{pair.rank:6}  {pair.probability:11.3f}  {label:7}  {pair.class_name}, {pair.image}")
+        columns = f"{pair.rank:6}  {label:7}  {pair.probability:10.3f}"
+        say(f"{columns}  {pair.class_name}, {pair.image}")
 
     counts = class_counts(judged, ranking)
-    by_number = sorted(
-        (row["suspected_present"] + row["suspected_absent"], name) for name, row in counts.items()
-    )
-    worst = [name for number, name in reversed(by_number) if number]
-    say("suspected labels per class:", "   of present    of absent  class")
+    suspected = {
+        name: row["suspected_present"] + row["suspected_absent"] for name, row in counts.items()
+    }
+    worst = sorted(filter(suspected.get, suspected), key=lambda name: -suspected[name])
+    if worst:
+        say(f"{'suspected of present':>23}  {'of absent':>23}  class")
     for name in worst[:MAX_CLASSES]:
         row = counts[name]
-        say(
-            f"{row['suspected_present']:5} of {row['present']:,}  "
-            f"{row['suspected_absent']:5} of {row['absent']:,}  {name}"
-        )
+        present = f"{row['suspected_present']:9,} of {row['present']:10,}"
+        absent = f"{row['suspected_absent']:9,} of {row['absent']:10,}"
+        say(f"{present}  {absent}  {name}")
     if len(worst) > MAX_CLASSES:
-        say(f"  and {len(worst) - MAX_CLASSES:,} more classes (all with --json)")
+        say(f"and {len(worst) - MAX_CLASSES:,} more classes (all with --json)")
 
 
 def write_pairs(target: str, judged: Judged, ranking: Ranking, count: int | None) -> None:

@@ -84,7 +84,7 @@ def _item(suspect: Suspect, picture: Image.Image) -> str:
     return (
         f"<li{mark}>"
         f'<img src="{_data_uri(picture)}" alt="{_text(suspect.image)}">'
-        f"<p>{suspect.rank}. <b>{name}</b> is labelled {label}, probability "
+        f"<p>{suspect.rank}. <b>{name}</b> is labelled {label}; present with probability "
         f"{suspect.probability:.3f}</p>"
         f"<p><small>{_text(suspect.image)}</small></p>"
         f"</li>"

@@ -64,7 +64,7 @@ def test_flipped_labels_are_found_by_a_real_process(judges, tmp_path: Path) -> N
         f"{suspected} of 600 labels are suspected"
     )
     assert summary in done.stdout
-    first = f"     1  {chances[0]:11.3f}"
+    first = f"{chances[0]:10.3f}  {rows[0]['class']}, {rows[0]['image']}"
     assert first in done.stdout
     assert rows[9]["image"] in done.stdout
 

@@ -57,8 +57,8 @@ def test_pairs_are_listed_with_their_pictures() -> None:
     text = " ".join("".join(parser.texts).split())
     assert "Two of them One 1." in text
     assert text.index("Other") < text.index("2. cat")
-    assert "1. dog is labelled present, probability 0.123" in text
-    assert "2. cat is labelled absent, probability 0.123" in text
+    assert "1. dog is labelled present; present with probability 0.123" in text
+    assert "2. cat is labelled absent; present with probability 0.123" in text
     items = [attributes for tag, attributes in parser.tags if tag == "li"]
     assert items == [{"class": "suspected"}, {}]
 
