@@ -10,7 +10,7 @@ COMMANDS = {
     "evaluate": "compute the metrics of a checkpoint on the validation images",
     "predict": "name what images show",
     "summary": "print a table of the runs in a folder",
-    "check_data": "count and check the images and labels of a dataset",
+    "check_data": "count and check the images and labels of a dataset, or find its wrong labels",
     "benchmark": "measure speed, memory and cost",
 }
 
