@@ -60,9 +60,7 @@ def run(config: Config, directory: Path) -> None:
     from mldec.training.trainable import check_trainable
 
     parts = build.complete(build.check(config))
-    check_trainable(
-        build.recorded(config, parts), partial(build.backbone, parts, pretrained=False)
-    )
+    check_trainable(build.recorded(config, parts), partial(build.backbone, parts, pretrained=False))
     if config.train.deterministic:
         # cuBLAS is deterministic only with this workspace.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
