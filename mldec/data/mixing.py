@@ -13,7 +13,17 @@ VISIBLE = 0.5 / 255
 class Mixing:
     """Mix image i of a micro-batch with image b - 1 - i (timm's FastCollateMixup).
 
-    Random numbers come from numpy's global generator, and are the same for both kinds of labels.
+    Each of the two has a share of the mixed image: of the pixels' values (mixup) or of the area
+    (cutmix). It is visible if its share is at least 1/510. Labels, by `mix.labels`:
+
+    weighted: the mean of both images' labels, weighted by their shares; -1 (not annotated) if a
+    visible image has -1.
+
+    union: 1 if a visible image has 1; otherwise -1 if a visible image has -1; otherwise 0.
+
+    Smoothing moves labels of 0 and 1 towards 1/K, or towards 1/2 for several labels per image.
+
+    Random numbers come from numpy's global generator, and do not depend on the kind of labels.
 
     Args:
         mix: the settings of mixup and cutmix.
@@ -36,7 +46,7 @@ class Mixing:
         self.timm.mixup_enabled = mix.on
         self.union = mix.labels is MixLabels.union
 
-        # As in timm: smoothing moves labels towards 1/K, or 1/2 if each class is on its own.
+        # The values of smoothed labels of 0 and 1, as in timm.
         self.off = mix.smoothing / (len(classes) if classes.exclusive else 2)
         self.on = 1 - mix.smoothing + self.off
 
@@ -47,7 +57,7 @@ class Mixing:
         which does not change it.
 
         Returns:
-            images uint8 [b, 3, H, W] and targets float32 [b, K], from 0 to 1, or -1; see `_labels`.
+            images uint8 [b, 3, H, W] and targets float32 [b, K], from 0 to 1, or -1.
         """
         if len(images) % 2 == 0:
             return self._mix_pairs(images.clone(), targets)
@@ -73,14 +83,6 @@ class Mixing:
 
     def _labels(self, targets: Tensor, own_share: Tensor, partner_share: Tensor) -> Tensor:
         """Mix the labels of each image and its partner.
-
-        An image whose share is below 1/510 of the pixels' values (mixup) or of the area (cutmix) is
-        not visible.
-
-        weighted: the mean of both labels, weighted by the shares; -1 if a visible image of the two
-        has -1.
-
-        union: 1 if a visible image of the two has 1; otherwise -1 if a visible image has -1.
 
         Args:
             targets: [b, K] of 1, 0 and -1.
