@@ -180,8 +180,8 @@ def _compute(
         array.flush()  # type: ignore[attr-defined]
     backbone.train(was_training)
 
-    size = file.stat().st_size / 2**30
-    log.info("%s tokens: %s, %.2f GiB, which may be deleted after the run", title, file, size)
+    size = file.stat().st_size / 2**20
+    log.info("%s tokens: %s, %.1f MiB, which may be deleted after the run", title, file, size)
 
 
 def _create(path: Path, shape: tuple[int, ...], file: Path, title: str) -> np.ndarray:
