@@ -55,9 +55,9 @@ RUNS, COSTS = WORK / "runs.jsonl", WORK / "costs.json"
 CPU = torch.device("cpu")
 
 SEEDS = (0, 1, 2)
-RATES = (3e-4, 1e-3, 3e-3)
-STEP = 10**0.5  # from the end of the grid to the next rate, if the best one is at the end
-MAX_EXTENSIONS = 2
+# Learning rates: the grid is the middle three, and the others are tried if the best is at its end.
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+GRID = (3e-4, 1e-3, 3e-3)
 TUNING = ["data.fold=1/5", "seed=0"]
 
 COMMON = [
@@ -285,20 +285,19 @@ class Study:
 
     def tuned(self, row: Row) -> float:
         """Return the best learning rate of a row; see the description of the study."""
-        rates = sorted(RATES)
-        for _ in range(MAX_EXTENSIONS + 1):
+        rates = list(GRID)
+        while True:
             values = {
                 rate: finished(row, rate, 0, tuning=True) or self.record(row, rate, TUNING)
                 for rate in rates
             }
             best = max(rates, key=lambda rate: values[rate]["mAP"])
-            if best == rates[0]:
-                rates = [rounded(best / STEP), *rates]
-            elif best == rates[-1]:
-                rates = [*rates, rounded(best * STEP)]
-            else:
-                break
-        return best
+
+            index = RATES.index(best)
+            beyond = set(RATES[max(0, index - 1) : index + 2]) - set(rates)
+            if not beyond:
+                return best
+            rates += beyond
 
     def record(self, row: Row, rate: float, more: list[str]) -> dict[str, Any]:
         """Do a run, and write its line at once, so that an interruption costs one run."""
@@ -346,11 +345,6 @@ class Study:
 def is_fold(setting: str) -> bool:
     """Tell whether a setting chooses a fold."""
     return setting.startswith("data.fold=")
-
-
-def rounded(rate: float) -> float:
-    """Return a learning rate with one digit, such as 1e-2 of 0.0095."""
-    return float(f"{rate:.0e}")
 
 
 def all_finished() -> list[dict[str, Any]]:
@@ -425,7 +419,7 @@ def report() -> None:
         "runs": [done, len(ROWS) * len(SEEDS)],
         "common": COMMON,
         "parts": {name: {"text": text, "settings": own} for name, (text, own) in PARTS.items()},
-        "rates": RATES,
+        "grid": GRID,
         "tuning": TUNING,
         "threads_of_cost": cost["threads"],
         "rows": list(rows.values()),
