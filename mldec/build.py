@@ -302,11 +302,10 @@ def model(parts: Parts, classes: Classes, *, pretrained: bool = True) -> Classif
 
 
 def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
-    """Check that loss, mixing, head and evaluator fit the data, before anything is trained.
+    """Check that loss, mixing and evaluator fit the data, before anything is trained.
 
     Args:
-        config: as the user gave it. A default such as 100 groups is clipped to the number of
-            classes, and a value of the user's is refused.
+        config: for the settings of training and mixing.
         data: the dataset.
         loss: the loss; its attributes `exclusive` and `soft`, if any, say which targets it takes.
 
@@ -344,14 +343,6 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
     if config.train.random_queries:
         _check_random_queries(train, loss)
 
-    # The config that a run recorded has the default as well, which nobody asked for.
-    groups = config.head.get("num_groups")
-    if groups is not None and groups > len(train) and groups != _default_groups(config):
-        raise ConfigError(
-            f"head.num_groups {groups} is above the {len(train)} classes: "
-            f"leave it out, for one per class"
-        )
-
     # Raises for settings that do not fit the classes, such as top-5 of three.
     data.make_evaluator(val)
 
@@ -376,11 +367,6 @@ def _check_random_queries(train: Classes, loss: nn.Module) -> None:
             f"train.random_queries adds queries that are no class, and {type(loss).__name__} has a "
             f"value per class ({', '.join(per_class)}): leave one of them out"
         )
-
-
-def _default_groups(config: Config) -> Any:
-    head = locate("head", config.head.get("_target_"), config.plugins)
-    return _accepted("head", head)["num_groups"].default
 
 
 def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[..., Any]:

@@ -109,7 +109,7 @@ def _train(
     torch.manual_seed(config.seed)
     data = build.data(parts)
     loss = build.loss(parts, partial(training_labels, data, config.seed))
-    build.check_together(given, data, loss)
+    build.check_together(config, data, loss)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
     if config.init and not saved:
         runlog.log.info(checkpoint.initialise(model, config.init))
@@ -139,6 +139,8 @@ def _train(
         runlog.log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
         runlog.log.info(description.opening(trainer))
         runlog.log.info(description.start_weights(trainer.config, saved[0] if saved else None))
+        if line := description.groups(trainer.config.head, len(trainer.data.train.classes)):
+            runlog.log.info(line)
         # They are about the run: once for all processes.
         slow, few = config.train.precision.warning(device.type), description.few_per_batch_norm
         for warning in (slow, few(trainer)):
