@@ -125,7 +125,7 @@ class Train:
     # as with Query2Label's FrozenBatchNorm2d; null: none.
     freeze_batchnorm: FreezeBatchNorm | None = None
     # The backbone is frozen: compute its tokens of all images once, before the first epoch, and
-    # train the head on them. The images cannot be augmented then. The tokens are a file in
+    # train the head on them. The images cannot be augmented then. The tokens are files in
     # data.cache_dir, which later runs use too, whatever their head.
     cache_features: bool = False
     clip_grad: float | None = None  # maximal norm of all gradients together; null: no clipping

@@ -1,13 +1,14 @@
 """Cached tokens: the same as the backbone's, computed once, and never stale."""
 
+import errno
 import logging
 import os
-import pickle
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pictures import picture, saved
@@ -76,7 +77,8 @@ class Counting(nn.Module):
 
 def cached(backbone: nn.Module, *settings: str, stop: StopRequest | None = None) -> DataModule:
     config, data = composed(*settings)
-    return with_tokens(data, backbone, config, device=CPU, stop=stop or StopRequest())
+    stop = StopRequest() if stop is None else stop
+    return with_tokens(data, backbone, config, device=CPU, stop=stop)
 
 
 def composed(*settings: str) -> tuple[Config, DataModule]:
@@ -107,13 +109,13 @@ def test_a_second_run_computes_nothing(caplog: pytest.LogCaptureFixture) -> None
     backbone = Counting()
     data = cached(backbone)
     assert len(data.train.dataset) + len(data.val.dataset) == backbone.images == 24
-    assert "which may be deleted after the run" in caplog.text
+    assert "tokens of 0 of 16 training images are in cache/tokens-" in caplog.text
 
     again = cached(backbone)
     assert torch.equal(again.train.dataset[3][0], data.train.dataset[3][0])
     assert len(again.val.dataset) == 8
     assert backbone.images == 24
-    assert "training tokens: read from cache/tokens-" in caplog.text
+    assert "tokens of 16 of 16 training images are in cache/tokens-" in caplog.text
 
 
 def test_labels_and_head_do_not_matter_to_the_tokens(own_photos: Path) -> None:
@@ -125,50 +127,60 @@ def test_labels_and_head_do_not_matter_to_the_tokens(own_photos: Path) -> None:
     assert backbone.images == 16
 
 
-@pytest.mark.parametrize("change", ["weights", "image", "size", "setting", "order", "damage"])
-def test_nothing_stale_is_read(change: str, own_photos: Path) -> None:
+def test_splits_share_what_is_computed() -> None:
+    backbone = Counting()
+    for fold in (1, 2, 3):
+        data = cached(backbone, f"data.fold={fold}/3")
+        data.load_train()
+        data.load_val()
+        assert backbone.images == 16
+    cached(backbone).load_val()
+    assert backbone.images == 24
+
+
+@pytest.mark.parametrize(
+    ("change", "computed"), [("weights", 16), ("image", 1), ("size", 16), ("setting", 16)]
+)
+def test_nothing_stale_is_read(change: str, computed: int, own_photos: Path) -> None:
     backbone, settings = Counting(), []
     cached(backbone).load_train()
 
     if change == "weights":
         nn.init.ones_(backbone.weight)
     elif change == "image":
-        # Other bytes, of the same time.
+        # Other bytes that no other image has, of the same time.
         before = (own_photos / "3.png").stat()
-        shutil.copy(own_photos / "4.png", own_photos / "3.png")
+        saved(picture(seed=99), own_photos / "3.png")
         os.utime(own_photos / "3.png", ns=(before.st_atime_ns, before.st_mtime_ns))
     elif change == "size":
         settings = ["data.image_size=48"]
-    elif change == "setting":
-        settings = ["backbone.model_args.stem_width=8"]
-    elif change == "order":
-        header, first, *rows = (own_photos / "data.csv").read_text().splitlines()
-        (own_photos / "data.csv").write_text("\n".join([header, rows[0], first, *rows[1:], ""]))
     else:
-        [file] = Path("cache").glob("tokens-*.npy")
-        file.write_bytes(file.read_bytes()[:-1])
+        settings = ["backbone.model_args.stem_width=8"]
 
     config, data = composed(*settings)
     again = with_tokens(data, backbone, config, device=CPU, stop=StopRequest())
     backbone.eval()
     expected = backbone(data.train.dataset[3][0][None])[0]
     torch.testing.assert_close(again.train.dataset[3][0], expected.detach())
-    assert backbone.images == 33
+    assert backbone.images == 16 + computed + 1
 
 
-def test_a_loader_process_gets_no_copy_of_the_tokens() -> None:
+@pytest.mark.parametrize("fault", ["is damaged", "is gone"])
+def test_lost_tokens_are_named(fault: str) -> None:
     dataset = cached(Counting()).train.dataset
-    tokens, _ = dataset[5]
-    content = pickle.dumps(dataset)
-    assert tokens.numpy().tobytes() not in content
-    assert torch.equal(pickle.loads(content)[5][0], tokens)
+    file = dataset.files[3]
+    if fault == "is gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(DataError, match=f"{file} {fault}.*; pass resume=auto"):
+        dataset[3]
 
 
 def test_an_unreadable_image_ends_the_work_or_is_left_out(own_photos: Path) -> None:
     (own_photos / "2.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"own/2\.png"):
         cached(Counting()).load_train()
-    assert not list(Path("cache").glob("*.tmp")) + list(Path("cache").glob("tokens-*"))
 
     dataset = cached(Counting(), "data.bad_images=skip").train.dataset
     with pytest.raises(DataError, match=r"own/2\.png"):
@@ -177,30 +189,29 @@ def test_an_unreadable_image_ends_the_work_or_is_left_out(own_photos: Path) -> N
     assert dataset[3][0].isfinite().all()
 
 
-def test_a_split_of_unreadable_images_is_refused(own_photos: Path) -> None:
-    for number in range(16):
-        (own_photos / f"{number}.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"no training image can be read; the first: .*own/0\.png"):
-        cached(Counting(), "data.bad_images=skip").load_train()
+def test_after_a_stop_the_work_goes_on() -> None:
+    backbone, stop = Counting(), StopRequest()
 
+    def stop_after_the_first_batch(*_: object) -> None:
+        stop.note(signal.SIGTERM, None)
 
-def test_a_request_to_stop_leaves_nothing() -> None:
-    stop = StopRequest()
-    stop.note(signal.SIGTERM, None)
-    with pytest.raises(Stopped, match=r"after the tokens of 0 of 16 training images") as raised:
-        cached(Counting(), stop=stop).load_train()
+    hook = backbone.register_forward_hook(stop_after_the_first_batch)
+    with pytest.raises(Stopped, match=r"after the tokens of 6 of 16 training images") as raised:
+        cached(backbone, "train.eval_batch_size=6", stop=stop).load_train()
     assert raised.value.status == 143
-    assert not list(Path("cache").glob("*.tmp")) + list(Path("cache").glob("tokens-*"))
+    hook.remove()
+
+    assert len(cached(backbone).train.dataset) == backbone.images == 16
 
 
-def test_a_disk_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(".")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))
-    with pytest.raises(
-        DataError, match=r"the tokens of 16 training images need .* pass data.cache"
-    ):
+def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(DataError, match=r"cannot write cache/tokens-.*No space left .*free space"):
         cached(Counting()).load_train()
-    assert not list(Path("cache").glob("tokens-*"))
+    assert not list(Path("cache").rglob("*.tmp"))
 
 
 def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,8 +255,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(cli: Cli) -> None:
     assert cli("train", *words, "name=parts", "train.stop_epoch=1")[0] == 0
 
     # The tokens are computed again, from the weights in the checkpoint.
-    for file in Path("cache").glob("tokens-*"):
-        file.unlink()
+    shutil.rmtree("cache")
     status, _, err = cli("train", *words, "name=parts", "resume=auto")
     assert status == 0, err
 
