@@ -14,7 +14,7 @@ from torch import nn
 from mldec.config import moved
 from mldec.config.annotations import describe, matches
 from mldec.config.compose import compose, override
-from mldec.config.schema import PARTS, Config
+from mldec.config.schema import PARTS, Config, MixLabels
 from mldec.data.base import Classes, DataModule
 from mldec.data.folds import Folds
 from mldec.data.labels import Labels
@@ -23,6 +23,7 @@ from mldec.data.source import FileSettings, Source, assemble
 from mldec.data.view import View
 from mldec.errors import ConfigError, UserError, suggest
 from mldec.losses.label_counts import LabelCounts
+from mldec.losses.prior import PriorEstimate
 from mldec.model import Classifier
 
 # The modules in which a part must be defined; plugins=[...] adds packages of the user's own.
@@ -301,11 +302,10 @@ def model(parts: Parts, classes: Classes, *, pretrained: bool = True) -> Classif
 
 
 def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
-    """Check that loss, mixing, head and evaluator fit the data, before anything is trained.
+    """Check that loss, mixing and evaluator fit the data, before anything is trained.
 
     Args:
-        config: as the user gave it. A default such as 100 groups is clipped to the number of
-            classes, and a value of the user's is refused.
+        config: for the settings of training and mixing.
         data: the dataset.
         loss: the loss; its attributes `exclusive` and `soft`, if any, say which targets it takes.
 
@@ -326,36 +326,47 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
             f"choose {fix}"
         )
 
-    # Mixed images have labels between 0 and 1.
-    if config.mix.soft and not train.exclusive:
+    mix = config.mix
+    if mix.on and mix.labels is MixLabels.union and train.exclusive:
         raise ConfigError(
-            "mix is for data with one label per image, the data has several: leave it out"
-        )
-    if config.mix.soft and not getattr(loss, "soft", False):
-        raise ConfigError(
-            f"mix makes soft labels, {loss_name} wants 0 and 1: choose loss=bce or cross_entropy"
-        )
-    if config.train.random_queries and train.exclusive:
-        raise ConfigError(
-            "train.random_queries adds a positive to each image, the data has one label: "
+            "mix.labels=union gives an image the labels of two, the data has one label per image: "
             "leave it out"
         )
+    if mix.soft and not getattr(loss, "soft", False):
+        fix = "loss=bce, asl or zlpr"
+        if train.exclusive:
+            fix = "loss=bce or cross_entropy"
+        elif not mix.smoothing:
+            fix = f"mix.labels=union, or {fix}"
+        raise ConfigError(f"mix makes soft labels, {loss_name} wants 0 and 1: choose {fix}")
 
-    # The config that a run recorded has the default as well, which nobody asked for.
-    groups = config.head.get("num_groups")
-    if groups is not None and groups > len(train) and groups != _default_groups(config):
-        raise ConfigError(
-            f"head.num_groups {groups} is above the {len(train)} classes: "
-            f"leave it out, for one per class"
-        )
+    if config.train.random_queries:
+        _check_random_queries(train, loss)
 
     # Raises for settings that do not fit the classes, such as top-5 of three.
     data.make_evaluator(val)
 
 
-def _default_groups(config: Config) -> Any:
-    head = locate("head", config.head.get("_target_"), config.plugins)
-    return _accepted("head", head)["num_groups"].default
+def _check_random_queries(train: Classes, loss: nn.Module) -> None:
+    """Check that data and loss take queries that belong to no class, each with a positive.
+
+    Raises:
+        ConfigError: if they do not.
+    """
+    if train.exclusive:
+        raise ConfigError(
+            "train.random_queries adds a positive to each image, the data has one label: "
+            "leave it out"
+        )
+
+    # A buffer of one number is for all classes.
+    per_class = [name for name, values in loss.named_buffers() if values.ndim]
+    per_class += [name for name, part in loss.named_modules() if isinstance(part, PriorEstimate)]
+    if per_class:
+        raise ConfigError(
+            f"train.random_queries adds queries that are no class, and {type(loss).__name__} has a "
+            f"value per class ({', '.join(per_class)}): leave one of them out"
+        )
 
 
 def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[..., Any]:

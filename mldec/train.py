@@ -60,9 +60,7 @@ def run(config: Config, directory: Path) -> None:
     from mldec.training.trainable import check_trainable
 
     parts = build.complete(build.check(config))
-    check_trainable(
-        build.recorded(config, parts), partial(build.backbone, parts, pretrained=False)
-    )
+    check_trainable(build.recorded(config, parts), partial(build.backbone, parts, pretrained=False))
     if config.train.deterministic:
         # cuBLAS is deterministic only with this workspace.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -111,7 +109,7 @@ def _train(
     torch.manual_seed(config.seed)
     data = build.data(parts)
     loss = build.loss(parts, partial(training_labels, data, config.seed))
-    build.check_together(given, data, loss)
+    build.check_together(config, data, loss)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
     if config.init and not saved:
         runlog.log.info(checkpoint.initialise(model, config.init))
@@ -141,6 +139,8 @@ def _train(
         runlog.log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
         runlog.log.info(description.opening(trainer))
         runlog.log.info(description.start_weights(trainer.config, saved[0] if saved else None))
+        if line := description.groups(trainer.config.head, len(trainer.data.train.classes)):
+            runlog.log.info(line)
         # They are about the run: once for all processes.
         slow, few = config.train.precision.warning(device.type), description.few_per_batch_norm
         for warning in (slow, few(trainer)):

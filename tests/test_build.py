@@ -181,7 +181,9 @@ def test_a_wrong_weight_of_positives_is_refused_in_one_line(words: list[str], me
 def together(*words: str, data: str = "digits_single") -> None:
     config = compose([f"+experiment={data}", *words])
     parts = build.check(config)
-    build.check_together(config, build.data(parts), build.loss(parts))
+    module = build.data(parts)
+    labels = from_dense(np.eye(len(module.train.classes), dtype=np.int8))
+    build.check_together(config, module, build.loss(parts, lambda: labels))
 
 
 @pytest.mark.parametrize(
@@ -194,8 +196,19 @@ def together(*words: str, data: str = "digits_single") -> None:
         ("digits_single", ["mix.mixup=0.1"]),
         ("digits_single", ["data.top_k=10", "head.num_groups=10"]),
         ("digits", []),
+        ("digits", ["head.num_groups=200"]),
         ("digits", ["loss=bce"]),
         ("digits", ["loss=partial"]),
+        ("digits", ["mix.mixup=1", "loss=asl"]),
+        ("digits", ["mix.cutmix=1", "mix.smoothing=0.1", "loss=bce"]),
+        ("digits", ["mix.mixup=1", "loss=zlpr"]),
+        ("digits", ["mix.cutmix=1", "mix.labels=union", "mix.smoothing=0.1", "loss=asl"]),
+        *[
+            ("digits", ["mix.mixup=1", "mix.labels=union", f"loss={loss}"])
+            for loss in ("asl", "bce", "zlpr", "partial", "two_way", "distribution_balanced")
+        ],
+        # Nothing is mixed, so that the setting says nothing about the labels.
+        ("digits_single", ["mix.mixup=1", "mix.prob=0", "mix.labels=union"]),
     ],
 )
 def test_parts_that_fit_each_other_pass(data: str, words: list[str]) -> None:
@@ -216,9 +229,28 @@ def test_parts_that_fit_each_other_pass(data: str, words: list[str]) -> None:
             "AsymmetricLossSingleLabel wants 0 and 1",
         ),
         (
+            "digits_single",
+            ["mix.mixup=0.1", "mix.labels=union"],
+            "mix.labels=union gives an image the labels of two, the data has one label per image: "
+            "leave it out",
+        ),
+        *[
+            (
+                "digits",
+                ["mix.mixup=0.1", f"loss={loss}"],
+                f"mix makes soft labels, {name} wants 0 and 1: "
+                f"choose mix.labels=union, or loss=bce, asl or zlpr",
+            )
+            for loss, name in {
+                "partial": "PartialAsymmetricLoss",
+                "two_way": "TwoWayLoss",
+                "distribution_balanced": "DistributionBalancedLoss",
+            }.items()
+        ],
+        (
             "digits",
-            ["mix.mixup=0.1", "loss=bce"],
-            "mix is for data with one label per image, the data has several",
+            ["mix.mixup=0.1", "mix.labels=union", "mix.smoothing=0.1", "loss=two_way"],
+            "mix makes soft labels, TwoWayLoss wants 0 and 1: choose loss=bce, asl or zlpr",
         ),
         (
             "digits",
@@ -245,12 +277,32 @@ def test_parts_that_fit_each_other_pass(data: str, words: list[str]) -> None:
             ["loss.target_threshold=0.2"],
             "loss.target_threshold: CrossEntropy takes no such argument",
         ),
-        ("digits_single", ["head.num_groups=11"], "head.num_groups 11 is above the 10 classes"),
         (
             "digits_single",
             ["train.random_queries=1"],
             "train.random_queries adds a positive to each image",
         ),
+        *[
+            (
+                "digits_zsl",
+                ["train.random_queries=1", *words],
+                f"train.random_queries adds queries that are no class, and {name} has a value per "
+                f"class ({values}): leave one of them out",
+            )
+            for words, name, values in (
+                (["loss=asl", "loss.pos_weight=auto"], "AsymmetricLoss", "pos_weight"),
+                (
+                    ["loss=distribution_balanced"],
+                    "DistributionBalancedLoss",
+                    "inverse_count, shift",
+                ),
+                (
+                    ["loss=partial", "loss.class_prior=estimate"],
+                    "PartialAsymmetricLoss",
+                    "estimate",
+                ),
+            )
+        ],
         ("digits_single", ["data.top_k=11"], "data.top_k 11 needs as many classes; there are 10"),
     ],
 )
@@ -261,14 +313,6 @@ def test_parts_that_do_not_fit_each_other_are_refused_at_the_start(
         together(*words, data=data)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_the_default_number_of_groups_is_clipped_also_where_it_was_recorded() -> None:
-    config = compose(["+experiment=digits"])
-    parts = build.check(config)
-    recorded = build.recorded(config, parts)
-    assert recorded.head["num_groups"] == 100
-    build.check_together(recorded, build.data(parts), build.loss(parts))
 
 
 def test_a_loss_of_a_users_own_need_not_say_what_it_is_for() -> None:

@@ -69,6 +69,13 @@ class MixMode(Enum):
     elem = "elem"  # a single image
 
 
+class MixLabels(Enum):
+    """Labels of an image that is mixed from two; see `data.mixing.Mixing`."""
+
+    weighted = "weighted"  # the mean of both, by their shares of the image: from 0 to 1
+    union = "union"  # of all that is visible: 0 and 1; for several labels per image
+
+
 class NonFinite(Enum):
     """What to do when a loss or its gradients are not finite."""
 
@@ -118,7 +125,7 @@ class Train:
     # as with Query2Label's FrozenBatchNorm2d; null: none.
     freeze_batchnorm: FreezeBatchNorm | None = None
     # The backbone is frozen: compute its tokens of all images once, before the first epoch, and
-    # train the head on them. The images cannot be augmented then. The tokens are a file in
+    # train the head on them. The images cannot be augmented then. The tokens are files in
     # data.cache_dir, which later runs use too, whatever their head.
     cache_features: bool = False
     clip_grad: float | None = None  # maximal norm of all gradients together; null: no clipping
@@ -259,7 +266,7 @@ class Train:
 
 @dataclass(kw_only=True)
 class Mix:
-    """Mixup, cutmix and label smoothing, for data with one label per image; off by default.
+    """Mixup, cutmix and label smoothing; off by default.
 
     The images of a micro-batch are mixed with one another.
     """
@@ -270,7 +277,11 @@ class Mix:
     prob: float = 1.0  # probability of mixing at all
     switch_prob: float = 0.5  # probability of cutmix instead of mixup, if both are on
     mode: MixMode = MixMode.batch  # one draw per batch, per pair of images, or per image
-    smoothing: float = 0.0  # fraction by which labels move towards 1/K, before they are mixed
+    # weighted fits one label per image and several, and is what timm does. union keeps labels of 0
+    # and 1, for losses that need them.
+    labels: MixLabels = MixLabels.weighted
+    # Fraction by which labels move towards 1/K (one label per image) or 1/2 (several).
+    smoothing: float = 0.0
 
     @property
     def on(self) -> bool:
@@ -279,8 +290,8 @@ class Mix:
 
     @property
     def soft(self) -> bool:
-        """Whether labels have values other than 0 and 1."""
-        return self.on or self.smoothing > 0
+        """Whether labels have values between 0 and 1."""
+        return (self.on and self.labels is MixLabels.weighted) or self.smoothing > 0
 
     def __post_init__(self) -> None:
         for name in ("mixup", "cutmix"):

@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
     Attributes:
         images: uint8 [b, 3, H, W].
-        targets: int8 [b, K], or float32 [b, K] if mixed.
+        targets: int8 [b, K], or float32 [b, K] if mixed; see `mixing.Mixing`.
         indices: of the images in the dataset, [b].
         bad: messages about the images that were left out because they cannot be read.
     """
@@ -170,8 +170,8 @@ def train_loader(
     Set `batches.epoch` and `batches.start` before each pass over the loader.
     """
     mixing = None
-    if mix and mix.soft:
-        mixing = Mixing(mix, len(data.train.classes))
+    if mix and (mix.on or mix.soft):
+        mixing = Mixing(mix, data.train.classes)
 
     return _loader(data, data.train, batches, batches.seed, workers, pin, mixing)
 

@@ -1,21 +1,36 @@
 """Mixup and cutmix of a micro-batch, applied while it is collated."""
 
+import torch
 from torch import Tensor
 
-from mldec.config.schema import Mix
+from mldec.config.schema import Mix, MixLabels
+from mldec.data.base import Classes
+
+# The smallest share of an image that counts: with a smaller one, mixup changes no 8-bit pixel.
+VISIBLE = 0.5 / 255
 
 
 class Mixing:
     """Mix image i of a micro-batch with image b - 1 - i (timm's FastCollateMixup).
 
-    Random numbers come from numpy's global generator.
+    Each of the two has a share of the mixed image: of the pixels' values (mixup) or of the area
+    (cutmix). It is visible if its share is at least 1/510. Labels, by `mix.labels`:
+
+    weighted: the mean of both images' labels, weighted by their shares; -1 (not annotated) if a
+    visible image has -1.
+
+    union: 1 if a visible image has 1; otherwise -1 if a visible image has -1; otherwise 0.
+
+    Smoothing moves labels of 0 and 1 towards 1/K, or towards 1/2 for several labels per image.
+
+    Random numbers come from numpy's global generator, and do not depend on the kind of labels.
 
     Args:
         mix: the settings of mixup and cutmix.
-        num_classes: number of classes K.
+        classes: the K classes; they say whether an image has one label or several.
     """
 
-    def __init__(self, mix: Mix, num_classes: int) -> None:
+    def __init__(self, mix: Mix, classes: Classes) -> None:
         # timm is slow to import, and few recipes mix images.
         from timm.data.mixup import FastCollateMixup
 
@@ -25,29 +40,67 @@ class Mixing:
             prob=mix.prob,
             switch_prob=mix.switch_prob,
             mode=mix.mode.value,
-            label_smoothing=mix.smoothing,
-            num_classes=num_classes,
+            label_smoothing=0.0,
+            num_classes=2,
         )
         self.timm.mixup_enabled = mix.on
+        self.union = mix.labels is MixLabels.union
+
+        # The values of smoothed labels of 0 and 1, as in timm.
+        self.off = mix.smoothing / (len(classes) if classes.exclusive else 2)
+        self.on = 1 - mix.smoothing + self.off
 
     def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Mix images uint8 [b, 3, H, W] and their one-hot targets [b, K].
+        """Mix images uint8 [b, 3, H, W] and their targets [b, K] of 1, 0 and -1 (not annotated).
 
         timm needs an even number b. If b is odd, the image in the middle is mixed with itself,
         which does not change it.
 
         Returns:
-            images uint8 [b, 3, H, W] and targets float32 [b, K], from 0 to 1.
+            images uint8 [b, 3, H, W] and targets float32 [b, K], from 0 to 1, or -1.
         """
-        pairs = list(zip(images.clone(), targets.argmax(1).tolist(), strict=True))
-        if len(pairs) % 2 == 0:
-            return self.timm(pairs)
+        if len(images) % 2 == 0:
+            return self._mix_pairs(images.clone(), targets)
 
-        # A copy, because timm writes into the images that it mixes.
-        middle = len(pairs) // 2
-        image, label = pairs[middle]
-        copy = (image.clone(), label)
-        mixed, soft_targets = self.timm([*pairs[:middle], copy, *pairs[middle:]])
+        middle = len(images) // 2
+        positions = [*range(middle + 1), *range(middle, len(images))]
+        mixed, labels = self._mix_pairs(images[positions], targets[positions])
 
-        positions = [position for position in range(len(mixed)) if position != middle]
-        return mixed[positions], soft_targets[positions]
+        kept = torch.arange(len(positions)) != middle
+        return mixed[kept], labels[kept]
+
+    def _mix_pairs(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Mix an even number of images, as above. timm may write into `images`."""
+        # timm mixes labels, too. If the first half of the images is of class 0 and the second of
+        # class 1, each image is of another class than its partner, and the mixed labels are shares.
+        half = len(images) // 2
+        markers = [0] * half + [1] * half
+        mixed, shares = self.timm(list(zip(images, markers, strict=True)))
+
+        first, second = shares.split(half)
+        own_share, partner_share = torch.cat([first, second.flip(1)]).split(1, dim=1)
+        return mixed, self._labels(targets, own_share, partner_share)
+
+    def _labels(self, targets: Tensor, own_share: Tensor, partner_share: Tensor) -> Tensor:
+        """Mix the labels of each image and its partner.
+
+        Args:
+            targets: [b, K] of 1, 0 and -1.
+            own_share: weight of the image itself, [b, 1], from 0 to 1.
+            partner_share: weight of image b - 1 - i, [b, 1]; both sum to 1.
+
+        Returns:
+            Labels float32 [b, K].
+        """
+        own, partner = own_share >= VISIBLE, partner_share >= VISIBLE
+        positive, unknown = targets == 1, targets == -1
+        is_unknown = unknown & own | unknown.flip(0) & partner
+
+        if self.union:
+            is_positive = positive & own | positive.flip(0) & partner
+            labels = torch.where(is_positive, self.on, self.off)
+            return labels.masked_fill(is_unknown & ~is_positive, -1)
+
+        labels = torch.where(positive, self.on, self.off)
+        labels = labels * own_share + labels.flip(0) * partner_share
+        return labels.masked_fill(is_unknown, -1)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from mldec.data.transforms import EvalTransform, TrainTransform
 
-
 # With these values a training image is the same in every epoch.
 NO_AUGMENTATION = {"augment": "none", "cutout": 0.0, "flip": False, "crop": 1.0, "erase": 0.0}
 

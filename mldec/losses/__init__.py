@@ -18,7 +18,7 @@ class Loss(Protocol):
     # Whether the loss is for one label per image (True), for several (False), or for both (None).
     exclusive: bool | None = None
 
-    # Whether targets may lie between 0 and 1, as mixup and cutmix make them.
+    # Whether targets may lie between 0 and 1: `mix.labels=weighted` and `mix.smoothing` make such.
     soft: bool = False
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -20,6 +20,10 @@ class AsymmetricLoss(nn.Module):
     -y (1 - p)^gamma_pos log(p) - (1 - y) (1 - q)^gamma_neg log(q): easy negatives, with p <= clip,
     do not count at all. Defaults are the COCO recipe of the paper.
 
+    For a target y between 0 and 1 (mixed or smoothed labels) the loss is that of the official code:
+    both terms have the weight (1 - y p - (1 - y) q)^(y gamma_pos + (1 - y) gamma_neg). Without
+    `focal_grad`, its gradient is 0 at p = y (1 + clip), if that is above the clip and below 1.
+
     Args:
         gamma_neg: focusing of negatives, >= 0.
         gamma_pos: focusing of positives, >= 0.
@@ -39,6 +43,7 @@ class AsymmetricLoss(nn.Module):
     """
 
     exclusive = False
+    soft = True
 
     def __init__(
         self,
@@ -69,13 +74,13 @@ class AsymmetricLoss(nn.Module):
         )
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Map logits [B, K] and targets [B, K] of 0 and 1 to the loss [], float32.
+        """Map logits [B, K] and targets [B, K] from 0 to 1 to the loss [], float32.
 
         Raises:
             DataError: for any other target.
             ConfigError: if there are not K weights of positives.
         """
-        logits, targets = prepare(logits, targets)
+        logits, targets = prepare(logits, targets, soft=True)
         check_class_count("pos_weight", self.pos_weight, logits)
 
         # The clip raises the probability of a negative, so that easy negatives reach 1 and loss 0.

@@ -39,6 +39,6 @@ class Precision(Enum):
 
         times = {Precision.fp16: "nine", Precision.bf16: "eight"}[self]
         return (
-            f"train.precision={self.value} is slow on a CPU, up to {times} times slower than fp32: "
-            f"pass train.precision=fp32"
+            f"train.precision={self.value} is slow on a CPU without instructions for it, "
+            f"up to {times} times slower than fp32: compare with train.precision=fp32"
         )

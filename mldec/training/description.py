@@ -1,7 +1,10 @@
 """What a run says of itself: the first lines of its log, and run.json."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -13,6 +16,8 @@ from mldec.runtime.cost import count_parameters, multiply_accumulates
 from mldec.runtime.devices import Precision
 from mldec.training.trainer import Trainer
 
+# Open Images in the paper: 9,605 classes and 200 queries.
+MOST_CLASSES_PER_QUERY = 49
 ENOUGH_FOR_BATCH_NORM = 16  # images; with fewer the statistics are noisy (group norm, figure 1)
 
 
@@ -84,6 +89,36 @@ def few_per_batch_norm(trainer: Trainer) -> str | None:
         f"each batch norm sees only {images} images at a time, and results may suffer below "
         f"{ENOUGH_FOR_BATCH_NORM}: {advice} or on several GPUs pass train.sync_batchnorm=true"
     )
+
+
+def groups(head: Mapping[str, Any], num_classes: int) -> str | None:
+    """Describe how the classes share the group queries of a head, for the log of a run.
+
+    Args:
+        head: its node, with all arguments.
+        num_classes: of training.
+
+    Returns:
+        One line; None for a head without groups, or with one query per class as asked for.
+    """
+    wanted = head.get("num_groups")
+    if wanted is None:
+        return None
+    if wanted >= num_classes:
+        return f"head.num_groups={wanted}: one query for each of the {num_classes:,} classes"
+
+    classes_per_query = math.ceil(num_classes / wanted)
+    queries = math.ceil(num_classes / classes_per_query)
+    line = (
+        f"head.num_groups={wanted}: {queries:,} queries for {num_classes:,} classes, "
+        f"{classes_per_query:,} per query"
+    )
+    if classes_per_query > MOST_CLASSES_PER_QUERY:
+        line += (
+            f"; the paper has at most {MOST_CLASSES_PER_QUERY} per query, "
+            f"and with more of them a head looks at fewer places of the image"
+        )
+    return line
 
 
 def start_weights(config: Config, resumed: Path | None = None) -> str:

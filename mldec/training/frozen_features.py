@@ -1,18 +1,15 @@
-"""The tokens of a frozen backbone, computed once for all images and read from a file afterwards."""
+"""The tokens of a frozen backbone, computed once per image and read from files afterwards."""
 
 import hashlib
 import logging
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -20,8 +17,7 @@ from mldec.config.schema import Config
 from mldec.data.base import DataModule, LabelledImages, Split, StoredImages
 from mldec.data.cache import cache_folder
 from mldec.data.loader import eval_loader
-from mldec.data.transforms import EvalTransform
-from mldec.data.workers import unwrap
+from mldec.data.workers import end_workers, unwrap
 from mldec.errors import ConfigError, DataError, Stopped, writing
 from mldec.evaluation import autocast
 from mldec.runtime import distributed
@@ -30,7 +26,7 @@ from mldec.runtime.signals import StopRequest
 
 log = logging.getLogger("mldec")
 
-FORMAT = 1  # of a file of tokens; raise it when what is stored under the same key changes
+FORMAT = 1  # of a file of tokens; raise it when what is stored under the same name changes
 
 
 class StoredTokens(StoredImages):
@@ -39,37 +35,36 @@ class StoredTokens(StoredImages):
     Args:
         images: N images with labels of K classes.
         transform: that the images had when their tokens were computed.
-        file: float32 [N, T, C] in NumPy's format, the tokens of all images. Those of an image that
-            could not be read are NaN.
+        files: of the tokens of each image, float32 [T, C] in NumPy's format; an image that could
+            not be read has none.
     """
 
-    def __init__(self, images: LabelledImages, transform: EvalTransform, file: Path) -> None:
+    def __init__(
+        self,
+        images: LabelledImages,
+        transform: Callable[[Image.Image], Tensor],
+        files: Sequence[Path],
+    ) -> None:
         super().__init__(images, transform)
-        self.file = file
-
-    @cached_property
-    def tokens(self) -> np.ndarray:
-        """Return the tokens of all images, which stay on the disk until they are used."""
-        return np.load(self.file, mmap_mode="r")
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the tokens out: a loader process opens the file by itself."""
-        return {name: value for name, value in vars(self).items() if name != "tokens"}
+        self.files = files
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Return the tokens float32 [T, C] and the target int8 [K] of an image.
 
         Raises:
             IndexError: for an index that is not from 0 to N - 1.
-            DataError: if the image cannot be read.
+            DataError: if the image cannot be read, or its tokens are gone or damaged.
         """
-        target = self.labels.row(index)
-
-        tokens = torch.from_numpy(np.array(self.tokens[index]))
-        if tokens[0, 0].isnan():
+        target, file = self.labels.row(index), self.files[index]
+        try:
+            return torch.from_numpy(np.load(file)), target
+        except FileNotFoundError:
             # Reading the image once more tells what is wrong with it.
-            return super().__getitem__(index)
-        return tokens, target
+            super().__getitem__(index)
+            fault = "is gone"
+        except (OSError, ValueError, EOFError):
+            fault = "is damaged: delete it"
+        raise DataError(f"{file} {fault}; pass resume=auto to compute these tokens again")
 
 
 def with_tokens(
@@ -83,9 +78,10 @@ def with_tokens(
     """Return a data set with the tokens of a frozen backbone in place of the images.
 
     They are those of the backbone in evaluation mode, and all images are transformed as validation
-    images are. They are computed once and kept in the cache folder, in a file per split. Its name
-    is a hash of all that the tokens depend on: the files of the images, the transform, the
-    backbone, its weights and the precision.
+    images are. They are computed when a split is first used, and kept in the cache folder: a file
+    per image, in a folder per network. The name of the file is a hash of the image file, and that
+    of the folder one of the backbone, its weights, the transform and the precision, so that nothing
+    there is ever out of date. Other runs, splits and heads use the same files.
 
     Args:
         data: images that are stored as files.
@@ -96,37 +92,38 @@ def with_tokens(
 
     Raises:
         ConfigError: if there are several processes, or the images are not stored as files.
-        DataError: if the disk has no room, or an image cannot be read and `data.bad_images` says
-            "stop".
-        Stopped: after a request to stop.
+        DataError: if the tokens cannot be written, or an image cannot be read and `data.bad_images`
+            is "stop".
+        Stopped: after a request to stop. The tokens so far are kept.
     """
     if distributed.world_size() > 1:
         raise ConfigError(
             "train.cache_features is for one process: start the run without torchrun, "
             "or leave train.cache_features out"
         )
-
-    cache_dir = config.data.get("cache_dir")
-    weights = _weights_key(backbone, config, device)
+    network = _network_key(backbone, data, config, device)
+    folder = cache_folder(config.data.get("cache_dir")) / f"tokens-{network}"
 
     def tokens_of(split: Split, title: str) -> Split:
-        if not isinstance(split.dataset, StoredImages):
+        dataset = split.dataset
+        if not isinstance(dataset, StoredImages):
             raise ConfigError(
                 "train.cache_features is for images that are stored as files, and this data set "
                 "generates them: leave train.cache_features out"
             )
-        dataset = split.dataset
         images = LabelledImages(dataset.storage, dataset.labels, split.classes.names)
-        plain = Split(StoredImages(images, data.transform), split.classes)
+        files = _files(dataset, folder, title)
 
-        key = _digest(weights, repr(data.transform), _images_key(plain.dataset, title))
-        file = cache_folder(cache_dir) / f"tokens-{key[:32]}.npy"
-        if _is_whole(file, len(dataset)):
-            log.info("%s tokens: read from %s", title, file)
-        else:
-            loader_of = replace(data, load_val=lambda: plain)
-            _compute(loader_of, backbone, config, file, title, device=device, stop=stop)
-        return Split(StoredTokens(images, data.transform, file), split.classes)
+        absent = np.array([not file.exists() for file in files], bool)
+        message = "tokens of %s of %s %s images are in %s"
+        log.info(message, f"{(~absent).sum():,}", f"{len(files):,}", title, folder)
+        if absent.any():
+            missing = images.select(np.flatnonzero(absent))
+            part = Split(StoredImages(missing, data.transform), split.classes)
+            missing_files = [file for file in files if not file.exists()]
+            to_do = replace(data, load_val=lambda: part)
+            _compute(to_do, backbone, config, missing_files, title, device=device, stop=stop)
+        return Split(StoredTokens(images, data.transform, files), split.classes)
 
     return replace(
         data,
@@ -140,121 +137,87 @@ def _compute(
     data: DataModule,
     backbone: nn.Module,
     config: Config,
-    file: Path,
+    files: Sequence[Path],
     title: str,
     *,
     device: torch.device,
     stop: StopRequest,
 ) -> None:
-    """Compute the tokens of all validation images of a data set, and write them to a file."""
+    """Compute the tokens of the validation images of a data set, and write a file for each."""
     train = config.train
     loader = eval_loader(
         data, batch_size=train.eval_batch_size, workers=train.workers, pin=device.type == "cuda"
     )
-    total = len(data.val.dataset)
-    bar = tqdm(total=total, desc=f"{title} tokens", leave=False, disable=not on_terminal())
-
-    array: np.ndarray | None = None
     was_training = backbone.training
     backbone.eval()
-    with bar, _new_file(file) as temporary:
+
+    with tqdm(
+        total=len(files), desc=f"{title} tokens", leave=False, disable=not on_terminal()
+    ) as bar:
+        done = 0
         for batch in unwrap(loader):
             if stop:
+                end_workers()
                 raise Stopped(
-                    f"stopped by {stop.name} after the tokens of {bar.n:,} of {total:,} {title} "
-                    f"images; nothing was trained, start again",
+                    f"stopped by {stop.name} after the tokens of {done:,} of {len(files):,} "
+                    f"{title} images; the same command goes on",
                     stop.status,
                 )
-            bar.update(train.eval_batch_size)
-            if not len(batch.images):
-                continue
+            if len(batch.images):
+                with torch.no_grad(), autocast(device, train.precision):
+                    tokens = backbone(batch.images.to(device, non_blocking=True)).float().cpu()
+                for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
+                    _write(files[index], array)
 
-            with torch.no_grad(), autocast(device, train.precision):
-                tokens = backbone(batch.images.to(device, non_blocking=True)).float().cpu().numpy()
-            if array is None:
-                array = _create(temporary, (total, *tokens.shape[1:]), file, title)
-            array[batch.indices.numpy()] = tokens
-
-        if array is None:
-            raise DataError(f"no {title} image can be read; the first: {data.val.dataset.name(0)}")
-        array.flush()  # type: ignore[attr-defined]
+            done += len(batch.images) + len(batch.bad)
+            bar.update(done - bar.n)
     backbone.train(was_training)
 
-    size = file.stat().st_size / 2**30
-    log.info("%s tokens: %s, %.2f GiB, which may be deleted after the run", title, file, size)
 
-
-def _create(path: Path, shape: tuple[int, ...], file: Path, title: str) -> np.ndarray:
-    """Create an array on the disk that is full of NaN.
-
-    Raises:
-        DataError: if the disk has no room for it.
-    """
-    needed, free = int(np.prod(shape)) * 4, shutil.disk_usage(path.parent).free
-    if needed > free:
-        raise DataError(
-            f"train.cache_features: the tokens of {shape[0]:,} {title} images need "
-            f"{needed / 2**30:.1f} GiB, and {file.parent} has {free / 2**30:.1f} GiB left: "
-            f"pass data.cache_dir=FOLDER on another disk, or leave train.cache_features out"
-        )
-    array = np.lib.format.open_memmap(path, "w+", np.float32, shape)
-    array[:] = np.nan
-    return array
-
-
-@contextmanager
-def _new_file(file: Path) -> Iterator[Path]:
-    """Yield a temporary path, which becomes the file at the end; after an error nothing is left."""
+def _write(file: Path, tokens: np.ndarray) -> None:
+    """Write the tokens of an image; other processes see a whole file or none."""
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as opened:
-            temporary = Path(opened.name)
-
         try:
-            yield temporary
+            with temporary.open("wb") as opened:
+                np.save(opened, tokens)
             temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)
 
 
-def _is_whole(file: Path, images: int) -> bool:
-    """Tell whether a file holds tokens of a number of images."""
-    try:
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError):
-        # It is absent, or damaged: its header does not fit its size.
-        return False
-    return array.ndim == 3 and len(array) == images and array.dtype == np.float32
+def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:
+    """Return the path of the tokens of each image, by a hash of the image file.
 
-
-def _weights_key(backbone: nn.Module, config: Config, device: torch.device) -> str:
-    """Return what the tokens of an image depend on, but for the image."""
-    digest = hashlib.sha256()
-    for name, value in backbone.state_dict().items():
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.cpu().flatten().view(torch.uint8).numpy().tobytes())
-
-    # The same tensors give other tokens with other settings, such as those of the norm behind the
-    # pooling; where they were loaded from is of no importance.
-    settings = sorted((key, str(value)) for key, value in config.backbone.items())
-    settings = [(key, value) for key, value in settings if key != "pretrained"]
-    precision = config.train.precision.on(device.type).value
-    return f"{FORMAT} {torch.__version__} {device.type} {precision} {settings} {digest.hexdigest()}"
-
-
-def _images_key(dataset: StoredImages, title: str) -> str:
-    """Return a hash of the files of all images, which is much faster than decoding them."""
-    digest = hashlib.sha256()
+    Reading a file is much faster than decoding it.
+    """
+    files = []
     for index in tqdm(
         range(len(dataset)), desc=f"{title} files", leave=False, disable=not on_terminal()
     ):
         try:
             content = dataset.storage.content(index)
         except DataError as error:
+            # The loader meets the same error, and stops or leaves the image out.
             content = str(error).encode(errors="surrogateescape")
-        digest.update(len(content).to_bytes(8, "little") + content)
-    return digest.hexdigest()
+        files.append(folder / f"{hashlib.sha256(content).hexdigest()[:32]}.npy")
+    return files
 
 
-def _digest(*texts: str) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+def _network_key(
+    backbone: nn.Module, data: DataModule, config: Config, device: torch.device
+) -> str:
+    """Return a hash of what the tokens of an image file depend on, but for its content."""
+    # The same tensors give other tokens with other settings, such as those of the norm behind the
+    # pooling; where they were loaded from is of no importance.
+    settings = sorted((key, str(value)) for key, value in config.backbone.items())
+    settings = [(key, value) for key, value in settings if key != "pretrained"]
+    precision = config.train.precision.on(device.type).value
+    facts = (FORMAT, torch.__version__, device.type, precision, settings, data.transform)
+
+    digest = hashlib.sha256(repr(facts).encode())
+    for name, value in backbone.state_dict().items():
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -173,6 +173,7 @@ def test_a_key_added_to_the_composed_config_does_not_vanish() -> None:
         ("mix", {"prob": 1.5}, "mix.prob is 1.5"),
         ("mix", {"smoothing": 1.0}, "mix.smoothing is 1.0"),
         ("mix", {"mode": "half"}, "mix.mode is 'half': it must be one of batch, pair, elem"),
+        ("mix", {"labels": "max"}, "mix.labels is 'max': it must be one of weighted, union"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(

@@ -13,6 +13,7 @@ from mldec.config.schema import (
     MAX_WORKERS,
     Config,
     Mix,
+    MixLabels,
     Optim,
     Schedule,
     ScheduleName,
@@ -75,9 +76,13 @@ def test_what_is_no_number_is_in_no_range() -> None:
         ({"cutmix": 1.0, "prob": 0.0}, False, False),
         ({"smoothing": 0.1}, False, True),
         ({"mixup": 0.1, "prob": 0.0, "smoothing": 0.1}, False, True),
+        ({"labels": MixLabels.union}, False, False),
+        ({"labels": MixLabels.union, "cutmix": 1.0}, True, False),
+        ({"labels": MixLabels.union, "cutmix": 1.0, "smoothing": 0.1}, True, True),
+        ({"labels": MixLabels.union, "smoothing": 0.1}, False, True),
     ],
 )
-def test_when_images_are_mixed_and_labels_soft(mix: dict[str, float], on: bool, soft: bool) -> None:
+def test_when_images_are_mixed_and_labels_soft(mix: dict[str, Any], on: bool, soft: bool) -> None:
     assert (Mix(**mix).on, Mix(**mix).soft) == (on, soft)
 
 

@@ -1,6 +1,9 @@
 """Mixing against timm: FastCollateMixup in whole numbers, Mixup for what they mean."""
 
+import dataclasses
+import inspect
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,16 +11,19 @@ import torch
 from timm.data.mixup import FastCollateMixup, Mixup
 from torch import Tensor
 
-from mldec.config.schema import Mix, MixMode
+from mldec.config.schema import Mix, MixLabels, MixMode
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.loader import TrainBatches, sample_seed, seeded, train_loader
 from mldec.data.mixing import Mixing
 from mldec.data.transforms import EvalTransform
 from mldec.data.workers import unwrap
 from mldec.errors import ConfigError, DataError
+from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 
 K = 6
+ONE = Classes(tuple("abcdef"), exclusive=True)
+SEVERAL = Classes(tuple("abcdef"))
 KINDS = {
     "mixup": {"mixup": 0.8},
     "cutmix": {"cutmix": 1.0},
@@ -46,7 +52,7 @@ def arguments(kind: str, mode: str) -> dict:
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_that_of_timm_with_the_same_random_numbers(kind: str, mode: str) -> None:
-    mixing = Mixing(Mix(**KINDS[kind], mode=MixMode(mode)), K)
+    mixing = Mixing(Mix(**KINDS[kind], mode=MixMode(mode)), ONE)
     changed = 0
     for seed in range(8):
         images, targets = batch(6, seed)
@@ -78,7 +84,7 @@ def test_it_is_that_of_timm_with_the_same_random_numbers(kind: str, mode: str) -
 def test_of_an_odd_number_the_middle_stays_and_the_others_mix_in_pairs(
     kind: str, mode: str
 ) -> None:
-    mixing = Mixing(Mix(**KINDS[kind] | {"prob": 1.0}, mode=MixMode(mode)), K)
+    mixing = Mixing(Mix(**KINDS[kind] | {"prob": 1.0}, mode=MixMode(mode)), ONE)
     images, targets = batch(5)
     with seeded(6):
         mixed, soft = mixing(images, targets)
@@ -94,9 +100,141 @@ def test_of_an_odd_number_the_middle_stays_and_the_others_mix_in_pairs(
 
 def test_smoothing_alone_changes_the_labels_only() -> None:
     images, targets = batch(4)
-    mixed, soft = Mixing(Mix(smoothing=0.1), K)(images, targets)
+    mixed, soft = Mixing(Mix(smoothing=0.1), ONE)(images, targets)
     assert torch.equal(mixed, images)
     torch.testing.assert_close(soft, targets * 0.9 + 0.1 / K)
+
+
+# Several labels
+
+# Every pair of labels of an image and its partner: K = 9.
+PAIRS = list(itertools.product([1, 0, -1], repeat=2))
+ALL_PAIRS = Classes(tuple(map(str, range(9))))
+
+
+@pytest.mark.parametrize("labels", MixLabels)
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_and_weighted_labels_are_those_of_timm(
+    kind: str, mode: str, labels: MixLabels
+) -> None:
+    if "multi_label" not in inspect.signature(Mixup).parameters:
+        pytest.skip("this timm mixes no targets of several labels")
+    generator = torch.Generator().manual_seed(1)
+    targets = torch.randint(2, (6, K), generator=generator, dtype=torch.int8)
+    images, _ = batch(6)
+    mixing = Mixing(Mix(**KINDS[kind], mode=MixMode(mode), labels=labels), SEVERAL)
+    for seed in range(8):
+        with seeded(seed):
+            mixed, found = mixing(images, targets)
+        pairs = list(zip(images.clone(), targets, strict=True))
+        with seeded(seed):
+            theirs, expected = FastCollateMixup(**arguments(kind, mode), multi_label=True)(pairs)
+        assert torch.equal(mixed, theirs)
+        assert found.dtype == torch.float32
+        if labels is MixLabels.weighted:
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
+            assert found.min() >= 0
+            assert found.max() <= 1  # a rounding error above 1 would be refused by the losses
+
+
+def seen(labels: list[int], smoothing: float) -> float:
+    """Return the union of the labels of what is seen in an image."""
+    if 1 in labels:
+        return 1 - smoothing / 2
+    return -1 if -1 in labels else smoothing / 2
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_labels_are_those_of_what_the_pixels_show(kind: str, mode: str, smoothing: float) -> None:
+    """One image is black and the other white, so that the pixels tell the shares of both."""
+    images = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
+    images[1] = 255
+    targets = torch.tensor(PAIRS, dtype=torch.int8).T
+
+    mixings = {
+        # An alpha of 0.1 draws many shares near 0 and 1.
+        labels: Mixing(
+            Mix(**{kind: 0.1}, mode=MixMode(mode), labels=labels, smoothing=smoothing), ALL_PAIRS
+        )
+        for labels in MixLabels
+    }
+    shown = set()
+    for seed in range(60):
+        mixed = {}
+        for labels, mixing in mixings.items():
+            with seeded(seed):
+                mixed[labels] = mixing(images, targets)
+        for i in range(2):
+            image = mixed[MixLabels.union][0][i]
+            visible = [j for j in range(2) if (image != images[1 - j]).any()]
+            shown.add(tuple(visible))
+
+            share = (image.float() - images[1 - i].float()).abs().mean().item() / 255
+            for k in range(9):
+                own, partner = targets[i, k].item(), targets[1 - i, k].item()
+                union = mixed[MixLabels.union][1][i, k].item()
+                assert union == pytest.approx(seen(targets[visible, k].tolist(), smoothing))
+
+                weighted = mixed[MixLabels.weighted][1][i, k].item()
+                if -1 in targets[visible, k]:
+                    assert weighted == -1
+                else:
+                    # What is not annotated and not visible has next to no weight.
+                    mean = share * max(own, 0) + (1 - share) * max(partner, 0)
+                    expected = mean * (1 - smoothing) + smoothing / 2
+                    # Pixels are whole numbers, which hide half a step of 1 / 255.
+                    tolerance = 1e-6 + 0.5 / 255 * (kind == "mixup")
+                    assert weighted == pytest.approx(expected, abs=tolerance)
+    assert shown == {(0,), (1,), (0, 1)}
+
+
+@pytest.mark.parametrize("labels", MixLabels)
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+@pytest.mark.parametrize("size", [1, 5])
+def test_of_an_odd_number_the_labels_in_the_middle_stay(
+    size: int, mode: str, labels: MixLabels
+) -> None:
+    images, _ = batch(size)
+    targets = torch.tensor([[1, 0, -1, 0, 1, -1]] * size, dtype=torch.int8)
+    for kind in KINDS:
+        mix = Mix(**KINDS[kind] | {"smoothing": 0.0}, mode=MixMode(mode), labels=labels)
+        with seeded(3):
+            mixed, found = Mixing(mix, SEVERAL)(images, targets)
+        assert mixed.shape == images.shape
+        assert torch.equal(mixed[size // 2], images[size // 2])
+        # All images have the same labels, so that mixing changes none.
+        torch.testing.assert_close(found, targets.float(), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("labels", MixLabels)
+def test_a_pair_of_the_same_image_and_a_single_class(labels: MixLabels) -> None:
+    image, _ = batch(1)
+    images = image.repeat(2, 1, 1, 1)
+    for kind, seed in itertools.product(KINDS, range(8)):
+        mix = Mix(**KINDS[kind] | {"smoothing": 0.0, "prob": 1.0}, labels=labels)
+        with seeded(seed):
+            mixed, found = Mixing(mix, Classes(("a",)))(images, torch.tensor([[1], [0]]))
+        assert torch.equal(mixed, images)
+        assert found.shape == (2, 1)
+        # Of one pair in a whole batch, the weights of the label are those of the two images.
+        if labels is MixLabels.weighted:
+            assert found.sum().item() == pytest.approx(1)
+        else:
+            assert found.max() == 1
+
+
+def test_smoothing_alone_moves_the_labels_of_each_class_towards_a_half() -> None:
+    images, _ = batch(2)
+    targets = torch.tensor([[1, 0, -1, 0, 1, 0], [0, 0, 0, 1, -1, 1]], dtype=torch.int8)
+    for labels in MixLabels:
+        mixed, soft = Mixing(Mix(smoothing=0.2, labels=labels), SEVERAL)(images, targets)
+        assert torch.equal(mixed, images)
+        values = {1: 0.9, 0: 0.1, -1: -1.0}
+        expected = [[values[label] for label in row] for row in targets.tolist()]
+        torch.testing.assert_close(soft, torch.tensor(expected))
 
 
 # In the loader
@@ -128,18 +266,20 @@ def epoch(
     start: int = 0,
     number: int = 1,
     broken: int | None = None,
+    classes: Classes = ONE,
     **more: int,
 ):
-    split = Split(Coloured(22, broken), Classes(tuple("abcdef"), exclusive=True))
-    data = DataModule(
-        lambda: split, lambda: split, SingleLabelEvaluator, EvalTransform(image_size=8), "skip"
-    )
+    split = Split(Coloured(22, broken), classes)
+    evaluator = SingleLabelEvaluator if classes.exclusive else MultiLabelEvaluator
+    data = DataModule(lambda: split, lambda: split, evaluator, EvalTransform(image_size=8), "skip")
     batches = TrainBatches(22, batch_size=8, seed=5, **more)
     batches.epoch, batches.start = number, start
     return list(unwrap(train_loader(data, batches, workers=workers, pin=False, mix=mix)))
 
 
 BOTH = Mix(mixup=0.5, cutmix=1.0, mode=MixMode.pair)
+UNION = dataclasses.replace(BOTH, labels=MixLabels.union)
+KINDS_OF_LABELS = [(BOTH, ONE), (BOTH, SEVERAL), (UNION, SEVERAL)]
 
 
 def equal(some, others) -> bool:
@@ -149,12 +289,32 @@ def equal(some, others) -> bool:
     )
 
 
-def test_a_mixed_epoch_goes_on_from_any_step_with_any_workers() -> None:
-    whole = epoch(BOTH, repeats=2)
-    assert equal(whole, epoch(BOTH, repeats=2, workers=2))
+@pytest.mark.parametrize(("mix", "classes"), KINDS_OF_LABELS)
+def test_a_mixed_epoch_goes_on_from_any_step_with_any_workers(mix: Mix, classes: Classes) -> None:
+    load = partial(epoch, mix, classes=classes, repeats=2)
+    whole = load()
+    assert equal(whole, load(workers=2))
     for start in (1, 2):
-        assert equal(whole[start:], epoch(BOTH, repeats=2, start=start, workers=start - 1))
-    assert not equal(whole, epoch(BOTH, repeats=2, number=2))
+        assert equal(whole[start:], load(start=start, workers=start - 1))
+    assert not equal(whole, load(number=2))
+
+
+def test_kinds_of_labels_differ_in_the_labels_only() -> None:
+    one, weighted, union = (epoch(mix, classes=classes) for mix, classes in KINDS_OF_LABELS)
+    for a, b, c in zip(one, weighted, union, strict=True):
+        assert torch.equal(a.images, b.images)
+        assert torch.equal(a.images, c.images)
+        assert torch.equal(a.targets, b.targets)
+        assert set(c.targets.unique().tolist()) == {0, 1}
+        assert (c.targets >= b.targets.round()).all()
+    assert max(batch.targets.sum(1).max() for batch in union) == 2
+
+
+def test_nothing_is_mixed_with_a_probability_of_0() -> None:
+    mix = Mix(mixup=0.5, prob=0.0, labels=MixLabels.union)
+    never, plain = epoch(mix, classes=SEVERAL), epoch(Mix(), classes=SEVERAL)
+    assert equal(never, plain)
+    assert never[0].targets.dtype == torch.int8
 
 
 def test_batches_and_processes_mix_with_other_numbers() -> None:
@@ -171,8 +331,9 @@ def test_mixing_leaves_the_random_numbers_of_the_samples_alone() -> None:
     assert plain[0].targets.dtype == torch.int8
 
 
-def test_a_batch_with_an_image_left_out_is_mixed_too() -> None:
-    batches = epoch(BOTH, broken=3)
+@pytest.mark.parametrize(("mix", "classes"), KINDS_OF_LABELS)
+def test_a_batch_with_an_image_left_out_is_mixed_too(mix: Mix, classes: Classes) -> None:
+    batches = epoch(mix, broken=3, classes=classes)
     (short,) = [one for one in batches if one.bad]
     assert len(short.images) == len(short.targets) in (5, 7)
 
@@ -250,7 +411,7 @@ def test_repeats_need_a_batch_of_images() -> None:
 def test_numpy_is_where_timm_draws_from() -> None:
     """The loader seeds it; another source would break the exact resumption of a run."""
     images, targets = batch(4)
-    mixing = Mixing(BOTH, K)
+    mixing = Mixing(BOTH, ONE)
     found = []
     for _ in range(2):
         np.random.seed(3)

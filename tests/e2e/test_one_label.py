@@ -65,7 +65,6 @@ def test_the_whole_way_with_the_parts_of_the_imagenet_recipe(
             ["CrossEntropy is for one label per image, the data has several labels per image"],
         ),
         (["data.top_k=11"], ["data.top_k 11 needs as many classes; there are 10"]),
-        (["head.num_groups=12"], ["head.num_groups 12 is above the 10 classes"]),
         (["backbone.drop_path=0.1"], ["backbone.drop_path: Patches takes no such argument"]),
     ],
 )

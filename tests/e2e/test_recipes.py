@@ -1,10 +1,11 @@
-"""The recipes of Query2Label and ASL: each trains two steps, with a small network of its family."""
+"""Recipes: each trains two steps; those of the papers with a small network of the family."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from readers import write_picture
 from support import write_coco
 
@@ -143,3 +144,35 @@ def test_a_recipe_of_query2label_is_that_of_the_official_command() -> None:
 def test_a_recipe_of_asl_stops_after_41_of_80_epochs() -> None:
     train = compose(["+experiment=asl_coco_tresnet_m_224"]).train
     assert (train.epochs, train.stop_epoch, train.batch_size) == (80, 41, 128)
+
+
+def write_own(root: Path) -> None:
+    """Write eight images per split in the form of `data=csv`."""
+    lines = ["path,labels,split"]
+    for number in range(16):
+        write_picture(root / f"{number}.jpg", red=16 * number)
+        labels = ["cat", "cat;dog", "dog", ""][number % 4]
+        lines.append(f"{number}.jpg,{labels},{'train' if number < 8 else 'val'}")
+    (root / "data.csv").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("name", ["finetune", "finetune_frozen"])
+def test_a_recipe_for_own_photos_trains_two_steps(
+    name: str, cli: Callable[..., tuple[int, str, str]], monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_own(tmp_path / "data")
+    words = [f"+experiment={name}", "data.root=data", *SMALL, *SHORT, "train.ema_decay=0.9"]
+    status, out, err = cli("train", *words)
+    assert status == 0, err
+    state = read_torch(Path("outputs", name, "checkpoints", "last.pt"))
+    assert (state["step"], state["epoch"]) == (2, 1)
+
+    # The average of the weights moves where they do.
+    backbone = [key for key in state["model"] if key.startswith("backbone.")]
+    moved = [key for key in backbone if not torch.equal(state["model"][key], state["ema"][key])]
+    assert bool(moved) is (name == "finetune")
+    if name == "finetune_frozen":
+        assert "tokens of 0 of 8 training images are in" in out
+        assert "data.augment=official" in cli("train", *words, "data.augment=official")[2]

@@ -15,7 +15,7 @@ CLIPS = [0.0, 0.05, 0.3]
 EPS = 1e-8
 
 
-def batch(dtype=torch.float64, seed=0, shape=(6, 11), exclusive=False):
+def batch(dtype=torch.float64, seed=0, shape=(6, 11), exclusive=False, soft=False):
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(*shape, dtype=torch.float64, generator=generator)
     if exclusive:
@@ -23,7 +23,9 @@ def batch(dtype=torch.float64, seed=0, shape=(6, 11), exclusive=False):
             torch.randint(shape[1], (shape[0],), generator=generator), shape[1]
         ).double()
     else:
-        targets = (torch.rand(*shape, generator=generator) < 0.3).double()
+        targets = torch.rand(*shape, generator=generator).double()
+        if not soft:
+            targets = (targets < 0.3).double()
     return logits.to(dtype).requires_grad_(), targets
 
 
@@ -80,7 +82,8 @@ def test_value_and_gradient_are_those_of_the_formula(gamma_neg, gamma_pos, clip,
 @pytest.mark.parametrize(("gamma_neg", "gamma_pos"), GAMMAS)
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("focal_grad", [False, True])
-def test_value_and_gradient_are_those_of_timm(gamma_neg, gamma_pos, clip, focal_grad):
+@pytest.mark.parametrize("soft", [False, True])
+def test_value_and_gradient_are_those_of_timm(gamma_neg, gamma_pos, clip, focal_grad, soft):
     if "reduction" not in inspect.signature(timm.loss.AsymmetricLossMultiLabel).parameters:
         pytest.skip("this timm has no reduction='sum'")
     theirs = timm.loss.AsymmetricLossMultiLabel(
@@ -89,7 +92,7 @@ def test_value_and_gradient_are_those_of_timm(gamma_neg, gamma_pos, clip, focal_
     ours = AsymmetricLoss(
         gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip, focal_grad=focal_grad
     )
-    logits, targets = batch(torch.float32)
+    logits, targets = batch(torch.float32, soft=soft)
     for found, expected in zip(
         everything(ours, logits, targets), everything(theirs, logits, targets), strict=True
     ):
@@ -98,6 +101,46 @@ def test_value_and_gradient_are_those_of_timm(gamma_neg, gamma_pos, clip, focal_
         usable = expected.isfinite()
         assert usable.double().mean() > 0.5
         torch.testing.assert_close(found[usable], expected[usable], rtol=1e-5, atol=1e-6)
+
+
+def soft_element(x, y, gamma_neg, gamma_pos, clip):
+    """The official code on one logit, with a target anywhere from 0 to 1."""
+    p = sigmoid(x)
+    q = min(1 - p + clip, 1.0)
+    weight = (1 - (y * p + (1 - y) * q)) ** (y * gamma_pos + (1 - y) * gamma_neg)
+    return -weight * (y * math.log(p) + (1 - y) * math.log(q))
+
+
+@pytest.mark.parametrize(("gamma_neg", "gamma_pos"), GAMMAS)
+@pytest.mark.parametrize("clip", CLIPS)
+def test_soft_targets_follow_the_official_formula(gamma_neg, gamma_pos, clip):
+    logits, targets = batch(soft=True)
+    # Targets of 0 and 1 may be among the others, as where images of the same class are mixed.
+    targets[:, 0], targets[:, 1] = 0, 1
+    options = {"gamma_neg": gamma_neg, "gamma_pos": gamma_pos, "clip": clip}
+    expected = [
+        soft_element(x, y, **options)
+        for x, y in zip(logits.flatten().tolist(), targets.flatten().tolist(), strict=True)
+    ]
+    assert AsymmetricLoss(**options)(logits, targets).item() == pytest.approx(sum(expected))
+    if clip == 0:
+        loss = AsymmetricLoss(**options, focal_grad=True)
+        assert torch.autograd.gradcheck(lambda x: loss(x, targets), logits)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_the_loss_of_a_soft_target_draws_the_probability_to_it(clip):
+    targets = torch.tensor([[0.35, 0.5, 0.7]], dtype=torch.float64)
+    loss = AsymmetricLoss(clip=clip)
+    best = targets * (1 + clip)
+
+    for offset, sign in ((-0.01, -1), (0.0, 0), (0.01, 1)):
+        logits = (best + offset).logit().requires_grad_()
+        _, gradient = everything(loss, logits, targets)
+        if sign:
+            assert (gradient.sign() == sign).all()
+        else:
+            assert gradient.abs().max() < 1e-12
 
 
 def test_the_defaults_are_the_coco_recipe():
@@ -305,9 +348,14 @@ def test_the_inputs_are_not_changed():
 # Errors
 
 
-@pytest.mark.parametrize("loss", [AsymmetricLoss(), AsymmetricLossSingleLabel()])
-@pytest.mark.parametrize("value", [2.0, 0.5, -1.0, math.nan])
-def test_a_target_other_than_0_and_1_is_refused_with_its_value(loss, value):
+@pytest.mark.parametrize(
+    ("loss", "value"),
+    [
+        *[(AsymmetricLoss(), value) for value in (2.0, -0.1, -1.0, math.nan)],
+        *[(AsymmetricLossSingleLabel(), value) for value in (2.0, 0.5, -1.0, math.nan)],
+    ],
+)
+def test_a_target_out_of_its_range_is_refused_with_its_value(loss, value):
     logits, targets = batch(exclusive=True)
     targets[2, 3] = value
     with pytest.raises(DataError, match=rf"target {value:g} ") as caught:

@@ -1,7 +1,6 @@
 """The tables of the paper: each run composes, and the driver runs, goes on, reports and refuses."""
 
 import importlib
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -12,9 +11,8 @@ import pytest
 import torch
 from support import one_line
 
-from mldec import build
 from mldec.check_data.published import OFFICIAL
-from mldec.config.compose import compose, to_yaml
+from mldec.config.compose import to_yaml
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
@@ -32,7 +30,7 @@ def load(name: str) -> ModuleType:
         sys.path.remove(str(FOLDER))
 
 
-rows, costs, run, small = load("rows"), load("costs"), load("run"), load("small")
+rows, costs, run = load("rows"), load("costs"), load("run")
 RUNS = {row.run: row for _, table in rows.TABLES.values() for row in table}
 
 
@@ -156,24 +154,6 @@ def test_it_trains_what_is_not_finished_and_says_what_came_out(
     assert "resume=auto" in run.command(row, 0, 0, ["train.epochs=1"])
 
 
-def test_the_report_of_the_small_study_is_drawn_a_panel_per_dataset(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = TOP / "benchmarks" / "small_study.json"
-    drawn = []
-    monkeypatch.setattr(small, "save", lambda figure, path: drawn.append(figure))
-    report = json.loads(path.read_text())
-    small.plot(report["rows"], tmp_path / "plot.png")
-    [figure] = drawn
-    assert [axes.get_title() for axes in figure.axes] == list(report["data"].values())
-    for axes, data in zip(figure.axes, report["data"], strict=True):
-        shown = [row for row in report["rows"] if row["data"] == data]
-        drawn_points = [container[0].get_xydata()[0].tolist() for container in axes.containers]
-        assert drawn_points == [[row["gmac"] * 1e3, row["mean"]] for row in shown]
-        assert axes.get_xlabel() == "million multiply-accumulates per image"
-        assert axes.get_ylabel() == f"{shown[0]['metric']} in percent"
-
-
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
     """A row of the digits, which no test here trains, in an empty folder."""
@@ -268,69 +248,3 @@ def test_without_a_table_it_says_which_there_are(reproduce) -> None:
     assert status == 2
     assert "table1" in err
     assert "--list" in err
-
-
-def claim(better: bool) -> object:
-    return small.Claim("x", "a", "b", better)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "better", "verdict"),
-    [
-        ([90, 91, 92], [80, 81, 82], True, "holds"),
-        ([80, 81, 82], [90, 91, 92], True, "does not hold"),
-        ([90, 80, 85], [85, 90, 80], True, "open: within the spread"),
-        ([90, 80, 85], [85, 90, 80], False, "holds within the spread"),
-        ([80, 81, 82], [90, 91, 92], False, "does not hold"),
-        ([90, 91, 92], [80, 81, 82], False, "holds"),
-        ([90, 90], [90.08, 90.08], False, "holds within the spread"),
-        ([90], [80], True, "not run"),
-    ],
-)
-def test_verdicts(first: list[float], second: list[float], better: bool, verdict: str) -> None:
-    given = {
-        name: {"values": dict(enumerate(map(float, values)))}
-        for name, values in (("a", first), ("b", second))
-    }
-    assert small.judge(claim(better), given)["verdict"] == verdict
-
-
-@pytest.mark.parametrize("name", [row.name for row in small.ROWS])
-def test_every_row_of_the_small_study_composes(name: str) -> None:
-    row = next(row for row in small.ROWS if row.name == name)
-    build.check(compose(row.settings(0)))
-
-
-def test_the_claims_are_about_rows() -> None:
-    names = [row.name for row in small.ROWS]
-    assert len(set(names)) == len(names)
-    assert {name for claim in small.CLAIMS for name in (claim.first, claim.second)} <= set(names)
-
-
-def test_a_study_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(small, "WORK", tmp_path)
-    asked = []
-
-    def fake(row: object, seed: int) -> dict:
-        asked.append((row.name, seed))
-        return {
-            "row": row.name,
-            "seed": seed,
-            "metric": "mAP",
-            "value": 50.0 + seed,
-            "cpu_seconds": 1.0,
-        }
-
-    monkeypatch.setattr(small, "run", fake)
-    line = {"row": "gap", "seed": 1, "metric": "mAP", "value": 7.0, "cpu_seconds": 1.0}
-    (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
-    small.study(small.ROWS[:2])
-    assert asked == [
-        ("gap", 0),
-        ("transformer", 0),
-        ("transformer", 1),
-        ("gap", 2),
-        ("transformer", 2),
-    ]
-    small.forget("gap")
-    assert {result["row"] for result in small.finished()} == {"transformer"}

@@ -222,13 +222,24 @@ FINE_TUNING = [
 ]
 
 
+# Micro-batches of 3 images: of an odd number, the one in the middle has no partner.
+MIXED = ["mix.mixup=0.5", "mix.cutmix=1", "mix.mode=elem"]
+MIXED += ["train.batch_size=6", "train.accumulate=2"]
+
+
 @pytest.mark.parametrize(
-    "sampling", [SHUFFLED, Sampling(sampler="repeat_factor", repeat_threshold=0.6)]
+    ("extra", "sampling"),
+    [
+        (FINE_TUNING, SHUFFLED),
+        (FINE_TUNING, Sampling(sampler="repeat_factor", repeat_threshold=0.6)),
+        ([*MIXED, "mix.labels=weighted"], SHUFFLED),
+        ([*MIXED, "mix.labels=union"], SHUFFLED),
+    ],
 )
-def test_a_fine_tuned_run_goes_on_in_the_middle_of_an_epoch_to_the_last_bit(
-    config: Config, tmp_path: Path, sampling: Sampling
+def test_a_run_goes_on_in_the_middle_of_an_epoch_to_the_last_bit(
+    config: Config, tmp_path: Path, extra: list[str], sampling: Sampling
 ) -> None:
-    config = override(config, [*FINE_TUNING, "train.epochs=2", "train.save_every_steps=1"])
+    config = override(config, [*extra, "train.epochs=2", "train.save_every_steps=1"])
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     make = partial(trainer, config, network="test_resnet", sampling=sampling)
     fit(make(whole), whole)
@@ -326,6 +337,7 @@ def test_a_checkpoint_from_before_these_settings_goes_on(config: Config, tmp_pat
     for section, names in {
         "train": ("freeze", "freeze_batchnorm"),
         "optim": ("decay", "backbone_lr", "layer_decay"),
+        "mix": ("labels",),
     }.items():
         for name in names:
             del state["config"][section][name]

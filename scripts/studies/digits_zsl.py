@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Measure `+experiment=digits_zsl`: the rows of the paper's table 3, GAP, and other decoders.
 
-    python scripts/reproduce/digits_zsl.py benchmarks/cpu_digits_zsl.json [--seeds 3] [key=value]
+    python scripts/studies/digits_zsl.py benchmarks/cpu_digits_zsl.json [--seeds 3] [key=value]
 
 Each seed has its own unseen classes, writings, scenes and start. A run is added to the file as
 soon as it is done, and is not repeated when the script is started again. The settings after the

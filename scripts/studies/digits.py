@@ -1,4 +1,4 @@
-"""Train the paper's ablations on handwritten digits: `python scripts/reproduce/small.py`.
+"""Train the paper's ablations on handwritten digits: `python scripts/studies/digits.py`.
 
 They run on any machine. All rows have the same backbone, schedule and number of scenes, with three
 seeds each; a row differs in its head or its loss only. As the paper's networks are, the backbone is
@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
+from verdicts import Claim, judge, verdict_line
 
 from mldec import build, checkpoint
 from mldec.benchmark import environment
@@ -36,8 +37,6 @@ from mldec.training.trainer import Trainer
 TOP = Path(__file__).resolve().parents[2]
 WORK, OUT = TOP / "outputs" / "small", TOP / "benchmarks" / "small_study.json"
 SEEDS = (0, 1, 2)
-# A difference in points that table 1 calls none: mAP 88.0 with 20 queries, 88.1 with 80.
-NO_DIFFERENCE = 0.1
 COMMON = [
     "+experiment=digits",
     "device=cpu",
@@ -107,15 +106,6 @@ ROWS = [
     Row("single_gap", "single", "GAP, BCE", [*GAP, *BCE]),
     Row("single_ml_decoder", "single", "ML-Decoder, BCE", [*DECODER, *BCE]),
 ]
-
-
-class Claim(NamedTuple):
-    """A claim of the paper on two rows: the first is better than the second, or as good."""
-
-    text: str
-    first: str
-    second: str
-    better: bool
 
 
 CLAIMS = [
@@ -282,39 +272,14 @@ def summarise(row: Row, results: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def judge(claim: Claim, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Test a claim on the differences of its two rows, seed by seed.
-
-    The spread is two standard errors of their mean, and at least `NO_DIFFERENCE`.
-    """
-    first, second = rows[claim.first]["values"], rows[claim.second]["values"]
-    # Paired by seed, so that what both runs have in common does not add to the spread.
-    differences = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
-    if len(differences) < 2:
-        return {**claim._asdict(), "difference": None, "spread": None, "verdict": "not run"}
-
-    mean = statistics.fmean(differences)
-    standard_error = statistics.stdev(differences) / len(differences) ** 0.5
-    spread = max(NO_DIFFERENCE, 2 * standard_error)
-
-    if mean > spread:
-        verdict = "holds"
-    elif mean < -spread:
-        verdict = "does not hold"
-    elif claim.better:
-        verdict = "open: within the spread"
-    else:
-        verdict = "holds within the spread"
-    return {**claim._asdict(), "difference": mean, "spread": spread, "verdict": verdict}
-
-
 def report() -> None:
     """Write the JSON file and the plot, and print both tables."""
     results = finished()
     rows = {row.name: summarise(row, results) for row in ROWS}
 
     # A study that was interrupted gets a report too, which says that it is not complete.
-    claims = [judge(claim, rows) for claim in CLAIMS]
+    values = {name: row["values"] for name, row in rows.items()}
+    claims = [judge(claim, values) for claim in CLAIMS]
     done = sum(len(row["values"]) for row in rows.values())
 
     content = {
@@ -335,10 +300,7 @@ def report() -> None:
         work = f"{row['gmac'] * 1e3:6.2f} MMAC"
         print(f"{row['data']:<9} {row['label']:<22} {mean_and_deviation(row):<22} {work}")
     for claim in claims:
-        line = f"{claim['verdict']:<24} {claim['text']}"
-        if claim["difference"] is not None:
-            line += f" ({claim['difference']:+.2f}, spread {claim['spread']:.2f})"
-        print(line)
+        print(verdict_line(claim))
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:

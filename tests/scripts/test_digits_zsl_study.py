@@ -13,7 +13,7 @@ from support import made
 from mldec.config.compose import compose
 from mldec.data.digits.coloured import choose_unseen, digits_zsl
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce" / "digits_zsl.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "studies" / "digits_zsl.py"
 SMALL = [
     "data.train_images=16",
     "data.val_images=40",

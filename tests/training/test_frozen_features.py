@@ -1,0 +1,287 @@
+"""Cached tokens: the same as the backbone's, computed once, and never stale."""
+
+import errno
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pictures import picture, saved
+from support import QUICK, one_line
+from torch import Tensor, nn
+
+from mldec import build
+from mldec.backbones import TimmBackbone
+from mldec.config.compose import compose
+from mldec.config.schema import Config
+from mldec.data.base import DataModule
+from mldec.errors import ConfigError, DataError, Stopped
+from mldec.runtime import distributed
+from mldec.runtime.signals import StopRequest
+from mldec.training.frozen_features import with_tokens
+
+Cli = Callable[..., tuple[int, str, str]]
+CPU = torch.device("cpu")
+CLASSES = ("cat", "dog", "tree")
+DATA = [
+    "data=csv",
+    "data.root=own",
+    "data.cache_dir=cache",
+    "data.augment=none",
+    "data.cutout=0",
+    "data.image_size=32",
+]
+CACHED = ["train.freeze=[backbone]", "train.cache_features=true"]
+# Of the command; QUICK names a backbone of the tests' own.
+WORDS = [word for word in QUICK if not word.startswith("data.")]
+WORDS += [*DATA, "train.batch_size=8", "train.epochs=3", "train.ema_decay=null"]
+PARTS = ["name=tokens", "backbone=tiny", "head=gap", "loss=asl", "train.workers=0", *DATA]
+
+
+@pytest.fixture(autouse=True)
+def own_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make 24 pictures with labels, 16 of them for training, and change to their folder."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("own")
+    folder.mkdir()
+    rows = []
+    for number in range(24):
+        saved(picture(seed=number), folder / f"{number}.png")
+        labels = ";".join(name for bit, name in enumerate(CLASSES) if (number + 1) >> bit & 1)
+        rows.append(f"{number}.png,{labels},{'train' if number < 16 else 'val'}\n")
+    (folder / "data.csv").write_text("path,labels,split\n" + "".join(rows))
+    return folder
+
+
+class Counting(nn.Module):
+    """A backbone that counts the images it was given."""
+
+    num_features = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(18.0).reshape(6, 3))
+        self.images = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.images += len(images)
+        assert not self.training
+        pooled = nn.functional.adaptive_avg_pool2d(images.float(), 2).flatten(2)
+        return (self.weight @ pooled).transpose(1, 2)
+
+
+def cached(backbone: nn.Module, *settings: str, stop: StopRequest | None = None) -> DataModule:
+    config, data = composed(*settings)
+    stop = StopRequest() if stop is None else stop
+    return with_tokens(data, backbone, config, device=CPU, stop=stop)
+
+
+def composed(*settings: str) -> tuple[Config, DataModule]:
+    config = compose([*PARTS, *CACHED, *settings])
+    parts = build.check(config)
+    return build.recorded(config, parts), build.data(parts)
+
+
+def test_tokens_are_those_of_the_backbone() -> None:
+    network = TimmBackbone("test_resnet")
+    data = cached(network.train())
+    assert network.training
+    _, plain = composed()
+
+    network.eval()
+    for split, expected in ((data.train, plain.train), (data.val, plain.val)):
+        assert len(split.dataset) == len(expected.dataset)
+        for index in range(len(split.dataset)):
+            tokens, target = split.dataset[index]
+            image, label = expected.dataset[index]
+            torch.testing.assert_close(tokens, network(image[None])[0].detach())
+            assert torch.equal(target, label)
+            assert split.dataset.name(index) == expected.dataset.name(index)
+
+
+def test_a_second_run_computes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    backbone = Counting()
+    data = cached(backbone)
+    assert len(data.train.dataset) + len(data.val.dataset) == backbone.images == 24
+    assert "tokens of 0 of 16 training images are in cache/tokens-" in caplog.text
+
+    again = cached(backbone)
+    assert torch.equal(again.train.dataset[3][0], data.train.dataset[3][0])
+    assert len(again.val.dataset) == 8
+    assert backbone.images == 24
+    assert "tokens of 16 of 16 training images are in cache/tokens-" in caplog.text
+
+
+def test_labels_and_head_do_not_matter_to_the_tokens(own_photos: Path) -> None:
+    backbone = Counting()
+    cached(backbone).load_train()
+    table = (own_photos / "data.csv").read_text()
+    (own_photos / "data.csv").write_text(table.replace("cat;dog", "dog"))
+    cached(backbone, "head=gap", "loss=bce", "train.batch_size=4").load_train()
+    assert backbone.images == 16
+
+
+def test_splits_share_what_is_computed() -> None:
+    backbone = Counting()
+    for fold in (1, 2, 3):
+        data = cached(backbone, f"data.fold={fold}/3")
+        data.load_train()
+        data.load_val()
+        assert backbone.images == 16
+    cached(backbone).load_val()
+    assert backbone.images == 24
+
+
+@pytest.mark.parametrize(
+    ("change", "computed"), [("weights", 16), ("image", 1), ("size", 16), ("setting", 16)]
+)
+def test_nothing_stale_is_read(change: str, computed: int, own_photos: Path) -> None:
+    backbone, settings = Counting(), []
+    cached(backbone).load_train()
+
+    if change == "weights":
+        nn.init.ones_(backbone.weight)
+    elif change == "image":
+        # Other bytes that no other image has, of the same time.
+        before = (own_photos / "3.png").stat()
+        saved(picture(seed=99), own_photos / "3.png")
+        os.utime(own_photos / "3.png", ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif change == "size":
+        settings = ["data.image_size=48"]
+    else:
+        settings = ["backbone.model_args.stem_width=8"]
+
+    config, data = composed(*settings)
+    again = with_tokens(data, backbone, config, device=CPU, stop=StopRequest())
+    backbone.eval()
+    expected = backbone(data.train.dataset[3][0][None])[0]
+    torch.testing.assert_close(again.train.dataset[3][0], expected.detach())
+    assert backbone.images == 16 + computed + 1
+
+
+@pytest.mark.parametrize("fault", ["is damaged", "is gone"])
+def test_lost_tokens_are_named(fault: str) -> None:
+    dataset = cached(Counting()).train.dataset
+    file = dataset.files[3]
+    if fault == "is gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(DataError, match=f"{file} {fault}.*; pass resume=auto"):
+        dataset[3]
+
+
+def test_an_unreadable_image_ends_the_work_or_is_left_out(own_photos: Path) -> None:
+    (own_photos / "2.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"own/2\.png"):
+        cached(Counting()).load_train()
+
+    dataset = cached(Counting(), "data.bad_images=skip").train.dataset
+    with pytest.raises(DataError, match=r"own/2\.png"):
+        dataset[2]
+    assert dataset[1][0].isfinite().all()
+    assert dataset[3][0].isfinite().all()
+
+
+def test_after_a_stop_the_work_goes_on() -> None:
+    backbone, stop = Counting(), StopRequest()
+
+    def stop_after_the_first_batch(*_: object) -> None:
+        stop.note(signal.SIGTERM, None)
+
+    hook = backbone.register_forward_hook(stop_after_the_first_batch)
+    with pytest.raises(Stopped, match=r"after the tokens of 6 of 16 training images") as raised:
+        cached(backbone, "train.eval_batch_size=6", stop=stop).load_train()
+    assert raised.value.status == 143
+    hook.remove()
+
+    assert len(cached(backbone).train.dataset) == backbone.images == 16
+
+
+def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(DataError, match=r"cannot write cache/tokens-.*No space left .*free space"):
+        cached(Counting()).load_train()
+    assert not list(Path("cache").rglob("*.tmp"))
+
+
+def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(["+experiment=digits"])
+    parts = build.check(config)
+    with pytest.raises(ConfigError, match="images that are stored as files"):
+        with_tokens(
+            build.data(parts), Counting(), config, device=CPU, stop=StopRequest()
+        ).load_train()
+
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(ConfigError, match=r"train\.cache_features is for one process"):
+        cached(Counting())
+
+
+def test_a_run_on_tokens_is_the_run_of_a_frozen_backbone(cli: Cli) -> None:
+    status, _, err = cli("train", *WORDS, *CACHED, "name=cached")
+    assert status == 0, err
+    status, _, err = cli("train", *WORDS, "train.freeze=[backbone]", "name=frozen")
+    assert status == 0, err
+
+    with_cache, without = (
+        torch.load(Path("outputs", name, "checkpoints", "last.pt"), weights_only=True)
+        for name in ("cached", "frozen")
+    )
+    assert with_cache["model"].keys() == without["model"].keys()
+    for key, value in without["model"].items():
+        torch.testing.assert_close(with_cache["model"][key], value, atol=1e-5, rtol=1e-4)
+    assert with_cache["metrics"] == pytest.approx(without["metrics"], abs=0.5)
+
+    # The checkpoint is that of the whole network: it needs no tokens.
+    shutil.rmtree("cache")
+    status, out, err = cli("evaluate", "outputs/cached/checkpoints/last.pt", "--plugin", "patches")
+    assert status == 0, err
+    assert f"{with_cache['metrics']['val/mAP']:.3f}" in out
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(cli: Cli) -> None:
+    words = [*WORDS, *CACHED]
+    assert cli("train", *words, "name=whole")[0] == 0
+    assert cli("train", *words, "name=parts", "train.stop_epoch=1")[0] == 0
+
+    # The tokens are computed again, from the weights in the checkpoint.
+    shutil.rmtree("cache")
+    status, _, err = cli("train", *words, "name=parts", "resume=auto")
+    assert status == 0, err
+
+    whole, parts = (
+        torch.load(Path("outputs", name, "checkpoints", "last.pt"), weights_only=True)
+        for name in ("whole", "parts")
+    )
+    for key, value in whole["model"].items():
+        assert torch.equal(parts["model"][key], value), key
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["train.freeze=[]"], "train.cache_features is for a frozen backbone: pass train.freeze="),
+        (["train.channels_last=true"], "train.channels_last has no effect with train.cache_featu"),
+        (["mix.smoothing=0.1", "loss=bce"], "mix changes the images from epoch to epoch"),
+        (
+            ["data.augment=official", "data.flip=true"],
+            "data.augment=official data.flip=True: train.cache_features computes the tokens of "
+            "each image once, and this would change the images from epoch to epoch; pass "
+            "data.augment=none data.flip=False",
+        ),
+    ],
+)
+def test_settings_without_sense_are_refused(cli: Cli, settings: list[str], message: str) -> None:
+    status, _, err = cli("train", *WORDS, *CACHED, *settings, "--cfg", "job")
+    assert status == 1
+    one_line(err, message)
