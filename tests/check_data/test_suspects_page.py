@@ -3,8 +3,10 @@
 import base64
 import io
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
+from browser import opened
 from PIL import Image
 
 from mldec.check_data.suspects_page import Suspect, page
@@ -81,6 +83,30 @@ def test_a_page_asks_for_nothing_and_fits_a_telephone() -> None:
         "meta",
         {"name": "viewport", "content": "width=device-width, initial-scale=1"},
     ) in parsed(text).tags
+
+
+@pytest.mark.parametrize(("width", "columns"), [(400, 2), (1600, 8)])
+def test_a_browser_shows_all_pictures_side_by_side(
+    tmp_path: Path, width: int, columns: int
+) -> None:
+    long_name = f"{'a_very_long_folder_' * 20}/photo.jpg"
+    pairs = [
+        (suspect(rank, image=long_name), Image.new("RGB", (300, 200), (200, 0, 0)))
+        for rank in range(1, 21)
+    ]
+    file = tmp_path / "page.html"
+    file.write_text(page("Twenty pairs", {"All": pairs}), encoding="utf-8")
+
+    with opened(file, width=width) as browser:
+        pictures = browser.find_elements("tag name", "img")
+        assert {picture.get_property("naturalWidth") for picture in pictures} == {240}
+        assert sum(picture.location["y"] == pictures[0].location["y"] for picture in pictures) == (
+            columns
+        )
+
+        # Nothing is wider than the window, and nothing went wrong.
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        assert browser.get_log("browser") == []
 
 
 @pytest.mark.parametrize("place", ["summary", "heading", "name", "image"])

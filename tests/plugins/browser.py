@@ -1,0 +1,35 @@
+"""Chromium without a window, for tests of pages that people look at."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+
+NEEDED = ("chromium", "chromedriver")  # of Debian's packages chromium and chromium-driver
+
+
+@contextmanager
+def opened(page: Path, *, width: int) -> Iterator[webdriver.Chrome]:
+    """Open a page in a window of this width in pixels; skip the test where there is no Chromium."""
+    for name in NEEDED:
+        if shutil.which(name) is None:
+            pytest.skip(f"{name} is not installed (.ci/run installs it)")
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(shutil.which("chromium"))
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking"):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        # A window cannot be as narrow as a telephone: the page is shown on one that is made up.
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        driver.get(page.resolve().as_uri())
+        yield driver
+    finally:
+        driver.quit()
