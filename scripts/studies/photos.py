@@ -394,10 +394,10 @@ def summarise(row: Row, runs: list[dict[str, Any]], costs: dict[str, float]) -> 
         "rate_of": row.rate_of,
         "tuning": {f"{rate:g}": value for rate, value in sorted(tuning.items())},
         "mean": statistics.fmean(values) if values else None,
-        "std": statistics.stdev(values) if len(values) > 1 else None,
+        "std": deviation(values) if len(values) > 1 else None,
         "values": {str(run["seed"]): run["mAP"] for run in final},
         "AP": {
-            name: statistics.fmean(run["AP"][name] for run in final)
+            name: [run["AP"][name] for run in final]
             for name in (final[0]["AP"] if final and row.part != "small" else ())
         },
         "mAP_rare": [statistics.fmean(run["AP"][name] for name in RARE) for run in final]
@@ -409,6 +409,11 @@ def summarise(row: Row, runs: list[dict[str, Any]], costs: dict[str, float]) -> 
     if row.part == "small":
         entry["mAP_on_training"] = [run["mAP_on_training"] for run in final]
     return entry
+
+
+def deviation(values: list[float]) -> float:
+    """Return the standard deviation of the values of several seeds; 0 of one."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def work(row: Row) -> dict[str, Any]:
@@ -481,8 +486,13 @@ def panels(rows: dict[str, dict[str, Any]]) -> list[Panel]:
                 x_label="AP of GAP in percent",
                 y_label="AP of ML-Decoder in percent",
                 points=[
-                    Point(value, rows[decoder]["AP"][name], 0.0, name)
-                    for name, value in rows[gap]["AP"].items()
+                    Point(
+                        statistics.fmean(values),
+                        statistics.fmean(rows[decoder]["AP"][name]),
+                        deviation(rows[decoder]["AP"][name]),
+                        name,
+                    )
+                    for name, values in rows[gap]["AP"].items()
                 ],
             )
             for gap, decoder in pairs
