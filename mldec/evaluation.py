@@ -7,21 +7,25 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from scipy.special import logit
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from mldec import build
-from mldec.checkpoint import Loaded, load_model, scoring
+from mldec.checkpoint import Calibrated, Loaded, load_model, scoring
 from mldec.cli import chosen_model
 from mldec.config.compose import override
 from mldec.config.schema import Config
 from mldec.data.base import DataModule
+from mldec.data.fingerprint import fingerprint
 from mldec.data.loader import Batch, eval_loader
 from mldec.data.workers import unwrap
-from mldec.errors import CheckpointError, ConfigError, say
+from mldec.errors import CheckpointError, ConfigError, DataError, say
+from mldec.evaluators import Thresholded
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 from mldec.runtime import distributed, out_of_memory
@@ -44,6 +48,15 @@ class Results:
     bad: list[str]  # one message per image that was left out
     # Label, prediction and number of images, most frequent first; None for multi-label data.
     confusions: list[tuple[int, int, int]] | None
+
+
+class Scores(NamedTuple):
+    """What a model says of the n validation images that can be read, and their labels."""
+
+    indices: np.ndarray  # in the dataset, int64 [n]
+    labels: np.ndarray  # 1 (present), 0 (absent) or -1 (not annotated), int8 [n, K]
+    logits: np.ndarray  # float32 [n, K]
+    bad: list[str]  # one message per image that cannot be read
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
@@ -102,6 +115,46 @@ def score(
         yield batch, logits.float()
 
 
+def all_scores(
+    model: nn.Module, data: DataModule, config: Config, *, device: torch.device, path: str
+) -> Scores:
+    """Score all validation images, with a progress bar on a terminal.
+
+    Args:
+        model: as for `score`; it is moved to the device and back to the CPU.
+        data: the dataset.
+        config: as for `score`.
+        device: that computes.
+        path: of the checkpoint, for messages.
+
+    Raises:
+        DataError: if a score is not finite, or from the dataset.
+    """
+    # An empty batch first, since perhaps no image can be read.
+    nothing = torch.zeros(0, len(data.val.classes))
+    indices, labels, logits = [torch.zeros(0, dtype=torch.int64)], [nothing], [nothing]
+    bad: list[str] = []
+
+    bar = partial(tqdm, desc=f"score {path}", leave=False, disable=not on_terminal())
+    with out_of_memory.explained(lambda: memory_advice(config, device)):
+        model.to(device).eval()
+        for batch, batch_logits in score(model, data, config, device=device, progress=bar):
+            bad += batch.bad
+            if len(batch.images):
+                indices.append(batch.indices)
+                labels.append(batch.targets)
+                logits.append(batch_logits.cpu())
+    model.cpu()
+
+    all_logits = torch.cat(logits)
+    if not all_logits.isfinite().all():
+        raise DataError(f"{path}: a score is not finite; look at the weights of the checkpoint")
+
+    # With data.sizes=true a label is a code of the sizes of objects; each of them means present.
+    present = torch.cat(labels).clamp(max=1).to(torch.int8)
+    return Scores(torch.cat(indices).numpy(), present.numpy(), all_logits.numpy(), bad)
+
+
 def evaluate(
     model: nn.Module,
     data: DataModule,
@@ -109,6 +162,7 @@ def evaluate(
     *,
     device: torch.device,
     progress: Any = None,
+    logit_threshold: float | Tensor | None = None,
 ) -> Results:
     """Run each validation image through a model once, and compute the metrics of the dataset.
 
@@ -119,15 +173,22 @@ def evaluate(
         config: as for `score`.
         device: of the model.
         progress: as for `score`.
+        logit_threshold: one for all classes or float64 [K], instead of that of the data's settings;
+            see `Thresholded`.
 
     Returns:
         The results, the same on every process.
 
     Raises:
+        ConfigError: if the evaluator of the data has no threshold, and one is given.
         DataError: if a score is not finite, or from the dataset.
     """
     # An empty batch first: with few images a process may get no other.
     evaluator = data.evaluator()
+    if logit_threshold is not None:
+        if not isinstance(evaluator, Thresholded):
+            raise ConfigError("data: its evaluator takes no thresholds of a checkpoint")
+        evaluator.logit_threshold = logit_threshold
     nothing = torch.zeros(0, len(data.val.classes))
     evaluator.update(nothing, nothing)
 
@@ -303,15 +364,72 @@ def run(args: argparse.Namespace) -> None:
     with distributed.processes(device):
         data = build.data(parts)
         warn_of_size(data, loaded, args)
-        model = scoring(loaded.model, loaded.classes, data.val.classes, args.checkpoint)
+        thresholds = chosen_thresholds(data, loaded, args)
+        model: nn.Module = loaded.model
+        if loaded.calibration is not None:
+            model = Calibrated(model, loaded.calibration)
+        model = scoring(model, loaded.classes, data.val.classes, args.checkpoint)
 
         is_hidden = not (on_terminal() and distributed.is_main())
         bar = partial(tqdm, desc="evaluate", leave=False, disable=is_hidden)
         with out_of_memory.explained(lambda: memory_advice(config, device)):
-            results = evaluate(model.to(device), data, config, device=device, progress=bar)
+            results = evaluate(
+                model.to(device),
+                data,
+                config,
+                device=device,
+                progress=bar,
+                logit_threshold=None if thresholds is None else torch.tensor(logit(thresholds)),
+            )
+        if thresholds is not None:
+            column = np.broadcast_to(thresholds, len(data.val.classes)).tolist()
+            results.per_class["threshold"] = column
 
         if distributed.is_main():
             tell(results, loaded.weights, args, data.val.classes.names)
+
+
+def chosen_thresholds(
+    data: DataModule, loaded: Loaded, args: argparse.Namespace
+) -> list[float] | None:
+    """Return the thresholds of --threshold or of the checkpoint, and say which they are.
+
+    Args:
+        data: that is evaluated.
+        loaded: the checkpoint.
+        args: the command line.
+
+    Returns:
+        One threshold for all classes, or one per class of the data; None for `data.threshold`.
+
+    Raises:
+        ConfigError: for --threshold where an image has one label.
+    """
+    if args.threshold is not None:
+        if loaded.classes.exclusive:
+            raise ConfigError(
+                "--threshold has no effect: an image of this data has one label; leave it out"
+            )
+        return [args.threshold]
+
+    calibration = loaded.calibration
+    is_chosen = any(setting.startswith("data.threshold=") for setting in args.settings)
+    if calibration is None or not calibration.thresholds or is_chosen:
+        return None
+
+    path = args.checkpoint
+    if calibration.fingerprint == fingerprint(data.val):
+        log.warning(
+            f"precision, recall and F1 are at the thresholds of {path} for "
+            f"{calibration.objective}, which were fitted on these images: they are too good; "
+            f"python -m mldec.calibrate prints those of images outside the fit"
+        )
+    else:
+        log.info(
+            f"precision, recall and F1 are at the thresholds of {path} for "
+            f"{calibration.objective}, fitted on {calibration.images:,} other images"
+        )
+    return calibration.thresholds_of(loaded.classes.names, data.val.classes.names)
 
 
 def size_setting(args: argparse.Namespace) -> list[str]:

@@ -2,9 +2,10 @@
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ from mldec.runtime.signals import StopRequest, listening
 def scores(loaded: Loaded, images: Tensor) -> Tensor:
     """Return the scores of all classes in [0, 1]: softmax if an image has one label, else sigmoid.
 
-    After training with the asymmetric loss, scores are not probabilities: those of absent classes
-    are often above 0.5.
+    They are calibrated if the checkpoint is. Otherwise, after training with the asymmetric loss,
+    they are not probabilities: those of absent classes are often above 0.5.
 
     Args:
         loaded: from `checkpoint.load_model`.
@@ -51,6 +52,8 @@ def scores(loaded: Loaded, images: Tensor) -> Tensor:
         queries = queries.to(images.device)
 
     logits = loaded.model(images, queries).float()
+    if loaded.calibration is not None:
+        logits = loaded.calibration.scaled(logits)
     return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
 
 
@@ -132,7 +135,7 @@ def predict(
 
 
 def best(
-    names: tuple[str, ...], row: Tensor, *, top: int, threshold: float
+    names: tuple[str, ...], row: Tensor, *, top: int, thresholds: Sequence[float]
 ) -> list[dict[str, Any]]:
     """Return the classes with the highest scores.
 
@@ -140,16 +143,30 @@ def best(
         names: of the K classes.
         row: the scores [K] of an image.
         top: number of classes at most.
-        threshold: lowest score of a class in the answer.
+        thresholds: lowest score of each class in the answer, [K].
 
     Returns:
         `{"name": ..., "score": ...}` per class, highest score first; of equal scores the lower
         class comes first.
     """
     values, order = row.sort(descending=True, stable=True)
-    top = min(top, len(names))
-    pairs = zip(order[:top].tolist(), values[:top].tolist(), strict=True)
-    return [{"name": names[index], "score": score} for index, score in pairs if score >= threshold]
+    pairs = zip(order.tolist(), values.tolist(), strict=True)
+    present = ((index, score) for index, score in pairs if score >= thresholds[index])
+    return [{"name": names[index], "score": score} for index, score in islice(present, top)]
+
+
+def known_thresholds(loaded: Loaded) -> list[float] | None:
+    """Return the lowest score of each class, [K], that counts as present.
+
+    Returns:
+        None if the checkpoint does not say it, or an image has one label.
+    """
+    if loaded.calibration is None or not loaded.calibration.thresholds:
+        return None
+
+    thresholds = loaded.calibration.thresholds
+    one_for_all = len(thresholds) == 1
+    return list(thresholds) * len(loaded.classes) if one_for_all else list(thresholds)
 
 
 def named(path: Path) -> dict[str, str]:
@@ -231,6 +248,15 @@ def run(args: argparse.Namespace) -> int:
             f"pass --classes and --vectors"
         )
 
+    stored = known_thresholds(loaded) if args.threshold is None else None
+    thresholds = stored or [args.threshold or 0.0] * len(loaded.classes)
+    if args.threshold is None and stored is None and not loaded.classes.exclusive:
+        complain(
+            f"{args.checkpoint} has no thresholds: its classes are listed by score, whether or not "
+            f"they are present; pass --threshold, or calibrate it with python -m mldec.calibrate"
+        )
+
+    threshold_of = dict(zip(loaded.classes.names, thresholds, strict=True))
     status = answered = 0
     with ExitStack() as stack:
         stop = stack.enter_context(listening())
@@ -251,9 +277,10 @@ def run(args: argparse.Namespace) -> int:
                 complain(str(row))
                 answer: dict[str, Any] = {**named(path), "error": printable(str(row))}
             else:
-                predictions = best(
-                    loaded.classes.names, row, top=args.top, threshold=args.threshold
-                )
+                predictions = best(loaded.classes.names, row, top=args.top, thresholds=thresholds)
+                if stored is not None:
+                    for prediction in predictions:
+                        prediction["threshold"] = threshold_of[prediction["name"]]
                 answer = {**named(path), "predictions": predictions}
                 # Standard output is for a person or for JSON, not for both.
                 if STANDARD_OUTPUT not in (args.json, args.jsonl):
