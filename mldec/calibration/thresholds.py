@@ -12,7 +12,7 @@ from mldec.errors import ConfigError
 # Calibrated logits of annotated images [n], and whether the images show the class, bool [n].
 Column = tuple[np.ndarray, np.ndarray]
 
-NUMBER = r"([0-9]*\.?[0-9]+)"
+NUMBER = r"([0-9]{0,9}\.?[0-9]{1,9})"
 HIGHEST = np.nextafter(1, 0)  # a threshold of 1 could not be compared as a logit
 
 
@@ -124,7 +124,7 @@ def fit_threshold(objective: Objective, columns: Iterable[Column]) -> Threshold:
         highest = max(logits.max() for logits, _ in columns if len(logits))
         return Threshold(min((sigmoid(highest) + 1) / 2, HIGHEST), is_reached, 0.0, 0.0)
 
-    lower = [logits[logits < cuts[index]] for logits, _ in columns]
+    lower = (logits[logits < cuts[index]] for logits, _ in columns)
     next_lower = max((logits.max() for logits in lower if len(logits)), default=np.float64(-np.inf))
     value = (sigmoid(cuts[index]) + sigmoid(next_lower)) / 2
 

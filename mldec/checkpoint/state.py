@@ -79,10 +79,9 @@ class Checkpoint:
         # Not dataclasses.asdict, which would copy every tensor.
         state = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
-        for name in ("transform", "best", "log", "fingerprint"):
-            state[name] = dataclasses.asdict(state[name])
-        if self.calibration is not None:
-            state["calibration"] = dataclasses.asdict(self.calibration)
+        for name in ("transform", "best", "log", "fingerprint", "calibration"):
+            if state[name] is not None:
+                state[name] = dataclasses.asdict(state[name])
         state["classes"] = {
             "names": list(self.classes.names),
             "exclusive": self.classes.exclusive,
@@ -109,7 +108,7 @@ class Checkpoint:
                     f"{path} is no whole checkpoint: its '{name}' is missing or not {description}"
                 )
         for name, (fits, description) in _OPTIONAL_PARTS.items():
-            if name in state and not fits(state[name]):
+            if state.get(name) is not None and not fits(state[name]):
                 raise CheckpointError(
                     f"{path} is no whole checkpoint: its '{name}' is not {description}"
                 )
@@ -335,8 +334,6 @@ def _fingerprint(value: Any) -> bool:
 
 
 def _calibration(value: Any) -> bool:
-    if value is None:
-        return True
     names = {field.name for field in dataclasses.fields(Calibration)}
     if not _mapping(value) or value.keys() != names:
         return False
@@ -391,7 +388,7 @@ _PARTS: dict[str, _Check] = {
     "loss": (_mapping, "a mapping"),
     "log": (_log, "the place in metrics.jsonl and the sums since the last line of it"),
 }
-# Parts that checkpoints of older versions do not have.
+# Parts that may be None, and that checkpoints of older versions do not have.
 _OPTIONAL_PARTS: dict[str, _Check] = {
     "fingerprint": (_fingerprint, "the number of training images and the hashes of their table"),
     "calibration": (_calibration, "thresholds from 0 to 1, slopes, offsets and their origin"),
