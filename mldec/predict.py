@@ -29,7 +29,8 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--threshold",
         type=fraction,
-        help="lowest score, 0 to 1; default: the thresholds that mldec.calibrate stored, else 0",
+        help="lowest score, 0 to 1; default: the thresholds that mldec.calibrate stored, else 0; "
+        "without calibration, scores after ASL are not probabilities",
     )
 
     arguments.add_argument(

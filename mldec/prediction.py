@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +134,12 @@ def predict(
 
 
 def best(
-    names: tuple[str, ...], row: Tensor, *, top: int, thresholds: Sequence[float]
+    names: tuple[str, ...],
+    row: Tensor,
+    *,
+    top: int,
+    threshold: float = 0.0,
+    stored: Sequence[float] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the classes with the highest scores.
 
@@ -143,30 +147,34 @@ def best(
         names: of the K classes.
         row: the scores [K] of an image.
         top: number of classes at most.
-        thresholds: lowest score of each class in the answer, [K].
+        threshold: lowest score of a class in the answer.
+        stored: a threshold per class [K] instead.
 
     Returns:
         `{"name": ..., "score": ...}` per class, highest score first; of equal scores the lower
-        class comes first.
+        class comes first. With stored thresholds each has its `threshold` too.
     """
+    thresholds = [threshold] * len(names) if stored is None else stored
     values, order = row.sort(descending=True, stable=True)
-    pairs = zip(order.tolist(), values.tolist(), strict=True)
-    present = ((index, score) for index, score in pairs if score >= thresholds[index])
-    return [{"name": names[index], "score": score} for index, score in islice(present, top)]
+
+    answers: list[dict[str, Any]] = []
+    for index, score in zip(order.tolist(), values.tolist(), strict=True):
+        if len(answers) == top:
+            break
+        if score >= thresholds[index]:
+            answers.append({"name": names[index], "score": score})
+            if stored is not None:
+                answers[-1]["threshold"] = stored[index]
+    return answers
 
 
-def known_thresholds(loaded: Loaded) -> list[float] | None:
-    """Return the lowest score of each class, [K], that counts as present.
-
-    Returns:
-        None if the checkpoint does not say it, or an image has one label.
-    """
+def stored_thresholds(loaded: Loaded) -> list[float] | None:
+    """Return the threshold of each class [K]; None if the checkpoint has none."""
     if loaded.calibration is None or not loaded.calibration.thresholds:
         return None
 
     thresholds = loaded.calibration.thresholds
-    one_for_all = len(thresholds) == 1
-    return list(thresholds) * len(loaded.classes) if one_for_all else list(thresholds)
+    return [*thresholds] * (len(loaded.classes) if len(thresholds) == 1 else 1)
 
 
 def named(path: Path) -> dict[str, str]:
@@ -248,15 +256,8 @@ def run(args: argparse.Namespace) -> int:
             f"pass --classes and --vectors"
         )
 
-    stored = known_thresholds(loaded) if args.threshold is None else None
-    thresholds = stored or [args.threshold or 0.0] * len(loaded.classes)
-    if args.threshold is None and stored is None and not loaded.classes.exclusive:
-        complain(
-            f"{args.checkpoint} has no thresholds: its classes are listed by score, whether or not "
-            f"they are present; pass --threshold, or calibrate it with python -m mldec.calibrate"
-        )
+    stored = stored_thresholds(loaded) if args.threshold is None else None
 
-    threshold_of = dict(zip(loaded.classes.names, thresholds, strict=True))
     status = answered = 0
     with ExitStack() as stack:
         stop = stack.enter_context(listening())
@@ -277,10 +278,13 @@ def run(args: argparse.Namespace) -> int:
                 complain(str(row))
                 answer: dict[str, Any] = {**named(path), "error": printable(str(row))}
             else:
-                predictions = best(loaded.classes.names, row, top=args.top, thresholds=thresholds)
-                if stored is not None:
-                    for prediction in predictions:
-                        prediction["threshold"] = threshold_of[prediction["name"]]
+                predictions = best(
+                    loaded.classes.names,
+                    row,
+                    top=args.top,
+                    threshold=args.threshold or 0.0,
+                    stored=stored,
+                )
                 answer = {**named(path), "predictions": predictions}
                 # Standard output is for a person or for JSON, not for both.
                 if STANDARD_OUTPUT not in (args.json, args.jsonl):
@@ -292,6 +296,12 @@ def run(args: argparse.Namespace) -> int:
     if answered < len(paths):
         raise Stopped(
             f"stopped by {stop.name} after {answered:,} of {len(paths):,} images", stop.status
+        )
+
+    if args.threshold is None and stored is None and not loaded.classes.exclusive:
+        complain(
+            f"{args.checkpoint} has no thresholds: classes are listed by score alone; pass "
+            f"--threshold, or calibrate it with python -m mldec.calibrate"
         )
     return status
 
