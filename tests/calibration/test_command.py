@@ -7,15 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import hostile
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from support import one_line
 
 from mldec import checkpoint
-from mldec.calibration.command import in_order, target
+from mldec.calibration.command import in_order, target, with_one_label
+from mldec.calibration.scaling import temperature
 from mldec.data.base import Classes
+from mldec.evaluation import Scores
 
 Cli = Callable[..., Any]
 WORDS = ["--plugin", "patches", "data.val_images=120"]
@@ -180,16 +182,16 @@ def test_what_cannot_be_used_is_one_line(
     assert not (tmp_path / "x.pt").exists()
 
 
-def test_a_model_of_one_label_gets_a_temperature_only(cli: Cli, tmp_path: Path) -> None:
-    content = hostile.good()
-    path = tmp_path / "x.pt"
-    content["classes"]["exclusive"] = True
-    content["config"]["data"]["_target_"] = "mldec.data.digits.grey.digit"
-    del content["config"]["data"]["max_digits"], content["config"]["data"]["threshold"]
-    torch.save(content, path)
-    status, _, err = cli("calibrate", path, "--objective", "f1")
-    assert status == 1
-    one_line(err, "--objective has no effect: an image of this data has one label")
+def test_a_temperature_of_one_label_is_judged_by_cross_fitting() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.eye(4, dtype=np.int8)[rng.integers(4, size=400)]
+    logits = (9 * labels + 6 * rng.normal(size=labels.shape)).astype(np.float32)
+    outcome = with_one_label(Scores(np.arange(400), labels, logits, []), np.arange(400) % 5)
+    assert outcome.thresholds == []
+    assert outcome.slopes == pytest.approx([1 / temperature(logits, labels, exclusive=True)])
+    assert outcome.fitted["top1"] == outcome.cross_fitted["top1"] == outcome.uncalibrated["top1"]
+    assert outcome.cross_fitted["ECE"] != outcome.fitted["ECE"]
+    assert outcome.cross_fitted["ECE"] < outcome.uncalibrated["ECE"] / 2
 
 
 def test_a_copy_has_a_name_of_its_own(tmp_path: Path) -> None:
