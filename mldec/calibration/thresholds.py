@@ -125,8 +125,8 @@ def fit_threshold(objective: Objective, columns: Iterable[Column]) -> Threshold:
         return Threshold(min((sigmoid(highest) + 1) / 2, HIGHEST), is_reached, 0.0, 0.0)
 
     lower = (logits[logits < cuts[index]] for logits, _ in columns)
-    next_lower = max((logits.max() for logits in lower if len(logits)), default=np.float64(-np.inf))
-    value = (sigmoid(cuts[index]) + sigmoid(next_lower)) / 2
+    next_lower = max((logits.max() for logits in lower if len(logits)), default=-np.inf)
+    value = sigmoid(np.array([cuts[index], next_lower])).mean()
 
     return Threshold(
         float(min(value, HIGHEST)),
