@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import logit
+from scipy.special import expit, logit
 
-from mldec.calibration.scaling import platt, sigmoid, temperature
+from mldec.calibration.scaling import platt, temperature
 from mldec.calibration.thresholds import Column, Objective, Threshold, fit_threshold
 from mldec.errors import DataError
 from mldec.evaluators.multi_label import Counts
@@ -98,7 +98,7 @@ class Tally:
             self.counts.predicted[index] += int(predicted.sum())
             self.counts.positives[index] += int(present.sum())
 
-            probabilities = sigmoid(calibrated)
+            probabilities = expit(calibrated)
             bins = np.minimum((probabilities * BINS).astype(int), BINS - 1)
             self.scores += np.bincount(bins, weights=probabilities, minlength=BINS)
             self.positives += np.bincount(bins, weights=present, minlength=BINS)

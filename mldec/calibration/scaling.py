@@ -2,7 +2,7 @@
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 MAX_STEPS = 100  # of Newton's method; some five are usual
 TOLERANCE = 1e-8  # of the gradient, per image
@@ -39,7 +39,7 @@ def temperature(logits: np.ndarray, labels: np.ndarray, *, exclusive: bool) -> f
     def derivative(log_temperature: float) -> float:
         """Return the derivative of the loss with respect to 1 / T."""
         scaled = logits * np.exp(-log_temperature)
-        scores = softmax(scaled, axis=1) if exclusive else sigmoid(scaled)
+        scores = softmax(scaled, axis=1) if exclusive else expit(scaled)
         return float(np.sum((scores - targets) * logits))
 
     lowest, highest = np.log(TEMPERATURES)
@@ -64,7 +64,7 @@ def calibrated(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         annotated = labels[:, column] >= 0
         present = labels[annotated, column] == 1
         slope, offset = platt(logits[annotated, column], present)
-        probabilities[:, column] = sigmoid(slope * logits[:, column] + offset)
+        probabilities[:, column] = expit(slope * logits[:, column] + offset)
     return probabilities
 
 
@@ -98,7 +98,7 @@ def platt(logits: np.ndarray, present: np.ndarray) -> tuple[float, float]:
     weights = np.array([0.0, prior])
     loss = _log_loss(weights @ inputs, targets)
     for _ in range(MAX_STEPS):
-        probabilities = sigmoid(weights @ inputs)
+        probabilities = expit(weights @ inputs)
         gradient = inputs @ (probabilities - targets)
         if np.abs(gradient).max() < TOLERANCE * len(scores):
             break
@@ -128,8 +128,3 @@ def platt(logits: np.ndarray, present: np.ndarray) -> tuple[float, float]:
 def _log_loss(logits: np.ndarray, targets: np.ndarray) -> float:
     """Return the summed cross-entropy of probabilities sigmoid(logits) with soft targets."""
     return float(np.sum(np.logaddexp(0, logits) - targets * logits))
-
-
-def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Return 1 / (1 + exp(-logits)) without an overflow for large negative numbers."""
-    return np.exp(-np.logaddexp(0, -logits))

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import expit
 
-from mldec.calibration.scaling import sigmoid
 from mldec.errors import ConfigError
 
 # Calibrated logits of annotated images [n], and whether the images show the class, bool [n].
@@ -111,10 +111,11 @@ def fit_threshold(objective: Objective, columns: Iterable[Column]) -> Threshold:
     of_positives = np.concatenate([logits[present] for logits, present in columns])
     cuts, counts = np.unique(of_positives, return_counts=True)
 
-    # How many cut points each negative reaches.
+    # How many cut points each negative reaches; most reach none, and need no search.
     reached = np.zeros(len(cuts) + 1, np.int64)
     for logits, present in columns:
-        below = np.searchsorted(cuts, logits[~present], side="right")
+        negatives = logits[~present & (logits >= cuts[0])]
+        below = np.searchsorted(cuts, negatives, side="right")
         reached += np.bincount(below, minlength=len(reached))
 
     # From the highest cut point to the lowest.
@@ -122,11 +123,11 @@ def fit_threshold(objective: Objective, columns: Iterable[Column]) -> Threshold:
     index, is_reached = objective.choose(hits, false_alarms)
     if index is None:
         highest = max(logits.max() for logits, _ in columns if len(logits))
-        return Threshold(min((sigmoid(highest) + 1) / 2, HIGHEST), is_reached, 0.0, 0.0)
+        return Threshold(min((expit(highest) + 1) / 2, HIGHEST), is_reached, 0.0, 0.0)
 
     lower = (logits[logits < cuts[index]] for logits, _ in columns)
     next_lower = max((logits.max() for logits in lower if len(logits)), default=-np.inf)
-    value = sigmoid(np.array([cuts[index], next_lower])).mean()
+    value = expit(np.array([cuts[index], next_lower])).mean()
 
     return Threshold(
         float(min(value, HIGHEST)),

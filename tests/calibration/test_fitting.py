@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.special import expit
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import f1_score, precision_score, recall_score
 
@@ -16,7 +17,7 @@ from mldec.calibration.fitting import (
     fit_temperature,
     unscaled,
 )
-from mldec.calibration.scaling import platt, sigmoid, temperature
+from mldec.calibration.scaling import platt, temperature
 from mldec.calibration.thresholds import fit_threshold, parse_objective
 from mldec.errors import DataError
 
@@ -104,7 +105,7 @@ def test_a_tally_is_that_of_scikit_learn() -> None:
     tally.add(fitted, logits, labels, np.arange(300) < 100)
     tally.add(fitted, logits, labels, np.arange(300) >= 100)
 
-    scores = sigmoid(fitted.slopes * logits.astype(float))
+    scores = expit(fitted.slopes * logits.astype(float))
     per_class = tally.counts.per_class()
     for k in range(5):
         known = labels[:, k] >= 0

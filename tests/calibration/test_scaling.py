@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.calibration.scaling import TEMPERATURES, platt, sigmoid, temperature
+from mldec.calibration.scaling import TEMPERATURES, platt, temperature
 
 
 def scores(*, images: int = 200, classes: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -66,12 +66,6 @@ def test_an_image_without_a_label_does_not_count() -> None:
 def test_separated_and_reversed_scores_have_no_temperature(sign: int) -> None:
     labels = np.array([[1], [1], [0], [0], [0]], np.int8)
     assert temperature(sign * (4.0 * labels - 2), labels, exclusive=False) is None
-
-
-def test_the_sigmoid_does_not_overflow() -> None:
-    with np.errstate(all="raise", under="ignore"):
-        values = sigmoid(np.array([-1e4, -1, 0, 1, 1e4, -np.inf]))
-    assert values == pytest.approx([0, 1 / (1 + math.e), 0.5, 1 / (1 + 1 / math.e), 1, 0])
 
 
 def by_lbfgs(logits: np.ndarray, present: np.ndarray) -> tuple[float, float]:

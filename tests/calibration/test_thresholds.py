@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import expit
 
-from mldec.calibration.scaling import sigmoid
 from mldec.calibration.thresholds import Threshold, fit_threshold, parse_objective
 from mldec.errors import ConfigError
 
@@ -62,7 +62,7 @@ def by_brute_force(objective: str, pairs: list[tuple[float, bool]]) -> tuple[int
 
 def decisions(threshold: Threshold, pairs: list[tuple[float, bool]]) -> tuple[int, int, int]:
     """Return the counts at a threshold, as `predict` applies it."""
-    scores = [(float(sigmoid(np.float64(logit))), present) for logit, present in pairs]
+    scores = [(float(expit(np.float64(logit))), present) for logit, present in pairs]
     return counted(scores, threshold.value)
 
 
@@ -97,7 +97,7 @@ def test_classes_that_share_a_threshold_are_one_class_with_all_their_images(
 def test_a_threshold_lies_halfway_to_the_next_score() -> None:
     columns = [(np.array([2.0, 0.0, -1.0]), np.array([True, False, False]))]
     threshold = fit_threshold(parse_objective("f1"), columns)
-    assert threshold.value == pytest.approx((sigmoid(np.float64(2)) + 0.5) / 2)
+    assert threshold.value == pytest.approx((expit(np.float64(2)) + 0.5) / 2)
     assert threshold == Threshold(threshold.value, True, 1.0, 1.0)
 
     alone = fit_threshold(parse_objective("f1"), [(np.array([0.0]), np.array([True]))])
@@ -107,14 +107,14 @@ def test_a_threshold_lies_halfway_to_the_next_score() -> None:
 def test_it_may_be_cheapest_to_predict_nothing() -> None:
     columns = [(np.array([0.0, 1.0, 2.0]), np.array([True, False, False]))]
     threshold = fit_threshold(parse_objective("cost:1,1.5"), columns)
-    assert sigmoid(np.float64(2)) < threshold.value < 1
+    assert expit(np.float64(2)) < threshold.value < 1
     assert (threshold.precision, threshold.recall) == (0, 0)
 
 
 def test_scores_of_1_are_still_predicted() -> None:
     columns = [(np.array([90.0, 80.0, 70.0]), np.array([True, True, False]))]
     threshold = fit_threshold(parse_objective("f1"), columns)
-    assert threshold.value < 1 == sigmoid(np.float64(80))
+    assert threshold.value < 1 == expit(np.float64(80))
 
 
 @pytest.mark.parametrize(
