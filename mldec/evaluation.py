@@ -130,9 +130,11 @@ def all_scores(
     Raises:
         DataError: if a score is not finite, or from the dataset.
     """
-    # An empty batch first, since perhaps no image can be read.
-    nothing = torch.zeros(0, len(data.val.classes))
-    indices, labels, logits = [torch.zeros(0, dtype=torch.int64)], [nothing], [nothing]
+    # Filled batch by batch: two copies of all scores may not fit in memory.
+    shape = len(data.val.dataset), len(data.val.classes)
+    indices = np.zeros(shape[0], np.int64)
+    labels, logits = np.zeros(shape, np.int8), np.zeros(shape, np.float32)
+    count = 0
     bad: list[str] = []
 
     bar = partial(tqdm, desc=f"score {path}", leave=False, disable=not on_terminal())
@@ -141,18 +143,18 @@ def all_scores(
         for batch, batch_logits in score(model, data, config, device=device, progress=bar):
             bad += batch.bad
             if len(batch.images):
-                indices.append(batch.indices)
-                labels.append(batch.targets)
-                logits.append(batch_logits.cpu())
+                rows = slice(count, count + len(batch.images))
+                indices[rows] = batch.indices.numpy()
+                # With data.sizes=true a label is a code of the sizes of objects; each of them means
+                # present.
+                labels[rows] = batch.targets.clamp(max=1).numpy()
+                logits[rows] = batch_logits.cpu().numpy()
+                count = rows.stop
     model.cpu()
 
-    all_logits = torch.cat(logits)
-    if not all_logits.isfinite().all():
+    if not np.isfinite(logits[:count]).all():
         raise DataError(f"{path}: a score is not finite; look at the weights of the checkpoint")
-
-    # With data.sizes=true a label is a code of the sizes of objects; each of them means present.
-    present = torch.cat(labels).clamp(max=1).to(torch.int8)
-    return Scores(torch.cat(indices).numpy(), present.numpy(), all_logits.numpy(), bad)
+    return Scores(indices[:count], labels[:count], logits[:count], bad)
 
 
 def evaluate(
