@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mldec import build
+from mldec.calibration.stored import chosen_thresholds
 from mldec.checkpoint import Calibrated, Loaded, load_model, scoring
 from mldec.cli import chosen_model
 from mldec.config.compose import override
 from mldec.config.schema import Config
 from mldec.data.base import DataModule
-from mldec.data.fingerprint import fingerprint
 from mldec.data.loader import Batch, eval_loader
 from mldec.data.workers import unwrap
 from mldec.errors import CheckpointError, ConfigError, DataError, say
@@ -389,49 +389,6 @@ def run(args: argparse.Namespace) -> None:
 
         if distributed.is_main():
             tell(results, loaded.weights, args, data.val.classes.names)
-
-
-def chosen_thresholds(
-    data: DataModule, loaded: Loaded, args: argparse.Namespace
-) -> list[float] | None:
-    """Return the thresholds of --threshold or of the checkpoint, and say which they are.
-
-    Args:
-        data: that is evaluated.
-        loaded: the checkpoint.
-        args: the command line.
-
-    Returns:
-        One threshold for all classes, or one per class of the data; None for `data.threshold`.
-
-    Raises:
-        ConfigError: for --threshold where an image has one label.
-    """
-    if args.threshold is not None:
-        if loaded.classes.exclusive:
-            raise ConfigError(
-                "--threshold has no effect: an image of this data has one label; leave it out"
-            )
-        return [args.threshold]
-
-    calibration = loaded.calibration
-    is_chosen = any(setting.startswith("data.threshold=") for setting in args.settings)
-    if calibration is None or not calibration.thresholds or is_chosen:
-        return None
-
-    path = args.checkpoint
-    if calibration.fingerprint == fingerprint(data.val):
-        log.warning(
-            f"precision, recall and F1 are at the thresholds of {path} for "
-            f"{calibration.objective}, which were fitted on these images: they are too good; "
-            f"python -m mldec.calibrate prints those of images outside the fit"
-        )
-    else:
-        log.info(
-            f"precision, recall and F1 are at the thresholds of {path} for "
-            f"{calibration.objective}, fitted on {calibration.images:,} other images"
-        )
-    return calibration.thresholds_of(loaded.classes.names, data.val.classes.names)
 
 
 def size_setting(args: argparse.Namespace) -> list[str]:

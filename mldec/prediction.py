@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mldec.calibration.stored import stored_thresholds
 from mldec.checkpoint import Loaded, check_queries, load_model
 from mldec.cli import chosen_model
 from mldec.data.base import Classes
@@ -166,15 +167,6 @@ def best(
             if stored is not None:
                 answers[-1]["threshold"] = stored[index]
     return answers
-
-
-def stored_thresholds(loaded: Loaded) -> list[float] | None:
-    """Return the threshold of each class [K]; None if the checkpoint has none."""
-    if loaded.calibration is None or not loaded.calibration.thresholds:
-        return None
-
-    thresholds = loaded.calibration.thresholds
-    return [*thresholds] * (len(loaded.classes) if len(thresholds) == 1 else 1)
 
 
 def named(path: Path) -> dict[str, str]:
