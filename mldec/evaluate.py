@@ -2,7 +2,7 @@
 
 import argparse
 
-from mldec.cli import add_model_options, command, run_command
+from mldec.cli import add_model_options, command, fraction, run_command
 
 
 def parser() -> argparse.ArgumentParser:
@@ -16,6 +16,12 @@ def parser() -> argparse.ArgumentParser:
 
     arguments.add_argument(
         "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
+    )
+    arguments.add_argument(
+        "--threshold",
+        type=fraction,
+        help="score from 0 to 1 above which a class counts as present; default: the thresholds "
+        "that mldec.calibrate stored, else data.threshold",
     )
     arguments.add_argument("--json", metavar="FILE", help="write metrics and per-class values")
     arguments.add_argument("--csv", metavar="FILE", help="write one row per class")

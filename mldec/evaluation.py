@@ -7,21 +7,25 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from scipy.special import logit
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from mldec import build
-from mldec.checkpoint import Loaded, load_model, scoring
+from mldec.calibration.stored import chosen_thresholds
+from mldec.checkpoint import Calibrated, Loaded, load_model, scoring
 from mldec.cli import chosen_model
 from mldec.config.compose import override
 from mldec.config.schema import Config
 from mldec.data.base import DataModule
 from mldec.data.loader import Batch, eval_loader
 from mldec.data.workers import unwrap
-from mldec.errors import CheckpointError, ConfigError, say
+from mldec.errors import CheckpointError, ConfigError, DataError, say
+from mldec.evaluators import Thresholded
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 from mldec.runtime import distributed, out_of_memory
@@ -44,6 +48,15 @@ class Results:
     bad: list[str]  # one message per image that was left out
     # Label, prediction and number of images, most frequent first; None for multi-label data.
     confusions: list[tuple[int, int, int]] | None
+
+
+class Scores(NamedTuple):
+    """What a model says of the n validation images that can be read, and their labels."""
+
+    indices: np.ndarray  # in the dataset, int64 [n]
+    labels: np.ndarray  # 1 (present), 0 (absent) or -1 (not annotated), int8 [n, K]
+    logits: np.ndarray  # float32 [n, K]
+    bad: list[str]  # one message per image that cannot be read
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
@@ -102,6 +115,48 @@ def score(
         yield batch, logits.float()
 
 
+def all_scores(
+    model: nn.Module, data: DataModule, config: Config, *, device: torch.device, path: str
+) -> Scores:
+    """Score all validation images, with a progress bar on a terminal.
+
+    Args:
+        model: as for `score`; it is moved to the device and back to the CPU.
+        data: the dataset.
+        config: as for `score`.
+        device: that computes.
+        path: of the checkpoint, for messages.
+
+    Raises:
+        DataError: if a score is not finite, or from the dataset.
+    """
+    # Filled batch by batch: two copies of all scores may not fit in memory.
+    shape = len(data.val.dataset), len(data.val.classes)
+    indices = np.zeros(shape[0], np.int64)
+    labels, logits = np.zeros(shape, np.int8), np.zeros(shape, np.float32)
+    count = 0
+    bad: list[str] = []
+
+    bar = partial(tqdm, desc=f"score {path}", leave=False, disable=not on_terminal())
+    with out_of_memory.explained(lambda: memory_advice(config, device)):
+        model.to(device).eval()
+        for batch, batch_logits in score(model, data, config, device=device, progress=bar):
+            bad += batch.bad
+            if len(batch.images):
+                rows = slice(count, count + len(batch.images))
+                indices[rows] = batch.indices.numpy()
+                # With data.sizes=true a label is a code of the sizes of objects; each of them means
+                # present.
+                labels[rows] = batch.targets.clamp(max=1).numpy()
+                logits[rows] = batch_logits.cpu().numpy()
+                count = rows.stop
+    model.cpu()
+
+    if not np.isfinite(logits[:count]).all():
+        raise DataError(f"{path}: a score is not finite; look at the weights of the checkpoint")
+    return Scores(indices[:count], labels[:count], logits[:count], bad)
+
+
 def evaluate(
     model: nn.Module,
     data: DataModule,
@@ -109,6 +164,7 @@ def evaluate(
     *,
     device: torch.device,
     progress: Any = None,
+    logit_threshold: float | Tensor | None = None,
 ) -> Results:
     """Run each validation image through a model once, and compute the metrics of the dataset.
 
@@ -119,15 +175,22 @@ def evaluate(
         config: as for `score`.
         device: of the model.
         progress: as for `score`.
+        logit_threshold: one for all classes or float64 [K], instead of that of the data's settings;
+            see `Thresholded`.
 
     Returns:
         The results, the same on every process.
 
     Raises:
+        ConfigError: if the evaluator of the data has no threshold, and one is given.
         DataError: if a score is not finite, or from the dataset.
     """
     # An empty batch first: with few images a process may get no other.
     evaluator = data.evaluator()
+    if logit_threshold is not None:
+        if not isinstance(evaluator, Thresholded):
+            raise ConfigError("data: its evaluator takes no thresholds of a checkpoint")
+        evaluator.logit_threshold = logit_threshold
     nothing = torch.zeros(0, len(data.val.classes))
     evaluator.update(nothing, nothing)
 
@@ -303,12 +366,26 @@ def run(args: argparse.Namespace) -> None:
     with distributed.processes(device):
         data = build.data(parts)
         warn_of_size(data, loaded, args)
-        model = scoring(loaded.model, loaded.classes, data.val.classes, args.checkpoint)
+        thresholds = chosen_thresholds(data, loaded, args)
+        model: nn.Module = loaded.model
+        if loaded.calibration is not None:
+            model = Calibrated(model, loaded.calibration)
+        model = scoring(model, loaded.classes, data.val.classes, args.checkpoint)
 
         is_hidden = not (on_terminal() and distributed.is_main())
         bar = partial(tqdm, desc="evaluate", leave=False, disable=is_hidden)
         with out_of_memory.explained(lambda: memory_advice(config, device)):
-            results = evaluate(model.to(device), data, config, device=device, progress=bar)
+            results = evaluate(
+                model.to(device),
+                data,
+                config,
+                device=device,
+                progress=bar,
+                logit_threshold=None if thresholds is None else torch.tensor(logit(thresholds)),
+            )
+        if thresholds is not None:
+            column = np.broadcast_to(thresholds, len(data.val.classes)).tolist()
+            results.per_class["threshold"] = column
 
         if distributed.is_main():
             tell(results, loaded.weights, args, data.val.classes.names)

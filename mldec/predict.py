@@ -3,9 +3,11 @@
 `--jsonl` writes a line per image as soon as its scores are known, `--json` a list of the same
 entries at the end, also after Ctrl-C or SIGTERM. An entry is
 `{"image": PATH, "predictions": [{"name": ..., "score": ...}, ...]}`, or
-`{"image": PATH, "error": ...}` for an image without scores. In a path that is not UTF-8 the invalid
-bytes are written as backslash escapes, and the entry also has `image_bytes`: all bytes of the path
-in hexadecimal, for `bytes.fromhex`.
+`{"image": PATH, "error": ...}` for an image without scores. With the thresholds of
+`mldec.calibrate` each prediction also has `threshold`, the lowest score of its class.
+
+In a path that is not UTF-8 the invalid bytes are written as backslash escapes, and the entry also
+has `image_bytes`: all bytes of the path in hexadecimal, for `bytes.fromhex`.
 
 A zero-shot checkpoint scores other classes too: `--classes "zebra,umbrella" --vectors glove.txt`.
 """
@@ -27,9 +29,8 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--threshold",
         type=fraction,
-        default=0.0,
-        help="lowest score, 0 to 1 (default 0); scores after ASL are not probabilities: "
-        "choose it on validation images",
+        help="lowest score, 0 to 1; default: the thresholds that mldec.calibrate stored, else 0; "
+        "without calibration, scores after ASL are not probabilities",
     )
 
     arguments.add_argument(

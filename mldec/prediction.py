@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mldec.calibration.stored import stored_thresholds
 from mldec.checkpoint import Loaded, check_queries, load_model
 from mldec.cli import chosen_model
 from mldec.data.base import Classes
@@ -36,8 +37,8 @@ from mldec.runtime.signals import StopRequest, listening
 def scores(loaded: Loaded, images: Tensor) -> Tensor:
     """Return the scores of all classes in [0, 1]: softmax if an image has one label, else sigmoid.
 
-    After training with the asymmetric loss, scores are not probabilities: those of absent classes
-    are often above 0.5.
+    They are calibrated if the checkpoint is. Otherwise, after training with the asymmetric loss,
+    they are not probabilities: those of absent classes are often above 0.5.
 
     Args:
         loaded: from `checkpoint.load_model`.
@@ -51,6 +52,8 @@ def scores(loaded: Loaded, images: Tensor) -> Tensor:
         queries = queries.to(images.device)
 
     logits = loaded.model(images, queries).float()
+    if loaded.calibration is not None:
+        logits = loaded.calibration.scaled(logits)
     return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
 
 
@@ -132,7 +135,12 @@ def predict(
 
 
 def best(
-    names: tuple[str, ...], row: Tensor, *, top: int, threshold: float
+    names: tuple[str, ...],
+    row: Tensor,
+    *,
+    top: int,
+    threshold: float = 0.0,
+    stored: Sequence[float] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the classes with the highest scores.
 
@@ -141,15 +149,24 @@ def best(
         row: the scores [K] of an image.
         top: number of classes at most.
         threshold: lowest score of a class in the answer.
+        stored: a threshold per class [K] instead.
 
     Returns:
         `{"name": ..., "score": ...}` per class, highest score first; of equal scores the lower
-        class comes first.
+        class comes first. With stored thresholds each has its `threshold` too.
     """
+    thresholds = [threshold] * len(names) if stored is None else stored
     values, order = row.sort(descending=True, stable=True)
-    top = min(top, len(names))
-    pairs = zip(order[:top].tolist(), values[:top].tolist(), strict=True)
-    return [{"name": names[index], "score": score} for index, score in pairs if score >= threshold]
+
+    answers: list[dict[str, Any]] = []
+    for index, score in zip(order.tolist(), values.tolist(), strict=True):
+        if len(answers) == top:
+            break
+        if score >= thresholds[index]:
+            answers.append({"name": names[index], "score": score})
+            if stored is not None:
+                answers[-1]["threshold"] = stored[index]
+    return answers
 
 
 def named(path: Path) -> dict[str, str]:
@@ -231,6 +248,8 @@ def run(args: argparse.Namespace) -> int:
             f"pass --classes and --vectors"
         )
 
+    stored = stored_thresholds(loaded) if args.threshold is None else None
+
     status = answered = 0
     with ExitStack() as stack:
         stop = stack.enter_context(listening())
@@ -252,7 +271,11 @@ def run(args: argparse.Namespace) -> int:
                 answer: dict[str, Any] = {**named(path), "error": printable(str(row))}
             else:
                 predictions = best(
-                    loaded.classes.names, row, top=args.top, threshold=args.threshold
+                    loaded.classes.names,
+                    row,
+                    top=args.top,
+                    threshold=args.threshold or 0.0,
+                    stored=stored,
                 )
                 answer = {**named(path), "predictions": predictions}
                 # Standard output is for a person or for JSON, not for both.
@@ -265,6 +288,12 @@ def run(args: argparse.Namespace) -> int:
     if answered < len(paths):
         raise Stopped(
             f"stopped by {stop.name} after {answered:,} of {len(paths):,} images", stop.status
+        )
+
+    if args.threshold is None and stored is None and not loaded.classes.exclusive:
+        complain(
+            f"{args.checkpoint} has no thresholds: classes are listed by score alone; pass "
+            f"--threshold, or calibrate it with python -m mldec.calibrate"
         )
     return status
 

@@ -20,8 +20,8 @@ LAYERS = [
     ("mldec.cli", "mldec.data"),
     ("mldec.build", "mldec.__main__"),
     ("mldec.checkpoint",),
-    ("mldec.evaluation", "mldec.prediction", "mldec.summary"),
-    ("mldec.training", "mldec.evaluate", "mldec.predict", "mldec.check_data"),
+    ("mldec.evaluation", "mldec.prediction", "mldec.summary", "mldec.calibration"),
+    ("mldec.training", "mldec.evaluate", "mldec.predict", "mldec.calibrate", "mldec.check_data"),
     ("mldec.train", "mldec.benchmark"),
 ]
 PARTS = ("mldec.heads", "mldec.backbones", "mldec.losses", "mldec.evaluators", "mldec.data")

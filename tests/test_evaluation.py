@@ -4,16 +4,17 @@ from typing import Any
 
 import pytest
 import torch
-from sklearn.metrics import average_precision_score
+from sklearn.metrics import average_precision_score, recall_score
 from torch import Tensor, nn
 
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
 from mldec.data.base import Classes, DataModule, Split
 from mldec.data.transforms import EvalTransform
-from mldec.errors import DataError
+from mldec.errors import ConfigError, DataError
 from mldec.evaluation import (
     Results,
+    all_scores,
     autocast,
     choose_precision,
     evaluate,
@@ -110,6 +111,40 @@ def test_the_scores_of_a_batch_come_with_its_images(config: Config) -> None:
     readable = [logits for batch, logits in batches if len(batch.images)]
     for index, row in zip(indices, torch.cat(readable), strict=True):
         assert torch.equal(row, Shades(20)[index][0].float().mean((1, 2)) / 64 - 2)
+
+
+def test_all_scores_are_those_of_the_images_that_can_be_read(config: Config) -> None:
+    bad = (1, *range(6, 12))
+    scores = all_scores(Colours().train(), data(20, bad), config, device=CPU, path="x.pt")
+    assert scores.indices.tolist() == [index for index in range(20) if index not in bad]
+    assert [message.partition(" is")[0] for message in scores.bad] == [f"image {i}" for i in bad]
+    for index, labels, logits in zip(scores.indices, scores.labels, scores.logits, strict=True):
+        image, target = Shades(20)[int(index)]
+        assert logits.tolist() == (image.float().mean((1, 2)) / 64 - 2).tolist()
+        assert labels.tolist() == target.tolist()
+
+
+def test_scores_that_are_not_finite_name_the_checkpoint(config: Config) -> None:
+    class Broken(Colours):
+        def forward(self, images: Tensor, queries: Tensor | None) -> Tensor:
+            return super().forward(images, queries) / 0
+
+    with pytest.raises(DataError, match=r"x\.pt: a score is not finite"):
+        all_scores(Broken(), data(4), config, device=CPU, path="x.pt")
+
+
+def test_thresholds_take_the_place_of_those_of_the_data(config: Config) -> None:
+    thresholds = torch.tensor([-0.1, 0.0, 0.1], dtype=torch.float64)
+    results = evaluate(Colours(), data(), config, device=CPU, logit_threshold=thresholds)
+    shown = [Shades(20)[index] for index in range(20)]
+    logits = torch.stack([image.float().mean((1, 2)) / 64 - 2 for image, _ in shown])
+    targets = torch.stack([target for _, target in shown])
+    for k in range(3):
+        expected = 100 * recall_score(targets[:, k], logits[:, k] > thresholds[k])
+        assert results.per_class["recall"][k] == pytest.approx(expected)
+
+    with pytest.raises(ConfigError, match="data: its evaluator takes no thresholds"):
+        evaluate(Colours(), data(exclusive=True), config, device=CPU, logit_threshold=0.0)
 
 
 def test_confusions_are_counted_where_an_image_has_one_label(config: Config) -> None:

@@ -3,28 +3,23 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import nn
-from tqdm import tqdm
 
 from mldec import build
 from mldec.checkpoint import Loaded, scoring
 from mldec.config.compose import override
-from mldec.config.schema import Config
 from mldec.data.base import DataModule, ImageDataset, LabelledImages, Split, StoredImages
 from mldec.data.fingerprint import check_same, difference, fingerprint
 from mldec.data.folds import parse_fold
 from mldec.data.images import read_image
 from mldec.errors import CheckpointError, ConfigError, DataError
-from mldec.evaluation import choose_precision, memory_advice, score
-from mldec.runtime import distributed, out_of_memory
-from mldec.runtime.console import on_terminal
+from mldec.evaluation import all_scores, choose_precision
+from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")
 
@@ -147,7 +142,10 @@ def judge(
         else:
             _warn_of_training(path, model, data, split)
 
-    scores = [_score(judge, config, device) for judge in judges]
+    scores = [
+        all_scores(judge.network, judge.data, config, device=device, path=judge.path)
+        for judge in judges
+    ]
     bad = [message for part in scores for message in part.bad]
     sizes = [len(part.indices) for part in scores]
     if not sum(sizes):
@@ -170,15 +168,6 @@ class _Judge(NamedTuple):
     path: str
     network: nn.Module
     data: DataModule  # whose validation images are those to score
-
-
-class _Scores(NamedTuple):
-    """The scores of the n images that can be read; for the arrays see `Judged`."""
-
-    indices: np.ndarray  # [n]
-    labels: np.ndarray  # [n, K]
-    logits: np.ndarray  # [n, K]
-    bad: list[str]
 
 
 def _check_training(path: str, model: Loaded, data: DataModule, *, allow: bool) -> None:
@@ -229,37 +218,3 @@ def _judge(path: str, model: Loaded, data: DataModule, split: str) -> _Judge:
 
     viewed = Split(dataset, judged.classes)
     return _Judge(path, network, replace(data, load_val=lambda: viewed, bad_images="skip"))
-
-
-def _score(judge: _Judge, config: Config, device: torch.device) -> _Scores:
-    """Score the images of a judge.
-
-    Raises:
-        DataError: if a score is not finite.
-    """
-    # An empty batch first, since perhaps no image can be read.
-    network, data = judge.network, judge.data
-    nothing = torch.zeros(0, len(data.val.classes))
-    indices, labels, logits = [torch.zeros(0, dtype=torch.int64)], [nothing], [nothing]
-    bad: list[str] = []
-
-    bar = partial(tqdm, desc=f"score {judge.path}", leave=False, disable=not on_terminal())
-    with out_of_memory.explained(lambda: memory_advice(config, device)):
-        network.to(device).eval()
-        for batch, scores in score(network, data, config, device=device, progress=bar):
-            bad += batch.bad
-            if len(batch.images):
-                indices.append(batch.indices)
-                labels.append(batch.targets)
-                logits.append(scores.cpu())
-    network.cpu()
-
-    all_logits = torch.cat(logits)
-    if not all_logits.isfinite().all():
-        raise DataError(
-            f"{judge.path}: a score is not finite; look at the weights of the checkpoint"
-        )
-
-    # With data.sizes=true a label is a code of the sizes of objects; each of them means present.
-    present = torch.cat(labels).clamp(max=1).to(torch.int8)
-    return _Scores(torch.cat(indices).numpy(), present.numpy(), all_logits.numpy(), bad)

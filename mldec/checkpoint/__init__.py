@@ -1,5 +1,6 @@
 """Checkpoints: enough by themselves to rebuild the model, its classes and its input transform."""
 
+from mldec.checkpoint.calibration import Calibrated, Calibration
 from mldec.checkpoint.classes import check_classes, check_queries, scoring
 from mldec.checkpoint.fitting import load_strict
 from mldec.checkpoint.loading import (
@@ -11,12 +12,15 @@ from mldec.checkpoint.loading import (
     local,
     outline,
     saved_config,
+    to_store,
 )
 from mldec.checkpoint.state import FORMAT, Best, Checkpoint, LogPosition
 
 __all__ = [
     "FORMAT",
     "Best",
+    "Calibrated",
+    "Calibration",
     "Checkpoint",
     "Loaded",
     "LogPosition",
@@ -31,4 +35,5 @@ __all__ = [
     "outline",
     "saved_config",
     "scoring",
+    "to_store",
 ]

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from mldec import build
 from mldec.checkpoint import released, zoo
+from mldec.checkpoint.calibration import Calibration
 from mldec.checkpoint.classes import check_count, read_class_names
 from mldec.checkpoint.fitting import COMPUTED, copy_fitting, load_strict
 from mldec.checkpoint.limits import check_sizes, limited
-from mldec.checkpoint.state import Checkpoint
-from mldec.config.compose import parse
+from mldec.checkpoint.state import Best, Checkpoint, LogPosition
+from mldec.config.compose import parse, to_dict
 from mldec.config.schema import PARTS, Config
 from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
@@ -29,7 +30,7 @@ from mldec.errors import CheckpointError, ConfigError
 from mldec.files.run_folder import find_checkpoint
 from mldec.files.torch_files import read_torch, versions
 from mldec.model import Classifier
-from mldec.runtime import distributed
+from mldec.runtime import distributed, provenance
 
 log = logging.getLogger("mldec")
 
@@ -51,6 +52,8 @@ class Loaded:
     weights: str  # "ema" or "raw"
     # Of the training data; None for a file of the authors and for one of version 0.1.
     fingerprint: Fingerprint | None = None
+    # Of these weights; None unless `mldec.calibrate` wrote the file.
+    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,7 @@ class _Description:
     weights: str  # "ema" or "raw"
     tensors: Mapping[str, Tensor]
     fingerprint: Fingerprint | None = None
+    calibration: Calibration | None = None
     optional: tuple[str, ...] = ()  # endings of the names of tensors that the file may lack
 
 
@@ -191,9 +195,49 @@ def load_model(
             description.metrics,
             description.weights,
             description.fingerprint,
+            description.calibration,
         )
 
     return loaded if image_size is None else _at_size(loaded, image_size, path)
+
+
+def to_store(path: Path, loaded: Loaded) -> Checkpoint:
+    """Return a checkpoint of a model that was loaded, to be written under another name.
+
+    Args:
+        path: of the file that it was loaded from, see `local`.
+        loaded: from `load_model`.
+
+    Returns:
+        The content of a checkpoint of a run. A file of the authors becomes a checkpoint without a
+        training state: of step 0, and with nothing that a run could go on from.
+
+    Raises:
+        CheckpointError: if the file cannot be read.
+    """
+    state = _read(path)
+    if "format" in state:
+        return Checkpoint.from_state(state, path)
+
+    return Checkpoint(
+        config=to_dict(loaded.config),
+        classes=loaded.classes,
+        transform=loaded.transform,
+        metrics={},
+        best=Best(),
+        epoch=0,
+        step=0,
+        steps_per_epoch=1,
+        model=loaded.model.state_dict(),
+        ema=None,
+        optimizer={"state": {}, "param_groups": []},
+        scaler={},
+        loss={},
+        log=LogPosition(),
+        fingerprint=None,
+        versions=provenance.installed(),
+        git=provenance.git_commit(),
+    )
 
 
 def saved_config(
@@ -296,6 +340,14 @@ def _describe_run(
     # must not make a checkpoint unusable.
     config, parts = _saved_parts(checkpoint, path, plugins, build.MODEL_PARTS)
     tensors, chosen = checkpoint.weights(weights, path)
+
+    calibration = checkpoint.calibration
+    if calibration is not None and calibration.weights != chosen:
+        log.warning(
+            f"{path} was calibrated with its {calibration.weights} weights: its thresholds are "
+            f"not used with the {chosen} ones"
+        )
+        calibration = None
     return _Description(
         config=config,
         parts=parts,
@@ -305,6 +357,7 @@ def _describe_run(
         weights=chosen,
         tensors=tensors,
         fingerprint=checkpoint.fingerprint,
+        calibration=calibration,
     )
 
 

@@ -5,6 +5,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mldec.checkpoint.calibration import SCOPES, Calibration, fits_classes
 from mldec.config import moved
 from mldec.config.schema import PARTS
 from mldec.data.base import Classes
@@ -24,6 +26,7 @@ from mldec.errors import CheckpointError, ConfigError
 # defaults.
 FORMAT = 2
 FORMATS = (1, 2)
+DATE = re.compile(r"[0-9T:+-]{10,40}")  # in ISO 8601
 
 
 @dataclass(frozen=True)
@@ -69,14 +72,16 @@ class Checkpoint:
     fingerprint: Fingerprint | None  # of the training data; None in a file of version 0.1
     versions: dict[str, str]
     git: str | None  # commit of mldec
+    calibration: Calibration | None = None  # None unless `mldec.calibrate` wrote the file
 
     def to_state(self) -> dict[str, Any]:
         """Return the content as plain containers and tensors, for `torch.save`."""
         # Not dataclasses.asdict, which would copy every tensor.
         state = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
-        for name in ("transform", "best", "log", "fingerprint"):
-            state[name] = dataclasses.asdict(state[name])
+        for name in ("transform", "best", "log", "fingerprint", "calibration"):
+            if state[name] is not None:
+                state[name] = dataclasses.asdict(state[name])
         state["classes"] = {
             "names": list(self.classes.names),
             "exclusive": self.classes.exclusive,
@@ -103,7 +108,7 @@ class Checkpoint:
                     f"{path} is no whole checkpoint: its '{name}' is missing or not {description}"
                 )
         for name, (fits, description) in _OPTIONAL_PARTS.items():
-            if name in state and not fits(state[name]):
+            if state.get(name) is not None and not fits(state[name]):
                 raise CheckpointError(
                     f"{path} is no whole checkpoint: its '{name}' is not {description}"
                 )
@@ -117,16 +122,18 @@ class Checkpoint:
         }
         log = {field.name: state["log"][field.name] for field in dataclasses.fields(LogPosition)}
         fingerprint = state.get("fingerprint")
+        classes = _classes_of(state["classes"])
 
         return cls(
             config=_config(state),
-            classes=_classes_of(state["classes"]),
+            classes=classes,
             transform=_transform_of(state["transform"], path),
             best=Best(**best),
             log=LogPosition(**log),
             fingerprint=None if fingerprint is None else Fingerprint(**fingerprint),
             versions=state.get("versions", {}),
             git=state.get("git"),
+            calibration=_calibration_of(state.get("calibration"), classes, path),
             **{
                 name: state[name]
                 for name in ("metrics", "epoch", "step", "steps_per_epoch", "model", "ema")
@@ -214,6 +221,20 @@ def _transform_of(saved: dict[str, Any], path: Path) -> EvalTransform:
         return EvalTransform(**saved)
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"the transform in {path} cannot be used: {error}") from error
+
+
+def _calibration_of(
+    saved: dict[str, Any] | None, classes: Classes, path: Path
+) -> Calibration | None:
+    if saved is None:
+        return None
+
+    calibration = Calibration(**{**saved, "fingerprint": Fingerprint(**saved["fingerprint"])})
+    if not fits_classes(calibration, classes):
+        raise CheckpointError(
+            f"{path} is no whole checkpoint: its 'calibration' is of another number of classes"
+        )
+    return calibration
 
 
 def _mapping(value: Any) -> bool:
@@ -312,6 +333,31 @@ def _fingerprint(value: Any) -> bool:
     )
 
 
+def _calibration(value: Any) -> bool:
+    names = {field.name for field in dataclasses.fields(Calibration)}
+    if not _mapping(value) or value.keys() != names:
+        return False
+
+    objective, scope = value["objective"], value["scope"]
+    thresholds, slopes, offsets = value["thresholds"], value["slopes"], value["offsets"]
+    return (
+        (objective is None or isinstance(objective, str))
+        and (scope is None or (isinstance(scope, str) and scope in SCOPES))
+        and (_finite_numbers(thresholds) and all(0 <= value <= 1 for value in thresholds))
+        and (_finite_numbers(slopes) and all(value >= 0 for value in slopes))
+        and (_finite_numbers(offsets) and len(offsets) == len(slopes))
+        and (isinstance(value["weights"], str) and value["weights"] in ("ema", "raw"))
+        and _count(value["images"])
+        and (isinstance(value["data"], dict) and _settings(value["data"]))
+        and _fingerprint(value["fingerprint"])
+        and (isinstance(value["date"], str) and DATE.fullmatch(value["date"]) is not None)
+    )
+
+
+def _finite_numbers(value: Any) -> bool:
+    return isinstance(value, tuple) and all(map(_finite, value))
+
+
 _Check = tuple[Callable[[Any], bool], str]
 # Name of each part -> its check, and what messages say the part must be.
 _PARTS: dict[str, _Check] = {
@@ -342,7 +388,8 @@ _PARTS: dict[str, _Check] = {
     "loss": (_mapping, "a mapping"),
     "log": (_log, "the place in metrics.jsonl and the sums since the last line of it"),
 }
-# Parts that checkpoints of older versions do not have.
+# Parts that may be None, and that checkpoints of older versions do not have.
 _OPTIONAL_PARTS: dict[str, _Check] = {
     "fingerprint": (_fingerprint, "the number of training images and the hashes of their table"),
+    "calibration": (_calibration, "thresholds from 0 to 1, slopes, offsets and their origin"),
 }

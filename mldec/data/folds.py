@@ -59,7 +59,7 @@ def parse_fold(fold: str) -> tuple[int, int]:
     return number, count
 
 
-def fold_numbers(keys: np.ndarray, count: int) -> np.ndarray:
+def fold_numbers(keys: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
     """Return the fold of each image, int64 [M] from 1 to `count`.
 
     A hash of its key decides on an image, so that it stays in its fold whatever the order is and
@@ -68,11 +68,12 @@ def fold_numbers(keys: np.ndarray, count: int) -> np.ndarray:
     Args:
         keys: what identifies each image, [M, ...], see `Storage.keys`.
         count: the number of folds.
+        seed: of the hash; the images of one fold are spread evenly by another seed.
     """
     is_text = keys.dtype.kind == "S"
     texts = keys.tolist() if is_text else [key.tobytes() for key in keys]
 
     # The remainder, as the images may be those that `hold_out` left: their hashes have the same
     # seed, and only the highest of them remain.
-    remainders = (path_hash(text, 0) % count for text in texts)
+    remainders = (path_hash(text, seed) % count for text in texts)
     return 1 + np.fromiter(remainders, np.int64, len(texts))

@@ -1,6 +1,6 @@
 """Evaluators: logits and targets in, named percentages out."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -32,3 +32,13 @@ class Evaluator(Protocol):
     def per_class(self) -> dict[str, list[float]]:
         """Return K values per column, after `compute`, for the JSON and CSV reports."""
         ...
+
+
+@runtime_checkable
+class Thresholded(Protocol):
+    """An evaluator that counts a class as predicted if its logit is above a threshold.
+
+    The threshold is one for all classes, or one per class, float64 [K].
+    """
+
+    logit_threshold: float | Tensor

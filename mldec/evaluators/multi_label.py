@@ -104,7 +104,7 @@ class MultiLabelEvaluator:
         if top_k < 1:
             raise ConfigError(f"top_k is {top_k}: it must be at least 1")
 
-        self.logit_threshold = logit_of(threshold)
+        self.logit_threshold: float | Tensor = logit_of(threshold)
         self.top_k = top_k
 
         self.predictions = Predictions(num_classes)

@@ -30,7 +30,7 @@ class PartialLabelEvaluator:
     """
 
     def __init__(self, num_classes: int, *, threshold: float = 0.5) -> None:
-        self.logit_threshold = logit_of(threshold)
+        self.logit_threshold: float | Tensor = logit_of(threshold)
         self.predictions = Predictions(num_classes)
         self.at_threshold = Counts(num_classes)
 

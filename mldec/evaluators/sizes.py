@@ -26,6 +26,15 @@ class SizesEvaluator:
         self.union = MultiLabelEvaluator(num_classes, threshold=threshold)
         self.with_sizes = Predictions(num_classes)
 
+    @property
+    def logit_threshold(self) -> float | Tensor:
+        """The threshold of the usual metrics; see `mldec.evaluators.Thresholded`."""
+        return self.union.logit_threshold
+
+    @logit_threshold.setter
+    def logit_threshold(self, threshold: float | Tensor) -> None:
+        self.union.logit_threshold = threshold
+
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch.
 

@@ -47,7 +47,7 @@ class ZeroShotEvaluator:
         images: str = "unseen",
         threshold: float = 0.5,
     ) -> None:
-        self.logit_threshold = logit_of(threshold)
+        self.logit_threshold: float | Tensor = logit_of(threshold)
         self.unseen = torch.as_tensor(sorted(set(unseen)), dtype=torch.int64)
         is_repeated = len(self.unseen) != len(unseen)
         is_proper_subset = set(unseen) < set(range(num_classes))

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
-from mldec.check_data.label_errors import Ranking, calibrated, platt, rank, suspected_labels
+from mldec.calibration.scaling import calibrated, platt
+from mldec.check_data.label_errors import Ranking, rank, suspected_labels
 
 
 def planted(
@@ -33,65 +33,6 @@ def matrix(ranking: Ranking, shape: tuple[int, int]) -> np.ndarray:
     probabilities = np.zeros(shape)
     probabilities[ranking.images, ranking.classes] = ranking.probabilities
     return probabilities
-
-
-def by_lbfgs(logits: np.ndarray, present: np.ndarray) -> tuple[float, float]:
-    positives, negatives = present.sum(), (~present).sum()
-    targets = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
-    weights = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.LBFGS(
-        [weights],
-        max_iter=500,
-        tolerance_grad=1e-12,
-        tolerance_change=0,
-        line_search_fn="strong_wolfe",
-    )
-    inputs, outputs = torch.from_numpy(logits).double(), torch.from_numpy(targets)
-
-    def closure() -> torch.Tensor:
-        optimiser.zero_grad()
-        scores = weights[0] * inputs + weights[1]
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, outputs)
-        loss.backward()
-        return loss
-
-    optimiser.step(closure)
-    return tuple(weights.tolist())
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_platt_scaling_is_that_of_another_optimiser(seed: int) -> None:
-    logits, labels, _ = planted(seed=seed, images=200)
-    for column in range(8):
-        present = labels[:, column] == 1
-        expected = by_lbfgs(logits[:, column], present)
-        np.testing.assert_allclose(
-            platt(logits[:, column], present), expected, rtol=1e-4, atol=1e-4
-        )
-
-
-def test_a_class_that_the_logits_separate_has_a_finite_slope() -> None:
-    logits = np.array([-9.0, -8, -7, 5, 6])
-    present = logits > 0
-    slope, offset = platt(logits, present)
-    np.testing.assert_allclose((slope, offset), by_lbfgs(logits, present), rtol=1e-3)
-    assert 0 < slope < 10
-
-
-@pytest.mark.parametrize(
-    ("logits", "present"),
-    [
-        ([3.0, 3, 3, 3], [True, False, False, False]),  # all are equal
-        ([-2.0, 1, 2, 3], [True, False, False, False]),  # worse than chance
-        ([], []),
-    ],
-)
-def test_logits_that_say_nothing_leave_the_frequency(
-    logits: list[float], present: list[bool]
-) -> None:
-    slope, offset = platt(np.array(logits), np.array(present, bool))
-    assert slope == 0
-    assert 1 / (1 + math.exp(-offset)) == pytest.approx((sum(present) + 1) / (len(logits) + 2))
 
 
 def test_a_class_with_one_label_only_has_probabilities_near_it_and_no_suspects() -> None:
@@ -131,7 +72,7 @@ def test_the_ranking_is_that_of_loops() -> None:
         own = np.flatnonzero(models == model)
         for k in range(8):
             annotated = [n for n in own if labels[n, k] >= 0]
-            slope, offset = by_lbfgs(logits[annotated, k], labels[annotated, k] == 1)
+            slope, offset = platt(logits[annotated, k], labels[annotated, k] == 1)
             for n in annotated:
                 p = 1 / (1 + math.exp(-(max(slope, 0) * logits[n, k] + offset)))
                 pairs.append((p if labels[n, k] == 1 else 1 - p, int(n), k, p))

@@ -572,6 +572,15 @@ def test_predict_and_evaluate_take_released_files(
     assert report["images"] == 38
     assert 0 <= report["metrics"]["mAP"] <= 100
 
+    # Its calibrated copy is a checkpoint of ours, of the same model.
+    copy = tmp_path / "copy.pth"
+    status, _, err = cli("calibrate", path, *words, "--out", copy)
+    assert status == 0, err
+    assert cli("evaluate", copy, *words[:3], "--json", tmp_path / "copy.json")[0] == 0
+    calibrated = json.loads((tmp_path / "copy.json").read_text())
+    assert calibrated["metrics"]["mAP"] == pytest.approx(report["metrics"]["mAP"])
+    assert calibrated["metrics"]["CF1"] > report["metrics"]["CF1"]
+
 
 def test_bad_released_files_end_in_one_line(
     cli: Callable[..., Any], save: Callable[..., Path], medium: dict[str, Tensor], tmp_path: Path

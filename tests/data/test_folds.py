@@ -58,6 +58,12 @@ def test_images_that_a_hash_left_for_training_are_in_folds_of_one_size() -> None
     assert np.abs(sizes - len(remaining) / 4).max() < 5 * np.sqrt(len(remaining) / 4)
 
 
+def test_the_images_of_one_fold_are_spread_by_another_seed() -> None:
+    fold = KEYS[fold_numbers(KEYS, 5) == 3]
+    sizes = np.bincount(fold_numbers(fold, 5, seed=1), minlength=6)[1:]
+    assert np.abs(sizes - len(fold) / 5).max() < 5 * np.sqrt(len(fold) / 5)
+
+
 def test_keys_may_be_numbers_or_pixels() -> None:
     rng = np.random.default_rng(0)
     for keys in (rng.integers(0, 10**6, 500), rng.integers(0, 256, (500, 4, 4, 3), np.uint8)):

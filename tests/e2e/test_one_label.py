@@ -40,6 +40,28 @@ def test_the_whole_way_with_the_parts_of_the_imagenet_recipe(
         assert {item["name"] for item in answer["predictions"]} == set(NAMES)
         assert sum(item["score"] for item in answer["predictions"]) == pytest.approx(1)
 
+    # Calibration changes the scores by a temperature, and nothing else.
+    status, out, err = cli("calibrate", best, "--plugin", "patches", "--json", "calibrated.json")
+    assert status == 0, err
+    content = json.loads(Path("calibrated.json").read_text())
+    assert content["uncalibrated"] == pytest.approx(
+        {name: metrics[name] for name in ("top1", "ECE")}
+    )
+    copy = best.replace("best.pt", "best.calibrated.pt")
+    status, _, err = cli("evaluate", copy, "--plugin", "patches", "--json", "results.json")
+    assert status == 0, err
+    after = json.loads(Path("results.json").read_text())["metrics"]
+    assert after["top1"] == metrics["top1"]
+    assert after["ECE"] == pytest.approx(content["fitted"]["ECE"])
+
+    for command, words in (
+        ("calibrate", ["--objective", "f1"]),
+        ("evaluate", ["--threshold", "0.5"]),
+    ):
+        status, _, err = cli(command, best, "--plugin", "patches", *words)
+        assert status == 1
+        one_line(err, f"{words[0]} has no effect: an image of this data has one label")
+
 
 @pytest.mark.parametrize(
     ("words", "parts"),

@@ -203,6 +203,42 @@ def test_predict_refuses_in_one_line(
     one_line(err, part)
 
 
+def test_one_threshold_serves_the_classes_of_any_words(
+    command: Cli, cli: Cli, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "x.pt"
+    status, text, err = command("calibrate", "--out", out, "--json", tmp_path / "c.json")
+    assert status == 0, err
+    assert "images: threshold 0." in text
+    content = json.loads((tmp_path / "c.json").read_text())
+    thresholds = {values["threshold"] for values in content["per_class"].values()}
+    assert content["scope"] == "global"
+    assert len(thresholds) == 1
+
+    words = ["--plugin", "patches", "--json", tmp_path / "r.json"]
+    status, text, err = cli("evaluate", out, *words)
+    assert status == 0, err
+    assert "which were fitted on these images" in text
+    metrics = json.loads((tmp_path / "r.json").read_text())["metrics"]
+    assert metrics["gzsl_OF1"] == pytest.approx(content["fitted"]["OF1"])
+
+    words += ["--classes", "redfive,bluetwo", "--vectors", folder / "data/wordvec_array.pth"]
+    status, _, err = cli("predict", out, some_image(folder), *words)
+    assert (status, err) == (0, "")
+    for item in json.loads((tmp_path / "r.json").read_text())[0]["predictions"]:
+        assert item["score"] >= item["threshold"]
+        assert {item["threshold"]} == thresholds
+
+
+@pytest.mark.parametrize("words", [["--scope", "class"], ["--platt"]])
+def test_classes_of_any_words_have_no_thresholds_of_their_own(
+    command: Cli, words: list[str]
+) -> None:
+    status, _, err = command("calibrate", *words)
+    assert status == 1
+    one_line(err, f"{' '.join(words)}: outputs/zsl/checkpoints/best.pt scores any classes by their")
+
+
 def test_a_checkpoint_of_its_own_classes_takes_no_others(
     cli: Cli, digits_run: Path, folder: Path
 ) -> None:
@@ -285,6 +321,10 @@ def test_a_zero_shot_file_of_the_official_code_is_given_names_and_vectors(
     status, _, err = cli("predict", path, some_image(folder), *size)
     assert status == 1
     one_line(err, f"{path} names no classes and holds no word vectors: pass --classes and --vect")
+
+    status, _, err = cli("calibrate", path, *size, *data, "device=cpu")
+    assert status == 1
+    one_line(err, f"{path} names no classes and holds no word vectors: thresholds cannot be stored")
 
 
 def test_data_of_another_image_size_is_noticed(command: Cli) -> None:

@@ -4,6 +4,7 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from mldec.errors import ConfigError
+from mldec.evaluators import Thresholded
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.sizes import SizesEvaluator
 
@@ -69,3 +70,14 @@ def test_no_object_of_a_size_is_not_a_number():
 def test_a_wrong_threshold_is_refused():
     with pytest.raises(ConfigError, match="threshold"):
         SizesEvaluator(5, threshold=1.0)
+
+
+def test_a_threshold_of_a_checkpoint_is_that_of_the_usual_metrics():
+    evaluator = SizesEvaluator(5)
+    plain = MultiLabelEvaluator(5)
+    assert isinstance(evaluator, Thresholded)
+    evaluator.logit_threshold = plain.logit_threshold = torch.linspace(-1, 1, 5).double()
+    assert evaluator.logit_threshold is plain.logit_threshold
+    evaluator.update(LOGITS, TARGETS)
+    plain.update(LOGITS, TARGETS.clamp(max=1))
+    assert evaluator.compute()["OF1"] == plain.compute()["OF1"]

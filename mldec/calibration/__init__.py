@@ -1,0 +1,1 @@
+"""Thresholds and calibrated scores from validation images: the work of `mldec.calibrate`."""

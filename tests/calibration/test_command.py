@@ -1,0 +1,212 @@
+"""The command: what it stores, and what evaluate and predict make of it."""
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from support import QUICK, assert_equal, one_line
+
+from mldec import checkpoint
+from mldec.calibration.command import in_order, target, with_one_label
+from mldec.calibration.scaling import temperature
+from mldec.data.base import Classes
+from mldec.evaluation import Scores
+
+Cli = Callable[..., Any]
+WORDS = ["--plugin", "patches", "data.val_images=120"]
+
+
+@pytest.fixture(scope="module")
+def best(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the run's best checkpoint, which tests may put files beside."""
+    path = tmp_path_factory.mktemp("calibrated") / "best.pt"
+    path.write_bytes((digits_run / "checkpoints" / "best.pt").read_bytes())
+    return path
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    Image.effect_mandelbrot((64, 64), (-2, -2, 1, 2), 90).convert("RGB").save(tmp_path / "a.png")
+    return tmp_path / "a.png"
+
+
+def test_evaluate_and_predict_use_the_stored_thresholds(
+    cli: Cli, best: Path, photo: Path, tmp_path: Path
+) -> None:
+    words = [*WORDS, "--json", tmp_path / "c.json", "--csv", tmp_path / "c.csv"]
+    status, out, err = cli("calibrate", best, *words)
+    assert status == 0, err
+    calibrated = best.with_name("best.calibrated.pt")
+    assert f"{calibrated}: a calibrated copy of {best}" in out
+    assert "cross-fitted   same images        at 0.5" in out
+
+    # The numbers of the same images are those that evaluate then prints, class by class.
+    content = json.loads((tmp_path / "c.json").read_text())
+    words = [*WORDS, "--json", tmp_path / "e.json"]
+    status, out, err = cli("evaluate", calibrated, *words)
+    assert status == 0, err
+    assert "which were fitted on these images: they are too good" in out
+    report = json.loads((tmp_path / "e.json").read_text())
+    for name in ("CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1"):
+        assert report["metrics"][name] == pytest.approx(content["fitted"][name])
+        assert content["metrics"][name] != content["fitted"][name]
+    for name, values in report["per_class"].items():
+        assert values["threshold"] == content["per_class"][name]["threshold"]
+        assert values["precision"] == pytest.approx(content["per_class"][name]["fitted_precision"])
+    assert [row["class"] for row in csv.DictReader((tmp_path / "c.csv").open())] == list(
+        report["per_class"]
+    )
+
+    # predict lists the classes that reach their own threshold.
+    status, out, err = cli("predict", calibrated, photo, *WORDS[:2], "--json", "-")
+    assert (status, err) == (0, "")
+    present = {item["name"]: item for item in json.loads(out)[0]["predictions"]}
+    status, out, _ = cli(
+        "predict", calibrated, photo, *WORDS[:2], "--threshold", "0", "--json", "-"
+    )
+    every = json.loads(out)[0]["predictions"]
+    assert len(every) == 10
+    for item in every:
+        threshold = content["per_class"][item["name"]]["threshold"]
+        assert (item["name"] in present) == (item["score"] >= threshold)
+        assert present.get(item["name"], {**item, "threshold": threshold}) == {
+            **item,
+            "threshold": threshold,
+        }
+
+
+def test_a_threshold_of_the_command_line_comes_first(cli: Cli, best: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.pt"
+    words = ["--scope", "global", "--objective", "recall:0.8", "--platt", "--out", out]
+    assert cli("calibrate", best, *WORDS, *words)[0] == 0
+
+    metrics = []
+    for more in ([], ["--threshold", "0.9999"], ["data.threshold=0.9999"]):
+        words = [*WORDS, *more, "--json", tmp_path / "e.json"]
+        status, text, err = cli("evaluate", out, *words)
+        assert status == 0, err
+        assert ("at the thresholds of" in text) == (not more)
+        metrics.append(json.loads((tmp_path / "e.json").read_text())["metrics"])
+    assert metrics[0]["OR"] >= 80
+    assert metrics[1]["OR"] < 5
+    assert metrics[1] == metrics[2]
+
+
+def test_other_images_are_not_those_of_the_fit(cli: Cli, best: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.pt"
+    assert cli("calibrate", best, *WORDS, "--out", out)[0] == 0
+    status, text, err = cli("evaluate", out, *WORDS[:2], "data.val_images=60")
+    assert status == 0, err
+    assert f"at the thresholds of {out} for f1, fitted on 120 other images" in text
+
+
+def test_without_thresholds_predict_says_so_once(cli: Cli, best: Path, photo: Path) -> None:
+    status, out, err = cli("predict", best, photo, photo, *WORDS[:2])
+    assert status == 0
+    one_line(err, f"{best} has no thresholds: classes are listed by score alone; pass --threshold")
+    assert len(out.splitlines()) == 2
+
+
+def test_classes_without_positives_and_unreachable_objectives_are_named(
+    cli: Cli, best: Path, tmp_path: Path
+) -> None:
+    words = ["--objective", "precision:1", "--min-positives", "30", "--out", tmp_path / "x.pt"]
+    status, out, err = cli("calibrate", best, *WORDS, *words, "--json", tmp_path / "c.json")
+    assert status == 0, err
+    per_class = json.loads((tmp_path / "c.json").read_text())["per_class"]
+    sharing = [name for name, values in per_class.items() if values["shares_threshold"]]
+    missed = [name for name, values in per_class.items() if not values["objective_reached"]]
+    assert [per_class[name]["positives"] < 30 for name in per_class] == [
+        name in sharing for name in per_class
+    ]
+    assert len({per_class[name]["threshold"] for name in sharing}) == 1 < len(sharing)
+    assert f"share a threshold, as they have fewer than 30 positives: {', '.join(sharing)}" in out
+    assert missed
+    assert f"no threshold reaches precision:1 for {len(missed)} classes" in out
+    assert all(f"{name} (" in out for name in missed)
+
+
+def test_a_run_goes_on_from_a_calibrated_copy(
+    cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    last = digits_run / "checkpoints" / "last.pt"
+    assert cli("calibrate", last, *WORDS, "--out", "x.pt")[0] == 0
+    before, after = checkpoint.load(last), checkpoint.load(Path("x.pt"))
+    assert after.calibration is not None
+    assert_equal(replace(after, calibration=None).to_state(), before.to_state())
+
+    status, _, err = cli("train", *QUICK, "name=more", "resume=x.pt", "train.epochs=3")
+    assert status == 0, err
+    resumed = checkpoint.load(Path("outputs/more/checkpoints/last.pt"))
+    assert (resumed.epoch, resumed.calibration) == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--objective", "accuracy"], "--objective accuracy: it must be f1, precision:P"),
+        (["--objective", "precision:2"], "--objective precision:2: it must be"),
+        (["--scope", "image"], "--scope image: it must be class or global"),
+        (["--folds", "1"], "--folds 1: thresholds are judged with at least 2"),
+        (["--out", "{folder}"], "cannot write {folder}: it is a folder"),
+        (["--out", "{folder}/no/x.pt"], "there is no folder {folder}/no"),
+        (["--out", "-"], "--out -: a checkpoint is written to a file"),
+        (["--out", "{best}"], "--out: {best} is the checkpoint itself"),
+        (["--json", "{folder}"], "cannot write {folder}: it is a folder"),
+        (["data.image_size=32"], "data.image_size 32: {best} is for 64 pixels"),
+        (["--image-size", "32"], "data.image_size 32: {best} is for 64 pixels"),
+        (["data.val_images=1", "data.seed=3"], "no label is positive"),
+        (["data=coco", "data.root={folder}/no"], "{folder}/no is not a folder"),
+        (["data.val_image=1"], "data.val_image"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(
+    cli: Cli, best: Path, tmp_path: Path, words: list[str], part: str
+) -> None:
+    filled = [word.format(folder=tmp_path, best=best) for word in words]
+    out = [] if "--out" in words else ["--out", tmp_path / "x.pt"]
+    status, _, err = cli("calibrate", best, "--plugin", "patches", *filled, *out)
+    assert status == 1
+    one_line(err, part.format(folder=tmp_path, best=best))
+    assert not (tmp_path / "x.pt").exists()
+
+
+def test_a_temperature_of_one_label_is_judged_by_cross_fitting() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.eye(4, dtype=np.int8)[rng.integers(4, size=400)]
+    logits = (9 * labels + 6 * rng.normal(size=labels.shape)).astype(np.float32)
+    outcome = with_one_label(Scores(np.arange(400), labels, logits, []), np.arange(400) % 5)
+    assert outcome.thresholds == []
+    assert outcome.slopes == pytest.approx([1 / temperature(logits, labels, exclusive=True)])
+    assert outcome.fitted["top1"] == outcome.cross_fitted["top1"] == outcome.uncalibrated["top1"]
+    assert outcome.cross_fitted["ECE"] != outcome.fitted["ECE"]
+    assert outcome.cross_fitted["ECE"] < outcome.uncalibrated["ECE"] / 2
+
+
+def test_a_copy_has_a_name_of_its_own(tmp_path: Path) -> None:
+    class Args:
+        out: str | None = None
+        checkpoint = "outputs/digits"
+
+    args: Any = Args()
+    path = tmp_path / "best.pt"
+    assert target(args, path) == str(tmp_path / "best.calibrated.pt")
+    args.checkpoint = "zoo:name"
+    assert target(args, path) == "best.calibrated.pt"
+
+
+def test_values_return_to_the_order_of_the_checkpoint() -> None:
+    class Loaded:
+        classes = Classes(("a", "b", "c"))
+
+    loaded: Any = Loaded()
+    assert in_order([3.0, 1.0, 2.0], ("c", "a", "b"), loaded) == (1.0, 2.0, 3.0)
+    assert in_order([0.5], ("c", "a", "b"), loaded) == (0.5,)
+    assert in_order([], ("c", "a", "b"), loaded) == ()
