@@ -101,13 +101,14 @@ SMALL = [*FROZEN, "data=coco", "train.batch_size=20", "train.epochs=40", "train.
 GAP = ["head=gap"]
 DECODER = ["head=ml_decoder", "head.num_groups=null"]  # one query per class
 TRANSFORMER = ["head=transformer_decoder"]
-# As Query2Label's heads, one encoder and two decoder layers, with the width of the other decoders.
+# As Query2Label's heads, one encoder and two decoder layers, but of a width with which they are
+# about as much work as the other decoders.
 QUERY2LABEL = [
     "head=query2label",
     "head.input_proj=true",
-    "head.embed_dim=768",
+    "head.embed_dim=384",
     "head.num_heads=8",
-    "head.mlp_dim=2048",
+    "head.mlp_dim=1024",
 ]
 ASL, BCE = ["loss=asl"], ["loss=bce"]
 # The threshold of LVIS, 0.001, is below the share of every class here.
@@ -160,7 +161,7 @@ ROWS = [
         [*DECODER, "head.queries=learned", *ASL],
         "ml_decoder",
     ),
-    Row("query2label", "frozen", "Query2Label", [*QUERY2LABEL, *ASL]),
+    Row("query2label", "frozen", "Query2Label, width 384", [*QUERY2LABEL, *ASL]),
     Row("pos_weight", "imbalance", "BCE, pos_weight=auto", [*BCE, "loss.pos_weight=auto"]),
     Row("asl_pos_weight", "imbalance", "ASL, pos_weight=auto", [*ASL, "loss.pos_weight=auto"]),
     Row("balanced", "imbalance", "distribution-balanced", ["loss=distribution_balanced"]),
