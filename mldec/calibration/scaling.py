@@ -1,14 +1,10 @@
 """Turn logits into probabilities: a temperature per model, or Platt scaling per class."""
 
 import numpy as np
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize
 from scipy.special import expit, softmax
 
-MAX_STEPS = 100  # of Newton's method; some five are usual
-TOLERANCE = 1e-8  # of the gradient, per image
-RIDGE = 1e-12  # keeps the Hessian invertible where all scores are far from the threshold
-SHORTEST_STEP = 1e-10  # as a fraction of a Newton step
-
+TOLERANCE = 1e-8  # of the gradient of a mean loss
 TEMPERATURES = (0.05, 20.0)  # beyond, the scores would be 0, 0.5 and 1
 
 
@@ -72,9 +68,8 @@ def platt(logits: np.ndarray, present: np.ndarray) -> tuple[float, float]:
     """Fit the probability sigmoid(slope * logit + offset) of one class.
 
     Its targets are not 1 and 0 but those that Platt (1999) derives from a uniform prior, so that a
-    class with few images, or one that the logits separate, has a finite slope. Newton's method with
-    backtracking, after Lin, Lin and Weng (2007), A note on Platt's probabilistic outputs. The slope
-    is never negative: a model that is worse than chance says nothing about a class.
+    class with few images, or one that the logits separate, has a finite slope. The slope is never
+    negative: a model that is worse than chance says nothing about a class.
 
     Args:
         logits: of n images.
@@ -95,36 +90,21 @@ def platt(logits: np.ndarray, present: np.ndarray) -> tuple[float, float]:
     mean = scores.mean()
     inputs = np.stack([(scores - mean) / spread, np.ones_like(scores)])
 
-    weights = np.array([0.0, prior])
-    loss = _log_loss(weights @ inputs, targets)
-    for _ in range(MAX_STEPS):
+    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the mean cross-entropy with the soft targets, and its gradient."""
+        scaled = weights @ inputs
+        losses = np.logaddexp(0, scaled) - targets * scaled
+        return float(losses.mean()), inputs @ (expit(scaled) - targets) / len(scaled)
+
+    def hessian(weights: np.ndarray) -> np.ndarray:
         probabilities = expit(weights @ inputs)
-        gradient = inputs @ (probabilities - targets)
-        if np.abs(gradient).max() < TOLERANCE * len(scores):
-            break
+        return (inputs * (probabilities * (1 - probabilities))) @ inputs.T / len(probabilities)
 
-        curvature = probabilities * (1 - probabilities)
-        hessian = (inputs * curvature) @ inputs.T + RIDGE * np.eye(2)
-        direction = np.linalg.solve(hessian, gradient)
-
-        # Halve the step until it lowers the loss as much as the gradient promises in part.
-        step = 1.0
-        while step > SHORTEST_STEP:
-            shorter = weights - step * direction
-            lower = _log_loss(shorter @ inputs, targets)
-            if lower <= loss - 1e-4 * step * (gradient @ direction):
-                break
-            step /= 2
-        else:
-            break
-        weights, loss = shorter, lower
+    start = np.array([0.0, prior])
+    options = {"gtol": TOLERANCE}
+    weights = minimize(loss, start, jac=True, hess=hessian, method="trust-exact", options=options).x
 
     slope = weights[0] / spread
     if slope < 0:
         return 0.0, float(prior)
     return float(slope), float(weights[1] - slope * mean)
-
-
-def _log_loss(logits: np.ndarray, targets: np.ndarray) -> float:
-    """Return the summed cross-entropy of probabilities sigmoid(logits) with soft targets."""
-    return float(np.sum(np.logaddexp(0, logits) - targets * logits))
