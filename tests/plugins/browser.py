@@ -10,6 +10,15 @@ from selenium import webdriver
 
 NEEDED = ("chromium", "chromedriver")  # of Debian's packages chromium and chromium-driver
 
+# For a machine without a screen and without network, and for containers.
+FLAGS = (
+    "headless=new",
+    "no-sandbox",
+    "disable-gpu",
+    "disable-dev-shm-usage",
+    "disable-background-networking",
+)
+
 
 @contextmanager
 def opened(page: Path, *, width: int) -> Iterator[webdriver.Chrome]:
@@ -20,7 +29,7 @@ def opened(page: Path, *, width: int) -> Iterator[webdriver.Chrome]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
-    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking"):
+    for argument in FLAGS:
         options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
 
