@@ -213,6 +213,19 @@ def with_classes(loaded: Loaded, names: str, vectors: str) -> Loaded:
     return replace(loaded, classes=classes)
 
 
+def _check_classes(args: argparse.Namespace) -> None:
+    """Raise a `ConfigError` if the options that choose or name classes do not fit each other."""
+    if (args.classes is None) != (args.vectors is None):
+        raise ConfigError(
+            "--classes and --vectors need each other: names, and a file with their word vectors"
+        )
+    if args.classes is not None and args.class_names is not None:
+        raise ConfigError(
+            "--classes and --class-names exclude each other: other classes, or other names for "
+            "those of the checkpoint"
+        )
+
+
 def run(args: argparse.Namespace) -> int:
     """Do the work of `mldec.predict`: load, predict, print, and write the files.
 
@@ -227,15 +240,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: for a wrong option, or a checkpoint or file that cannot be used.
     """
     # Everything that can be refused at once comes before the first image.
-    if (args.classes is None) != (args.vectors is None):
-        raise ConfigError(
-            "--classes and --vectors need each other: names, and a file with their word vectors"
-        )
-    if args.classes is not None and args.class_names is not None:
-        raise ConfigError(
-            "--classes and --class-names exclude each other: other classes, or other names for "
-            "those of the checkpoint"
-        )
+    _check_classes(args)
     check_targets(args.json, args.jsonl)
     paths = find_images(args.images)
     device = distributed.pick_device(args.device)

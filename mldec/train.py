@@ -97,7 +97,7 @@ def _train(
     from mldec.losses.prior import save_estimate
     from mldec.model import TokenClassifier
     from mldec.runtime import distributed
-    from mldec.training import description, runlog
+    from mldec.training import runlog
     from mldec.training.frozen_features import with_tokens
     from mldec.training.trainer import Trainer
 
@@ -135,18 +135,7 @@ def _train(
     facts = distributed.on_main(partial(_open_folder, directory, trainer))
 
     with closing(runlog.RunLog(directory, step=trainer.learner.step, lines=lines)) as log:
-        commit = trainer.git or "none"
-        runlog.log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
-        runlog.log.info(description.opening(trainer))
-        runlog.log.info(description.start_weights(trainer.config, saved[0] if saved else None))
-        if line := description.groups(trainer.config.head, len(trainer.data.train.classes)):
-            runlog.log.info(line)
-        # They are about the run: once for all processes.
-        slow, few = config.train.precision.warning(device.type), description.few_per_batch_norm
-        for warning in (slow, few(trainer)):
-            if warning and distributed.is_main():
-                runlog.log.warning(warning)
-
+        _describe(trainer, saved[0] if saved else None)
         trainer.fit(log)
 
         runlog.log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
@@ -162,6 +151,25 @@ def _train(
             priors = directory / "class_prior.csv"
             with writing(priors, of_run=True):
                 save_estimate(loss, priors, data.train.classes.names)
+
+
+def _describe(trainer: "Trainer", resumed: Path | None) -> None:
+    """Write the first lines of the log: what is run, on what, from which weights, and warnings."""
+    from mldec.runtime import distributed
+    from mldec.training import description, runlog
+
+    config, commit = trainer.config, trainer.git or "none"
+    runlog.log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
+    runlog.log.info(description.opening(trainer))
+    runlog.log.info(description.start_weights(config, resumed))
+    if line := description.groups(config.head, len(trainer.data.train.classes)):
+        runlog.log.info(line)
+
+    # They are about the run: once for all processes.
+    slow = config.train.precision.warning(trainer.device.type)
+    for warning in (slow, description.few_per_batch_norm(trainer)):
+        if warning and distributed.is_main():
+            runlog.log.warning(warning)
 
 
 def find_start(config: Config, directory: Path) -> "tuple[Path, Checkpoint] | None":

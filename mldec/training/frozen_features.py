@@ -114,15 +114,15 @@ def with_tokens(
         images = LabelledImages(dataset.storage, dataset.labels, split.classes.names)
         files = _files(dataset, folder, title)
 
-        absent = np.array([not file.exists() for file in files], bool)
+        # Looked for once: another run may be writing to the same folder.
+        absent = [index for index, file in enumerate(files) if not file.exists()]
         message = "tokens of %s of %s %s images are in %s"
-        log.info(message, f"{(~absent).sum():,}", f"{len(files):,}", title, folder)
-        if absent.any():
-            missing = images.select(np.flatnonzero(absent))
-            part = Split(StoredImages(missing, data.transform), split.classes)
-            missing_files = [file for file in files if not file.exists()]
-            to_do = replace(data, load_val=lambda: part)
-            _compute(to_do, backbone, config, missing_files, title, device=device, stop=stop)
+        log.info(message, f"{len(files) - len(absent):,}", f"{len(files):,}", title, folder)
+        if absent:
+            missing = StoredImages(images.select(np.array(absent)), data.transform)
+            to_do = replace(data, load_val=lambda: Split(missing, split.classes))
+            absent_files = [files[index] for index in absent]
+            _compute(to_do, backbone, config, absent_files, title, device=device, stop=stop)
         return Split(StoredTokens(images, data.transform, files), split.classes)
 
     return replace(

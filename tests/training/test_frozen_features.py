@@ -165,6 +165,47 @@ def test_nothing_stale_is_read(change: str, computed: int, own_photos: Path) -> 
     assert backbone.images == 16 + computed + 1
 
 
+def test_two_runs_may_compute_the_same_tokens_at_once() -> None:
+    """The second run begins and ends while the first one computes its first batch."""
+    backbone, other = Counting(), Counting()
+
+    def run_the_other_one(*_: object) -> None:
+        hook.remove()
+        cached(other, "train.eval_batch_size=5").load_train()
+
+    hook = backbone.register_forward_hook(run_the_other_one)
+    dataset = cached(backbone, "train.eval_batch_size=3").train.dataset
+    assert (backbone.images, other.images) == (16, 16)
+
+    _, plain = composed()
+    for index in range(16):
+        expected = other.eval()(plain.train.dataset[index][0][None])[0]
+        torch.testing.assert_close(dataset[index][0], expected.detach())
+    assert not list(Path("cache").rglob("*.tmp"))
+
+
+def test_files_that_appear_while_the_run_looks_for_them_do_no_harm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another run writes the first file right after this one found that it is absent."""
+    backbone, exists, looked_for = Counting(), Path.exists, []
+
+    def absent_the_first_time(path: Path) -> bool:
+        if path.suffix == ".npy" and path not in looked_for:
+            looked_for.append(path)
+            return False
+        return path.suffix == ".npy" or exists(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "exists", absent_the_first_time)
+        dataset = cached(backbone).train.dataset
+
+    _, plain = composed()
+    for index in range(16):
+        expected = backbone.eval()(plain.train.dataset[index][0][None])[0]
+        torch.testing.assert_close(dataset[index][0], expected.detach())
+
+
 @pytest.mark.parametrize("fault", ["is damaged", "is gone"])
 def test_lost_tokens_are_named(fault: str) -> None:
     dataset = cached(Counting()).train.dataset
