@@ -1,0 +1,1 @@
+"""Report on a checkpoint: one HTML page."""
