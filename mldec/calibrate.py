@@ -11,10 +11,10 @@ positive and a false negative.
 
 import argparse
 
+from mldec.calibration import MIN_POSITIVES
 from mldec.cli import add_model_options, command, positive, run_command
 
 FOLDS = 5
-MIN_POSITIVES = 10
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,7 +37,6 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--min-positives",
         type=positive,
-        default=MIN_POSITIVES,
         metavar="N",
         help=f"classes with fewer share a threshold; default: {MIN_POSITIVES}",
     )

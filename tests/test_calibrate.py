@@ -29,7 +29,7 @@ def test_a_calibrated_copy_is_made_and_used(digits_run: Path, tmp_path: Path) ->
 
 def test_the_command_line_has_defaults() -> None:
     args = calibrate.parser().parse_intermixed_args(["x.pt", "data.root=/data"])
-    assert (args.folds, args.min_positives) == (5, 10)
+    assert (args.folds, args.min_positives) == (5, None)
     assert (args.objective, args.scope, args.platt, args.out) == (None, None, False, None)
     for words in (["--folds", "0"], ["--min-positives", "-1"], []):
         with pytest.raises(SystemExit):

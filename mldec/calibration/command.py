@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mldec import build
+from mldec.calibration import MIN_POSITIVES
 from mldec.calibration.fitting import (
     Choice,
     Fit,
@@ -98,7 +99,8 @@ def run(args: argparse.Namespace) -> None:
     out = target(args, path)
     check_targets(out)
     loaded = load_model(**{**chosen_model(args), "path": path})
-    choice = Choice(objective, scope_of(loaded, args), args.min_positives, args.platt)
+    min_positives = args.min_positives or MIN_POSITIVES
+    choice = Choice(objective, scope_of(loaded, args), min_positives, args.platt)
     checkpoint = to_store(path, loaded)
 
     config = override(loaded.config, [*size_setting(args), *args.settings])
@@ -131,7 +133,8 @@ def run(args: argparse.Namespace) -> None:
         fingerprint=fingerprint(data.val),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    torch_files.save(Path(out), replace(checkpoint, calibration=calibration).to_state())
+    state = replace(checkpoint, calibration=calibration).to_state()
+    torch_files.save(Path(out), state, of_run=False)
     tell(outcome, calibration, scores, names, args, out)
 
 
@@ -171,10 +174,11 @@ def scope_of(loaded: Loaded, args: argparse.Namespace) -> str:
             f"stored with it"
         )
 
-    given = [name for name in ("objective", "scope", "platt") if getattr(args, name)]
+    options = ("objective", "scope", "platt", "min_positives")
+    given = [f"--{name.replace('_', '-')}" for name in options if getattr(args, name)]
     if loaded.classes.exclusive and given:
         raise ConfigError(
-            f"--{given[0]} has no effect: an image of this data has one label, so that only a "
+            f"{given[0]} has no effect: an image of this data has one label, so that only a "
             f"temperature is fitted; leave it out"
         )
     if loaded.classes.queries is not None and (args.platt or args.scope == "class"):
@@ -183,7 +187,13 @@ def scope_of(loaded: Loaded, args: argparse.Namespace) -> str:
             f"{option}: {args.checkpoint} scores any classes by their word vectors, so that it has "
             f"one threshold and one temperature; leave it out"
         )
-    return "global" if loaded.classes.queries is not None else args.scope or "class"
+
+    scope = "global" if loaded.classes.queries is not None else args.scope or "class"
+    if scope == "global" and args.min_positives:
+        raise ConfigError(
+            "--min-positives has no effect: all classes share one threshold; leave it out"
+        )
+    return scope
 
 
 def check_size(data: DataModule, checkpoint: Checkpoint, path: Path) -> None:

@@ -9,6 +9,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from mldec.files.plain import plain
 RECORD_BYTES = 2**16  # at most this much of a checksum file is read; one of ours has two lines
 
 
-def save(path: Path, state: dict[str, Any], *, keep: int = 1) -> None:
+def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = True) -> None:
     """Write a checkpoint so that a crash at any moment leaves a complete one, new or old.
 
     The new file is written beside the old one, flushed to the disk and renamed. While a name passes
@@ -32,6 +33,7 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1) -> None:
         path: of the checkpoint.
         state: plain containers and tensors.
         keep: number of versions to keep, this one included; `versions` names the older ones.
+        of_run: the file belongs to a training run, which can be resumed once it can be written.
 
     Raises:
         CheckpointError: if it cannot be written; the existing files stay as they are.
@@ -52,13 +54,16 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1) -> None:
                 _rename(newer, older, known_hashes(newer))
         _rename(temporary, path, [sha256_of(temporary)])
     except (OSError, RuntimeError) as error:
-        # torch.save reports a full disk as a RuntimeError.
-        temporary.unlink(missing_ok=True)
+        # torch.save reports a full disk as a RuntimeError. Without a folder there is no file to
+        # remove.
+        with suppress(OSError):
+            temporary.unlink()
 
         last_good = next((version for version in versions(path, keep) if version.exists()), None)
         kept = "" if last_good is None else f"; {last_good} is the last good one"
+        then = " and pass resume=auto" if of_run else ", or choose another --out"
         raise CheckpointError(
-            f"cannot save {path}: {_write_fault(error)}{kept}; free space and pass resume=auto"
+            f"cannot save {path}: {_write_fault(error)}{kept}; free space{then}"
         ) from error
 
 

@@ -154,6 +154,10 @@ def test_a_run_goes_on_from_a_calibrated_copy(
         (["--objective", "accuracy"], "--objective accuracy: it must be f1, precision:P"),
         (["--objective", "precision:2"], "--objective precision:2: it must be"),
         (["--scope", "image"], "--scope image: it must be class or global"),
+        (
+            ["--scope", "global", "--min-positives", "5"],
+            "--min-positives has no effect: all classes share one threshold; leave it out",
+        ),
         (["--folds", "1"], "--folds 1: thresholds are judged with at least 2"),
         (["--out", "{folder}"], "cannot write {folder}: it is a folder"),
         (["--out", "{folder}/no/x.pt"], "there is no folder {folder}/no"),

@@ -82,6 +82,13 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
+@pytest.mark.parametrize(("of_run", "advice"), [(True, "resume=auto"), (False, "--out")])
+def test_the_advice_suits_the_command(tmp_path: Path, of_run: bool, advice: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=f"cannot save .*; free space.*{advice}$"):
+        save(tmp_path / "file" / "last.pt", STATE, of_run=of_run)
+
+
 @pytest.mark.parametrize(
     "form",
     [
