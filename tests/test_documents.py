@@ -6,12 +6,15 @@ The code blocks and the text between backticks are read; nothing is trained or d
 import argparse
 import ast
 import importlib
+import io
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -421,9 +424,14 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @cache
 def help_of(script: str) -> str:
-    done = run(script, "--help")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """Run a script with --help in this process, which has imported torch already."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        patch.setattr(sys, "argv", [script, "--help"])
+        patch.syspath_prepend(str((TOP / script).parent))
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(TOP / script), run_name="__main__")
+    assert not ended.value.code
+    return out.getvalue()
 
 
 def named_modules() -> set[str]:

@@ -54,6 +54,7 @@ def test_two_processes_train_as_one(tmp_path: Path, two: Path) -> None:
         assert a == pytest.approx(b, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_two_processes_with_accumulation_fine_tune_as_one(tmp_path: Path) -> None:
     # Batch norms see a part of a batch each, unless they are frozen.
     train = [word for word in TRAIN if word != "backbone=patches"]
@@ -80,6 +81,7 @@ def test_two_processes_with_accumulation_fine_tune_as_one(tmp_path: Path) -> Non
     assert len(one["optimizer"]["param_groups"]) == len(two["optimizer"]["param_groups"]) > 4
 
 
+@pytest.mark.slow
 def test_averaged_batch_norm_statistics_are_those_of_all_images(
     cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +103,7 @@ def test_averaged_batch_norm_statistics_are_those_of_all_images(
     torch.testing.assert_close(two[first], one[first], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(
     tmp_path: Path, two: Path
 ) -> None:
@@ -186,7 +189,11 @@ def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
             "train.batch_size 15 is not divisible by 2 processes x train.accumulate 1; "
             "use 14 or 16, the nearest that is",
         ),
-        ("train.batch_size=0", "train.batch_size is 0: it must be at least 1"),
+        pytest.param(
+            "train.batch_size=0",
+            "train.batch_size is 0: it must be at least 1",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_user_fault_of_all_processes_is_said_once(
@@ -199,6 +206,7 @@ def test_a_user_fault_of_all_processes_is_said_once(
     ]
 
 
+@pytest.mark.slow
 def test_no_process_waits_for_one_that_found_the_folder_in_use(tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "digits"
     folder.mkdir(parents=True)

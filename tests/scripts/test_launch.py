@@ -12,6 +12,7 @@ def test_a_launcher_is_valid_shell(path: Path) -> None:
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True).stderr == ""
 
 
+@pytest.mark.slow
 def test_one_node_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROCESSES", "2")
     command = [str(LAUNCH / "one_node.sh"), *QUICK, "train.epochs=1"]
