@@ -10,7 +10,7 @@ COMMANDS = {
     "evaluate": "compute the metrics of a checkpoint on the validation images",
     "calibrate": "fit a threshold per class, and store it in a copy of a checkpoint",
     "predict": "name what images show",
-    "summary": "print a table of the runs in a folder",
+    "summary": "print a table of the runs in a folder, and plot them",
     "check_data": "count and check the images and labels of a dataset, or find its wrong labels",
     "benchmark": "measure speed, memory and cost",
 }

@@ -4,7 +4,7 @@ import argparse
 import csv
 import io
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -165,6 +165,7 @@ def evaluate(
     device: torch.device,
     progress: Any = None,
     logit_threshold: float | Tensor | None = None,
+    observe: Callable[[Batch, Tensor], None] | None = None,
 ) -> Results:
     """Run each validation image through a model once, and compute the metrics of the dataset.
 
@@ -177,6 +178,7 @@ def evaluate(
         progress: as for `score`.
         logit_threshold: one for all classes or float64 [K], instead of that of the data's settings;
             see `Thresholded`.
+        observe: also called with each batch of this process and its logits float32 [b, K].
 
     Returns:
         The results, the same on every process.
@@ -201,6 +203,8 @@ def evaluate(
         bad += batch.bad
         if len(batch.images):
             evaluator.update(logits, batch.targets)
+            if observe is not None:
+                observe(batch, logits)
     model.train(was_training)
 
     # The evaluator gathers the scores of all processes by itself.

@@ -56,9 +56,11 @@ def run(config: Config, directory: Path) -> None:
     from mldec.runtime import distributed
     from mldec.runtime.console import to_console
     from mldec.runtime.signals import listening
+    from mldec.training import trackers
     from mldec.training.run_lock import RunLock
     from mldec.training.trainable import check_trainable
 
+    trackers.require(config.log)
     parts = build.complete(build.check(config))
     check_trainable(build.recorded(config, parts), partial(build.backbone, parts, pretrained=False))
     if config.train.deterministic:
@@ -97,7 +99,7 @@ def _train(
     from mldec.losses.prior import save_estimate
     from mldec.model import TokenClassifier
     from mldec.runtime import distributed
-    from mldec.training import runlog
+    from mldec.training import runlog, trackers
     from mldec.training.frozen_features import with_tokens
     from mldec.training.trainer import Trainer
 
@@ -135,6 +137,7 @@ def _train(
     facts = distributed.on_main(partial(_open_folder, directory, trainer))
 
     with closing(runlog.RunLog(directory, step=trainer.learner.step, lines=lines)) as log:
+        log.trackers = trackers.start(trainer.config, directory)
         _describe(trainer, saved[0] if saved else None)
         trainer.fit(log)
 

@@ -43,7 +43,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(
     r"(?<![\w/.*:-])((?:mldec|scripts|tests|configs|benchmarks|docs)/[\w./-]*[\w/]|\.ci/run)"
 )
-SECTIONS = "|".join((*PARTS, "train", "optim", "schedule", "mix"))
+SECTIONS = "|".join((*PARTS, "train", "optim", "schedule", "mix", "log"))
 PART_SETTING = re.compile(rf"(?<![\w./])((?:{SECTIONS})\.[a-z_]+)\b(?!\.\w)")
 FILE_NAMES = {"data.csv", "data.json"}  # which look like settings of the data
 OPTIONAL = re.compile(r"\[((?:--|\w[\w.]*=)[^\]]*)\]")

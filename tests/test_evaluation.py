@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
 from mldec.data.base import Classes, DataModule, Split
+from mldec.data.loader import Batch
 from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError, DataError
 from mldec.evaluation import (
@@ -111,6 +112,24 @@ def test_the_scores_of_a_batch_come_with_its_images(config: Config) -> None:
     readable = [logits for batch, logits in batches if len(batch.images)]
     for index, row in zip(indices, torch.cat(readable), strict=True):
         assert torch.equal(row, Shades(20)[index][0].float().mean((1, 2)) / 64 - 2)
+
+
+def test_an_observer_gets_every_batch_that_can_be_read_with_its_logits(config: Config) -> None:
+    bad = (1, *range(6, 12))
+    seen: list[tuple[Batch, Tensor]] = []
+    evaluate(
+        Colours(), data(20, bad), config, device=CPU, observe=lambda *batch: seen.append(batch)
+    )
+    expected = [
+        (batch, logits)
+        for batch, logits in score(Colours().eval(), data(20, bad), config, device=CPU)
+        if len(batch.images)
+    ]
+    assert len(seen) == len(expected) == 3
+    for (batch, logits), (wanted, wanted_logits) in zip(seen, expected, strict=True):
+        assert torch.equal(batch.images, wanted.images)
+        assert torch.equal(batch.targets, wanted.targets)
+        assert torch.equal(logits, wanted_logits)
 
 
 def test_all_scores_are_those_of_the_images_that_can_be_read(config: Config) -> None:

@@ -105,6 +105,8 @@ def quiet_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr("torch.utils.tensorboard.SummaryWriter", MagicMock())
+        for tracker in ("wandb", "trackio"):  # as if not installed: they would use the network
+            patch.setitem(sys.modules, tracker, None)
         patch.setattr(signals, "listening", stopping)
         patch.setattr(provenance, "git_commit", lambda: None)  # starts two processes
         yield

@@ -12,9 +12,9 @@ data.fold=N/N, judge all training images.
 
 import argparse
 
-from mldec.check_data.charts import require_matplotlib
 from mldec.cli import command, run_command
 from mldec.errors import ConfigError, DataError, say
+from mldec.figures import require_matplotlib
 from mldec.files.results import check_targets, to_json, write_result
 
 # Rows of --errors: more than a person looks at.

@@ -1,29 +1,22 @@
 """Charts of a dataset: sample sheets, bar charts, heat maps and scatter plots, with matplotlib.
 
-Every function returns a `matplotlib.figure.Figure`, which `save` writes. matplotlib is optional
-(`pip install mldec[plot]`), so it is imported by the functions that draw, and never through pyplot,
-whose list of open figures would be a global state.
+Every function returns a `matplotlib.figure.Figure`, which `mldec.figures.save` writes.
 """
 
-import importlib.util
 import textwrap
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mldec.errors import ConfigError, visible
+from mldec.errors import visible
+from mldec.figures import NAME_LENGTH, SMALL, new_figure, set_title, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DPI = 100
 COLOUR = "#3465a4"
-SMALL = 7  # points, the font size of class names and captions
-NAME_LENGTH = 28  # characters of a class name that are shown
 NAMED_BARS = 120  # with more bars than this, names and counts would not be legible
 ROW_HEIGHT = 0.16  # inches per class
 
@@ -46,30 +39,6 @@ class Panel(NamedTuple):
     points: Sequence[Point]
 
 
-def require_matplotlib(option: str) -> None:
-    """Check that charts can be drawn, before the work whose results they show.
-
-    Args:
-        option: what the user asked for, such as "--out"; the message names it.
-
-    Raises:
-        ConfigError: if matplotlib is not installed.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(
-            f"{option}: the charts need matplotlib, which is not installed; "
-            f"run pip install 'mldec[plot]'"
-        )
-
-
-def save(figure: "Figure", path: Path) -> None:
-    """Write a figure as a PNG file."""
-    with warnings.catch_warnings():
-        # A letter that the font lacks is drawn as an empty box; a warning per letter helps nobody.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(path, format="png")
-
-
 def sample_sheet(
     images: Sequence[np.ndarray], captions: Sequence[str], *, columns: int = 6
 ) -> "Figure":
@@ -81,7 +50,7 @@ def sample_sheet(
         columns: images per row.
     """
     rows = max(1, -(-len(images) // columns))
-    figure = _new_figure(width=2 * columns, height=2.4 * rows)
+    figure = new_figure(width=2 * columns, height=2.4 * rows)
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
 
     for axes, image, caption in zip(grid[: len(images)], images, captions, strict=True):
@@ -109,7 +78,7 @@ def bar_chart(values: np.ndarray, names: Sequence[str], title: str) -> "Figure":
     order = np.argsort(-values, kind="stable")
     named = len(values) <= NAMED_BARS
     height = 1.2 + ROW_HEIGHT * len(values) if named else 6
-    figure = _new_figure(width=8, height=height)
+    figure = new_figure(width=8, height=height)
     axes = figure.subplots()
 
     if named:
@@ -130,7 +99,7 @@ def bar_chart(values: np.ndarray, names: Sequence[str], title: str) -> "Figure":
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlim(0, 3 * max(1, values.max(initial=0)))
     axes.invert_yaxis()
-    _set_title(axes, title)
+    set_title(axes, title)
     return figure
 
 
@@ -143,7 +112,7 @@ def heat_map(matrix: np.ndarray, names: Sequence[str], title: str) -> "Figure":
         title: of the chart.
     """
     side = ROW_HEIGHT * len(matrix)
-    figure = _new_figure(width=max(side + 3, 7), height=max(side + 2.4, 3.4))
+    figure = new_figure(width=max(side + 3, 7), height=max(side + 2.4, 3.4))
     axes = figure.subplots()
 
     image = axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
@@ -159,7 +128,7 @@ def heat_map(matrix: np.ndarray, names: Sequence[str], title: str) -> "Figure":
 
 def scatter_plots(panels: Sequence[Panel]) -> "Figure":
     """Draw scatter plots below each other; the points are numbered, a legend gives their names."""
-    figure = _new_figure(width=8, height=3.8 * len(panels))
+    figure = new_figure(width=8, height=3.8 * len(panels))
     grid = figure.subplots(len(panels), 1, squeeze=False).flatten()
 
     for axes, panel in zip(grid, panels, strict=True):
@@ -170,7 +139,7 @@ def scatter_plots(panels: Sequence[Panel]) -> "Figure":
                 yerr=point.spread,
                 fmt="o",
                 markersize=5,
-                label=f"{number} {_shorten(point.name)}: {point.y:.1f} ± {point.spread:.1f}",
+                label=f"{number} {shorten(point.name)}: {point.y:.1f} ± {point.spread:.1f}",
             )
         for x, y, numbers in _number_labels(panel.points):
             axes.annotate(numbers, (x, y), xytext=(5, 2), textcoords="offset points")
@@ -178,7 +147,7 @@ def scatter_plots(panels: Sequence[Panel]) -> "Figure":
         axes.set_xlabel(panel.x_label)
         axes.set_ylabel(panel.y_label)
         axes.margins(0.08)
-        _set_title(axes, panel.title)
+        set_title(axes, panel.title)
 
         # Beside the plot: there is no corner that is sure to be free of points.
         legend = axes.legend(
@@ -207,31 +176,10 @@ def _number_labels(points: Sequence[Point]) -> list[tuple[float, float, str]]:
     return labels
 
 
-def _new_figure(*, width: float, height: float) -> "Figure":
-    """Return an empty figure of a size in inches, which the Agg backend draws."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def _name_ticks(axes: "Axes", axis: str, names: Sequence[str]) -> None:
     """Write a class name at each of the positions 0, 1, ... of an axis ("x" or "y")."""
     set_ticks = axes.set_xticks if axis == "x" else axes.set_yticks
-    labels = [_shorten(name) for name in names]
+    labels = [shorten(name) for name in names]
 
     # Names are the user's: a dollar sign in them does not begin a formula.
     set_ticks(range(len(names)), labels=labels, fontsize=SMALL, parse_math=False)
-
-
-def _set_title(axes: "Axes", title: str) -> None:
-    """Write the title of a chart as it is, without formulas."""
-    axes.set_title(visible(title), fontsize=10, parse_math=False)
-
-
-def _shorten(name: str) -> str:
-    """Return a name as it is printed in a chart."""
-    name = visible(name)
-    return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"

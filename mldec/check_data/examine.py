@@ -23,6 +23,7 @@ from mldec.data.split_labels import labels_of
 from mldec.data.workers import start_worker, unwrap
 from mldec.data.zero_shot.task import neighbours
 from mldec.errors import DataError, say
+from mldec.figures import save
 from mldec.runtime.console import on_terminal
 
 BATCH_SIZE = 16  # images that a process reads at a time
@@ -208,12 +209,12 @@ def write_charts(folder: Path, data: DataModule, labels: dict[str, Labels]) -> N
     """
     folder.mkdir(parents=True, exist_ok=True)
     images, captions = augmented_samples(data.train)
-    charts.save(charts.sample_sheet(images, captions), folder / "samples.png")
+    save(charts.sample_sheet(images, captions), folder / "samples.png")
 
     for part, split in (("train", data.train), ("val", data.val)):
         counts, names = labels[part].counts(), split.classes.names
         frequencies = charts.bar_chart(counts, names, f"{part}: images per class (log scale)")
-        charts.save(frequencies, folder / f"{part}_classes.png")
+        save(frequencies, folder / f"{part}_classes.png")
 
         # The most frequent classes, in the order of the dataset.
         frequent = np.sort(np.argsort(-counts, kind="stable")[:MAX_CO_OCCURRENCE])
@@ -222,7 +223,7 @@ def write_charts(folder: Path, data: DataModule, labels: dict[str, Labels]) -> N
             [names[index] for index in frequent],
             f"{part}: share of the row's images that show the column's class too",
         )
-        charts.save(pairs, folder / f"{part}_pairs.png")
+        save(pairs, folder / f"{part}_pairs.png")
 
 
 def augmented_samples(split: Split) -> tuple[list[np.ndarray], list[str]]:

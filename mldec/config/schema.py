@@ -4,6 +4,7 @@ The four parts (data, backbone, head, loss) are plain dictionaries here. Their s
 signature of the class or function that `_target_` names, and `build.check` checks them against it.
 """
 
+import re
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -43,7 +44,10 @@ HARMLESS |= {
     "train.save_every_minutes",
     "train.keep_last",
 }
+# What is logged: no number of the run depends on it.
+HARMLESS |= {"log.images", "log.classes", "log.wandb", "log.trackio", "log.project"}
 
+MAX_SHOWN = 100  # images, or classes with a curve of their own, that an evaluation shows
 MAX_SEED = 2**63 - 1  # torch and NumPy both accept seeds up to here
 
 
@@ -384,6 +388,38 @@ class Schedule:
 
 
 @dataclass(kw_only=True)
+class Log:
+    """What an evaluation shows in TensorBoard beside its metrics, and who else gets the numbers."""
+
+    # Validation images that are shown with labels and predictions, always the same ones; 0: none.
+    images: int = 8
+    # Classes with a precision-recall curve and an AP of their own: those with the most positives
+    # among the validation images. The curves over all classes are drawn in any case.
+    classes: int = 10
+    wandb: bool = False  # send numbers, images and histograms to Weights & Biases too
+    trackio: bool = False  # likewise to trackio
+    project: str | None = None  # of both; null: mldec
+
+    def __post_init__(self) -> None:
+        for name in ("images", "classes"):
+            value = getattr(self, name)
+            _require(0 <= value <= MAX_SHOWN, f"log.{name}", value, f"from 0 to {MAX_SHOWN}")
+
+        if self.project is None:
+            return
+        if not (self.wandb or self.trackio):
+            raise ConfigError(
+                "log.project has no effect without log.wandb=true or log.trackio=true: leave it out"
+            )
+        # It becomes the name of a file and a part of an address.
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", self.project, re.ASCII):
+            raise ConfigError(
+                f"log.project '{self.project}' cannot be the name of a project: "
+                f"use letters, digits and _ . - only, at most 100"
+            )
+
+
+@dataclass(kw_only=True)
 class Config:
     """All settings of a run, except the folder that it writes to."""
 
@@ -402,6 +438,7 @@ class Config:
     mix: Mix = field(default_factory=Mix)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
+    log: Log = field(default_factory=Log)
 
     def on(self, processes: int) -> "Config":
         """Return the config for a number of processes; see `Train.on`."""

@@ -1,12 +1,13 @@
-"""The output of a run: console, train.log, metrics.jsonl and TensorBoard; on the main rank only."""
+"""The output of a run: console, train.log, metrics.jsonl, TensorBoard and trackers.
+
+All of it on the main rank only.
+"""
 
 import json
 import logging
 import math
-import os
-import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,9 @@ from mldec.errors import writing
 from mldec.files import torch_files
 from mldec.runtime import distributed
 from mldec.runtime.console import on_terminal
+from mldec.training.details import Details
+from mldec.training.event_file import EventFile
+from mldec.training.trackers import Tracker
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
@@ -43,6 +47,7 @@ class RunLog:
         self._jsonl = directory / "metrics.jsonl"
         self._events: EventFile | None = None
         self._handler: logging.Handler | None = None
+        self.trackers: Sequence[Tracker] = ()
         self.lines = distributed.on_main(partial(self._open, directory, step, lines))
 
     def _open(self, directory: Path, step: int, lines: int) -> int:
@@ -66,7 +71,7 @@ class RunLog:
             raise
 
     def scalars(self, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Write the numbers of one step as a line of metrics.jsonl, and to TensorBoard.
+        """Write the numbers of one step as a line of metrics.jsonl, to TensorBoard and trackers.
 
         Args:
             step: number of finished optimiser steps.
@@ -91,6 +96,24 @@ class RunLog:
             with self._jsonl.open("a") as file:
                 file.write(json.dumps(line) + "\n")
         self._events.add(step, values)
+        for tracker in self.trackers:
+            tracker.scalars(
+                step, {key: value for key, value in finite.items() if value is not None}
+            )
+
+    def details(self, step: int, details: Details | None) -> None:
+        """Show what an evaluation has beside its metrics, in TensorBoard and trackers.
+
+        Args:
+            step: number of finished optimiser steps.
+            details: on the main process, None on the others.
+        """
+        if self._events is None or details is None:
+            return
+
+        self._events.add_details(step, details)
+        for tracker in self.trackers:
+            tracker.details(step, details)
 
     def progress(
         self, items: Iterable[T], *, total: int, done: int, description: str
@@ -134,7 +157,9 @@ class RunLog:
             log.info(f"{position} {text}")
 
     def close(self) -> None:
-        """Stop copying the messages of this process to train.log."""
+        """End the records of the trackers, and stop copying messages to train.log."""
+        for tracker in self.trackers:
+            tracker.close()
         if self._handler is not None:
             log.removeHandler(self._handler)
             self._handler.close()
@@ -157,52 +182,6 @@ class TextFile(logging.Handler):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(self.format(record) + "\n")
-
-
-class EventFile:
-    """Write scalars for TensorBoard, in the thread that calls.
-
-    torch's SummaryWriter has a thread of its own: on a full disk that thread prints a traceback and
-    ends, and the training loop learns of it late or never.
-
-    Args:
-        folder: of the event files; each start of a run adds one.
-        purge_step: TensorBoard drops what earlier files hold for this step and later ones.
-
-    Raises:
-        DataError: if the file cannot be written; likewise from `add`.
-    """
-
-    def __init__(self, folder: Path, *, purge_step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # slow to import
-
-        # The name that torch's SummaryWriter would give the file.
-        started = f"{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}"
-        self.path = folder / f"events.out.tfevents.{started}.0"
-
-        # The first event names the format, the second one purges.
-        session = SessionLog(status=SessionLog.START)
-        self._write(
-            Event(wall_time=time.time(), file_version="brain.Event:2"),
-            Event(wall_time=time.time(), step=purge_step, session_log=session),
-        )
-
-    def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the numbers of one step."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        scalars = [Summary.Value(tag=key, simple_value=value) for key, value in values.items()]
-        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
-
-    def _write(self, *events: Any) -> None:
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        with writing(self.path, of_run=True):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                for event in events:
-                    RecordWriter(file).write(event.SerializeToString())
 
 
 class Meter:

@@ -26,6 +26,7 @@ from mldec.runtime import distributed, out_of_memory, provenance
 from mldec.runtime.devices import Precision
 from mldec.runtime.signals import NothingCame, StopRequest
 from mldec.training.checkpoint_files import CheckpointFiles
+from mldec.training.details import Observer
 from mldec.training.runlog import Meter, RunLog, clock
 from mldec.training.same_run import check_same_run
 from mldec.training.step import Learner, Outcome
@@ -310,11 +311,13 @@ class Trainer:
             The metrics "val/..." of the moving average, or before its start and without one of the
             raw weights; with a moving average also "val_raw/...".
         """
+        observer = Observer(self.data, self.config)
         results = evaluate_weights(
             self.learner,
             self.data,
             self.config,
             device=self.device,
+            observe=observer,
             progress=lambda weights: partial(
                 self._watched, runlog.evaluation(f"evaluate {weights}")
             ),
@@ -330,6 +333,7 @@ class Trainer:
         for raw in others:
             values |= {f"val_raw/{name}": value for name, value in raw.metrics.items()}
         self._scalars(runlog, self.epoch + 1, values)
+        runlog.details(self.learner.step, observer.details(main))
 
         scores = ", ".join(
             f"{weights} {result.metrics[metric]:.2f}" for weights, result in results.items()

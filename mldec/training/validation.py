@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mldec.checkpoint import Best
 from mldec.config.schema import Config
 from mldec.data.base import DataModule
+from mldec.data.loader import Batch
 from mldec.evaluation import Results, evaluate
 from mldec.runtime import distributed
 from mldec.training.step import Learner
@@ -22,6 +23,7 @@ def evaluate_weights(
     *,
     device: torch.device,
     progress: Callable[[str], Any],
+    observe: Callable[[Batch, Tensor], None] | None = None,
 ) -> dict[str, Results]:
     """Evaluate the moving average, if it has begun, and the raw weights.
 
@@ -31,6 +33,7 @@ def evaluate_weights(
         config: for the batch size, workers and precision.
         device: of the model.
         progress: takes "ema" or "raw", and returns what wraps the batches; see `evaluate`.
+        observe: also called with the batches and logits of the first weights; see `evaluate`.
 
     Returns:
         The results of "ema", if the moving average has begun, and then of "raw".
@@ -40,11 +43,18 @@ def evaluate_weights(
         models["ema"] = learner.average
     models["raw"] = learner.model
 
-    results = {}
+    results: dict[str, Results] = {}
     for weights, model in models.items():
         # Batch-norm statistics differ between processes; a checkpoint holds the main one's.
         distributed.copy_buffers(model)
-        results[weights] = evaluate(model, data, config, device=device, progress=progress(weights))
+        results[weights] = evaluate(
+            model,
+            data,
+            config,
+            device=device,
+            progress=progress(weights),
+            observe=None if results else observe,
+        )
     return results
 
 

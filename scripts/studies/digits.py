@@ -27,9 +27,10 @@ from verdicts import Claim, judge, verdict_line
 
 from mldec import build, checkpoint
 from mldec.benchmark import environment
-from mldec.check_data.charts import Panel, Point, require_matplotlib, save, scatter_plots
+from mldec.check_data.charts import Panel, Point, scatter_plots
 from mldec.config.compose import compose
 from mldec.errors import ConfigError, one_line
+from mldec.figures import require_matplotlib, save
 from mldec.runtime.cost import count_parameters, multiply_accumulates
 from mldec.training.runlog import RunLog
 from mldec.training.trainer import Trainer

@@ -37,13 +37,14 @@ from verdicts import Claim, judge, verdict_line
 
 from mldec import build
 from mldec.benchmark import environment
-from mldec.check_data.charts import Panel, Point, require_matplotlib, save, scatter_plots
+from mldec.check_data.charts import Panel, Point, scatter_plots
 from mldec.config.compose import compose
 from mldec.config.schema import Config
 from mldec.data.base import DataModule
 from mldec.data.split_labels import training_labels
 from mldec.errors import one_line
 from mldec.evaluation import evaluate
+from mldec.figures import require_matplotlib, save
 from mldec.model import Classifier, TokenClassifier
 from mldec.runtime.cost import count_parameters, multiply_accumulates
 from mldec.runtime.signals import StopRequest

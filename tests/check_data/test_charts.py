@@ -1,6 +1,5 @@
 """The charts: what is on the axes of a figure, and the size of the file that is written."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,12 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from mldec.check_data import charts
-from mldec.errors import ConfigError
+from mldec.figures import NAME_LENGTH, save
 
 
 def written(figure: Figure, path: Path) -> np.ndarray:
     """Write a figure and return the pixels of the file: uint8 [H, W, 3]."""
-    charts.save(figure, path)
+    save(figure, path)
     with Image.open(path) as image:
         assert image.format == "PNG"
         return np.asarray(image.convert("RGB"))
@@ -149,12 +148,5 @@ def test_a_name_is_shown_as_it_is(name: str, tmp_path: Path) -> None:
     if "$" in name:
         assert label.get_text() == name
         assert not label.get_parse_math()
-    assert len(label.get_text()) <= charts.NAME_LENGTH
+    assert len(label.get_text()) <= NAME_LENGTH
     assert label.get_text().isprintable()
-
-
-def test_matplotlib_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    charts.require_matplotlib("--out")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"--out: .*pip install .mldec\[plot\]"):
-        charts.require_matplotlib("--out")

@@ -10,8 +10,10 @@ from mldec.config.compose import compose
 from mldec.config.schema import (
     HARMLESS,
     MAX_SEED,
+    MAX_SHOWN,
     MAX_WORKERS,
     Config,
+    Log,
     Mix,
     MixLabels,
     Optim,
@@ -49,6 +51,8 @@ PARTS: dict[str, Any] = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
         (Mix, "smoothing", [0.0, 0.99], [-0.1, 1.0]),
         (Optim, "lr", [1e-9], [0.0]),
         (Optim, "weight_decay", [0.0], [-1e-9]),
+        (Log, "images", [0, MAX_SHOWN], [-1, MAX_SHOWN + 1]),
+        (Log, "classes", [0, MAX_SHOWN], [-1, MAX_SHOWN + 1]),
         (Schedule, "pct_start", [0.01, 0.99, None], [0.0, 1.0]),
     ],
 )
@@ -207,3 +211,21 @@ def test_the_last_epoch_is_the_planned_one_or_the_one_to_stop_after() -> None:
     assert Train(epochs=80).last_epoch == 80
     assert Train(epochs=80, stop_epoch=41).last_epoch == 41
     assert Train(epochs=80, stop_epoch=80).last_epoch == 80
+
+
+@pytest.mark.parametrize("project", ["", "a/b", "..", "a b", "-x", "x" * 101, "caf\u00e9"])
+def test_a_project_of_trackers_is_the_name_of_a_file(project: str) -> None:
+    with pytest.raises(ConfigError, match=r"log\.project .* cannot be the name of a project"):
+        Log(wandb=True, project=project)
+
+
+def test_a_project_needs_a_tracker() -> None:
+    for settings in ({"wandb": True}, {"trackio": True}):
+        assert Log(**settings, project="Scenes_2.0-b").project == "Scenes_2.0-b"
+    with pytest.raises(ConfigError, match=r"log\.project has no effect without log\.wandb=true"):
+        Log(project="scenes")
+
+
+def test_what_is_logged_may_change_at_a_resume() -> None:
+    logged = {f"log.{field.name}" for field in dataclasses.fields(Log)}
+    assert logged <= HARMLESS

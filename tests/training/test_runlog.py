@@ -8,7 +8,7 @@ import pytest
 
 from mldec.errors import DataError
 from mldec.runtime.console import to_console
-from mldec.training import runlog
+from mldec.training import event_file, runlog
 from mldec.training.runlog import RunLog
 
 
@@ -131,9 +131,9 @@ def write_something(log: RunLog) -> None:
 def fill(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make one of the files of a run one on a full disk."""
     if name == "tensorboard":
-        monkeypatch.setattr(runlog.socket, "gethostname", lambda: "host")
-        monkeypatch.setattr(runlog.time, "time", lambda: 7.0)
-        monkeypatch.setattr(runlog.os, "getpid", lambda: 1)
+        monkeypatch.setattr(event_file.socket, "gethostname", lambda: "host")
+        monkeypatch.setattr(event_file.time, "time", lambda: 7.0)
+        monkeypatch.setattr(event_file.os, "getpid", lambda: 1)
         (folder / name).mkdir()
         (folder / name / "events.out.tfevents.0000000007.host.1.0").symlink_to("/dev/full")
     else:

@@ -56,8 +56,14 @@ def test_the_moving_average_comes_first_and_both_are_evaluated_alike(
     monkeypatch.setattr(validation.distributed, "copy_buffers", copied.append)
     config, device = compose(["+experiment=digits"]), torch.device("cpu")
     data: Any = object()
+    observe: Any = object()
     found = evaluate_weights(
-        learner, data, config, device=device, progress=lambda weights: f"bar of {weights}"
+        learner,
+        data,
+        config,
+        device=device,
+        progress=lambda weights: f"bar of {weights}",
+        observe=observe,
     )
 
     names = ["ema", "raw"] if averaged else ["raw"]
@@ -66,4 +72,5 @@ def test_the_moving_average_comes_first_and_both_are_evaluated_alike(
     for name, (_, given, settings, named) in zip(names, calls, strict=True):
         assert given is data
         assert settings is config
-        assert named == {"device": device, "progress": f"bar of {name}"}
+        seen_by = observe if name == names[0] else None
+        assert named == {"device": device, "progress": f"bar of {name}", "observe": seen_by}

@@ -1,19 +1,19 @@
-"""The table of runs on a real run, and on unfinished, resumed or damaged copies of it."""
+"""Runs are read from a real run, and on unfinished, resumed or damaged copies of it."""
 
 import csv
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from support import cpu_seconds, one_line
+from support import one_line
 
-from mldec import checkpoint, summary
-from mldec.errors import CheckpointError, DataError
+from mldec import checkpoint
+from mldec.errors import DataError
 from mldec.files.torch_files import read_torch
+from mldec.summary.runs import gather
 
 PLUGINS = ["patches"]
 Cli = Callable[..., tuple[int, str, str]]
@@ -40,7 +40,7 @@ def rewrite(path: Path, **changed: object) -> None:
 
 
 def test_a_finished_run(outputs: Path) -> None:
-    (run,) = summary.gather(outputs, PLUGINS)
+    (run,) = gather(outputs, PLUGINS)
     state = read_torch(outputs / "a" / "checkpoints" / "best.pt")
     assert (run.run, run.name, run.state, run.epochs, run.image_size) == (
         "a",
@@ -76,7 +76,7 @@ def test_an_unfinished_run_is_marked(outputs: Path) -> None:
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     first = next(number for number, line in enumerate(lines) if '"val/' in line)
     (folder / "metrics.jsonl").write_text("".join(lines[: first + 1]))
-    states = {run.run: (run.epochs, run.state) for run in summary.gather(outputs, PLUGINS)}
+    states = {run.run: (run.epochs, run.state) for run in gather(outputs, PLUGINS)}
     assert states == {"a": ("2/2", "finished"), "b": ("1/2", "unfinished")}
 
 
@@ -86,7 +86,7 @@ def test_a_run_before_its_first_evaluation_comes_last(outputs: Path) -> None:
     (folder / "metrics.jsonl").unlink()
     best = {"metric": None, "value": -float("inf"), "weights": "raw", "epoch": 0}
     rewrite(folder / "checkpoints" / "last.pt", epoch=0, step=0, best=best)
-    one, other = summary.gather(outputs, PLUGINS)
+    one, other = gather(outputs, PLUGINS)
     assert (one.run, other.run) == ("a", "0")
     assert (other.metric, other.value, other.epochs, other.state) == (
         None,
@@ -101,26 +101,7 @@ def test_runs_are_sorted_by_metric_and_the_best_comes_first(outputs: Path) -> No
     for name, metric, value in (("b", "mAP", 99.0), ("c", "mAP", 1.0), ("d", "top1", 50.0)):
         best = {"metric": metric, "value": value, "weights": "raw", "epoch": 2}
         rewrite(copy(outputs, name) / "checkpoints" / "best.pt", best=best)
-    assert [run.run for run in summary.gather(outputs, PLUGINS)] == ["b", "a", "c", "d"]
-
-
-def test_the_time_of_a_resumed_run_counts_every_process(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    times = [(5.0, 1), (3600.0, 1), (2.0, 2), (70.0, 2)]
-    path.write_text(
-        "".join(json.dumps({"time": time, "epoch": e, "val/mAP": 1.0}) + "\n" for time, e in times)
-    )
-    done = summary.progress(path)
-    assert (done.epoch, done.seconds) == (2, 3670.0)
-
-
-@pytest.mark.parametrize(
-    "line", ["{", "[]", "7", '{"time": "x", "epoch": 1}', "[" * 100_000, '{"epoch": 1}']
-)
-def test_a_log_that_no_run_writes_is_refused(tmp_path: Path, line: str) -> None:
-    (tmp_path / "metrics.jsonl").write_text(line + "\n")
-    with pytest.raises(CheckpointError, match="is not what a run writes"):
-        summary.progress(tmp_path / "metrics.jsonl")
+    assert [run.run for run in gather(outputs, PLUGINS)] == ["b", "a", "c", "d"]
 
 
 def test_what_cannot_be_read_is_named_in_a_line_and_the_rest_is_shown(
@@ -150,9 +131,9 @@ def test_what_cannot_be_read_is_named_in_a_line_and_the_rest_is_shown(
 
 
 def test_a_run_of_an_older_version_gives_the_same_row(outputs: Path) -> None:
-    (run,) = summary.gather(outputs, PLUGINS)
+    (run,) = gather(outputs, PLUGINS)
     (outputs / "a" / "run.json").unlink()
-    (older,) = summary.gather(outputs, PLUGINS)
+    (older,) = gather(outputs, PLUGINS)
     assert older == run
 
 
@@ -160,26 +141,13 @@ def test_a_run_that_goes_on_from_another_folder_keeps_the_best_value_before(outp
     facts = json.loads((outputs / "a" / "run.json").read_text())
     before = {"metric": "mAP", "value": 99.5, "weights": "ema", "epoch": 1}
     (outputs / "a" / "run.json").write_text(json.dumps({**facts, "best": before, "start_epoch": 1}))
-    (run,) = summary.gather(outputs)
+    (run,) = gather(outputs)
     assert (run.value, run.weights) == (99.5, "ema")
-
-
-def test_two_runs_take_no_torch_and_little_time(outputs: Path) -> None:
-    copy(outputs, "b")
-    script = "import sys, mldec.summary as s; s.main(); sys.exit('torch' in sys.modules)"
-    assert cpu_seconds([sys.executable, "-c", script, str(outputs)]) < 3
 
 
 def test_nothing_there(cli: Cli, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no run"):
-        summary.gather(tmp_path)
+        gather(tmp_path)
     status, _, err = cli("summary", tmp_path / "nowhere")
     assert status == 1
     one_line(err, "holds no run")
-
-
-def test_control_characters_do_not_reach_the_terminal() -> None:
-    run = summary.Run(
-        "a\x1b[2J", "x", "mAP", 1.0, "raw", 1.0, 1.0, 64, "1/1", "finished", "0:00:01", "-"
-    )
-    assert "\x1b" not in summary.table([run])

@@ -1,29 +1,28 @@
-"""Print a table of runs: `python -m mldec.summary outputs/ [--csv FILE]`.
+"""Read the runs in a folder.
 
-A run is a folder with checkpoints/best.pt, or last.pt before its first evaluation. The table comes
-from run.json and metrics.jsonl, which are quick to read. A run of an older version has no run.json:
-its checkpoint is read instead. A run that cannot be read is left out with a line that explains why.
+A run is a folder with checkpoints/best.pt, or last.pt before its first evaluation. What is known of
+it comes from run.json and metrics.jsonl, which are quick to read. A run of an older version has no
+run.json: its checkpoint is read instead. A run that cannot be read is left out with a line that
+explains why.
 """
 
-import argparse
-import csv
-import io
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mldec.cli import command, run_command
-from mldec.errors import CheckpointError, DataError, printable, say
-from mldec.files.results import check_targets, write_result
+from mldec.errors import CheckpointError, DataError, printable
 from mldec.files.run_folder import find_checkpoint, read_facts
+from mldec.summary.progress import Progress, read_progress
+
+# Marks a field that is no column of the table.
+NO_COLUMN = {"column": False}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A row of the table."""
+    """A run: a row of the table, and its progress."""
 
     run: str  # its folder, relative to the folder of the table
     name: str
@@ -37,16 +36,7 @@ class Run:
     state: str  # finished or unfinished
     time: str  # hours:minutes:seconds of training, the sum over interruptions
     commit: str  # of the code, shortened
-
-
-@dataclass
-class Progress:
-    """How far a run is, according to its metrics.jsonl."""
-
-    epoch: int = 0  # the last one with an evaluation
-    seconds: float = 0.0  # of training, the sum over interruptions
-    # Metric, value and weights; empty before the first evaluation.
-    best: dict[str, Any] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress, metadata=NO_COLUMN)
 
 
 def read(folder: Path, name: str, plugins: Sequence[str] = ()) -> Run:
@@ -61,7 +51,7 @@ def read(folder: Path, name: str, plugins: Sequence[str] = ()) -> Run:
         CheckpointError: if there is no checkpoint, or it cannot be used.
     """
     path = find_checkpoint(folder)
-    done = progress(folder / "metrics.jsonl")
+    done = read_progress(folder / "metrics.jsonl")
 
     facts = read_facts(folder)
     if facts is None:
@@ -80,6 +70,7 @@ def read(folder: Path, name: str, plugins: Sequence[str] = ()) -> Run:
         gmacs=None if macs is None else macs / 1e9,
         image_size=facts.image_size,
         commit=_short(facts.commit),
+        progress=done,
         **_state(
             max(done.epoch, facts.start_epoch), facts.epochs, done.seconds, ended=bool(facts.ended)
         ),
@@ -115,6 +106,7 @@ def _from_checkpoint(path: Path, name: str, done: Progress, plugins: Sequence[st
         gmacs=gmacs,
         image_size=size,
         commit=_short(saved.git),
+        progress=done,
         **_state(max(done.epoch, saved.epoch), config.train.epochs, done.seconds),
     )
 
@@ -134,64 +126,6 @@ def _state(epoch: int, epochs: int, seconds: float, *, ended: bool = False) -> d
         "state": "finished" if ended or epoch >= epochs else "unfinished",
         "time": f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}",
     }
-
-
-def progress(path: Path) -> Progress:
-    """Read metrics.jsonl; a run without the file has no progress.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        CheckpointError: if a line is not one that a run writes.
-    """
-    done, previous_time = Progress(), 0.0
-    try:
-        lines = path.read_text().splitlines() if path.exists() else []
-        for line in map(json.loads, lines):
-            # Each process counts from its own start, so a resumed run begins at 0 again.
-            time = line["time"]
-            is_resumed = time < previous_time
-            done.seconds += time if is_resumed else time - previous_time
-            previous_time = time
-
-            if any(key.startswith("val/") for key in line):
-                done.epoch = int(line["epoch"])
-                done.best = _better(done.best, line)
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
-        raise CheckpointError(
-            f"{path} is not what a run writes: {error or 'a line of it'}"
-        ) from error
-    return done
-
-
-def _better(best: dict[str, Any], line: dict[str, Any]) -> dict[str, Any]:
-    """Return the best result after one more evaluation, by the first metric.
-
-    The rule is that of `mldec.training.validation.update_best`.
-
-    Args:
-        best: metric, value and weights; empty before the first evaluation.
-        line: of metrics.jsonl, with keys val/... and, with a moving average, val_raw/...
-    """
-    metric = next(key for key in line if key.startswith("val/")).removeprefix("val/")
-    has_average = f"val_raw/{metric}" in line
-    scores = {"ema" if has_average else "raw": line[f"val/{metric}"]}
-    if has_average:
-        scores["raw"] = line[f"val_raw/{metric}"]
-
-    for weights, value in scores.items():
-        if value is not None and float(value) > best.get("value", -math.inf):
-            best = {"metric": metric, "value": float(value), "weights": weights}
-    return best
 
 
 def gather(root: Path, plugins: Sequence[str] = ()) -> list[Run]:
@@ -227,67 +161,7 @@ def gather(root: Path, plugins: Sequence[str] = ()) -> list[Run]:
     )
 
 
-def table(runs: Sequence[Run]) -> str:
-    """Return the runs as lines of text with aligned columns."""
-    rows = [[column.name for column in fields(Run)]]
-    rows += [[printable(_cell(value)) for value in astuple(run)] for run in runs]
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def to_csv(runs: Sequence[Run]) -> str:
-    """Return the content of `--csv`: a heading, and one row per run."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow([column.name for column in fields(Run)])
-    writer.writerows([["" if value is None else value for value in astuple(run)] for run in runs])
-    return text.getvalue()
-
-
-def _cell(value: Any) -> str:
-    """Return a value as text: two decimals for numbers, - for None."""
-    if value is None:
-        return "-"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
 def _short(commit: Any) -> str:
     """Shorten a commit to ten characters; the mark of a changed checkout is kept."""
     name, plus, mark = str(commit or "-").partition("+")
     return name[:10] + plus + mark[:5]
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    arguments = command(
-        "summary", "Print a table of the runs in a folder, the best one of each metric first."
-    )
-    arguments.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
-    arguments.add_argument("--csv", metavar="FILE", help="write the table there too")
-    arguments.add_argument(
-        "--plugin", action="append", default=[], help="a package of yours that may hold parts"
-    )
-    return arguments
-
-
-def run(args: argparse.Namespace) -> None:
-    """Print the table, and write it if asked to."""
-    check_targets(args.csv)
-    runs = gather(Path(args.folder), args.plugin)
-    say(*table(runs).splitlines())
-    if args.csv:
-        write_result(args.csv, to_csv(runs))
-
-
-def main() -> None:
-    """Run the command."""
-    run_command(parser().parse_args, run)
-
-
-if __name__ == "__main__":
-    main()

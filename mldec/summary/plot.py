@@ -1,0 +1,198 @@
+"""Draw the learning curves of runs, and what each result has cost."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mldec.errors import DataError
+from mldec.figures import SMALL, new_figure, set_title, shorten
+from mldec.summary.runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Colours of Okabe and Ito, which colour-blind people tell apart. The line styles and markers do not
+# repeat in step with them: the first 56 runs differ in more than the colour.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+LINES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+LABEL_HEIGHT = 0.15  # inches per run beside the curves
+MARKED = 8  # evaluations of a curve that have a marker, about
+BELOW = 10.0  # percent that are shown below the last values at least
+MIN_HEIGHT = 3.6  # inches of a panel
+WIDTH = 13  # inches of the sheet
+NEAR = 0.03  # of a panel: points that are nearer than this share their numbers
+
+
+class Cost(NamedTuple):
+    """What can be on the horizontal axis of the second panel."""
+
+    label: str
+    of: Callable[[Run], float | None]  # None if it is unknown
+
+
+COSTS = {
+    "hours": Cost("training time (hours)", lambda run: run.progress.seconds / 3600),
+    "gmacs": Cost("multiply-accumulates per image (billions)", lambda run: run.gmacs),
+}
+
+
+class Curve(NamedTuple):
+    """What is drawn of a run."""
+
+    name: str
+    evaluations: list[tuple[int, float]]  # epoch and value, at least one
+    best: float
+    cost: float | None
+
+
+def draw(runs: Sequence[Run], *, cost: str) -> "tuple[Figure, list[str]]":
+    """Draw two panels for each metric: the curves of its runs, and their best values and costs.
+
+    At each evaluation the curve shows the better one of the moving average and the raw weights, as
+    the table does. Runs of different metrics cannot be compared, so they do not share a panel.
+
+    Args:
+        runs: in the order of the table.
+        cost: a key of `COSTS`.
+
+    Returns:
+        The figure, and a line for each run that is not in it, or in one panel only.
+
+    Raises:
+        DataError: if no run has an evaluation.
+    """
+    by_metric: dict[str, list[Curve]] = {}
+    messages = []
+    for run in runs:
+        done = run.progress.evaluations
+        evaluations = [(one.epoch, one.value) for one in done if math.isfinite(one.value)]
+        if run.metric is None or run.value is None or not evaluations:
+            messages.append(f"left out of the plot: {run.run} has no evaluation in metrics.jsonl")
+            continue
+        curve = Curve(run.run, evaluations, run.value, COSTS[cost].of(run))
+        by_metric.setdefault(run.metric, []).append(curve)
+    if not by_metric:
+        raise DataError("--plot: no run has an evaluation in its metrics.jsonl: nothing to draw")
+
+    heights = [max(MIN_HEIGHT, LABEL_HEIGHT * len(curves) + 1) for curves in by_metric.values()]
+    figure = new_figure(width=WIDTH, height=sum(heights))
+    grid = figure.subplots(
+        len(by_metric), 2, squeeze=False, height_ratios=heights, width_ratios=(3, 2)
+    )
+    for (metric, curves), (left, right) in zip(by_metric.items(), grid, strict=True):
+        _draw_curves(left, metric, curves)
+        messages += _draw_costs(right, metric, curves, COSTS[cost].label)
+    return figure, messages
+
+
+def style(number: int) -> dict[str, Any]:
+    """Return colour, line style and marker of a run by its number, from 0."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+        "marker": MARKERS[number % len(MARKERS)],
+    }
+
+
+def _draw_curves(axes: "Axes", metric: str, curves: Sequence[Curve]) -> None:
+    """Draw a metric over the epochs, and beside it the names of the runs, the best one first."""
+    from matplotlib.ticker import MaxNLocator
+
+    ends: list[tuple[float, float, int]] = []
+    for number, curve in enumerate(curves):
+        epochs, values = zip(*curve.evaluations, strict=True)
+        axes.plot(
+            epochs,
+            values,
+            label=f"{number + 1} {shorten(curve.name)} {curve.best:.2f}",
+            linewidth=1.2,
+            markersize=4,
+            markevery=max(1, len(epochs) // MARKED),
+            **style(number),
+        )
+        ends.append((epochs[-1], values[-1], number + 1))
+
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(f"{metric} (percent)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    set_title(axes, f"{metric} after each evaluation")
+    axes.set_ylim(bottom=_bottom(axes.get_ylim()[0], [value for _, value, _ in ends]))
+    _write_numbers(axes, ends)
+
+    legend = axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.02, 1),
+        borderaxespad=0,
+        fontsize=SMALL,
+        handlelength=4,
+        frameon=False,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _bottom(lowest: float, last: Sequence[float]) -> float:
+    """Return the lower end of the axis of the curves.
+
+    The first epochs may lie far below what the runs differ in at their ends. Of that, the panel
+    shows twice the range of the last values, or `BELOW` if that is more.
+
+    Args:
+        lowest: the lower end that shows everything.
+        last: values of the curves.
+    """
+    return max(lowest, min(last) - max(BELOW, 2 * (max(last) - min(last))))
+
+
+def _draw_costs(axes: "Axes", metric: str, curves: Sequence[Curve], cost_label: str) -> list[str]:
+    """Draw the best values over a cost; return a line for each run whose cost is unknown."""
+    messages: list[str] = []
+    points: list[tuple[float, float, int]] = []
+    for number, curve in enumerate(curves):
+        if curve.cost is None:
+            messages.append(f"left out of the second panel: {curve.name}, {cost_label} is unknown")
+            continue
+        marker = style(number) | {"linestyle": "none"}
+        axes.plot([curve.cost], [curve.best], markersize=6, **marker)
+        points.append((curve.cost, curve.best, number + 1))
+
+    axes.set_xlabel(cost_label)
+    axes.set_ylabel(f"best {metric} (percent)")
+    axes.margins(0.08)
+    axes.grid(alpha=0.3)
+    set_title(axes, f"best {metric} against its cost")
+    _write_numbers(axes, points)
+    return messages
+
+
+def _write_numbers(axes: "Axes", points: Sequence[tuple[float, float, int]]) -> None:
+    """Write the numbers of runs beside their points: x, y and number."""
+    left, right = axes.get_xlim()
+    bottom, top = axes.get_ylim()
+    near = NEAR * (right - left), NEAR * (top - bottom)
+    for x, y, numbers in share_numbers(points, near):
+        axes.annotate(numbers, (x, y), xytext=(5, 3), textcoords="offset points", fontsize=SMALL)
+
+
+def share_numbers(
+    points: Sequence[tuple[float, float, int]], near: tuple[float, float]
+) -> list[tuple[float, float, str]]:
+    """Return position and text of the numbers of points; points that nearly coincide share one.
+
+    Args:
+        points: x, y and number.
+        near: distances in x and y that are too small for two numbers.
+    """
+    labels: list[tuple[float, float, str]] = []
+    for x, y, number in points:
+        for index, (other_x, other_y, numbers) in enumerate(labels):
+            if abs(x - other_x) < near[0] and abs(y - other_y) < near[1]:
+                labels[index] = (other_x, other_y, f"{numbers}, {number}")
+                break
+        else:
+            labels.append((x, y, str(number)))
+    return labels
