@@ -8,7 +8,6 @@ its checkpoint is read instead. A run that cannot be read is left out with a lin
 import argparse
 import csv
 import io
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, fields
@@ -18,7 +17,7 @@ from typing import Any
 from mldec.cli import command, run_command
 from mldec.errors import CheckpointError, DataError, printable, say
 from mldec.files.results import check_targets, write_result
-from mldec.files.run_folder import find_checkpoint, read_facts
+from mldec.files.run_folder import LOG_FILE, find_checkpoint, read_facts, read_log
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def read(folder: Path, name: str, plugins: Sequence[str] = ()) -> Run:
         CheckpointError: if there is no checkpoint, or it cannot be used.
     """
     path = find_checkpoint(folder)
-    done = progress(folder / "metrics.jsonl")
+    done = progress(folder / LOG_FILE)
 
     facts = read_facts(folder)
     if facts is None:
@@ -128,12 +127,17 @@ def _state(epoch: int, epochs: int, seconds: float, *, ended: bool = False) -> d
         seconds: of training.
         ended: the run has ended, before its planned epochs or with them.
     """
-    whole = int(seconds)
     return {
         "epochs": f"{epoch}/{epochs}",
         "state": "finished" if ended or epoch >= epochs else "unfinished",
-        "time": f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}",
+        "time": clock(seconds),
     }
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as hours:minutes:seconds, rounded down."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 def progress(path: Path) -> Progress:
@@ -145,10 +149,10 @@ def progress(path: Path) -> Progress:
     Raises:
         CheckpointError: if a line is not one that a run writes.
     """
+    lines = read_log(path)
     done, previous_time = Progress(), 0.0
     try:
-        lines = path.read_text().splitlines() if path.exists() else []
-        for line in map(json.loads, lines):
+        for line in lines:
             # Each process counts from its own start, so a resumed run begins at 0 again.
             time = line["time"]
             is_resumed = time < previous_time
@@ -158,18 +162,8 @@ def progress(path: Path) -> Progress:
             if any(key.startswith("val/") for key in line):
                 done.epoch = int(line["epoch"])
                 done.best = _better(done.best, line)
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
-        raise CheckpointError(
-            f"{path} is not what a run writes: {error or 'a line of it'}"
-        ) from error
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise CheckpointError(f"{path} is not what a run writes: {error}") from error
     return done
 
 

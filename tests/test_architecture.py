@@ -22,7 +22,7 @@ LAYERS = [
     ("mldec.checkpoint",),
     ("mldec.evaluation", "mldec.prediction", "mldec.summary", "mldec.calibration"),
     ("mldec.training", "mldec.evaluate", "mldec.predict", "mldec.calibrate", "mldec.check_data"),
-    ("mldec.train", "mldec.benchmark"),
+    ("mldec.train", "mldec.benchmark", "mldec.report"),
 ]
 PARTS = ("mldec.heads", "mldec.backbones", "mldec.losses", "mldec.evaluators", "mldec.data")
 
@@ -131,6 +131,7 @@ def test_files_hold_one_idea() -> None:
 TESTED_ELSEWHERE: dict[str, str] = {
     "mldec.benchmark.__main__": "test_main.py",
     "mldec.check_data.__main__": "test_main.py",
+    "mldec.report.__main__": "test_main.py",
 }
 
 
