@@ -19,7 +19,7 @@ LAYERS = [
     ("mldec.config", "mldec.losses", "mldec.evaluators"),
     ("mldec.cli", "mldec.data"),
     ("mldec.build", "mldec.__main__"),
-    ("mldec.checkpoint",),
+    ("mldec.checkpoint", "mldec.explain"),
     ("mldec.evaluation", "mldec.prediction", "mldec.summary", "mldec.calibration"),
     ("mldec.training", "mldec.evaluate", "mldec.predict", "mldec.calibrate", "mldec.check_data"),
     ("mldec.train", "mldec.benchmark", "mldec.report"),
