@@ -39,7 +39,8 @@ def draw(images: int, classes: int) -> np.ndarray:
     affordable = min(MOST_WORK // max(1, images * classes), MOST_WEIGHTS // max(1, images))
     steps = max(1, min(affordable, MOST_RESAMPLES) // STEP)
     rng = np.random.default_rng(SEED)
-    return rng.standard_exponential((steps, images, STEP), np.float32)
+    weights = rng.standard_exponential((steps, images, STEP), np.float32)
+    return np.maximum(weights, np.finfo(np.float32).tiny, out=weights)
 
 
 def count(weights: np.ndarray) -> int:

@@ -258,10 +258,13 @@ def _of_zero_shot(
         every_label = np.where(left_out, -1, answers.labels).astype(np.int8)
         views["gzsl"] = replace(answers, labels=every_label)
 
-    of_views = {"gzsl": precision}
-    for kind in views.keys() - {"gzsl"}:
-        view = views[kind]
-        of_views[kind] = precision_of_classes(view.logits, view.labels, weights)["none"]
+    of_views = {}
+    for kind, view in views.items():
+        if view is answers:
+            of_views[kind] = precision
+        else:
+            of_views[kind] = precision_of_classes(view.logits, view.labels, weights)["none"]
+
     at_threshold = {kind: _by_threshold(view, weights) for kind, view in views.items()}
     at_top_k = {
         (kind, k): _by_top_k(view, weights, k) for kind, view in views.items() for k in TOP_K
@@ -269,7 +272,7 @@ def _of_zero_shot(
 
     def compute(number: int) -> dict[str, float]:
         return evaluator.metrics(
-            _tensor(precision[number]),
+            _tensor(of_views["gzsl"][number]),
             {kind: _tensor(values[number]) for kind, values in of_views.items()},
             {key: counts.of(number) for key, counts in at_top_k.items()},
             {kind: counts.of(number) for kind, counts in at_threshold.items()},
