@@ -132,6 +132,7 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "mldec.benchmark.__main__": "test_main.py",
     "mldec.check_data.__main__": "test_main.py",
     "mldec.report.__main__": "test_main.py",
+    "mldec.report.content": "report/test_page.py",
 }
 
 

@@ -111,7 +111,7 @@ def p_value(gaps: np.ndarray) -> float:
     return float(min(1, 2 * (1 + rarer) / (1 + len(gaps))))
 
 
-def tested(first: Numbers, second: Numbers) -> tuple[float, str]:
+def significance(first: Numbers, second: Numbers) -> tuple[float, str]:
     """Return the p-value of the difference of the main metric, and how it was computed."""
     main = next(iter(first.metrics))
     if main not in first.resampled.metrics:

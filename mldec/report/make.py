@@ -211,7 +211,7 @@ def compare(
                 )
             )
 
-    p_value, test = comparison.tested(own, numbers)
+    p_value, test = comparison.significance(own, numbers)
     return Comparison(
         other=other.path,
         metrics=comparison.differences(own, numbers),

@@ -52,7 +52,7 @@ def of_run(checkpoint: Path) -> tuple[list[tuple[str, str]], list[Curve], list[s
     try:
         lines = read_log(folder / LOG_FILE)
         if lines:
-            summary.append(("training time", clock(progress(folder / LOG_FILE).seconds)))
+            summary.append(("Training time", clock(progress(folder / LOG_FILE).seconds)))
         curves = learning_curves(lines)
         if not curves:
             notes.append(f"There is no {LOG_FILE} beside the checkpoint: no learning curves.")
@@ -68,9 +68,9 @@ def _cost(facts: RunFacts) -> list[tuple[str, str]]:
         macs = f"{facts.multiply_accumulates / 1e9:,.3f} billion per image"
     versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
     return [
-        ("trainable parameters", f"{facts.parameters:,}"),
-        ("multiply-accumulates", f"{macs} at {facts.image_size} pixels"),
-        ("trained by", f"{facts.command} ({versions}; commit {facts.commit or 'not known'})"),
+        ("Trainable parameters", f"{facts.parameters:,}"),
+        ("Multiply-accumulates", f"{macs} at {facts.image_size} pixels"),
+        ("Trained by", f"{facts.command} ({versions}; commit {facts.commit or 'not known'})"),
     ]
 
 

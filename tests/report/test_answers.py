@@ -15,7 +15,7 @@ LABELS = (LOGITS > 0.3).astype(np.int8)
 def test_several_labels_are_decided_by_the_threshold_of_each_class() -> None:
     lowest = torch.tensor([-1.0, 0.0, 1.0, 2.0], dtype=torch.float64)
     answers = Answers(logits=LOGITS, labels=LABELS, exclusive=False, lowest=lowest)
-    every = LOGITS > lowest.numpy()
+    every = lowest.numpy() < LOGITS
     assert np.array_equal(answers.decided(slice(1, 3), LOGITS[:, 1:3].T), every[:, 1:3].T)
     chosen = np.array([3, 0])
     assert np.array_equal(answers.decided(chosen, LOGITS[:, chosen].T.copy()), every[:, chosen].T)

@@ -124,9 +124,7 @@ def test_the_table_of_classes_has_the_values_of_the_evaluator(kind: str) -> None
         normalise(answers.logits)
 
     weights = draw(IMAGES, CLASSES)[:1]
-    numbers = Numbers(
-        values, precision_of(answers), resample(used, answers, targets, weights)
-    )
+    numbers = Numbers(values, precision_of(answers), resample(used, answers, targets, weights))
     counted = histograms(answers, bin_edges(CLASSES, answers.thresholds()))
     names = tuple(map(str, range(CLASSES)))
     table = class_table(names, answers, counted, numbers)
