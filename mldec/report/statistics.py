@@ -1,6 +1,6 @@
 """The metrics of the data's evaluator, resampled, and the table of classes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -80,7 +80,7 @@ def resample(
         targets: as the evaluator takes them, int8 [N, K].
         weights: of R resamples, see `mldec.report.resampling.draw`.
     """
-    interpolations = ("none",)
+    interpolations: Sequence[str] = ("none",)
     if isinstance(evaluator, MultiLabelEvaluator | SizesEvaluator):
         interpolations = INTERPOLATIONS
     precision = precision_of_classes(answers.logits, answers.labels, weights, interpolations)
