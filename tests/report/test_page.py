@@ -1,5 +1,6 @@
 """The page of a report, looked at in a browser: what it shows, and what cannot happen in it."""
 
+import base64
 import io
 import json
 import re
@@ -329,7 +330,8 @@ def outcome(k: int, threshold: float) -> list[float]:
     right, wrong = (predicted & positive).sum(), (predicted & ~positive).sum()
     missed = (~predicted & positive).sum()
     f1 = 200 * right / (2 * right + wrong + missed)
-    shares = [100 * right / predicted.sum(), 100 * right / positive.sum(), f1]
+    precision = 100 * right / predicted.sum() if predicted.any() else np.nan
+    shares = [precision, 100 * right / positive.sum(), f1]
     return [*shares, predicted.sum(), right, wrong, missed]
 
 
@@ -440,7 +442,7 @@ def test_the_slider_moves_numbers_and_marks(shown: Shown) -> None:
     page.one("#to-best").click()
     best = float(page.cells("#threshold-table")[2][1])
     assert best == pytest.approx(max(outcome(k, edge)[2] for edge in EDGES[:-1]), abs=0.0501)
-    page.one("#to-report").click()
+    page.one("#to-reference").click()
     assert int(slider.get_property("value")) == start
 
 
@@ -449,6 +451,7 @@ def test_a_class_without_threshold_and_image_has_numbers_that_say_so(shown: Show
     page.choose(5)
     assert "knows no threshold" in page.one("#threshold-text").text
     assert page.one("#threshold-value").text == "0.500"
+    assert page.one("#reference").text == "0.5"
     assert [row[1] for row in page.cells("#threshold-table")[:3]] == ["0.0", UNDEFINED, "0.0"]
     assert page.texts("#right") == ["No such image in this report."]
     assert "no image to draw" in page.one("#precision-recall").text
@@ -620,6 +623,10 @@ def test_numbers_reach_the_script_and_pictures_are_embedded_once() -> None:
     assert len(data["pictures"]) == 12
     assert text.count(data["pictures"][3]["jpeg"]) == 1
     assert text.index("mAP") < text.index("CF1") < text.index("OF1")
+
+    with Image.open(io.BytesIO(base64.b64decode(data["examples"][0]["heat"]))) as image:
+        opacity = np.asarray(image.getchannel("A"))
+    assert np.abs(opacity - 0.8 * heat(0)).max() <= 1
 
 
 def test_9605_classes_fit_into_a_small_file() -> None:
