@@ -8,6 +8,7 @@ const ROWS_PER_PAGE = 100;
 const CALIBRATION_GROUPS = 10;
 const SCORE_GROUPS = 50;
 const MOST_DIFFERENCES = 40; // classes in the chart of differences; the rest is in the table
+const FIRST_PICTURES = 18; // of a gallery, before its button is pressed
 const NAME_LENGTH = 24; // characters of a class name beside an axis
 const COUNTS = ["positives", "negatives", "images"]; // columns that are no percentages
 
@@ -713,9 +714,17 @@ function pictureItem({ image, class_index: index, heat }, ...lines) {
     element("p", { className: "small" }, capitalized(labels)));
 }
 
+/** Show pictures in a list; a button at the end of a long one shows the rest. */
 function fillGallery(id, items) {
-  const none = element("li", { className: "none" }, "No such image in this report.");
-  byId(id).replaceChildren(...(items.length ? items : [none]));
+  const wide = (...children) => element("li", { className: "wide" }, ...children);
+  if (!items.length) return byId(id).replaceChildren(wide("No such image in this report."));
+
+  byId(id).replaceChildren(...items.slice(0, FIRST_PICTURES));
+  if (items.length > FIRST_PICTURES) {
+    const button = element("button", { type: "button" }, `Show all ${asCount(items.length)} images`);
+    button.addEventListener("click", () => byId(id).replaceChildren(...items));
+    byId(id).append(wide(button));
+  }
 }
 
 function showExamples(kind) {

@@ -150,7 +150,7 @@ def content() -> Content:
         heat_method="Attention of the class's query, averaged over heads.",
         pictures=pictures,
         examples=examples,
-        suspects=[Suspect(k, k + 2, k % 2 == 0, 0.03 + 0.9 * (k % 2)) for k in range(4)],
+        suspects=[Suspect(k % 5, k % 12, k % 2 == 0, 0.03 + 0.9 * (k % 2)) for k in range(20)],
         unreadable=[f"photos/{HOSTILE}.png: the file is cut off"],
         notes=["Heat maps are of a sample of 60 images."],
     )
@@ -162,7 +162,10 @@ def compared() -> Content:
         content(),
         comparison=Comparison(
             other=f"runs/{HOSTILE}.pt",
-            metrics={"mAP": (one, other, Interval(2.2, 0.4, 4.1))},
+            metrics={
+                "mAP": (one, other, Interval(2.2, 0.4, 4.1)),
+                "CF1": (Interval(70, 69, 71), Interval(70, 69, 71), Interval(0, -1.25, 1.25)),
+            },
             p_value=0.012,
             test="Paired bootstrap with 1,000 samples of the images.",
             per_class=[Interval(4.0 - 1.5 * k, 2.0 - 1.5 * k, 6.0 - 1.5 * k) for k in range(5)]
@@ -481,6 +484,7 @@ def test_a_comparison_names_differences_and_images(shown: Shown) -> None:
     assert "p = 0.0120 for the difference of the main metric. Paired bootstrap" in text
     assert "Only A decides 1,234 pairs of image and class correctly, only B 17." in text
     assert "mAP 81.20 79.00 +2.20 0.40 to 4.10" in text
+    assert "CF1 70.00 70.00 +0.00 \N{MINUS SIGN}1.25 to 1.25" in text
     assert [len(page.all(f"#{side} img")) for side in ("fixed", "broken")] == [2, 1]
 
     marks = page.script("return document.getElementById('differences-chart').data[0].x")
@@ -494,6 +498,16 @@ def test_the_heat_maps_can_be_switched_off(shown: Shown) -> None:
     page.one(".show-heat").click()
     assert not page.one("#right .heat").is_displayed()
     page.one(".show-heat").click()
+
+
+def test_a_long_list_of_pictures_is_shown_on_demand(shown: Shown) -> None:
+    page = shown.report("compared")
+    assert len(page.all("#suspect-list img")) == 18
+    page.one("#suspect-list button").click()
+    assert len(page.all("#suspect-list img")) == 20
+    assert page.one("#suspect-list li").text.startswith(
+        "circle\nlabelled present\nprobability 0.030"
+    )
 
 
 def test_names_from_outside_are_text(shown: Shown) -> None:
