@@ -8,6 +8,7 @@ const ROWS_PER_PAGE = 100;
 const CALIBRATION_GROUPS = 10;
 const SCORE_GROUPS = 50;
 const MOST_DIFFERENCES = 40; // classes in the chart of differences; the rest is in the table
+const FIRST_PICTURES = 18; // of a gallery, before its button is pressed
 const NAME_LENGTH = 24; // characters of a class name beside an axis
 const COUNTS = ["positives", "negatives", "images"]; // columns that are no percentages
 
@@ -54,7 +55,9 @@ function asScore(value) {
   return value > 0 && value < 0.01 ? value.toPrecision(2) : value.toFixed(3);
 }
 
+/** Return the text of a number with its sign, or without one if it is rounded to zero. */
 function signed(text, value) {
+  if (/^-?[0.]+$/.test(text)) return text.replace("-", "");
   return value > 0 ? `+${text}` : text.replace("-", "−");
 }
 
@@ -218,7 +221,7 @@ function drawDifferences() {
   if (!shown.length) return byId("differences-chart").remove();
   return drawIntervals(
     byId("differences-chart"), "Difference of the average precision per class", shown,
-    "AP of A − AP of B (percentage points)",
+    "difference of AP (points)",
   );
 }
 
@@ -401,6 +404,11 @@ function reportThreshold() {
   return columns.threshold?.[chosen.index] ?? null;
 }
 
+/** Return what the slider is compared with: a class without threshold is decided at 0.5. */
+function referenceName() {
+  return reportThreshold() === null ? "0.5" : "report";
+}
+
 /** Return the number of the edge that is nearest to a score; the last edge is none to stop at. */
 function nearestEdge(score) {
   let nearest = 0;
@@ -488,7 +496,7 @@ function drawPrecisionRecall() {
     if (!data.exclusive) {
       const mark = { type: "scatter", mode: "markers", hovertemplate: "%{x:.1f} %, %{y:.1f} %" };
       traces.push(
-        { ...mark, ...markAt(chosen.reportEdge), name: "report",
+        { ...mark, ...markAt(chosen.reportEdge), name: referenceName(),
           marker: { symbol: "circle-open", size: 13, color: "#000000", line: { width: 2 } } },
         { ...mark, ...markAt(chosen.edge), name: "slider",
           marker: { symbol: "diamond", size: 11, color: VERMILLION } },
@@ -634,6 +642,9 @@ function prepareSlider() {
     text += isRounded ? `; the nearest step of the slider is ${asScore(step)}, which the numbers belong to.` : ".";
   }
   byId("threshold-text").textContent = text;
+  byId("reference").textContent = capitalized(referenceName());
+  byId("to-reference").textContent =
+    threshold === null ? "Back to 0.5" : "Back to the report's threshold";
   byId("threshold").max = String(numBins - 1);
   byId("threshold").value = String(chosen.edge);
   showThreshold();
@@ -678,7 +689,7 @@ function bestEdge() {
 
 function listenToSlider() {
   byId("threshold").addEventListener("input", (event) => moveThreshold(Number(event.target.value)));
-  byId("to-report").addEventListener("click", () => moveThreshold(chosen.reportEdge));
+  byId("to-reference").addEventListener("click", () => moveThreshold(chosen.reportEdge));
   byId("to-best").addEventListener("click", () => moveThreshold(bestEdge()));
 }
 
@@ -703,9 +714,17 @@ function pictureItem({ image, class_index: index, heat }, ...lines) {
     element("p", { className: "small" }, capitalized(labels)));
 }
 
+/** Show pictures in a list; a button at the end of a long one shows the rest. */
 function fillGallery(id, items) {
-  const none = element("li", { className: "none" }, "No such image in this report.");
-  byId(id).replaceChildren(...(items.length ? items : [none]));
+  const wide = (...children) => element("li", { className: "wide" }, ...children);
+  if (!items.length) return byId(id).replaceChildren(wide("No such image in this report."));
+
+  byId(id).replaceChildren(...items.slice(0, FIRST_PICTURES));
+  if (items.length > FIRST_PICTURES) {
+    const button = element("button", { type: "button" }, `Show all ${asCount(items.length)} images`);
+    button.addEventListener("click", () => byId(id).replaceChildren(...items));
+    byId(id).append(wide(button));
+  }
 }
 
 function showExamples(kind) {

@@ -24,6 +24,7 @@ from plotly.offline import get_plotlyjs
 
 from mldec.errors import visible
 from mldec.report.content import Content, Histograms
+from mldec.report.meanings import is_count, meaning
 
 DIGITS = 9  # significant ones of a number on the page: counts up to 10^9 are exact
 HEAT_COLOUR = (230, 159, 0)  # orange of Okabe and Ito, which no colour-blind person takes for grey
@@ -40,7 +41,7 @@ def page(content: Content) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["number"] = _number
-    environment.tests["count"] = _is_count
+    environment.filters["meaning"] = meaning
     environment.policies["json.dumps_kwargs"] = {}  # which would sort columns and metrics by name
     template = environment.from_string(_read("page.html.j2"))
 
@@ -102,7 +103,7 @@ def _data(content: Content) -> dict[str, Any]:
             "metrics": {
                 name: asdict(interval)
                 for name, interval in content.metrics.items()
-                if not _is_count(name)
+                if not is_count(name)
             },
             "coOccurrence": _co_occurrence(content),
             "pictures": [asdict(picture) for picture in content.pictures],
@@ -181,11 +182,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _is_count(name: str) -> bool:
-    """Tell whether a metric is a number of classes or images, not a percentage."""
-    return name.startswith(("classes", "images"))
-
-
 def _number(value: float | None, name: str, sign: str = "") -> str:
     """Return a metric as text: a count without decimals, a percentage with two.
 
@@ -196,4 +192,5 @@ def _number(value: float | None, name: str, sign: str = "") -> str:
     """
     if value is None:
         return "\N{EN DASH}"
-    return f"{value:{sign},.0f}" if _is_count(name) else f"{value:{sign}.2f}"
+    text = f"{value:{sign}z,.0f}" if is_count(name) else f"{value:{sign}z.2f}"
+    return text.replace("-", "\N{MINUS SIGN}")

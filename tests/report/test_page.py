@@ -1,5 +1,6 @@
 """The page of a report, looked at in a browser: what it shows, and what cannot happen in it."""
 
+import base64
 import io
 import json
 import re
@@ -149,7 +150,7 @@ def content() -> Content:
         heat_method="Attention of the class's query, averaged over heads.",
         pictures=pictures,
         examples=examples,
-        suspects=[Suspect(k, k + 2, k % 2 == 0, 0.03 + 0.9 * (k % 2)) for k in range(4)],
+        suspects=[Suspect(k % 5, k % 12, k % 2 == 0, 0.03 + 0.9 * (k % 2)) for k in range(20)],
         unreadable=[f"photos/{HOSTILE}.png: the file is cut off"],
         notes=["Heat maps are of a sample of 60 images."],
     )
@@ -161,7 +162,10 @@ def compared() -> Content:
         content(),
         comparison=Comparison(
             other=f"runs/{HOSTILE}.pt",
-            metrics={"mAP": (one, other, Interval(2.2, 0.4, 4.1))},
+            metrics={
+                "mAP": (one, other, Interval(2.2, 0.4, 4.1)),
+                "CF1": (Interval(70, 69, 71), Interval(70, 69, 71), Interval(0, -1.25, 1.25)),
+            },
             p_value=0.012,
             test="Paired bootstrap with 1,000 samples of the images.",
             per_class=[Interval(4.0 - 1.5 * k, 2.0 - 1.5 * k, 6.0 - 1.5 * k) for k in range(5)]
@@ -329,7 +333,8 @@ def outcome(k: int, threshold: float) -> list[float]:
     right, wrong = (predicted & positive).sum(), (predicted & ~positive).sum()
     missed = (~predicted & positive).sum()
     f1 = 200 * right / (2 * right + wrong + missed)
-    shares = [100 * right / predicted.sum(), 100 * right / positive.sum(), f1]
+    precision = 100 * right / predicted.sum() if predicted.any() else np.nan
+    shares = [precision, 100 * right / positive.sum(), f1]
     return [*shares, predicted.sum(), right, wrong, missed]
 
 
@@ -440,7 +445,7 @@ def test_the_slider_moves_numbers_and_marks(shown: Shown) -> None:
     page.one("#to-best").click()
     best = float(page.cells("#threshold-table")[2][1])
     assert best == pytest.approx(max(outcome(k, edge)[2] for edge in EDGES[:-1]), abs=0.0501)
-    page.one("#to-report").click()
+    page.one("#to-reference").click()
     assert int(slider.get_property("value")) == start
 
 
@@ -449,6 +454,7 @@ def test_a_class_without_threshold_and_image_has_numbers_that_say_so(shown: Show
     page.choose(5)
     assert "knows no threshold" in page.one("#threshold-text").text
     assert page.one("#threshold-value").text == "0.500"
+    assert page.one("#reference").text == "0.5"
     assert [row[1] for row in page.cells("#threshold-table")[:3]] == ["0.0", UNDEFINED, "0.0"]
     assert page.texts("#right") == ["No such image in this report."]
     assert "no image to draw" in page.one("#precision-recall").text
@@ -478,6 +484,7 @@ def test_a_comparison_names_differences_and_images(shown: Shown) -> None:
     assert "p = 0.0120 for the difference of the main metric. Paired bootstrap" in text
     assert "Only A decides 1,234 pairs of image and class correctly, only B 17." in text
     assert "mAP 81.20 79.00 +2.20 0.40 to 4.10" in text
+    assert "CF1 70.00 70.00 +0.00 \N{MINUS SIGN}1.25 to 1.25" in text
     assert [len(page.all(f"#{side} img")) for side in ("fixed", "broken")] == [2, 1]
 
     marks = page.script("return document.getElementById('differences-chart').data[0].x")
@@ -491,6 +498,16 @@ def test_the_heat_maps_can_be_switched_off(shown: Shown) -> None:
     page.one(".show-heat").click()
     assert not page.one("#right .heat").is_displayed()
     page.one(".show-heat").click()
+
+
+def test_a_long_list_of_pictures_is_shown_on_demand(shown: Shown) -> None:
+    page = shown.report("compared")
+    assert len(page.all("#suspect-list img")) == 18
+    page.one("#suspect-list button").click()
+    assert len(page.all("#suspect-list img")) == 20
+    assert page.one("#suspect-list li").text.startswith(
+        "circle\nlabelled present\nprobability 0.030"
+    )
 
 
 def test_names_from_outside_are_text(shown: Shown) -> None:
@@ -620,6 +637,10 @@ def test_numbers_reach_the_script_and_pictures_are_embedded_once() -> None:
     assert len(data["pictures"]) == 12
     assert text.count(data["pictures"][3]["jpeg"]) == 1
     assert text.index("mAP") < text.index("CF1") < text.index("OF1")
+
+    with Image.open(io.BytesIO(base64.b64decode(data["examples"][0]["heat"]))) as image:
+        opacity = np.asarray(image.getchannel("A"))
+    assert np.abs(opacity - 0.8 * heat(0)).max() <= 1
 
 
 def test_9605_classes_fit_into_a_small_file() -> None:
