@@ -68,6 +68,7 @@ def attention(
     return [own[list(wanted)] for own, wanted in zip(weights, classes, strict=True)]
 
 
+@torch.no_grad()
 def through_attention(
     model: Classifier,
     tokens: Tensor,
@@ -96,9 +97,7 @@ def through_attention(
             stack.callback(hook.remove)
         logits, _ = _differentiable(model, tokens, queries)
 
-    with torch.no_grad():
-        weights = [layer.weights(*calls[layer][0][:2]) for layer in layers]
-
+    weights = [layer.weights(*calls[layer][0][:2]) for layer in layers]
     attended = [calls[layer][1] for layer in layers]
     relevance: list[list[Tensor]] = [[] for _ in classes]
     for images, gradients in _gradients(model, logits, attended, classes):
@@ -112,6 +111,7 @@ def through_attention(
     return [_stacked(rows, tokens) for rows in relevance]
 
 
+@torch.no_grad()
 def times_tokens(
     model: Classifier,
     tokens: Tensor,
@@ -139,7 +139,7 @@ def times_tokens(
 
     relevance: list[list[Tensor]] = [[] for _ in classes]
     for images, [gradient] in _gradients(model, logits, [inputs], classes):
-        products = tokens.shape[1] * (gradient * inputs.detach()).float().sum(-1)
+        products = tokens.shape[1] * (gradient * inputs).float().sum(-1)
         for image in images:
             relevance[image].append(products[image])
     return [_stacked(rows, tokens) for rows in relevance]
@@ -180,8 +180,9 @@ def _gradients(
 
     for rank in range(max(map(len, classes), default=0)):
         images = [image for image, wanted in enumerate(classes) if rank < len(wanted)]
-        chosen = logits[images, [classes[image][rank] for image in images]]
-        yield images, torch.autograd.grad(chosen.sum(), inputs, retain_graph=True)
+        chosen = torch.zeros_like(logits)
+        chosen[images, [classes[image][rank] for image in images]] = 1
+        yield images, torch.autograd.grad(logits, inputs, chosen, retain_graph=True)
 
 
 def _stacked(rows: list[Tensor], tokens: Tensor) -> Tensor:

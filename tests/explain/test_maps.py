@@ -81,7 +81,8 @@ def test_negative_evidence_is_no_heat() -> None:
 
 def test_images_without_classes_have_no_maps() -> None:
     explainer = Explainer(model(), SIZE)
-    for classes in ([[], []], [[1], []]):
+    choices: list[list[list[int]]] = [[[], []], [[1], []]]
+    for classes in choices:
         both = explainer.maps(torch.stack([spot(0, 0), spot(8, 8)]), classes)
         assert [len(heat) for heat in both] == [len(wanted) for wanted in classes]
 

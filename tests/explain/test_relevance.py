@@ -1,6 +1,5 @@
 """Relevance of tokens, against independent forms: plain attention, pooling, autograd."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -50,7 +49,7 @@ def test_with_one_query_per_class_the_relevance_is_its_attention() -> None:
         torch.testing.assert_close(result[0].sum(1), torch.ones(2))
 
 
-def plain_groups(head: MLDecoder, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
+def plain_groups(head: Any, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
     """An ML-Decoder written out, whose attention weights [B, heads, G, N] are in the graph."""
     memory = F.relu(head.embed(tokens))
     x, all_weights = head.queries.expand(len(tokens), -1, -1), []
@@ -167,8 +166,8 @@ def test_an_image_does_not_depend_on_its_batch(head: str) -> None:
     given = groups(3) if head == "groups" else model(GAP(IN, CLASSES))
     _, function = relevance.choose(given, tokens(1), None)
     together = function(given, tokens(), WANTED, None)
-    wanted: Sequence[Sequence[int]]
     for image, wanted in enumerate(WANTED):
         [alone] = function(given, tokens()[image : image + 1], [wanted], None)
         torch.testing.assert_close(alone, together[image])
+        assert not alone.requires_grad
     assert all(parameter.grad is None for parameter in given.parameters())
