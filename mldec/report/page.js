@@ -753,7 +753,7 @@ function showChanged() {
     image,
     [element("b", {}, names[image.class_index])],
     ...(data.exclusive ? [] : [[labelText(image)]]),
-    [`score A ${asScore(image.score)}, B ${asScore(image.other_score)}`],
+    [`score A\u00a0${asScore(image.score)}, B\u00a0${asScore(image.other_score)}`],
   );
   fillGallery("fixed", data.changed.filter((image) => image.fixed).map(item));
   fillGallery("broken", data.changed.filter((image) => !image.fixed).map(item));
