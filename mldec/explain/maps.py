@@ -74,12 +74,13 @@ class Explainer:
             tokens = self.model.backbone(images)
 
         relevance = self._relevance(self.model, tokens, classes, self.queries)
+        return [self.place(per_class) for per_class in relevance]
+
+    def place(self, relevance: Tensor) -> Tensor:
+        """Draw the relevance of tokens [C, N] where they look: a map per row, see `maps`."""
         across, down = self._placing
-        maps = []
-        for per_class in relevance:
-            grid = per_class.float().relu().unflatten(1, (self._side, self._side))
-            maps.append((down @ grid @ across.T).cpu())
-        return maps
+        grid = relevance.float().relu().unflatten(1, (self._side, self._side))
+        return (down @ grid @ across.T).cpu()
 
 
 def _side(num_tokens: int) -> int:
