@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
+from tqdm import tqdm
 
 from mldec.evaluators.multi_label import Counts
+from mldec.runtime.console import on_terminal
 
 SEED = 0
 STEP = 100  # resamples that are computed together
@@ -143,7 +145,7 @@ def blocks(logits: np.ndarray, labels: np.ndarray) -> Iterator[Block]:
 def each_block(
     logits: np.ndarray, labels: np.ndarray, work: Callable[[slice, np.ndarray, np.ndarray], None]
 ) -> None:
-    """Do some work for each block of classes, in as many threads as torch has.
+    """Do some work for each block of classes, in as many threads as torch has, and show a bar.
 
     Threads help: numpy and scipy sort and add without the interpreter's lock.
 
@@ -158,8 +160,11 @@ def each_block(
         for _, scores, targets in blocks(logits[:, columns], labels[:, columns]):
             work(slice(first, first + len(scores)), scores, targets)
 
+    starts = range(0, logits.shape[1], COLUMNS)
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        for _ in threads.map(of_columns, range(0, logits.shape[1], COLUMNS)):
+        done = threads.map(of_columns, starts)
+        hidden = not on_terminal()
+        for _ in tqdm(done, "classes", len(starts), leave=False, disable=hidden):
             pass
 
 
