@@ -9,6 +9,7 @@ COMMANDS = {
     "train": "train a model: +experiment=digits, or data, backbone, head and loss of your choice",
     "evaluate": "compute the metrics of a checkpoint on the validation images",
     "calibrate": "fit a threshold per class, and store it in a copy of a checkpoint",
+    "report": "write a page of metrics with intervals, curves, images and suspected labels",
     "predict": "name what images show",
     "summary": "print a table of the runs in a folder, and plot them",
     "check_data": "count and check the images and labels of a dataset, or find its wrong labels",

@@ -371,10 +371,7 @@ def run(args: argparse.Namespace) -> None:
         data = build.data(parts)
         warn_of_size(data, loaded, args)
         thresholds = chosen_thresholds(data, loaded, args)
-        model: nn.Module = loaded.model
-        if loaded.calibration is not None:
-            model = Calibrated(model, loaded.calibration)
-        model = scoring(model, loaded.classes, data.val.classes, args.checkpoint)
+        model = scorer(loaded, data, args.checkpoint)
 
         is_hidden = not (on_terminal() and distributed.is_main())
         bar = partial(tqdm, desc="evaluate", leave=False, disable=is_hidden)
@@ -393,6 +390,23 @@ def run(args: argparse.Namespace) -> None:
 
         if distributed.is_main():
             tell(results, loaded.weights, args, data.val.classes.names)
+
+
+def scorer(loaded: Loaded, data: DataModule, path: str) -> nn.Module:
+    """Return a checkpoint's model with calibrated logits, in the order of the data's classes.
+
+    Args:
+        loaded: the checkpoint.
+        data: whose validation images are scored.
+        path: of the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: if checkpoint and data have other classes.
+    """
+    model: nn.Module = loaded.model
+    if loaded.calibration is not None:
+        model = Calibrated(model, loaded.calibration)
+    return scoring(model, loaded.classes, data.val.classes, path)
 
 
 def size_setting(args: argparse.Namespace) -> list[str]:

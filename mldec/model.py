@@ -19,7 +19,7 @@ class Classifier(nn.Module):
         self.head = head
 
         # Only decoder heads have attention weights to return; GAP has none.
-        self._gives_attention = "attention" in inspect.signature(head.forward).parameters
+        self.gives_attention = "attention" in inspect.signature(head.forward).parameters
 
     def forward(
         self, images: Tensor, queries: Tensor | None = None, *, attention: bool = False
@@ -40,7 +40,7 @@ class Classifier(nn.Module):
             raise ValueError(
                 f"images have the shape {list(images.shape)}: give a batch [B, 3, H, W]"
             )
-        if attention and not self._gives_attention:
+        if attention and not self.gives_attention:
             raise ValueError(
                 f"attention=True: a {type(self.head).__name__} head has no attention; leave it out"
             )

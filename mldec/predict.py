@@ -9,6 +9,9 @@ entries at the end, also after Ctrl-C or SIGTERM. An entry is
 In a path that is not UTF-8 the invalid bytes are written as backslash escapes, and the entry also
 has `image_bytes`: all bytes of the path in hexadecimal, for `bytes.fromhex`.
 
+`--pictures` draws each image beside a heat map per class that it prints: where the model looked.
+The entry then has `picture`, the path of that JPEG file.
+
 A zero-shot checkpoint scores other classes too: `--classes "zebra,umbrella" --vectors glove.txt`.
 """
 
@@ -49,6 +52,17 @@ def parser() -> argparse.ArgumentParser:
         "--json",
         metavar="FILE",
         help="write a JSON list of the same rows at the end, also after Ctrl-C; or -",
+    )
+
+    arguments.add_argument(
+        "--pictures",
+        metavar="FOLDER",
+        help="draw each image and a heat map per class, in a JPEG file of this folder",
+    )
+    arguments.add_argument(
+        "--font",
+        metavar="FILE",
+        help="TrueType font of --pictures, for names of classes in other letters than English",
     )
 
     arguments.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")

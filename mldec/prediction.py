@@ -16,7 +16,7 @@ from mldec.calibration.stored import stored_thresholds
 from mldec.checkpoint import Loaded, check_queries, load_model
 from mldec.cli import chosen_model
 from mldec.data.base import Classes
-from mldec.data.images import FORMATS, load_image
+from mldec.data.images import FORMATS, load_image, read_image
 from mldec.data.zero_shot.vectors import read_vectors
 from mldec.errors import (
     CheckpointError,
@@ -28,7 +28,15 @@ from mldec.errors import (
     say,
     visible,
 )
-from mldec.files.results import STANDARD_OUTPUT, JsonLines, JsonList, check_targets
+from mldec.explain import Explainer
+from mldec.explain.pictures import Finding, Typeface, draw, file_name, save
+from mldec.files.results import (
+    STANDARD_OUTPUT,
+    JsonLines,
+    JsonList,
+    check_folder,
+    check_targets,
+)
 from mldec.runtime import distributed, out_of_memory
 from mldec.runtime.signals import StopRequest, listening
 
@@ -213,12 +221,14 @@ def with_classes(loaded: Loaded, names: str, vectors: str) -> Loaded:
     return replace(loaded, classes=classes)
 
 
-def _check_classes(args: argparse.Namespace) -> None:
-    """Raise a `ConfigError` if the options that choose or name classes do not fit each other."""
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise a `ConfigError` if options do not fit each other."""
     if (args.classes is None) != (args.vectors is None):
         raise ConfigError(
             "--classes and --vectors need each other: names, and a file with their word vectors"
         )
+    if args.font is not None and args.pictures is None:
+        raise ConfigError("--font has no effect without --pictures: leave it out")
     if args.classes is not None and args.class_names is not None:
         raise ConfigError(
             "--classes and --class-names exclude each other: other classes, or other names for "
@@ -240,8 +250,12 @@ def run(args: argparse.Namespace) -> int:
         UserError: for a wrong option, or a checkpoint or file that cannot be used.
     """
     # Everything that can be refused at once comes before the first image.
-    _check_classes(args)
+    _check_options(args)
     check_targets(args.json, args.jsonl)
+    typeface = None
+    if args.pictures is not None:
+        check_folder("--pictures", args.pictures)
+        typeface = Typeface(args.font)
     paths = find_images(args.images)
     device = distributed.pick_device(args.device)
     loaded = load_model(**chosen_model(args), device=device)
@@ -254,6 +268,9 @@ def run(args: argparse.Namespace) -> int:
         )
 
     stored = stored_thresholds(loaded) if args.threshold is None else None
+    pictures = None
+    if typeface is not None:
+        pictures = Pictures(loaded, Path(args.pictures), typeface, device)
 
     status = answered = 0
     with ExitStack() as stack:
@@ -283,6 +300,8 @@ def run(args: argparse.Namespace) -> int:
                     stored=stored,
                 )
                 answer = {**named(path), "predictions": predictions}
+                if pictures is not None:
+                    answer["picture"] = str(pictures.add(path, predictions))
                 # Standard output is for a person or for JSON, not for both.
                 if STANDARD_OUTPUT not in (args.json, args.jsonl):
                     say(_line(path, predictions))
@@ -301,6 +320,69 @@ def run(args: argparse.Namespace) -> int:
             f"--threshold, or calibrate it with python -m mldec.calibrate"
         )
     return status
+
+
+class Pictures:
+    """Draw images and where the model looked, a file per image.
+
+    Args:
+        loaded: from `checkpoint.load_model`.
+        folder: of the files; it is made with the first one.
+        typeface: of the texts.
+        device: of the model.
+
+    Raises:
+        ConfigError: if no heat maps can be made of this model.
+    """
+
+    def __init__(
+        self, loaded: Loaded, folder: Path, typeface: Typeface, device: torch.device
+    ) -> None:
+        self._loaded = loaded
+        self._folder = folder
+        self._typeface = typeface
+        self._device = device
+        size = loaded.transform.image_size
+        self._advice = (
+            f"out of memory on {device}: a heat map of one image of {size} pixels; "
+            f"leave --pictures out"
+        )
+        with out_of_memory.explained(lambda: self._advice):
+            self._explainer = Explainer(loaded.model, size, loaded.classes.queries)
+
+    def add(self, path: Path, predictions: Sequence[dict[str, Any]]) -> Path:
+        """Write the picture of an image.
+
+        Args:
+            path: of the image.
+            predictions: its classes, see `best`.
+
+        Returns:
+            The path of the picture.
+
+        Raises:
+            DataError: if the image can no longer be read, or the picture not be written.
+            OutOfMemoryError: if the heat maps need too much memory.
+        """
+        image = read_image(path)
+        transform, names = self._loaded.transform, self._loaded.classes.names
+        classes = [names.index(item["name"]) for item in predictions]
+        with out_of_memory.explained(lambda: self._advice):
+            model_input = transform(image)[None].to(self._device)
+            [heat] = self._explainer.maps(model_input, [classes])
+
+        # The maps cover what the model saw. Where it squeezed the image into a square, drawing
+        # them over the image in its own proportions undoes that.
+        seen = image.crop([round(edge) for edge in transform.visible_part(image.size)])
+        findings = [
+            Finding(item["name"], item["score"], class_heat.numpy())
+            for item, class_heat in zip(predictions, heat, strict=True)
+        ]
+        sheet = draw(seen, path.name, findings, self._explainer.method, self._typeface)
+
+        target = self._folder / file_name(path)
+        save(sheet, target)
+        return target
 
 
 def _line(path: Path, predictions: list[dict[str, Any]]) -> str:

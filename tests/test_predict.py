@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import patches
 import pytest
 import torch
@@ -76,6 +77,51 @@ def test_lines_on_standard_output_are_alone_there(
     )
 
 
+def test_pictures_of_what_is_named(cli: Cli, best: Path, photos: Path, tmp_path: Path) -> None:
+    (photos / "again").mkdir()
+    Image.new("RGB", (90, 30)).save(photos / "again" / "a.png")
+    words = ["--pictures", tmp_path / "drawn" / "here", "--top", "2", "--json", tmp_path / "p.json"]
+    status, _, err = cli("predict", best, photos, *SHARED, *words)
+    assert status == 1
+    one_line(err, str(photos / "d.png"), "not an image")
+
+    rows = json.loads((tmp_path / "p.json").read_text())
+    assert [list(row) for row in rows if "error" in row] == [["image", "error"]]
+    drawn = [Path(row["picture"]) for row in rows if "picture" in row]
+    assert len(drawn) == len(rows) - 1 == 6
+    assert sorted(drawn) == sorted((tmp_path / "drawn" / "here").iterdir())
+    for path in drawn:
+        with Image.open(path) as sheet:
+            assert sheet.width > 3 * 150, "the image and two classes"
+
+
+def test_pictures_are_of_the_same_classes_as_the_scores(
+    cli: Cli, best: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr(
+        prediction, "draw", lambda *arguments: drawn.append(arguments) or Image.new("RGB", (9, 9))
+    )
+    words = ["--pictures", tmp_path / "p", "--top", "3", "--json", tmp_path / "p.json"]
+    assert cli("predict", best, photos / "a.png", *SHARED, *words).status == 0
+    [(image, title, findings, method, _)] = drawn
+    [row] = json.loads((tmp_path / "p.json").read_text())
+    assert [(item.name, item.score) for item in findings] == [
+        (item["name"], item["score"]) for item in row["predictions"]
+    ]
+    assert (image.size, title) == ((64, 64), "a.png")
+    assert method.startswith("attention of the query of the class")
+
+    # Of the whole list of classes, the map of each name is its own.
+    loaded = load_model(best, plugins=["patches"])
+    maps = prediction.Explainer(loaded.model, 64).maps(
+        loaded.transform(image)[None], [[*range(len(loaded.classes))]]
+    )[0]
+    for item in findings:
+        expected = maps[loaded.classes.names.index(item.name)].numpy()
+        np.testing.assert_allclose(item.heat, expected, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
 def test_a_signal_keeps_what_is_answered(
     name: str, cli: Cli, best: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,6 +182,9 @@ def test_scores_of_a_broken_network_are_no_answer(
         (["--json", "{folder}"], "it is a folder; add the name of a file"),
         (["--jsonl", "{folder}/missing/p.jsonl"], "there is no folder"),
         (["--json", "-", "--jsonl", "-"], "cannot write two results to -"),
+        (["--pictures", "{folder}/a.png"], "/a.png is a file; name a folder"),
+        (["--pictures", "{folder}/p", "--font", "{folder}/a.png"], "a.png: not a font"),
+        (["--font", "{folder}/a.ttf"], "--font has no effect without --pictures"),
         (
             ["--device", "banana"],
             "device 'banana' is unknown: choose auto, cpu, cuda or cuda:<number>",

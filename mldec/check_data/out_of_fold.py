@@ -13,10 +13,9 @@ from torch import nn
 from mldec import build
 from mldec.checkpoint import Loaded, scoring
 from mldec.config.compose import override
-from mldec.data.base import DataModule, ImageDataset, LabelledImages, Split, StoredImages
+from mldec.data.base import DataModule, ImageDataset, picture
 from mldec.data.fingerprint import check_same, difference, fingerprint
 from mldec.data.folds import parse_fold
-from mldec.data.images import read_image
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.evaluation import all_scores, choose_precision
 from mldec.runtime import distributed
@@ -56,10 +55,7 @@ class Judged:
         Raises:
             DataError: if it cannot be read.
         """
-        dataset, index = self.datasets[self.models[image]], int(self.indices[image])
-        if isinstance(dataset, StoredImages):
-            return read_image(dataset.name(index), dataset.storage.content(index))
-        return Image.fromarray(dataset[index][0].permute(1, 2, 0).numpy())
+        return picture(self.datasets[self.models[image]], int(self.indices[image]))
 
 
 def left_out_folds(paths: Sequence[str], models: Sequence[Loaded]) -> list[str | None]:
@@ -211,10 +207,5 @@ def _judge(path: str, model: Loaded, data: DataModule, split: str) -> _Judge:
     network = scoring(model.model, model.classes, judged.classes, path)
 
     # The training transform changes images at random, and data=NAME brings a size of its own.
-    dataset = judged.dataset
-    if isinstance(dataset, StoredImages):
-        images = LabelledImages(dataset.storage, dataset.labels, judged.classes.names)
-        dataset = StoredImages(images, model.transform)
-
-    viewed = Split(dataset, judged.classes)
+    viewed = judged.viewed(model.transform)
     return _Judge(path, network, replace(data, load_val=lambda: viewed, bad_images="skip"))

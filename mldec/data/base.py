@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from mldec.data.images import load_image
+from mldec.data.images import load_image, read_image
 from mldec.data.labels import Labels
 from mldec.data.names import names_fault
 from mldec.data.sampling import SHUFFLED, Sampling
@@ -173,6 +173,26 @@ class Split:
 
     dataset: ImageDataset
     classes: Classes
+
+    def viewed(self, transform: EvalTransform) -> "Split":
+        """Return the split with another transform; generated images have none and stay."""
+        dataset = self.dataset
+        if not isinstance(dataset, StoredImages):
+            return self
+
+        images = LabelledImages(dataset.storage, dataset.labels, self.classes.names)
+        return Split(StoredImages(images, transform), self.classes)
+
+
+def picture(dataset: ImageDataset, index: int) -> Image.Image:
+    """Return an image as it is stored, RGB; one without a file as the model sees it.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    if isinstance(dataset, StoredImages):
+        return read_image(dataset.name(index), dataset.storage.content(index))
+    return Image.fromarray(dataset[index][0].permute(1, 2, 0).numpy())
 
 
 @dataclass(frozen=True)

@@ -115,16 +115,38 @@ class EvalTransform:
         if self.crop is None:
             return to_tensor(resized(image, (size, size), how))
 
+        width, height, left, top = self._placed(image.size)
+        image = resized(image, (width, height), how)
+        return to_tensor(image.crop((left, top, left + size, top + size)))
+
+    def visible_part(self, image_size: tuple[int, int]) -> tuple[float, float, float, float]:
+        """Return the part of an image that the square shows: left, top, right, bottom.
+
+        Args:
+            image_size: width and height of the image in pixels, as all results.
+        """
+        if self.crop is None:
+            return (0, 0, *image_size)
+
+        # Both sides are scaled alike, but for rounding.
+        width, height, left, top = self._placed(image_size)
+        across, down = image_size[0] / width, image_size[1] / height
+        right, bottom = left + self.image_size, top + self.image_size
+        return left * across, top * down, right * across, bottom * down
+
+    def _placed(self, image_size: tuple[int, int]) -> tuple[int, int, int, int]:
+        """Return width and height of the resized image, and left and top of the square in it."""
+        assert self.crop is not None
+
         # Resize the shorter side to S / crop, rounded down as in timm. Rounding must not make a
         # side smaller than the square.
-        scale = math.floor(size / self.crop) / min(image.size)
-        width = max(size, int(image.width * scale))
-        height = max(size, int(image.height * scale))
-        image = resized(image, (width, height), how)
+        scale = math.floor(self.image_size / self.crop) / min(image_size)
+        width = max(self.image_size, int(image_size[0] * scale))
+        height = max(self.image_size, int(image_size[1] * scale))
 
-        left = round((width - size) / 2)
-        top = round((height - size) / 2)
-        return to_tensor(image.crop((left, top, left + size, top + size)))
+        left = round((width - self.image_size) / 2)
+        top = round((height - self.image_size) / 2)
+        return width, height, left, top
 
 
 class TrainTransform:

@@ -1,6 +1,7 @@
 """The metrics of papers on multi-label classification, from one pass over the predictions."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -127,7 +128,18 @@ class MultiLabelEvaluator:
 
         self._per_class = {"AP": per_class_ap["none"], **at_threshold.per_class()}
         self._positives = at_threshold.positives
+        return self.metrics(per_class_ap, at_threshold, at_top_k)
 
+    def metrics(
+        self, per_class_ap: Mapping[str, Tensor], at_threshold: Counts, at_top_k: Counts
+    ) -> dict[str, float]:
+        """Return the metrics of `compute` from their parts, which may be of weighted images.
+
+        Args:
+            per_class_ap: for each of `INTERPOLATIONS` the average precision per class, [K].
+            at_threshold: counts of the decisions by the threshold.
+            at_top_k: counts of the decisions by the highest logits.
+        """
         return {
             "mAP": 100 * per_class_ap["none"].nan_to_num(0).mean().item(),
             "mAP_skip_empty": 100 * per_class_ap["none"].nanmean().item(),
@@ -164,7 +176,7 @@ def top_k(logits: Tensor, k: int) -> Tensor:
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
     """Divide counts; 0 where the whole is 0."""
-    return torch.where(whole > 0, part / whole.clamp(min=1), 0.0)
+    return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1), 0.0)
 
 
 def _harmonic(a: Tensor, b: Tensor) -> Tensor:

@@ -80,12 +80,33 @@ class PartialLabelEvaluator:
                 "among the validation images; use more of them, or fully annotated ones"
             )
 
+        at_threshold = self.at_threshold.over_processes()
+        return self.metrics(precision, naive, at_threshold, positives, negatives)
+
+    def metrics(
+        self,
+        precision: Tensor,
+        naive: Tensor,
+        at_threshold: Counts,
+        positives: Tensor,
+        negatives: Tensor,
+    ) -> dict[str, float]:
+        """Return the metrics of `compute` from their parts, which may be of weighted images.
+
+        Args:
+            precision: average precision per class over its annotated labels, [K].
+            naive: the same with -1 taken as negative.
+            at_threshold: counts of the decisions.
+            positives: annotated positives per class, [K].
+            negatives: annotated negatives per class, [K].
+        """
+        valid = (positives > 0) & (negatives > 0)
         weighted = (precision * positives)[valid].sum() / positives[valid].sum()
         return {
             "mAP_partial": 100 * precision[valid].mean().item(),
             "mAP_weighted": 100 * weighted.item(),
             "mAP_naive": 100 * naive.nan_to_num(0).mean().item(),
-            **self.at_threshold.over_processes().of_classes(valid).summary(),
+            **at_threshold.of_classes(valid).summary(),
             "classes_valid": float(valid.sum()),
             "classes_without_labels": float(((positives == 0) & (negatives == 0)).sum()),
             "classes_without_positives": float(((positives == 0) & (negatives > 0)).sum()),

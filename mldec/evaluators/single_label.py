@@ -78,24 +78,35 @@ class SingleLabelEvaluator:
             DataError: if no image has a label.
         """
         rows = torch.cat(distributed.gather(torch.cat(self.rows, dim=1)), dim=1)
-        label, predicted, right, within, confidence = rows
+        if not rows.shape[1]:
+            raise DataError("top-1 is undefined: no validation image that can be read has a label")
 
+        label, predicted, right = rows[:3]
         self._counts = label.bincount(minlength=self.num_classes)
         self._hits = label[right == 1].bincount(minlength=self.num_classes)
         self._mistakes = (label * self.num_classes + predicted)[right == 0]
+        return self.metrics(rows, torch.ones(len(label), dtype=torch.float64))
 
-        images = len(label)
-        if not images:
-            raise DataError("top-1 is undefined: no validation image that can be read has a label")
+    def metrics(self, rows: Tensor, weights: Tensor) -> dict[str, float]:
+        """Return the metrics of `compute` from its rows, with a weight per image.
 
-        values = {"top1": right.sum().item() / images}
+        Args:
+            rows: of all images that have a label, int64 [5, n], see `rows`.
+            weights: of the images, float64 [n].
+        """
+        label, _, right, within, confidence = rows
+        images = weights.sum()
+
+        values = {"top1": (weights * right).sum() / images}
         if self.top_k is not None or self.num_classes >= self._k():
-            values[f"top{self._k()}"] = within.sum().item() / images
+            values[f"top{self._k()}"] = (weights * within).sum() / images
 
         # A class without an image is 0 / 0, which nanmean leaves out.
-        values["class_accuracy"] = (self._hits.double() / self._counts).nanmean().item()
-        values["ECE"] = self._calibration_error(right, confidence) / images
-        return {name + self.suffix: 100 * value for name, value in values.items()}
+        per_class = label.bincount(weights, self.num_classes)
+        hits = label.bincount(weights * right, self.num_classes)
+        values["class_accuracy"] = (hits / per_class).nanmean()
+        values["ECE"] = self._calibration_error(weights, right, confidence) / images
+        return {name + self.suffix: 100 * value.item() for name, value in values.items()}
 
     def per_class(self) -> dict[str, list[float]]:
         """Return accuracy in percent and the number of images per class, after `compute`."""
@@ -126,12 +137,13 @@ class SingleLabelEvaluator:
         """Return the k of the second accuracy."""
         return 5 if self.top_k is None else self.top_k
 
-    def _calibration_error(self, right: Tensor, confidence: Tensor) -> float:
+    def _calibration_error(self, weights: Tensor, right: Tensor, confidence: Tensor) -> Tensor:
         """Return the sum over the bins of |right answers - confidence|, in images."""
         # Less one step, because an interval holds its upper bound.
         bins = ((confidence * self.bins - 1) // FIXED_POINT).clamp(0, self.bins - 1)
 
-        gap = torch.zeros(self.bins, dtype=torch.int64).index_add(
-            0, bins, right * FIXED_POINT - confidence
+        # With weights of 1, these are sums of whole numbers below 2**53, which are exact.
+        gap = torch.zeros(self.bins, dtype=torch.float64).index_add(
+            0, bins, weights * (right * FIXED_POINT - confidence)
         )
-        return gap.abs().sum().item() / FIXED_POINT
+        return gap.abs().sum() / FIXED_POINT

@@ -1,6 +1,6 @@
 """Zero-shot and generalised zero-shot metrics, from one pass over the logits of all classes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -135,20 +135,40 @@ class ZeroShotEvaluator:
         targets = torch.cat(self.predictions.targets)
         self._per_class["positives"] = distributed.total(targets.eq(1).sum(0))
 
+        counts = {key: counts.over_processes() for key, counts in self.counts.items()}
+        at_threshold = {kind: own.over_processes() for kind, own in self.at_threshold.items()}
+        return self.metrics(every, per_class_ap, counts, at_threshold)
+
+    def metrics(
+        self,
+        every: Tensor,
+        per_class_ap: Mapping[str, Tensor],
+        at_top_k: Mapping[tuple[str, int], Counts],
+        at_threshold: Mapping[str, Counts],
+    ) -> dict[str, float]:
+        """Return the metrics of `compute` from their parts, which may be of weighted images.
+
+        Args:
+            every: average precision of all classes, [K].
+            per_class_ap: of the classes of each kind of metric.
+            at_top_k: counts of the decisions by the k highest logits, by kind and k.
+            at_threshold: counts of the decisions by the threshold, by kind.
+        """
         values = {}
         for kind, precision in per_class_ap.items():
             values[f"{kind}_mAP"] = precision.nan_to_num(0).mean()
             values[f"{kind}_mAP_skip_empty"] = precision.nanmean()
 
         seen = values["seen_mAP"] = every[~self.is_unseen].nan_to_num(0).mean()
-        values["harmonic_mAP"] = 2 / (1 / seen + 1 / unseen.nan_to_num(0).mean())
+        unseen = every[self.unseen].nan_to_num(0).mean()
+        values["harmonic_mAP"] = 2 / (1 / seen + 1 / unseen)
 
         metrics = {name: 100 * value.item() for name, value in values.items()}
-        for (kind, k), counts in self.counts.items():
-            overall = counts.over_processes().summary()
+        for (kind, k), counts in at_top_k.items():
+            overall = counts.summary()
             metrics |= {f"{kind}_{name}@{k}": overall[f"O{name}"] for name in ("P", "R", "F1")}
-        for kind, counts in self.at_threshold.items():
-            summary = counts.over_processes().summary()
+        for kind, counts in at_threshold.items():
+            summary = counts.summary()
             metrics |= {f"{kind}_{name}": value for name, value in summary.items()}
         return metrics
 

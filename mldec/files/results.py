@@ -48,6 +48,29 @@ def _check_file(path: Path) -> None:
         raise ConfigError(f"cannot write {path}: no permission; choose another place")
 
 
+def check_folder(option: str, folder: str) -> None:
+    """Check that files can be written to a folder, which need not exist yet.
+
+    Args:
+        option: that names the folder, for messages.
+        folder: its path.
+
+    Raises:
+        ConfigError: if it is a file, or cannot be made or written to.
+    """
+    # What exists of the path decides whether the rest can be made.
+    existing = Path(folder).absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+
+    if not existing.is_dir():
+        raise ConfigError(f"{option} {folder}: {existing} is a file; name a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{option} {folder}: no permission to write to {existing}; choose another place"
+        )
+
+
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """Return a value as standard JSON, in which infinite and NaN numbers become null.
 
@@ -163,6 +186,22 @@ def write_result(target: str, text: str) -> None:
     file = ResultFile(target)
     file.write(text)
     file.commit()
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file, completely or not at all, and the folder that it is in.
+
+    Raises:
+        DataError: if it cannot be written; an existing file stays as it is.
+    """
+    temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.tmp")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 class JsonList:

@@ -10,6 +10,7 @@ from typing import Any
 from mldec.errors import CheckpointError
 
 RUN_FILE = "run.json"
+LOG_FILE = "metrics.jsonl"
 CHECKPOINTS = ("best.pt", "last.pt")  # last.pt alone before the first evaluation
 
 
@@ -69,3 +70,20 @@ def read_facts(folder: Path) -> RunFacts | None:
         return RunFacts(**json.loads(path.read_text())) if path.exists() else None
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not what a run writes: {error}") from error
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of metrics.jsonl, each a number or null by name; none without the file.
+
+    Raises:
+        CheckpointError: if its content is not what a run writes.
+    """
+    try:
+        texts = path.read_text().splitlines() if path.exists() else []
+        lines = [json.loads(text) for text in texts]
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not what a run writes: {error}") from error
+
+    if not all(isinstance(line, dict) for line in lines):
+        raise CheckpointError(f"{path} is not what a run writes: a line is no object")
+    return lines

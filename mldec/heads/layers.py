@@ -51,27 +51,49 @@ class Attention(nn.Module):
             The attended values [B, G, D], and the attention weights [B, G, N], averaged over heads,
             if `need_weights`, else None.
         """
-        weights = self.in_proj_weight.chunk(3)
-        biases = self.in_proj_bias.chunk(3)
-        q = self._split_heads(F.linear(query, weights[0], biases[0]))
-        k = self._split_heads(F.linear(key, weights[1], biases[1]))
-        v = self._split_heads(F.linear(value, weights[2], biases[2]))
+        q, k, v = self._project(query, 0), self._project(key, 1), self._project(value, 2)
         q = q.expand(len(k), -1, -1, -1)  # a query of batch size 1 serves every image
 
         attended = F.scaled_dot_product_attention(
             q, k, v, dropout_p=self.dropout if self.training else 0.0
         )
         attended = self.out_proj(attended.transpose(1, 2).flatten(2))
-        if not need_weights:
-            return attended, None
+        return attended, _weights(q, k).mean(1) if need_weights else None
 
-        # The fused kernel does not return its weights: they are computed once more, in float32.
-        scores = q.float() @ k.float().transpose(-2, -1) / q.shape[-1] ** 0.5
-        return attended, scores.softmax(-1).mean(1)
+    def weights(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return the attention weights of each head, float32 [B, heads, G, N].
+
+        The arguments are those of `forward`. The weights of a fused kernel cannot be had: they are
+        computed once more.
+        """
+        return _weights(self._project(query, 0), self._project(key, 1))
+
+    def weight_gradients(self, value: Tensor, gradient: Tensor) -> Tensor:
+        """Return the gradient of a scalar with respect to the weights [B, heads, G, N].
+
+        Attended values are linear in the weights, so that the chain rule needs no second pass
+        through a kernel that keeps its weights to itself.
+
+        Args:
+            value: that of `forward`, [B, N, D].
+            gradient: of the scalar with respect to the attended values, [B, G, D].
+        """
+        per_head = self._split_heads(gradient @ self.out_proj.weight)
+        return per_head @ self._project(value, 2).transpose(-2, -1)
+
+    def _project(self, x: Tensor, part: int) -> Tensor:
+        """Map [B, N, D] to queries (part 0), keys (1) or values (2), [B, heads, N, D / heads]."""
+        weight, bias = self.in_proj_weight.chunk(3)[part], self.in_proj_bias.chunk(3)[part]
+        return self._split_heads(F.linear(x, weight, bias))
 
     def _split_heads(self, projected: Tensor) -> Tensor:
         """Map [B, N, D] to [B, heads, N, D / heads]."""
         return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+def _weights(q: Tensor, k: Tensor) -> Tensor:
+    """Return the attention weights of queries [.., G, d] to keys [.., N, d], in float32."""
+    return (q.float() @ k.float().transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
 
 
 class FeedForward(nn.Sequential):

@@ -1,1 +1,51 @@
-"""Report on a checkpoint: one HTML page."""
+"""Write a report: `python -m mldec.report best.pt [data.root=...] [--compare OTHER] --out FILE`.
+
+The report is one HTML file that needs no network: the settings and the cost of the run, every
+metric with a 95 % interval, a table of classes, curves and a threshold to move, images that the
+model gets right and wrong, and labels that may be wrong. With --compare it tests whether the
+checkpoint is better than another one on the same images. It needs pip install 'mldec[report]'.
+"""
+
+import argparse
+
+from mldec.cli import add_model_options, command, fraction, run_command
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line of `mldec.report`."""
+    arguments = command("report", str(__doc__))
+    add_model_options(arguments)
+
+    arguments.add_argument(
+        "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
+    )
+    arguments.add_argument(
+        "--threshold",
+        type=fraction,
+        help="score from 0 to 1 above which a class counts as present; default: the thresholds "
+        "that mldec.calibrate stored, else data.threshold",
+    )
+    arguments.add_argument(
+        "--compare",
+        metavar="OTHER",
+        help="another checkpoint with the same classes; the options apply to it too",
+    )
+    arguments.add_argument("--out", metavar="FILE", required=True, help="the report, an HTML file")
+    return arguments
+
+
+def report(args: argparse.Namespace) -> None:
+    """Write the report that the command line asks for."""
+    # Imported late: --help and a wrong argument need not wait for torch.
+    from mldec.report.make import run
+
+    run(args)
+
+
+def main() -> None:
+    """Run the command."""
+    run_command(parser().parse_intermixed_args, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -64,6 +64,10 @@ class Histograms:
 class CoOccurrence:
     """Labels against predictions of the C classes that the matrix shows.
 
+    If an image has one label, `predictions` is the confusion matrix: images labelled with the
+    class of the row whose prediction is the class of the column. `labels` has the images of each
+    class on its diagonal then, and zeros elsewhere.
+
     Attributes:
         classes: their indices.
         labels: images whose labels have both classes; on the diagonal, the class. int64 [C, C]
@@ -133,12 +137,15 @@ class Suspect:
 class ChangedImage:
     """An image whose decision for a class differs between two models.
 
+    If an image has one label, only its own class counts, which is decided right by top-1.
+
     Attributes:
         class_index: of the class.
         image: index into `Content.pictures`.
         present: what the label says.
         score: of this model.
         other_score: of the other one.
+        fixed: whether only this model decides right; otherwise only the other one does.
     """
 
     class_index: int
@@ -146,6 +153,7 @@ class ChangedImage:
     present: bool
     score: float
     other_score: float
+    fixed: bool
 
 
 @dataclass(frozen=True)
@@ -186,8 +194,7 @@ class Content:
         table: of classes.
         histograms: of scores.
         exclusive: whether an image has one label: the page then has no thresholds to move.
-        co_occurrence: for an image of one label the confusion matrix, labels in rows:
-            `predictions` is the matrix then, and `labels` its diagonal of positives.
+        co_occurrence: of classes in labels and in predictions, or the confusion matrix.
         heat_method: how the maps were made, one sentence; None without maps.
         pictures: that examples, suspects and changed images refer to.
         examples: of the classes that have some, the surest first.

@@ -1,12 +1,12 @@
 """How far a run is: its evaluations and its training time, from metrics.jsonl."""
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mldec.errors import CheckpointError
+from mldec.files.run_folder import read_log
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,12 @@ class Progress:
         return best
 
 
+def clock(seconds: float) -> str:
+    """Return a duration as hours:minutes:seconds, rounded down."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
 def read_progress(path: Path) -> Progress:
     """Read metrics.jsonl; a run without the file has no progress.
 
@@ -55,10 +61,10 @@ def read_progress(path: Path) -> Progress:
     Raises:
         CheckpointError: if a line is not one that a run writes.
     """
+    lines = read_log(path)
     progress, previous_time = Progress(), 0.0
     try:
-        lines = path.read_text().splitlines() if path.exists() else []
-        for line in map(json.loads, lines):
+        for line in lines:
             # Each process counts from its own start, so a resumed run begins at 0 again.
             time = line["time"]
             is_resumed = time < previous_time
@@ -67,18 +73,8 @@ def read_progress(path: Path) -> Progress:
 
             if any(key.startswith("val/") for key in line):
                 progress.evaluations.append(_evaluation(line, progress.seconds))
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
-        raise CheckpointError(
-            f"{path} is not what a run writes: {error or 'a line of it'}"
-        ) from error
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise CheckpointError(f"{path} is not what a run writes: {error}") from error
     return progress
 
 

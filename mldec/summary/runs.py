@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mldec.errors import CheckpointError, DataError, printable
-from mldec.files.run_folder import find_checkpoint, read_facts
-from mldec.summary.progress import Progress, read_progress
+from mldec.files.run_folder import LOG_FILE, find_checkpoint, read_facts
+from mldec.summary.progress import Progress, clock, read_progress
 
 # Marks a field that is no column of the table.
 NO_COLUMN = {"column": False}
@@ -51,7 +51,7 @@ def read(folder: Path, name: str, plugins: Sequence[str] = ()) -> Run:
         CheckpointError: if there is no checkpoint, or it cannot be used.
     """
     path = find_checkpoint(folder)
-    done = read_progress(folder / "metrics.jsonl")
+    done = read_progress(folder / LOG_FILE)
 
     facts = read_facts(folder)
     if facts is None:
@@ -120,11 +120,10 @@ def _state(epoch: int, epochs: int, seconds: float, *, ended: bool = False) -> d
         seconds: of training.
         ended: the run has ended, before its planned epochs or with them.
     """
-    whole = int(seconds)
     return {
         "epochs": f"{epoch}/{epochs}",
         "state": "finished" if ended or epoch >= epochs else "unfinished",
-        "time": f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}",
+        "time": clock(seconds),
     }
 
 

@@ -10,7 +10,7 @@ import torch
 from pictures import pixels
 from PIL import Image
 
-from mldec.data.base import Classes, DataModule, LabelledImages, Split, StoredImages
+from mldec.data.base import Classes, DataModule, LabelledImages, Split, StoredImages, picture
 from mldec.data.labels import from_dense
 from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError, DataError
@@ -60,6 +60,28 @@ def test_an_item_is_the_image_and_its_target(images: LabelledImages) -> None:
         assert target.dtype == torch.int8
         assert target.tolist() == DENSE[index].tolist()
         assert dataset.name(index) == f"image {index}"
+
+
+def test_a_picture_is_the_stored_image_or_else_the_input(images: LabelledImages) -> None:
+    small = StoredImages(images, EvalTransform(image_size=4))
+    assert np.array_equal(np.asarray(picture(small, 2)), pixels(8, 8, 3, seed=2))
+
+    generated: Any = [small[index] for index in range(4)]
+    seen = np.asarray(picture(generated, 2))
+    assert np.array_equal(seen, small[2][0].permute(1, 2, 0).numpy())
+
+
+def test_a_split_is_viewed_through_another_transform(images: LabelledImages) -> None:
+    split = Split(StoredImages(images, EvalTransform(image_size=4)), Classes(NAMES))
+    viewed = split.viewed(EvalTransform(image_size=16))
+    assert viewed.dataset[1][0].shape == (3, 16, 16)
+    assert viewed.dataset[1][1].tolist() == DENSE[1].tolist()
+    assert split.dataset[1][0].shape == (3, 4, 4)
+
+    generated: Any = [split.dataset[0]]
+    assert Split(generated, Classes(NAMES)).viewed(EvalTransform(image_size=16)).dataset == [
+        generated[0]
+    ]
 
 
 @pytest.mark.parametrize("index", [-1, 4])

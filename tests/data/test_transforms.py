@@ -39,6 +39,26 @@ def test_eval_transform_equals_pillow_to_the_bit(width, height):
     assert np.array_equal(result.numpy(), expected.transpose(2, 0, 1))
 
 
+@pytest.mark.parametrize("crop", [None, 0.5, 0.875, 1])
+@pytest.mark.parametrize(("width", "height"), [(500, 333), (333, 500), (64, 64), (21, 700)])
+def test_the_visible_part_is_what_the_square_shows(width, height, crop):
+    # Two images whose colours are the positions of their pixels.
+    ramps = np.zeros((2, height, width, 3), np.uint8)
+    ramps[0] += np.linspace(0, 255, width).astype(np.uint8)[None, :, None]
+    ramps[1] += np.linspace(0, 255, height).astype(np.uint8)[:, None, None]
+    transform = EvalTransform(image_size=32, crop=crop)
+    left, top, right, bottom = transform.visible_part((width, height))
+    for ramp, axis, first, last, side in (
+        (ramps[0], 1, left, right, width),
+        (ramps[1], 0, top, bottom, height),
+    ):
+        shown = transform(Image.fromarray(ramp))[0].float().mean(1 - axis)
+        centres = first + (torch.arange(32) + 0.5) * (last - first) / 32 - 0.5
+        expected = 255 * centres / (side - 1)
+        inner = slice(3, -3)  # interpolation flattens the borders of an image
+        torch.testing.assert_close(shown[inner], expected[inner], rtol=0, atol=3)
+
+
 def test_eval_transform_on_real_images(sample_data):
     for path in sorted((sample_data / "coco2014_mini" / "val2014").glob("*.jpg"))[:3]:
         with Image.open(path) as image:

@@ -13,8 +13,10 @@ from mldec.files.results import (
     JsonLines,
     JsonList,
     ResultFile,
+    check_folder,
     check_targets,
     to_json,
+    write_file,
     write_result,
 )
 
@@ -34,6 +36,38 @@ def test_targets_that_cannot_be_written_are_refused(
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ConfigError, match=r"r\.json: no permission"):
         check_targets(file)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_folder("--out", str(tmp_path))
+    check_folder("--out", str(tmp_path / "new" / "deeper"))
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").touch()
+    for path in ("file", "file/deeper"):
+        with pytest.raises(ConfigError, match=f"^--out .*{path}: .*file is a file; name a folder"):
+            check_folder("--out", str(tmp_path / path))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match="no permission to write to"):
+        check_folder("--out", str(tmp_path / "new"))
+
+
+def test_bytes_are_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "new" / "x.bin"
+    write_file(path, b"old")
+
+    def full(self: Path, content: bytes) -> None:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(DataError, match=r"cannot write .*x\.bin: No space left"):
+        write_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_json_holds_only_what_every_reader_takes() -> None:

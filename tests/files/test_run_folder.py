@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from mldec.errors import CheckpointError
-from mldec.files.run_folder import RUN_FILE, RunFacts, command_line, find_checkpoint, read_facts
+from mldec.files.run_folder import (
+    LOG_FILE,
+    RUN_FILE,
+    RunFacts,
+    command_line,
+    find_checkpoint,
+    read_facts,
+    read_log,
+)
 
 FACTS = RunFacts(
     name="x",
@@ -90,6 +98,20 @@ def test_a_folder_of_this_name_is_one_line(tmp_path: Path) -> None:
     (tmp_path / RUN_FILE).mkdir()
     with pytest.raises(CheckpointError, match="is not what a run writes"):
         read_facts(tmp_path)
+
+
+def test_the_lines_of_a_log_are_read(tmp_path: Path) -> None:
+    path = tmp_path / LOG_FILE
+    assert read_log(path) == []
+    path.write_text('{"step": 1, "val/mAP": null}\n{"step": 2}\n')
+    assert read_log(path) == [{"step": 1, "val/mAP": None}, {"step": 2}]
+
+
+@pytest.mark.parametrize("content", [b"{\n", b"[]\n", b"7\n", b"[" * 100_000, b"\xff\xfe"])
+def test_a_log_that_no_run_writes_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / LOG_FILE).write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl is not what a run writes: "):
+        read_log(tmp_path / LOG_FILE)
 
 
 def test_the_command_line_can_be_pasted_into_a_shell(tmp_path: Path) -> None:

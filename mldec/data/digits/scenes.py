@@ -139,11 +139,16 @@ class Scenes:
         if not 0 <= index < self.num_images:
             raise IndexError(f"scene {index} of {self.num_images}")
 
-        rng = np.random.default_rng(
-            random.getrandbits(64) if self.seed is None else (self.seed, index)
-        )
-        scene, target = self.draw(rng)
+        scene, target = self.draw(self.generator(index))
         return to_tensor(scene), target
+
+    def generator(self, index: int) -> np.random.Generator:
+        """Return the generator that a scene is drawn with: with a seed always in the same state.
+
+        Whoever draws the scene again with it, as `grey.compose` does, also learns its squares.
+        """
+        seed = random.getrandbits(64) if self.seed is None else (self.seed, index)
+        return np.random.default_rng(seed)
 
     def target(self, index: int) -> Tensor:
         """Return the target of a scene, int8 [K].

@@ -64,6 +64,16 @@ def test_each_split_uses_its_own_writings(data):
 # Draws
 
 
+def test_a_scene_that_is_drawn_again_has_the_squares_of_its_labels(data):
+    dataset, (_, writings) = data.val.dataset, split_writings(0)
+    for index in range(30):
+        image, target = dataset[index]
+        scene, placed = compose(dataset.generator(index), writings, size=64, max_digits=4)
+        assert np.array_equal(np.asarray(scene).transpose(2, 0, 1), image.numpy())
+        labels = {int(writings.labels[row]) for row, _ in placed}
+        assert labels == set(target.nonzero().flatten().tolist())
+
+
 def test_validation_scenes_never_change(data):
     first = scenes(data.val.dataset, 20)
     random.seed(99)
