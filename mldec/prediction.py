@@ -373,7 +373,7 @@ class Pictures:
 
         # The maps cover what the model saw. Where it squeezed the image into a square, drawing
         # them over the image in its own proportions undoes that.
-        seen = image.crop([round(edge) for edge in transform.visible_part(image.size)])
+        seen = image.crop(transform.visible_part(image.size))
         findings = [
             Finding(item["name"], item["score"], class_heat.numpy())
             for item, class_heat in zip(predictions, heat, strict=True)

@@ -1,5 +1,7 @@
 """The functions that score images; the command is in test_predict.py."""
 
+import copy
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,13 @@ import torch
 from pictures import picture
 from PIL import Image
 
+from mldec import prediction
 from mldec.checkpoint import Loaded, load_model
 from mldec.data.base import Classes
+from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError
-from mldec.prediction import best, find_images, named, predict, scores, with_classes
+from mldec.explain.pictures import Typeface
+from mldec.prediction import Pictures, best, find_images, named, predict, scores, with_classes
 
 CPU = torch.device("cpu")
 
@@ -37,8 +42,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 
 def with_model(whole: Loaded, model: Any, **classes: Any) -> Loaded:
-    import dataclasses
-
     return dataclasses.replace(whole, model=model, classes=Classes(("r", "g", "b"), **classes))
 
 
@@ -202,3 +205,37 @@ def test_other_classes_that_cannot_be_scored(
     queries = None if width is None else torch.zeros(3, width)
     with pytest.raises(error, match=message):
         with_classes(with_model(whole, Given(), queries=queries), names, vectors)
+
+
+@pytest.mark.parametrize(("crop", "size"), [(None, (400, 200)), (0.5, (100, 100))])
+def test_a_picture_shows_the_part_that_the_model_saw(
+    whole: Loaded,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    crop: float | None,
+    size: tuple[int, int],
+) -> None:
+    drawn = []
+    monkeypatch.setattr(prediction, "draw", lambda image, *rest: drawn.append(image) or image)
+    picture(400, 200).save(tmp_path / "x.png")
+    loaded = dataclasses.replace(whole, transform=EvalTransform(image_size=64, crop=crop))
+
+    pictures = Pictures(loaded, tmp_path / "drawn", Typeface(), CPU)
+    target = pictures.add(tmp_path / "x.png", [{"name": loaded.classes.names[1], "score": 0.5}])
+    assert target.is_file()
+    [image] = drawn
+    assert image.size == size
+    left, top = (400 - size[0]) // 2, (200 - size[1]) // 2
+    expected = picture(400, 200).crop((left, top, left + size[0], top + size[1]))
+    assert image.tobytes() == expected.tobytes()
+
+
+def test_too_large_a_heat_map_names_the_option(whole: Loaded, tmp_path: Path) -> None:
+    class Hungry(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            raise MemoryError
+
+    model = copy.copy(whole.model)
+    model._modules = {**model._modules, "backbone": Hungry()}
+    with pytest.raises(OutOfMemoryError, match="a heat map of one image of 64 pixels; leave --pic"):
+        Pictures(dataclasses.replace(whole, model=model), tmp_path, Typeface(), CPU)

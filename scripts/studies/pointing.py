@@ -244,44 +244,50 @@ def summarise(row: Row, runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def report(args: argparse.Namespace) -> None:
-    """Judge the runs that are there, write the JSON file, and print a line per row."""
-    scenes: dict[str, Scenes] = {}
-    entries = []
-    for row in ROWS:
-        if row.data == "photos" and not args.photos:
-            continue
+def chosen_rows(args: argparse.Namespace) -> list[Row]:
+    """Return the rows of the command line: those of photos need the photos."""
+    parts = [args.part] if args.part else ["digits", *(["photos"] if args.photos else [])]
+    return [row for row in ROWS if row.data in parts]
 
+
+def report(args: argparse.Namespace) -> None:
+    """Judge the runs that are there, write the JSON file, and print a line per row.
+
+    The file keeps its figures of the rows that are not judged.
+    """
+    stored = json.loads(OUT.read_text())["rows"] if OUT.exists() else []
+    entries = {entry["row"]: entry for entry in stored}
+    scenes: dict[str, Scenes] = {}
+    for row in chosen_rows(args):
         runs = []
         for seed in range(args.seeds):
             folder = TOP / "outputs" / f"pointing_{row.name}_{seed}"
             if not (folder / "checkpoints" / "best.pt").exists():
                 continue
+
             loaded = load_model(folder, device="cpu")
-            if row.data not in scenes:
-                scenes[row.data] = (
-                    digit_scenes(loaded)
-                    if row.data == "digits"
-                    else photo_scenes(loaded, args.photos, args.boxes, args.originals)
-                )
+            if row.data not in scenes and row.data == "digits":
+                scenes[row.data] = digit_scenes(loaded)
+            elif row.data not in scenes:
+                scenes[row.data] = photo_scenes(loaded, args.photos, args.boxes, args.originals)
+
             result = judge(loaded, scenes[row.data])
             metric = "val_raw/mAP" if loaded.weights == "raw" else "val/mAP"
             mean_ap = loaded.metrics.get(metric, loaded.metrics["val/mAP"])  # without an average
             runs.append({"seed": seed, "mAP": mean_ap, **result})
 
         if runs:
-            entries.append(summarise(row, runs))
-            shares = ", ".join(
-                f"{name} {value:.1f}" for name, value in entries[-1]["inside"].items()
-            )
+            entry = entries[row.name] = summarise(row, runs)
+            shares = [f"{name} {value:.1f}" for name, value in entry["inside"].items()]
             print(
-                f"{row.data} {row.label}: {shares}, chance {entries[-1]['chance']:.1f}", flush=True
+                f"{row.data} {row.label}: {', '.join(shares)}, chance {entry['chance']:.1f}",
+                flush=True,
             )
 
     content = {
         "common": {"digits": DIGITS, "photos": PHOTOS},
         "found": FOUND,
-        "rows": entries,
+        "rows": [entries[row.name] for row in ROWS if row.name in entries],
         "environment": environment(),
     }
     OUT.write_text(json.dumps(content, indent=1) + "\n")
@@ -295,24 +301,27 @@ def main() -> None:
     parser.add_argument("--photos", type=Path, metavar="FOLDER", help="photos in the csv form")
     parser.add_argument("--boxes", type=Path, metavar="FILE", help="keypoints.json of the photos")
     parser.add_argument("--originals", type=Path, metavar="FOLDER", help="photos before resizing")
-    parser.add_argument("--weights", metavar="FILE", help="of EfficientNet-Lite0; default: timm's")
+    parser.add_argument(
+        "--weights", type=Path, metavar="FILE", help="of EfficientNet-Lite0; default: timm's"
+    )
+    parser.add_argument("--part", choices=("digits", "photos"), help="only this part")
     parser.add_argument("--seeds", type=int, default=3, help="seeds per row (default 3)")
     parser.add_argument("--report", action="store_true", help="only judge the runs that are there")
     args = parser.parse_args()
     if args.photos and not (args.boxes and args.originals):
         parser.error("--photos needs --boxes and --originals")
+    if args.part == "photos" and not args.photos:
+        parser.error("--part photos needs --photos")
+
+    photos = [f"data.root={args.photos.resolve()}"] if args.photos else []
+    if args.weights:
+        photos.append(f"backbone.pretrained={args.weights.resolve()}")
 
     with one_line():
         if not args.report:
-            weights = (
-                [f"backbone.pretrained={Path(args.weights).resolve()}"] if args.weights else []
-            )
             for seed in range(args.seeds):
-                for row in ROWS:
-                    if row.data == "digits":
-                        train(row, seed, [])
-                    elif args.photos:
-                        train(row, seed, [f"data.root={args.photos.resolve()}", *weights])
+                for row in chosen_rows(args):
+                    train(row, seed, photos if row.data == "photos" else [])
         report(args)
 
 

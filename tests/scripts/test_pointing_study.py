@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,3 +98,21 @@ def test_the_game_counts_pairs_that_the_model_finds(
     expected = [1.0] * int(scores[0, 1] >= scores[2, 5]) + [1.0]
     expected += [0.0] * int(scores[2, 2] >= scores[2, 5])
     assert pointing.judge(loaded, scenes)["pairs"] == len(expected)
+
+
+def test_a_report_keeps_the_rows_that_are_not_judged(
+    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outputs" / "pointing_gap_0" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "outputs" / "pointing_gap_0" / "checkpoints" / "best.pt").touch()
+    monkeypatch.setattr(pointing, "TOP", tmp_path)
+    monkeypatch.setattr(pointing, "OUT", tmp_path / "pointing.json")
+    monkeypatch.setattr(pointing, "load_model", lambda folder, device: loaded)
+    (tmp_path / "pointing.json").write_text('{"rows": [{"row": "photos_gap"}, {"row": "gap"}]}')
+
+    pointing.report(Namespace(part="digits", photos=None, seeds=2))
+    kept = json.loads((tmp_path / "pointing.json").read_text())["rows"]
+    assert [row["row"] for row in kept] == ["gap", "photos_gap"]
+    assert [run["seed"] for run in kept[0]["runs"]] == [0]
+    assert kept[0]["runs"][0]["inside"] == kept[0]["inside"]
+    assert kept[1] == {"row": "photos_gap"}
