@@ -13,7 +13,6 @@ from mldec.config.compose import to_yaml
 from mldec.data.split_labels import labels_of
 from mldec.errors import ConfigError, DataError, say
 from mldec.evaluation import Scores
-from mldec.evaluators import Evaluator
 from mldec.evaluators.sizes import SizesEvaluator
 from mldec.files.results import STANDARD_OUTPUT, check_targets, write_result
 from mldec.report import comparison, facts, training
@@ -90,11 +89,10 @@ def report(subject: Subject, other: Subject | None) -> Content:
     Raises:
         DataError: if no image can be scored.
     """
-    evaluator = subject.evaluator()
     scores = subject.scores()
     names = subject.data.val.classes.names
     weights = draw(len(scores.labels), len(names))
-    answers, numbers = examine(subject, evaluator, scores, weights)
+    answers, numbers = examine(subject, scores, weights)
 
     counted = histograms(answers, bin_edges(len(names), answers.thresholds()))
     table = class_table(names, answers, counted, numbers)
@@ -140,17 +138,17 @@ def report(subject: Subject, other: Subject | None) -> Content:
     )
 
 
-def examine(
-    subject: Subject, evaluator: Evaluator, scores: Scores, weights: np.ndarray
-) -> tuple[Answers, Numbers]:
+def examine(subject: Subject, scores: Scores, weights: np.ndarray) -> tuple[Answers, Numbers]:
     """Compute the numbers of a model and their resamples.
 
     Args:
         subject: the model.
-        evaluator: a new one.
         scores: of N images and K classes; changed in place if an image has one label.
         weights: of the resamples.
     """
+    # It holds on to the scores, and is dropped with the end of this function.
+    evaluator = subject.evaluator()
+
     # Scores come without the sizes of the objects.
     targets = scores.labels
     if isinstance(evaluator, SizesEvaluator):
@@ -186,14 +184,13 @@ def compare(
     Raises:
         DataError: if the other model cannot read the same images.
     """
-    evaluator = other.evaluator()
     scores = other.scores()
     if not np.array_equal(scores.indices, album.indices):
         raise DataError(
             f"--compare {other.path}: it can read {len(scores.indices):,} of the images, the first "
             f"checkpoint {len(album.indices):,}; leave out those that only one of them can read"
         )
-    answers, numbers = examine(other, evaluator, scores, weights)
+    answers, numbers = examine(other, scores, weights)
     changes = comparison.changes(kept, answers)
 
     changed = []

@@ -100,7 +100,11 @@ def prepare(args: argparse.Namespace) -> Subject:
     thresholds = chosen_thresholds(data, loaded, args)
     network = scorer(loaded, data, path)
     origin = threshold_notes(args, loaded, data, is_chosen=thresholds is not None)
-    return Subject(path, loaded, config, data, network, device, thresholds, origin)
+    subject = Subject(path, loaded, config, data, network, device, thresholds, origin)
+
+    # Thresholds that it does not take are refused before the first image is scored.
+    subject.evaluator()
+    return subject
 
 
 def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
