@@ -28,7 +28,8 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--compare",
         metavar="OTHER",
-        help="another checkpoint with the same classes; the options apply to it too",
+        help="another checkpoint with the same classes; the options apply to it too, and with "
+        "--class-names both have their classes in this order",
     )
     arguments.add_argument("--out", metavar="FILE", required=True, help="the report, an HTML file")
     return arguments

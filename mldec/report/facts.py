@@ -64,8 +64,8 @@ def notes(subject: Subject, resamples: int, classes_with_images: int) -> list[st
     pictured = f"the {PER_KIND} surest images of each kind are shown"
     if classes_with_images < len(classes):
         sentences.append(
-            f"Of {classes_with_images:,} of the {len(classes):,} classes, from the highest average "
-            f"precision to the lowest, {pictured}; suspected labels are those of these classes."
+            f"Of {classes_with_images:,} of the {len(classes):,} classes, spread evenly over their "
+            f"ranking by average precision, {pictured}; suspected labels are those of these classes."
         )
     else:
         sentences.append(f"Of each class {pictured}.")

@@ -250,7 +250,7 @@ def with_heat(
         if number is not None:
             shown.append((pick, number))
 
-    log.info(f"{subject.path}: heat maps of {len(shown):,} images")
+    log.info(f"{subject.path}: {len(shown):,} heat maps")
     pairs = [(int(album.indices[pick.row]), pick.class_index) for pick, _ in shown]
     maps = heat_maps(subject.loaded, subject.data, pairs, device=subject.device)
     return (
