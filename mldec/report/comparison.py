@@ -121,8 +121,8 @@ def significance(first: Numbers, second: Numbers) -> tuple[float, str]:
     test = (
         f"Paired Bayesian bootstrap of {main}: {len(gaps):,} resamples of the images, the same for "
         f"both models. p is twice the share of those on the rarer side of 0, at least "
-        f"{2 / (1 + len(gaps)):.3f}. It tells what other images would change, not what another seed "
-        f"of training would."
+        f"{2 / (1 + len(gaps)):.3f}. It tells what other images would change, not what another "
+        f"seed of training would."
     )
     return p_value(gaps), test
 

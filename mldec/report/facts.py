@@ -65,7 +65,7 @@ def notes(subject: Subject, resamples: int, classes_with_images: int) -> list[st
     if classes_with_images < len(classes):
         sentences.append(
             f"Of {classes_with_images:,} of the {len(classes):,} classes, spread evenly over their "
-            f"ranking by average precision, {pictured}; suspected labels are those of these classes."
+            f"ranking by average precision, {pictured}; suspected labels are of these classes."
         )
     else:
         sentences.append(f"Of each class {pictured}.")
