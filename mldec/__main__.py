@@ -10,6 +10,7 @@ COMMANDS = {
     "evaluate": "compute the metrics of a checkpoint on the validation images",
     "calibrate": "fit a threshold per class, and store it in a copy of a checkpoint",
     "predict": "name what images show",
+    "export": "write a checkpoint as an ONNX or .pt2 file that answers by itself",
     "summary": "print a table of the runs in a folder",
     "check_data": "count and check the images and labels of a dataset, or find its wrong labels",
     "benchmark": "measure speed, memory and cost",

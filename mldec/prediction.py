@@ -51,7 +51,12 @@ def scores(loaded: Loaded, images: Tensor) -> Tensor:
     if queries is not None:
         queries = queries.to(images.device)
 
-    logits = loaded.model(images, queries).float()
+    return probabilities(loaded, loaded.model(images, queries))
+
+
+def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
+    """Return the scores [B, K], float32, of the logits [B, K] of a model; see `scores`."""
+    logits = logits.float()
     if loaded.calibration is not None:
         logits = loaded.calibration.scaled(logits)
     return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
@@ -213,7 +218,7 @@ def with_classes(loaded: Loaded, names: str, vectors: str) -> Loaded:
     return replace(loaded, classes=classes)
 
 
-def _check_classes(args: argparse.Namespace) -> None:
+def check_classes(args: argparse.Namespace) -> None:
     """Raise a `ConfigError` if the options that choose or name classes do not fit each other."""
     if (args.classes is None) != (args.vectors is None):
         raise ConfigError(
@@ -240,7 +245,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: for a wrong option, or a checkpoint or file that cannot be used.
     """
     # Everything that can be refused at once comes before the first image.
-    _check_classes(args)
+    check_classes(args)
     check_targets(args.json, args.jsonl)
     paths = find_images(args.images)
     device = distributed.pick_device(args.device)

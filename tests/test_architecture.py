@@ -21,7 +21,14 @@ LAYERS = [
     ("mldec.build", "mldec.__main__"),
     ("mldec.checkpoint",),
     ("mldec.evaluation", "mldec.prediction", "mldec.summary", "mldec.calibration"),
-    ("mldec.training", "mldec.evaluate", "mldec.predict", "mldec.calibrate", "mldec.check_data"),
+    (
+        "mldec.training",
+        "mldec.evaluate",
+        "mldec.predict",
+        "mldec.calibrate",
+        "mldec.check_data",
+        "mldec.export",
+    ),
     ("mldec.train", "mldec.benchmark"),
 ]
 PARTS = ("mldec.heads", "mldec.backbones", "mldec.losses", "mldec.evaluators", "mldec.data")

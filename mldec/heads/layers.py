@@ -56,7 +56,9 @@ class Attention(nn.Module):
         q = self._split_heads(F.linear(query, weights[0], biases[0]))
         k = self._split_heads(F.linear(key, weights[1], biases[1]))
         v = self._split_heads(F.linear(value, weights[2], biases[2]))
-        q = q.expand(len(k), -1, -1, -1)  # a query of batch size 1 serves every image
+        # A query of batch size 1 serves every image. Not `len(k)`: in an exported model that would
+        # be the fixed number of images that it was traced with.
+        q = q.expand(k.shape[0], -1, -1, -1)
 
         attended = F.scaled_dot_product_attention(
             q, k, v, dropout_p=self.dropout if self.training else 0.0
