@@ -19,7 +19,7 @@ from mldec.errors import ConfigError, UserError, say, writing
 from mldec.export import onnx_file, torch_file
 from mldec.export.metadata import ONNX, Metadata, check_suffix
 from mldec.export.opened import Exported, open_exported
-from mldec.export.program import Program, dynamic_shapes, of_other_classes, traced
+from mldec.export.program import Program, open_axes, of_other_classes, traced
 from mldec.export.verify import check, compare, generated, stored
 from mldec.files.results import check_targets
 from mldec.files.torch_files import sha256_of
@@ -27,7 +27,7 @@ from mldec.prediction import check_classes, with_classes
 from mldec.runtime import provenance
 
 CALIBRATION_IMAGES = 128  # of an int8 file
-MADE_UP = 3  # classes of a zero-shot model that are compared besides those of its training
+MADE_UP = 2  # classes of a zero-shot model, beyond the fewest, that are compared too
 
 
 def run(args: argparse.Namespace) -> None:
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         with writing(out):
             temporary.write_bytes(content)
-        sentences = list(proofs(open_exported(temporary), loaded, args))
+        sentences = list(proofs(open_exported(temporary), program, loaded, args))
         with writing(out):
             temporary.replace(out)
     finally:
@@ -173,7 +173,7 @@ def to_bytes(
     if Path(args.out).suffix != ONNX:
         return torch_file.content(graph, metadata)
 
-    model = onnx_file.translated(graph, dynamic_shapes(program), args.checkpoint)
+    model = onnx_file.translated(graph, open_axes(program), args.checkpoint)
     if metadata.precision == "int8":
         model = onnx_file.quantised(model, list(calibration_inputs(loaded, metadata, args)))
     return onnx_file.content(model, metadata, args.out)
@@ -225,8 +225,16 @@ def training_images(loaded: Loaded) -> Iterator[Image.Image]:
         ) from error
 
 
-def proofs(exported: Exported, loaded: Loaded, args: argparse.Namespace) -> Iterator[str]:
+def proofs(
+    exported: Exported, program: Program, loaded: Loaded, args: argparse.Namespace
+) -> Iterator[str]:
     """Compare a file with its checkpoint, and yield a sentence per comparison.
+
+    Args:
+        exported: the file.
+        program: in it.
+        loaded: the checkpoint.
+        args: the command line.
 
     Raises:
         CheckpointError: if it differs by more than its precision explains.
@@ -237,11 +245,11 @@ def proofs(exported: Exported, loaded: Loaded, args: argparse.Namespace) -> Iter
     name = f"{len(made)} generated images"
 
     # A file that asks for word vectors must take any number of them.
-    if metadata.word_dim is not None:
-        others = of_other_classes(loaded, MADE_UP)
-        comparison = compare(exported, others, made, name)
+    if program.asks:
+        count = program.fewest_classes + MADE_UP
+        comparison = compare(exported, of_other_classes(loaded, count), made, name)
         check(comparison, exported, args.out)
-        yield f"{name}, {MADE_UP} made-up classes: {comparison.text()}"
+        yield f"{name}, {count} made-up classes: {comparison.text()}"
 
     # A released zero-shot file has no classes of its own.
     if len(loaded.classes):
@@ -258,6 +266,6 @@ def proofs(exported: Exported, loaded: Loaded, args: argparse.Namespace) -> Iter
 def shape(program: Program, loaded: Loaded) -> str:
     """Return the shape of the images that a program takes, for the console."""
     size = loaded.transform.image_size
-    axes = dynamic_shapes(program)[0]
-    sides = ", ".join(str(axes[axis].__name__) if axis in axes else str(size) for axis in (2, 3))
+    axes = open_axes(program)[0]
+    sides = ", ".join(axes.get(axis, str(size)) for axis in (2, 3))
     return f"[batch, 3, {sides}]"

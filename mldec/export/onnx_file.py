@@ -42,14 +42,12 @@ def require_onnx(path: str | Path, needed: Sequence[str] = NEEDED) -> None:
 
 
 # Any: the classes of onnx and onnxruntime are imported only where they are used.
-def translated(
-    graph: ExportedProgram, dynamic_shapes: tuple[dict[int, Any], ...], path: str
-) -> Any:
+def translated(graph: ExportedProgram, axes: tuple[dict[int, str], ...], path: str) -> Any:
     """Translate a graph to an ONNX model.
 
     Args:
         graph: of a `Program`.
-        dynamic_shapes: those that it was traced with, for their names.
+        axes: the names of the open axes of each input.
         path: of the checkpoint, for messages.
 
     Returns:
@@ -58,7 +56,7 @@ def translated(
     Raises:
         CheckpointError: if ONNX lacks an operation of the network.
     """
-    inputs = INPUTS[: len(dynamic_shapes)]
+    inputs = INPUTS[: len(axes)]
     try:
         with _quiet():
             program = torch.onnx.export(
@@ -67,7 +65,7 @@ def translated(
                 verbose=False,
                 input_names=inputs,
                 output_names=OUTPUTS,
-                dynamic_shapes=dict(zip(inputs, dynamic_shapes, strict=True)),
+                dynamic_shapes=dict(zip(inputs, axes, strict=True)),
             )
     except Exception as error:
         # The exporter lists its attempts: the last cause says what is missing.

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -15,6 +13,7 @@ from mldec.export.resizing import Resize
 from mldec.prediction import probabilities
 
 INPUTS = ("images", "queries")
+CLASSES = "classes"  # name of the axis of the word vectors
 OUTPUTS = ("probabilities", "decisions")
 EXAMPLE = 2  # images that a program is traced with; 0 and 1 would be taken for fixed numbers
 
@@ -64,6 +63,9 @@ class Program(nn.Module):
         self.resize = Resize(loaded.transform) if any_size else nn.Identity()
         self.asks = asks
 
+        # A graph for several groups of classes does not fit one group.
+        self.fewest_classes = getattr(loaded.model.head, "group_size", 0) + 1
+
         # The model is registered above, once.
         self._loaded = loaded
         self.register_buffer(
@@ -93,15 +95,15 @@ def examples(program: Program, loaded: Loaded) -> tuple[Tensor, ...]:
         return (images,)
 
     assert loaded.classes.queries is not None
-    return images, torch.ones(EXAMPLE + 5, loaded.classes.queries.shape[1])
+    return images, torch.ones(program.fewest_classes + 5, loaded.classes.queries.shape[1])
 
 
-def dynamic_shapes(program: Program) -> tuple[dict[int, Any], ...]:
-    """Return the axes of each input whose length is open, with their names."""
-    image_axes: dict[int, Any] = {0: Dim("batch")}
+def open_axes(program: Program) -> tuple[dict[int, str], ...]:
+    """Return the names of the axes of each input whose length is open."""
+    image_axes = {0: "batch"}
     if isinstance(program.resize, Resize):
-        image_axes |= {2: Dim("height"), 3: Dim("width")}
-    return (image_axes, {0: Dim("classes")}) if program.asks else (image_axes,)
+        image_axes |= {2: "height", 3: "width"}
+    return (image_axes, {0: CLASSES}) if program.asks else (image_axes,)
 
 
 def traced(program: Program, loaded: Loaded, path: str) -> ExportedProgram:
@@ -115,12 +117,16 @@ def traced(program: Program, loaded: Loaded, path: str) -> ExportedProgram:
     Raises:
         CheckpointError: if its network cannot be exported.
     """
+    # Torch refuses a `Dim` where it cannot prove that each length will do. It cannot prove it for
+    # classes in groups, where the number of groups is rounded.
+    shapes = tuple(
+        {axis: Dim.DYNAMIC if name == CLASSES else Dim(name) for axis, name in axes.items()}
+        for axes in open_axes(program)
+    )
     try:
         with torch.no_grad():
             return torch.export.export(
-                program.eval(),
-                examples(program, loaded),
-                dynamic_shapes=dynamic_shapes(program),
+                program.eval(), examples(program, loaded), dynamic_shapes=shapes
             )
     except Exception as error:
         # A network of any library may do what torch.export does not follow.

@@ -100,14 +100,13 @@ class WordGroupDecoder(nn.Module):
             order = torch.randperm(len(word_vectors), device=word_vectors.device)
             word_vectors = word_vectors[order]
 
-        # The last group is filled up with zeros: [K, D_w] -> [G, g, D_w].
-        # For an exported model, sizes come from `shape`, since `len` would fix them, and the number
-        # of groups is rounded up without a negative number, which ONNX divides in another way.
+        # The last group is filled up with zeros: [K, D_w] -> [G, g, D_w]. Slots are picked by their
+        # number, and sizes come from `shape`, so that an exported model takes any K.
         num_classes = word_vectors.shape[0]
         num_groups = (num_classes + self.group_size - 1) // self.group_size
-        missing = num_groups * self.group_size - num_classes
-        slots = F.pad(word_vectors, (0, 0, 0, missing))
-        slots = slots.reshape(num_groups, self.group_size, self.word_dim)
+        first = torch.arange(num_groups, device=word_vectors.device) * self.group_size
+        in_group = torch.arange(self.group_size, device=word_vectors.device)
+        slots = F.pad(word_vectors, (0, 0, 0, self.group_size - 1))[first[:, None] + in_group]
 
         memory = F.relu(self.embed(tokens))
         x = self.query_proj(slots).flatten(1)
@@ -120,7 +119,7 @@ class WordGroupDecoder(nn.Module):
             x, weights = layer(x, memory, need_weights=attention and layer is self.layers[-1])
 
         # Drop the empty slots, and put the classes back into the order of the queries.
-        logits = self.pool(x, slots)[:, :num_classes]
+        logits = self.pool(x, slots)[:, torch.arange(num_classes, device=x.device)]
         if order is not None:
             logits = logits[:, order.argsort()]
         return logits if weights is None else (logits, weights)
