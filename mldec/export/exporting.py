@@ -19,7 +19,7 @@ from mldec.errors import ConfigError, UserError, say, writing
 from mldec.export import onnx_file, torch_file
 from mldec.export.metadata import ONNX, Metadata, check_suffix
 from mldec.export.opened import Exported, open_exported
-from mldec.export.program import Program, open_axes, of_other_classes, traced
+from mldec.export.program import Program, of_other_classes, open_axes, traced
 from mldec.export.verify import check, compare, generated, stored
 from mldec.files.results import check_targets
 from mldec.files.torch_files import sha256_of

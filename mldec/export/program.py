@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram

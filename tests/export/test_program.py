@@ -13,6 +13,8 @@ from mldec.export.program import Program, decided, of_other_classes, traced
 from mldec.model import Classifier
 from mldec.prediction import scores
 
+QUICK = ("gap", "groups", "query2label", "word_groups")
+
 
 def with_words(loaded: Loaded, words: list[torch.Tensor]) -> Loaded:
     """Return the model for the classes of other word vectors, if there are any."""
@@ -33,7 +35,11 @@ def test_a_class_is_present_from_its_threshold_on() -> None:
     assert decided(rows, torch.tensor([0.2, 0.6, 0.8])).tolist() == [[True, False, False]]
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    "head",
+    # The other heads are slow here, and in the matrix of test_onnx_file.py.
+    [pytest.param(head, marks=[] if head in QUICK else pytest.mark.slow) for head in HEADS],
+)
 def test_a_traced_program_answers_as_the_checkpoint(head: str) -> None:
     exclusive = head in ("gap", "word_gap")
     loaded = networks.loaded(head, calibration=CALIBRATION, exclusive=exclusive)
@@ -85,6 +91,6 @@ def test_a_network_that_cannot_be_traced_is_one_line() -> None:
     loaded = networks.loaded("gap")
     loaded = replace(loaded, model=Classifier(Branching(), HEADS["gap"](3)))
     with pytest.raises(
-        CheckpointError, match="x.pt cannot be exported: torch.export does not foll"
+        CheckpointError, match=r"x\.pt cannot be exported: torch\.export does not foll"
     ):
         traced(Program(loaded, [0.5]), loaded, "x.pt")

@@ -13,6 +13,7 @@ from mldec.config.schema import Config
 from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
+from mldec.export.metadata import Metadata
 from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 
@@ -103,3 +104,25 @@ def words_of(head: str, count: int) -> list[Tensor]:
     if head not in OF_WORDS:
         return []
     return [torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(count))]
+
+
+def metadata(**settings: Any) -> Metadata:
+    """Return what a file says that was exported from `loaded`."""
+    values: dict[str, Any] = {
+        "classes": [f"thing {number}" for number in range(CLASSES)],
+        "word_dim": None,
+        "exclusive": False,
+        "calibrated": True,
+        "thresholds": [0.5],
+        "image_size": 32,
+        "crop": None,
+        "interpolation": "bilinear",
+        "resizes": False,
+        "mean": None,
+        "std": None,
+        "precision": "fp32",
+        "versions": {"mldec": "1"},
+        "checkpoint": {"file": "best.pt", "sha256": "0" * 64, "weights": "ema"},
+        "date": "2026-11-22T00:00:00+00:00",
+    }
+    return Metadata(**{**values, **settings})
