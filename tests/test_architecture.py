@@ -138,6 +138,7 @@ def test_files_hold_one_idea() -> None:
 TESTED_ELSEWHERE: dict[str, str] = {
     "mldec.benchmark.__main__": "test_main.py",
     "mldec.check_data.__main__": "test_main.py",
+    "mldec.export.__main__": "test_main.py",
 }
 
 

@@ -71,7 +71,7 @@ def test_every_command_says_our_version(command: str) -> None:
     assert (done.returncode, done.stdout) == (0, VERSION + "\n")
 
 
-@pytest.mark.parametrize("package", ["mldec.benchmark", "mldec.check_data"])
+@pytest.mark.parametrize("package", ["mldec.benchmark", "mldec.check_data", "mldec.export"])
 def test_a_package_runs_as_a_command(
     package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from mldec import build
 from mldec.checkpoint import Loaded, load_model, local
 from mldec.cli import chosen_model
 from mldec.data.transforms import to_tensor
-from mldec.errors import ConfigError, UserError, say, writing
+from mldec.errors import ConfigError, DataError, UserError, say, writing
 from mldec.export import onnx_file, torch_file
 from mldec.export.metadata import ONNX, Metadata, check_suffix
 from mldec.export.opened import Exported, open_exported
@@ -175,7 +175,10 @@ def to_bytes(
 
     model = onnx_file.translated(graph, open_axes(program), args.checkpoint)
     if metadata.precision == "int8":
-        model = onnx_file.quantised(model, list(calibration_inputs(loaded, metadata, args)))
+        inputs = list(calibration_inputs(loaded, metadata, args))
+        if not inputs:
+            raise DataError("--precision int8: no image to calibrate on; pass --verify FOLDER")
+        model = onnx_file.quantised(model, inputs)
     return onnx_file.content(model, metadata, args.out)
 
 

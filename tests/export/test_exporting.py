@@ -1,18 +1,27 @@
 """The command: what it writes, says and refuses."""
 
+import re
 import resource
+import shutil
 import signal
+import subprocess
+import tarfile
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import hostile
 import pytest
 import torch
+from browser import opened as in_browser
 from networks import CALIBRATION
 from pictures import picture
 from PIL import Image
+from selenium.webdriver.support.wait import WebDriverWait
 from support import one_line
 
 from mldec.checkpoint import load_model
@@ -24,6 +33,7 @@ from mldec.files.torch_files import sha256_of
 from mldec.prediction import scores
 
 Cli = Callable[..., Any]
+WASM = ("mjs", "wasm")  # endings of the two files of the engine
 
 
 @pytest.fixture(scope="module")
@@ -228,3 +238,82 @@ def test_absent_training_images_are_one_line(checkpoint: Path, tmp_path: Path) -
     )
     with pytest.raises(ValueError, match=r"--precision int8 is calibrated .* pass --verify FOLDER"):
         list(exporting.training_images(loaded))
+
+
+# The examples of docs/export.md
+
+
+def answers_of(checkpoint: Path, image: Path) -> list[str]:
+    """Return the lines that the examples print: a name, a probability, and whether it is present."""
+    loaded = load_model(checkpoint)
+    row = scores(loaded, load_image(image, loaded.transform)[None])[0].tolist()
+    return [
+        f"{name} {score:.3f}{' present' if score >= 0.5 else ''}"
+        for name, score in zip(loaded.classes.names, row, strict=True)
+    ]
+
+
+def example(language: str) -> str:
+    """Return the code of a language in the page."""
+    text = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    [code] = re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return code
+
+
+def test_the_python_of_the_page_runs(
+    cli: Cli,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture(90, 70).save("photo.png")
+    status, printed, err = cli("export", checkpoint, "digits.onnx")
+    assert (status, err) == (0, "")
+    assert printed.startswith("digits.onnx: ")
+
+    exec(compile(example("python"), "docs/export.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines() == answers_of(checkpoint, Path("photo.png"))
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A web server that says nothing."""
+
+    def log_message(self, *_: object) -> None:
+        """Drop the line of a request."""
+
+
+@pytest.mark.slow
+def test_the_javascript_of_the_page_runs_in_a_browser(
+    cli: Cli, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["npm", "pack", "onnxruntime-web@1.30.0"], check=True, capture_output=True)
+    with tarfile.open("onnxruntime-web-1.30.0.tgz") as archive:
+        for name in ("ort.wasm.min.js", *(f"ort-wasm-simd-threaded.{end}" for end in WASM)):
+            member = archive.extractfile(f"package/dist/{name}")
+            assert member is not None
+            Path(name).write_bytes(member.read())
+
+    picture(90, 70).save("photo.png")
+    Path("index.html").write_text(example("html"))
+    assert cli("export", checkpoint, "digits.onnx", "--any-size").status == 0
+    assert cli("evaluate", checkpoint, "--write-classes", "classes.txt").status == 0
+
+    handler = partial(Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with in_browser(Path("classes.txt"), width=800) as browser:
+                browser.get(f"http://127.0.0.1:{server.server_port}/index.html")
+                wait = WebDriverWait(browser, 60)
+                wait.until(lambda page: page.find_element("id", "answer").text)
+                lines = browser.find_element("id", "answer").text.splitlines()
+                log = [entry["message"] for entry in browser.get_log("browser")]
+        finally:
+            server.shutdown()
+    assert lines == answers_of(checkpoint, Path("photo.png"))
+    assert not [line for line in log if "favicon" not in line]
