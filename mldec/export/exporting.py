@@ -195,10 +195,9 @@ def calibration_inputs(
     Raises:
         UserError: if there are none.
     """
+    pictures = training_images(loaded)
     if args.verify is not None:
         pictures = (image for image, _ in stored(args.verify, loaded))
-    else:
-        pictures = training_images(loaded)
 
     queries = loaded.classes.queries
     for image in islice(pictures, CALIBRATION_IMAGES):

@@ -105,6 +105,51 @@ def test_a_file_answers_as_its_checkpoint_on_real_images(
 
 
 @pytest.fixture
+def zero_shot(tmp_path: Path) -> Path:
+    """A checkpoint that knows its classes by their word vectors."""
+    words = [word for word in hostile.WORDS if not word.startswith("head.")]
+    path = tmp_path / "words.pt"
+    state = hostile.good([*words, "head=gap_words", "head.word_dim=5"], torch.randn(3, 5))
+    torch.save(state, path)
+    return path
+
+
+def test_a_zero_shot_file_asks_for_word_vectors(cli: Cli, zero_shot: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.pt2"
+    status, printed, err = cli("export", zero_shot, out)
+    assert (status, err) == (0, "")
+    lines = printed.splitlines()
+    assert "fp32, as many classes as word vectors; images" in lines[0]
+    assert lines[2].startswith("4 generated images, 3 made-up classes: largest difference")
+    assert lines[3].startswith("4 generated images: largest difference")
+
+    opened, loaded = open_exported(out), load_model(zero_shot)
+    assert (opened.metadata.word_dim, opened.metadata.classes) == (5, list(hostile.NAMES))
+    assert loaded.classes.queries is not None
+    images = torch.stack([to_tensor(picture(64, 64, seed)) for seed in range(3)])
+    answers, _ = opened(images, loaded.classes.queries[[2, 0]])
+    torch.testing.assert_close(answers, scores(loaded, images)[:, [2, 0]])
+
+
+def test_a_zero_shot_file_may_have_its_classes_inside(
+    cli: Cli, zero_shot: Path, tmp_path: Path
+) -> None:
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("zebra 1 0 0 0 0\numbrella 0 1 0 1 0\n")
+    out = tmp_path / "x.pt2"
+    words = ["--classes", "umbrella,zebra", "--vectors", vectors, "--threshold", "0.3"]
+    status, printed, err = cli("export", zero_shot, out, *words)
+    assert (status, err) == (0, "")
+    assert "fp32, 2 classes; images" in printed
+    assert "decisions: at 0.3, of --threshold" in printed
+    opened = open_exported(out)
+    assert (opened.metadata.word_dim, opened.metadata.classes) == (None, ["umbrella", "zebra"])
+    answers, decisions = opened(to_tensor(picture(64, 64))[None])
+    assert answers.shape == (1, 2)
+    assert torch.equal(decisions, answers >= 0.3)
+
+
+@pytest.fixture
 def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test if the network is traced: a wrong option is refused before."""
 
@@ -244,7 +289,7 @@ def test_absent_training_images_are_one_line(checkpoint: Path, tmp_path: Path) -
 
 
 def answers_of(checkpoint: Path, image: Path) -> list[str]:
-    """Return the lines that the examples print: a name, a probability, and whether it is present."""
+    """Return the lines that the examples print: name, probability, and whether it is present."""
     loaded = load_model(checkpoint)
     row = scores(loaded, load_image(image, loaded.transform)[None])[0].tolist()
     return [
