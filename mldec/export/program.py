@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.overrides import TorchFunctionMode
 
 from mldec.checkpoint import Loaded
 from mldec.errors import CheckpointError, brief
@@ -107,6 +110,22 @@ def open_axes(program: Program) -> tuple[dict[int, str], ...]:
     return (image_axes, {0: CLASSES}) if program.asks else (image_axes,)
 
 
+class _ContiguousAttention(TorchFunctionMode):
+    """Make the result of attention contiguous in memory.
+
+    A fused kernel orders it in another way than the operations that ONNX has instead, and a network
+    that takes another view of it would then fail: transformers' Swin does.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function is F.scaled_dot_product_attention:
+            return result.contiguous()
+        return result
+
+
 def traced(program: Program, loaded: Loaded, path: str) -> ExportedProgram:
     """Turn a program into a graph for any number of images, and of classes if it asks for them.
 
@@ -125,7 +144,7 @@ def traced(program: Program, loaded: Loaded, path: str) -> ExportedProgram:
         for axes in open_axes(program)
     )
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _ContiguousAttention():
             return torch.export.export(
                 program.eval(), examples(program, loaded), dynamic_shapes=shapes
             )

@@ -8,8 +8,9 @@ import networks
 import pytest
 import torch
 from networks import CALIBRATION, HEADS, OF_WORDS, metadata, noise, words_of
+from torch import nn
 
-from mldec.backbones import TimmBackbone
+from mldec.backbones import HFBackbone, TimmBackbone
 from mldec.checkpoint import Loaded
 from mldec.errors import CheckpointError, ConfigError
 from mldec.export import onnx_file
@@ -102,6 +103,12 @@ def test_damaged_files_are_one_line(tmp_path: Path) -> None:
 
 
 # The matrix: each head with each kind of network, and the networks of the recipes in full size.
+WIDTHS: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 64,
+}
 SMALL: dict[str, dict[str, Any]] = {
     "test_resnet": {},
     "test_convnext": {"feature_norm": "pretrained"},
@@ -116,9 +123,28 @@ LARGE: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def agrees(name: str, arguments: dict[str, Any], head: str, size: int, path: Path) -> None:
+# Of transformers: type, settings, side of the image in pixels.
+OF_TRANSFORMERS: list[tuple[str, dict[str, Any], int]] = [
+    ("vit", {**WIDTHS, "intermediate_size": 48}, 64),
+    ("dinov2", {**WIDTHS, "patch_size": 14, "image_size": 56}, 56),
+    (
+        "swin",
+        {
+            "depths": [1, 1, 1, 1],
+            "embed_dim": 16,
+            "num_heads": [1, 2, 4, 8],
+            "image_size": 96,
+            "window_size": 3,
+        },
+        96,
+    ),
+    ("cvt", {"embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}, 64),
+]
+
+
+def agrees(backbone: nn.Module, head: str, size: int, path: Path) -> None:
     """Export a model and compare its answers."""
-    backbone = TimmBackbone(name, **arguments).eval()
+    backbone.eval()
     loaded = networks.loaded(head, backbone, size=size, calibration=CALIBRATION)
     program, model = model_of(loaded, asks=head in OF_WORDS)
     opened = write(model, path)
@@ -133,7 +159,7 @@ def agrees(name: str, arguments: dict[str, Any], head: str, size: int, path: Pat
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("head", HEADS)
 def test_each_head_on_each_kind_of_network(name: str, head: str, tmp_path: Path) -> None:
-    agrees(name, SMALL[name], head, 64, tmp_path / "x.onnx")
+    agrees(TimmBackbone(name, **SMALL[name]), head, 64, tmp_path / "x.onnx")
 
 
 @pytest.mark.slow
@@ -141,4 +167,14 @@ def test_each_head_on_each_kind_of_network(name: str, head: str, tmp_path: Path)
 def test_the_networks_of_the_recipes(
     name: str, arguments: dict[str, Any], head: str, tmp_path: Path
 ) -> None:
-    agrees(name, arguments, head, 224, tmp_path / "x.onnx")
+    agrees(TimmBackbone(name, **arguments), head, 224, tmp_path / "x.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "settings", "size"), OF_TRANSFORMERS)
+def test_networks_of_transformers(
+    kind: str, settings: dict[str, Any], size: int, tmp_path: Path
+) -> None:
+    config = {"model_type": kind, **settings}
+    backbone = HFBackbone(name="x", config=config, mean=[0.5] * 3, std=[0.5] * 3, pretrained=False)
+    agrees(backbone, "groups", size, tmp_path / "x.onnx")
