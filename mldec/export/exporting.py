@@ -17,7 +17,7 @@ from mldec.cli import chosen_model
 from mldec.data.transforms import to_tensor
 from mldec.errors import ConfigError, DataError, UserError, say, writing
 from mldec.export import onnx_file, torch_file
-from mldec.export.metadata import ONNX, Metadata, check_suffix
+from mldec.export.metadata import NEEDED, ONNX, Metadata, check_suffix, require_onnx
 from mldec.export.opened import Exported, open_exported
 from mldec.export.program import Program, of_other_classes, open_axes, traced
 from mldec.export.verify import check, compare, generated, stored
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     check_targets(args.out)
     check_classes(args)
     if out.suffix == ONNX:
-        onnx_file.require_onnx(out)
+        require_onnx(out)
     elif args.precision == "int8":
         raise ConfigError(f"--precision int8: {out} cannot have it; write an .onnx file")
 
@@ -141,7 +141,7 @@ def describe(program: Program, loaded: Loaded, args: argparse.Namespace, path: P
 
     versions = provenance.installed()
     if Path(args.out).suffix == ONNX:
-        versions |= {name: version(name) for name in onnx_file.NEEDED}
+        versions |= {name: version(name) for name in NEEDED}
     return Metadata(
         classes=[*loaded.classes.names],
         word_dim=width,

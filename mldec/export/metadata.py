@@ -1,7 +1,9 @@
 """What an exported file says of itself, as JSON inside the file."""
 
+import importlib.util
 import json
 import zipfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from mldec.errors import CheckpointError, ConfigError
 KEY = "mldec"  # of the entry in an ONNX file
 EXTRA = "mldec.json"  # of the extra file in a .pt2 file
 ONNX, PT2 = SUFFIXES = (".onnx", ".pt2")
+NEEDED = ("onnx", "onnxscript", "onnxruntime")  # the packages of the extra
 MAX_BYTES = 2**26  # ImageNet-21K needs a megabyte
 
 
@@ -80,6 +83,24 @@ def parse(text: str | None, path: Path) -> Metadata:
         ) from error
 
 
+def require_onnx(path: str | Path, needed: Sequence[str] = NEEDED) -> None:
+    """Check that the packages for ONNX files are installed.
+
+    Args:
+        path: of the file, for the message.
+        needed: the packages.
+
+    Raises:
+        ConfigError: if one is not.
+    """
+    for name in needed:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"{path}: ONNX files need {name}, which is not installed; "
+                f"run pip install 'mldec[export]'"
+            )
+
+
 def check_suffix(path: Path) -> None:
     """Check that the name of an exported file says of which kind it is.
 
@@ -97,16 +118,17 @@ def read_metadata(path: Path) -> Metadata:
     """Return what an exported file says of itself, without loading its network.
 
     Raises:
+        ConfigError: if its name does not end in .onnx or .pt2, or a package is missing.
         CheckpointError: if the file is missing, damaged, or not exported by this program.
     """
     check_suffix(path)
     if not path.is_file():
         raise CheckpointError(f"no file at {path}: check the path")
 
+    if path.suffix == ONNX:
+        require_onnx(path, ["onnx"])
     try:
         text = _of_onnx(path) if path.suffix == ONNX else _of_pt2(path)
-    except ImportError:
-        raise
     except Exception as error:
         # The parsers raise classes of their own for a damaged file.
         raise CheckpointError(f"{path} is damaged, or no {path.suffix} file") from error

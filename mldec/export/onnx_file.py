@@ -1,6 +1,5 @@
 """ONNX files: written from a graph of torch.export, quantised, and run by ONNX Runtime."""
 
-import importlib.util
 import logging
 import tempfile
 import warnings
@@ -13,32 +12,13 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from mldec.errors import CheckpointError, ConfigError, brief
-from mldec.export.metadata import KEY, Metadata, parse
+from mldec.errors import CheckpointError, brief
+from mldec.export.metadata import KEY, Metadata, parse, require_onnx
 from mldec.export.program import INPUTS, OUTPUTS
 
-NEEDED = ("onnx", "onnxscript", "onnxruntime")
 LARGEST = 2**31  # bytes in one ONNX file, a limit of protocol buffers
 SILENT, WARNINGS = 4, 2  # levels of ONNX Runtime's own log; what is fatal is raised as an error too
 LOUD = ("onnxscript", "onnx_ir", "torch.onnx", "root")  # loggers that tell of each constant
-
-
-def require_onnx(path: str | Path, needed: Sequence[str] = NEEDED) -> None:
-    """Check that the packages for ONNX files are installed.
-
-    Args:
-        path: of the file, for the message.
-        needed: the packages.
-
-    Raises:
-        ConfigError: if one is not.
-    """
-    for name in needed:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(
-                f"{path}: ONNX files need {name}, which is not installed; "
-                f"run pip install 'mldec[export]'"
-            )
 
 
 # Any: the classes of onnx and onnxruntime are imported only where they are used.
@@ -94,6 +74,9 @@ def quantised(model: Any, inputs: Sequence[tuple[Tensor, ...]]) -> Any:
 
     Returns:
         An `onnx.ModelProto`.
+
+    Raises:
+        CheckpointError: if ONNX Runtime cannot quantise it.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
@@ -111,16 +94,22 @@ def quantised(model: Any, inputs: Sequence[tuple[Tensor, ...]]) -> Any:
 
     with tempfile.TemporaryDirectory() as folder, _quiet():
         target = Path(folder, "model.onnx")
-        quantize_static(
-            model,
-            target,
-            Batches(),
-            op_types_to_quantize=["Conv", "Gemm", "MatMul"],
-            nodes_to_exclude=_products(model),
-            per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-        )
+        try:
+            quantize_static(
+                model,
+                target,
+                Batches(),
+                op_types_to_quantize=["Conv", "Gemm", "MatMul"],
+                nodes_to_exclude=_products(model),
+                per_channel=True,
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+            )
+        except Exception as error:
+            raise CheckpointError(
+                f"--precision int8: ONNX Runtime cannot quantise this network ({brief(error)}); "
+                f"choose fp32 or fp16"
+            ) from error
         return onnx.load(target)
 
 
@@ -175,6 +164,7 @@ class OnnxFile:
         require_onnx(path, ["onnxruntime"])
         import onnxruntime
 
+        self._path = path
         # As many threads as torch, so that OMP_NUM_THREADS counts for both.
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -193,8 +183,14 @@ class OnnxFile:
         Args:
             inputs: images uint8 [B, 3, H, W], and word vectors float32 [K, D] if the file asks for
                 them.
+
+        Raises:
+            CheckpointError: if the file does not take such inputs.
         """
-        scores, decisions = self._session.run(OUTPUTS, _named(inputs))
+        try:
+            scores, decisions = self._session.run(OUTPUTS, _named(inputs))
+        except Exception as error:
+            raise CheckpointError(f"{self._path} fails in ONNX Runtime: {brief(error)}") from error
         return torch.from_numpy(scores), torch.from_numpy(decisions)
 
 

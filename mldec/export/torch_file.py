@@ -33,6 +33,7 @@ class TorchFile:
     metadata: Metadata
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self.metadata = read_metadata(path)
         try:
             with path.open("rb") as file:
@@ -43,4 +44,7 @@ class TorchFile:
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return probabilities float32 [B, K] and decisions bool [B, K]; see `OnnxFile`."""
-        return self._module(*inputs)
+        try:
+            return self._module(*inputs)
+        except Exception as error:
+            raise CheckpointError(f"{self._path} fails in torch: {brief(error)}") from error

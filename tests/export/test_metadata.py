@@ -1,5 +1,6 @@
 """What an exported file says of itself, and files that say nothing."""
 
+import importlib.util
 import json
 import zipfile
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from networks import metadata
 
 from mldec.errors import CheckpointError, ConfigError
-from mldec.export.metadata import EXTRA, KEY, check_suffix, parse, read_metadata
+from mldec.export.metadata import EXTRA, KEY, check_suffix, parse, read_metadata, require_onnx
 
 onnx = pytest.importorskip("onnx")
 METADATA = metadata(classes=["one", "zwei, drei"])
@@ -65,3 +66,15 @@ def test_unknown_entries_are_those_of_another_version() -> None:
     content = json.loads(METADATA.to_json())
     with pytest.raises(CheckpointError, match="x does not say"):
         parse(json.dumps({**content, "newer": 1}), Path("x"))
+
+
+def test_it_is_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_onnx(tmp_path / "x.onnx", METADATA.to_json())
+    require_onnx("x.onnx")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match=r"x\.onnx: .* onnx, which is not .* pip install 'mldec\[export\]'"
+    ):
+        require_onnx("x.onnx")
+    with pytest.raises(ConfigError, match=r"mldec\[export\]"):
+        read_metadata(tmp_path / "x.onnx")

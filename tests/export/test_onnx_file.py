@@ -1,6 +1,5 @@
 """ONNX files in ONNX Runtime."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ from torch import nn
 
 from mldec.backbones import HFBackbone, TimmBackbone
 from mldec.checkpoint import Loaded
-from mldec.errors import CheckpointError, ConfigError
+from mldec.errors import CheckpointError
 from mldec.export import onnx_file
 from mldec.export.metadata import read_metadata
-from mldec.export.onnx_file import OnnxFile, content, quantised, require_onnx, translated
+from mldec.export.onnx_file import OnnxFile, content, quantised, translated
 from mldec.export.program import Program, open_axes, traced
 
 onnx = pytest.importorskip("onnx")
@@ -67,6 +66,12 @@ def test_inputs_and_outputs_have_names(whole: tuple[Program, Any]) -> None:
     }
 
 
+def test_inputs_of_another_form_are_one_line(whole: tuple[Program, Any], tmp_path: Path) -> None:
+    opened = write(whole[1], tmp_path / "x.onnx")
+    with pytest.raises(CheckpointError, match=r"x\.onnx fails in ONNX Runtime: "):
+        opened(noise(1).float())
+
+
 def test_eight_bits_change_a_little(whole: tuple[Program, Any], tmp_path: Path) -> None:
     program, model = whole
     small = quantised(model, [(noise(1, side),) for side in (32, 40, 48)])
@@ -84,15 +89,6 @@ def test_a_model_beyond_two_gigabytes_is_one_line(
     monkeypatch.setattr(onnx_file, "LARGEST", 1000)
     with pytest.raises(CheckpointError, match=r"x\.onnx: the model has 0\.0 GiB.* \.pt2 file"):
         content(whole[1], metadata(), "x.onnx")
-
-
-def test_it_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_onnx("x.onnx")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"x\.onnx: .* onnx, which is not .* pip install 'mldec\[export\]'"
-    ):
-        require_onnx("x.onnx")
 
 
 def test_damaged_files_are_one_line(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ def test_it_answers_as_the_program(tmp_path: Path) -> None:
             expected = program(images)
         for answer, wanted in zip(opened(images), expected, strict=True):
             assert torch.equal(answer, wanted)
+    with pytest.raises(CheckpointError, match=r"x\.pt2 fails in torch: "):
+        opened(noise(1).float())
 
 
 def test_a_file_without_a_graph_is_one_line(tmp_path: Path) -> None:
