@@ -11,6 +11,7 @@ COMMANDS = {
     "calibrate": "fit a threshold per class, and store it in a copy of a checkpoint",
     "report": "write a page of metrics with intervals, curves, images and suspected labels",
     "predict": "name what images show",
+    "export": "write a checkpoint as an ONNX or .pt2 file that answers by itself",
     "summary": "print a table of the runs in a folder, and plot them",
     "check_data": "count and check the images and labels of a dataset, or find its wrong labels",
     "benchmark": "measure speed, memory and cost",

@@ -59,7 +59,12 @@ def scores(loaded: Loaded, images: Tensor) -> Tensor:
     if queries is not None:
         queries = queries.to(images.device)
 
-    logits = loaded.model(images, queries).float()
+    return probabilities(loaded, loaded.model(images, queries))
+
+
+def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
+    """Return the scores [B, K], float32, of the logits [B, K] of a model; see `scores`."""
+    logits = logits.float()
     if loaded.calibration is not None:
         logits = loaded.calibration.scaled(logits)
     return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
@@ -221,14 +226,12 @@ def with_classes(loaded: Loaded, names: str, vectors: str) -> Loaded:
     return replace(loaded, classes=classes)
 
 
-def _check_options(args: argparse.Namespace) -> None:
-    """Raise a `ConfigError` if options do not fit each other."""
+def check_class_options(args: argparse.Namespace) -> None:
+    """Raise a `ConfigError` if the options that choose or name classes do not fit each other."""
     if (args.classes is None) != (args.vectors is None):
         raise ConfigError(
             "--classes and --vectors need each other: names, and a file with their word vectors"
         )
-    if args.font is not None and args.pictures is None:
-        raise ConfigError("--font has no effect without --pictures: leave it out")
     if args.classes is not None and args.class_names is not None:
         raise ConfigError(
             "--classes and --class-names exclude each other: other classes, or other names for "
@@ -250,7 +253,9 @@ def run(args: argparse.Namespace) -> int:
         UserError: for a wrong option, or a checkpoint or file that cannot be used.
     """
     # Everything that can be refused at once comes before the first image.
-    _check_options(args)
+    check_class_options(args)
+    if args.font is not None and args.pictures is None:
+        raise ConfigError("--font has no effect without --pictures: leave it out")
     check_targets(args.json, args.jsonl)
     typeface = None
     if args.pictures is not None:

@@ -28,7 +28,14 @@ LAYERS = [
     ("mldec.build", "mldec.__main__"),
     ("mldec.checkpoint", "mldec.explain"),
     ("mldec.evaluation", "mldec.prediction", "mldec.summary", "mldec.calibration"),
-    ("mldec.training", "mldec.evaluate", "mldec.predict", "mldec.calibrate", "mldec.check_data"),
+    (
+        "mldec.training",
+        "mldec.evaluate",
+        "mldec.predict",
+        "mldec.calibrate",
+        "mldec.check_data",
+        "mldec.export",
+    ),
     ("mldec.train", "mldec.benchmark", "mldec.report"),
 ]
 PARTS = ("mldec.heads", "mldec.backbones", "mldec.losses", "mldec.evaluators", "mldec.data")
@@ -138,6 +145,7 @@ def test_files_hold_one_idea() -> None:
 TESTED_ELSEWHERE: dict[str, str] = {
     "mldec.benchmark.__main__": "test_main.py",
     "mldec.check_data.__main__": "test_main.py",
+    "mldec.export.__main__": "test_main.py",
     "mldec.report.__main__": "test_main.py",
     "mldec.report.content": "report/test_page.py",
     "mldec.summary.__main__": "test_main.py",

@@ -51,7 +51,7 @@ def _apply(layers: tuple[str, ...], model: Any, images: Tensor) -> Tensor:
 def _vit(model: Any, images: Tensor) -> Tensor:
     """Compute the tokens of torchvision's ViT, without the class token."""
     patches = model._process_input(images)
-    class_token = model.class_token.expand(len(patches), -1, -1)
+    class_token = model.class_token.expand(patches.shape[0], -1, -1)
     return model.encoder(torch.cat([class_token, patches], 1))[:, 1:]
 
 

@@ -52,7 +52,10 @@ class Attention(nn.Module):
             if `need_weights`, else None.
         """
         q, k, v = self._project(query, 0), self._project(key, 1), self._project(value, 2)
-        q = q.expand(len(k), -1, -1, -1)  # a query of batch size 1 serves every image
+
+        # A query of batch size 1 serves every image. Not `len(k)`: in an exported model that would
+        # be the fixed number of images that it was traced with.
+        q = q.expand(k.shape[0], -1, -1, -1)
 
         attended = F.scaled_dot_product_attention(
             q, k, v, dropout_p=self.dropout if self.training else 0.0

@@ -157,7 +157,7 @@ class MLDecoder(nn.Module):
 
         # The queries do not depend on the image: one copy serves the whole batch, except in
         # training, where dropout must differ from image to image.
-        x = x.expand(len(tokens) if self.training else 1, -1, -1)
+        x = x.expand(tokens.shape[0] if self.training else 1, -1, -1)
 
         weights = None
         for layer in self.layers:

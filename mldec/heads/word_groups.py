@@ -100,22 +100,26 @@ class WordGroupDecoder(nn.Module):
             order = torch.randperm(len(word_vectors), device=word_vectors.device)
             word_vectors = word_vectors[order]
 
-        # The last group is filled up with zeros: [K, D_w] -> [G, g, D_w].
-        missing = -len(word_vectors) % self.group_size
-        slots = F.pad(word_vectors, (0, 0, 0, missing)).unflatten(0, (-1, self.group_size))
+        # The last group is filled up with zeros: [K, D_w] -> [G, g, D_w]. Slots are picked by their
+        # number, and sizes come from `shape`, so that an exported model takes any K.
+        num_classes = word_vectors.shape[0]
+        num_groups = (num_classes + self.group_size - 1) // self.group_size
+        first = torch.arange(num_groups, device=word_vectors.device) * self.group_size
+        in_group = torch.arange(self.group_size, device=word_vectors.device)
+        slots = F.pad(word_vectors, (0, 0, 0, self.group_size - 1))[first[:, None] + in_group]
 
         memory = F.relu(self.embed(tokens))
         x = self.query_proj(slots).flatten(1)
 
         # One copy of the queries serves the whole batch, except in training, where dropout must
         # differ from image to image.
-        x = x.expand(len(tokens) if self.training else 1, -1, -1)
+        x = x.expand(tokens.shape[0] if self.training else 1, -1, -1)
         weights = None
         for layer in self.layers:
             x, weights = layer(x, memory, need_weights=attention and layer is self.layers[-1])
 
         # Drop the empty slots, and put the classes back into the order of the queries.
-        logits = self.pool(x, slots)[:, : len(word_vectors)]
+        logits = self.pool(x, slots)[:, torch.arange(num_classes, device=x.device)]
         if order is not None:
             logits = logits[:, order.argsort()]
         return logits if weights is None else (logits, weights)

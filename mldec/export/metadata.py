@@ -1,0 +1,152 @@
+"""What an exported file says of itself, as JSON inside the file."""
+
+import importlib.util
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mldec.errors import CheckpointError, ConfigError
+
+KEY = "mldec"  # of the entry in an ONNX file
+EXTRA = "mldec.json"  # of the extra file in a .pt2 file
+ONNX, PT2 = SUFFIXES = (".onnx", ".pt2")
+NEEDED = ("onnx", "onnxscript", "onnxruntime")  # the packages of the extra
+MAX_BYTES = 2**26  # ImageNet-21K needs a megabyte
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metadata:
+    """What a program needs to know of an exported file.
+
+    Attributes:
+        classes: names of the outputs; of the classes of its training if `word_dim` is given.
+        word_dim: width D of the word vectors that are its second input; None without one.
+        exclusive: an image has one label: probabilities are a softmax, and the most probable class
+            is the decision. Otherwise they are sigmoids.
+        calibrated: the probabilities are calibrated.
+        thresholds: from which probability on a class is present: K, one for all classes, or None
+            with one label per image.
+        image_size: pixels per side S of the network's images.
+        crop: see `EvalTransform`.
+        interpolation: likewise.
+        resizes: the resize is inside, and images of any size are the input. Otherwise images are
+            resized outside, with Pillow's filters.
+        mean: of the channels of images in [0, 1]; the normalisation is inside.
+        std: likewise.
+        precision: "fp32", "fp16" or "int8".
+        versions: of the packages that wrote the file.
+        checkpoint: its file name, the SHA-256 hash of this file, and its weights, "ema" or "raw".
+        date: of the export, in ISO 8601.
+    """
+
+    classes: list[str]
+    word_dim: int | None
+    exclusive: bool
+    calibrated: bool
+    thresholds: list[float] | None
+    image_size: int
+    crop: float | None
+    interpolation: str
+    resizes: bool
+    mean: list[float] | None
+    std: list[float] | None
+    precision: str
+    versions: dict[str, str]
+    checkpoint: dict[str, str]
+    date: str
+
+    def to_json(self) -> str:
+        """Return the text that the file holds."""
+        return json.dumps(asdict(self), allow_nan=False)
+
+
+def parse(text: str | None, path: Path) -> Metadata:
+    """Read the text that an exported file holds.
+
+    Args:
+        text: None if the file has none.
+        path: of the file, for messages.
+
+    Raises:
+        CheckpointError: if it is none of ours.
+    """
+    try:
+        content: dict[str, Any] = json.loads(text or "")
+        return Metadata(**content)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} does not say what its classes are: it lacks the metadata of this version; "
+            f"write it with python -m mldec.export"
+        ) from error
+
+
+def require_onnx(path: str | Path, needed: Sequence[str] = NEEDED) -> None:
+    """Check that the packages for ONNX files are installed.
+
+    Args:
+        path: of the file, for the message.
+        needed: the packages.
+
+    Raises:
+        ConfigError: if one is not.
+    """
+    for name in needed:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"{path}: ONNX files need {name}, which is not installed; "
+                f"run pip install 'mldec[export]'"
+            )
+
+
+def check_suffix(path: Path) -> None:
+    """Check that the name of an exported file says of which kind it is.
+
+    Raises:
+        ConfigError: if it does not.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"{path}: the name of an exported file ends in .onnx (ONNX) or .pt2 (torch.export); "
+            f"choose one of them"
+        )
+
+
+def read_metadata(path: Path) -> Metadata:
+    """Return what an exported file says of itself, without loading its network.
+
+    Raises:
+        ConfigError: if its name does not end in .onnx or .pt2, or a package is missing.
+        CheckpointError: if the file is missing, damaged, or not exported by this program.
+    """
+    check_suffix(path)
+    if not path.is_file():
+        raise CheckpointError(f"no file at {path}: check the path")
+
+    if path.suffix == ONNX:
+        require_onnx(path, ["onnx"])
+    try:
+        text = _of_onnx(path) if path.suffix == ONNX else _of_pt2(path)
+    except Exception as error:
+        # The parsers raise classes of their own for a damaged file.
+        raise CheckpointError(f"{path} is damaged, or no {path.suffix} file") from error
+    return parse(text, path)
+
+
+def _of_onnx(path: Path) -> str | None:
+    """Return the text in an ONNX file; weights in other files are not looked for."""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    return next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+
+
+def _of_pt2(path: Path) -> str | None:
+    """Return the text in a .pt2 file, which is a zip archive."""
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if entry.filename.endswith(f"/{EXTRA}") and entry.file_size <= MAX_BYTES:
+                return archive.read(entry).decode()
+    return None
