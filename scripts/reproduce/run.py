@@ -175,7 +175,8 @@ def train(row: Row, seed: int, gpus: int, settings: list[str]) -> None:
 
 def result(row: Row, seed: int, settings: list[str]) -> dict[str, Any] | None:
     """Return the state, commit and metrics of a run; None before its first evaluation."""
-    from mldec import checkpoint, summary
+    from mldec import checkpoint
+    from mldec.summary.runs import read
 
     own, _ = own_name(row, seed, settings)
     folder = Path("outputs", own)
@@ -184,7 +185,7 @@ def result(row: Row, seed: int, settings: list[str]) -> dict[str, Any] | None:
         return None
 
     saved = checkpoint.load(path).metrics
-    state = summary.read(folder, own)
+    state = read(folder, own)
 
     # With a moving average the metrics of the raw weights have names of their own.
     prefix = "val/"

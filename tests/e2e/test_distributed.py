@@ -118,6 +118,7 @@ def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(
     assert "2 of 4 steps done" in done.stdout
 
 
+@pytest.mark.slow
 def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path: Path) -> None:
     log = tmp_path / "outputs" / "digits" / "metrics.jsonl"
     command = torchrun(2, *TRAIN, "train.epochs=1000", "train.log_every=1")
@@ -136,6 +137,7 @@ def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path: Path) -> None:
     assert state["step"] == numbers(log.parent)[-1]["step"] > 0
 
 
+@pytest.mark.slow
 def test_float64_losses_depend_neither_on_the_processes_nor_on_accumulation(
     tmp_path: Path,
 ) -> None:
@@ -160,6 +162,7 @@ def test_float64_losses_depend_neither_on_the_processes_nor_on_accumulation(
     assert averaged == [2], "the moving average starts in the second epoch"
 
 
+@pytest.mark.slow
 def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
     cli: Callable[..., Any], digits_run: Path, tmp_path: Path
 ) -> None:
@@ -181,6 +184,7 @@ def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
     assert target.read_text() == (tmp_path / "1.json").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -189,11 +193,7 @@ def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
             "train.batch_size 15 is not divisible by 2 processes x train.accumulate 1; "
             "use 14 or 16, the nearest that is",
         ),
-        pytest.param(
-            "train.batch_size=0",
-            "train.batch_size is 0: it must be at least 1",
-            marks=pytest.mark.slow,
-        ),
+        ("train.batch_size=0", "train.batch_size is 0: it must be at least 1"),
     ],
 )
 def test_a_user_fault_of_all_processes_is_said_once(
