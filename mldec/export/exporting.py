@@ -27,6 +27,7 @@ from mldec.prediction import check_class_options, with_classes
 from mldec.runtime import provenance
 
 CALIBRATION_IMAGES = 128  # of an int8 file
+DEFAULT_THRESHOLD = 0.5  # of data whose settings have none
 MADE_UP = 2  # classes of a zero-shot model, beyond the fewest, that are compared too
 
 
@@ -114,10 +115,12 @@ def chosen_thresholds(loaded: Loaded, args: argparse.Namespace) -> tuple[list[fl
         )
 
     # As mldec.evaluate does, whose default this is.
-    threshold = float(loaded.config.data.get("threshold", 0.5))
+    chosen = loaded.config.data.get("threshold")
+    threshold = DEFAULT_THRESHOLD if chosen is None else float(chosen)
+    origin = "the default" if chosen is None else "data.threshold of the run"
     return [threshold], (
-        f"at {threshold:g}, data.threshold of the run: the checkpoint has no thresholds; pass "
-        f"--threshold, or calibrate it with python -m mldec.calibrate"
+        f"at {threshold:g}, {origin}: the checkpoint has no thresholds; pass --threshold, or "
+        f"calibrate it with python -m mldec.calibrate"
     )
 
 
