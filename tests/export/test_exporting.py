@@ -259,9 +259,16 @@ def test_decisions_are_at_the_thresholds_that_are_there(checkpoint: Path, calibr
         return exporting.chosen_thresholds(load_model(path, weights="raw"), args)
 
     assert chosen(checkpoint)[0] == [0.5]
-    assert "data.threshold of the run: the checkpoint has no thresholds" in chosen(checkpoint)[1]
+    assert "at 0.5, the default: the checkpoint has no thresholds" in chosen(checkpoint)[1]
     assert chosen(calibrated)[0] == pytest.approx([0.2, 0.4, 0.6])
     assert chosen(calibrated, 0.7) == ([0.7], "at 0.7, of --threshold")
+
+    loaded = load_model(checkpoint, weights="raw")
+    loaded.config.data["threshold"] = 0.75
+    args: Any = type("Args", (), {"threshold": None})
+    values, origin = exporting.chosen_thresholds(loaded, args)
+    assert values == [0.75]
+    assert origin.startswith("at 0.75, data.threshold of the run: ")
 
 
 def test_images_of_the_training_calibrate_eight_bits(checkpoint: Path) -> None:
