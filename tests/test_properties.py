@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
-from unittest.mock import MagicMock
 from xml.sax.saxutils import escape
 
 import mutations
@@ -104,7 +103,6 @@ def quiet_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("torch.utils.tensorboard.SummaryWriter", MagicMock())
         for tracker in ("wandb", "trackio"):  # as if not installed: they would use the network
             patch.setitem(sys.modules, tracker, None)
         patch.setattr(signals, "listening", stopping)
