@@ -356,11 +356,7 @@ def run(args: argparse.Namespace) -> None:
     if args.write_classes:
         write_classes(loaded, args)
         return
-    if args.class_names and loaded.classes.queries is not None:
-        raise ConfigError(
-            f"--class-names has no effect: {args.checkpoint} scores the classes of the data, "
-            f"by their word vectors; leave it out"
-        )
+    check_class_names(loaded, args)
 
     config = override(loaded.config, [*size_setting(args), *args.settings])
     parts = build.check(config, ["data"])
@@ -407,6 +403,15 @@ def scorer(loaded: Loaded, data: DataModule, path: str) -> nn.Module:
     if loaded.calibration is not None:
         model = Calibrated(model, loaded.calibration)
     return scoring(model, loaded.classes, data.val.classes, path)
+
+
+def check_class_names(loaded: Loaded, args: argparse.Namespace) -> None:
+    """Raise a `ConfigError` for --class-names if the classes are those of the data anyway."""
+    if args.class_names and loaded.classes.queries is not None:
+        raise ConfigError(
+            f"--class-names has no effect: {args.checkpoint} scores the classes of the data, "
+            f"by their word vectors; leave it out"
+        )
 
 
 def size_setting(args: argparse.Namespace) -> list[str]:

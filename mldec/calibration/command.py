@@ -36,6 +36,7 @@ from mldec.evaluation import (
     Results,
     Scores,
     all_scores,
+    check_class_names,
     choose_precision,
     left_out,
     report,
@@ -99,6 +100,7 @@ def run(args: argparse.Namespace) -> None:
     out = target(args, path)
     check_targets(out)
     loaded = load_model(**{**chosen_model(args), "path": path})
+    check_class_names(loaded, args)
     min_positives = args.min_positives or MIN_POSITIVES
     choice = Choice(objective, scope_of(loaded, args), min_positives, args.platt)
     checkpoint = to_store(path, loaded)

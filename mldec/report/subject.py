@@ -20,6 +20,7 @@ from mldec.errors import ConfigError, DataError
 from mldec.evaluation import (
     Scores,
     all_scores,
+    check_class_names,
     choose_precision,
     scorer,
     size_setting,
@@ -88,6 +89,7 @@ def prepare(args: argparse.Namespace) -> Subject:
     """Load the checkpoint of a command line, and the data that it is asked about."""
     path = args.checkpoint
     loaded = load_model(**chosen_model(args))
+    check_class_names(loaded, args)
     config = override(loaded.config, [*size_setting(args), *args.settings])
     device = distributed.pick_device(config.device)
     choose_precision(config, args.settings, device)
