@@ -31,7 +31,7 @@ class Record(NamedTuple):
 
     log: Callable[[int, dict[str, Any]], None]  # step and values by name
     # The package: its classes Image and Histogram take the same arguments in each of them.
-    library: Any
+    package: Any
     finish: Callable[[], None]
 
 
@@ -65,7 +65,7 @@ def open_wandb(config: Config, directory: Path, run_id: str) -> Record:
     run.define_metric("*", step_metric="step")
     return Record(
         log=lambda step, values: run.log({"step": step, **values}),
-        library=wandb,
+        package=wandb,
         finish=run.finish,
     )
 
@@ -86,7 +86,7 @@ def open_trackio(config: Config, directory: Path, run_id: str) -> Record:
     )
     return Record(
         log=lambda step, values: run.log(values, step=step),
-        library=trackio,
+        package=trackio,
         finish=trackio.finish,
     )
 
@@ -138,13 +138,13 @@ class Tracker:
     def details(self, step: int, details: Details) -> None:
         """Send what the evaluation after a step shows; the curves are for TensorBoard only."""
 
-        def converted(library: Any) -> dict[str, Any]:
+        def converted(package: Any) -> dict[str, Any]:
             values: dict[str, Any] = dict(details.scalars)
             for tag, histogram in details.histograms.items():
                 pair = histogram.counts, histogram.edges
-                values[tag] = library.Histogram(np_histogram=pair)
+                values[tag] = package.Histogram(np_histogram=pair)
             for tag, image in details.images.items():
-                values[tag] = library.Image(image)
+                values[tag] = package.Image(image)
             return values
 
         self._send(step, converted)
@@ -163,7 +163,7 @@ class Tracker:
         if self.record is None:
             return
         try:
-            self.record.log(step, values(self.record.library))
+            self.record.log(step, values(self.record.package))
         except Exception as error:
             self._give_up(error)
 
