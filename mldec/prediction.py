@@ -239,6 +239,28 @@ def check_class_options(args: argparse.Namespace) -> None:
         )
 
 
+def _with_names(args: argparse.Namespace, device: torch.device) -> Loaded:
+    """Load the checkpoint, with the classes of the command line if there are any.
+
+    Args:
+        args: the command line.
+        device: that computes.
+
+    Raises:
+        UserError: for a checkpoint that cannot be used, or that names no classes.
+    """
+    loaded = load_model(**chosen_model(args), device=device)
+    if args.classes is not None:
+        return with_classes(loaded, args.classes, args.vectors)
+
+    if not loaded.classes.names:
+        raise CheckpointError(
+            f"{args.checkpoint} names no classes and holds no word vectors: "
+            f"pass --classes and --vectors"
+        )
+    return loaded
+
+
 def run(args: argparse.Namespace) -> int:
     """Do the work of `mldec.predict`: load, predict, print, and write the files.
 
@@ -263,14 +285,7 @@ def run(args: argparse.Namespace) -> int:
         typeface = Typeface(args.font)
     paths = find_images(args.images)
     device = distributed.pick_device(args.device)
-    loaded = load_model(**chosen_model(args), device=device)
-    if args.classes is not None:
-        loaded = with_classes(loaded, args.classes, args.vectors)
-    elif not loaded.classes.names:
-        raise CheckpointError(
-            f"{args.checkpoint} names no classes and holds no word vectors: "
-            f"pass --classes and --vectors"
-        )
+    loaded = _with_names(args, device)
 
     stored = stored_thresholds(loaded) if args.threshold is None else None
     pictures = None
