@@ -4,7 +4,6 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from mldec.calibration.stored import stored_thresholds
-from mldec.checkpoint import Loaded, check_queries, load_model
+from mldec.checkpoint import Loaded, load_model
 from mldec.cli import chosen_model
-from mldec.data.base import Classes
 from mldec.data.images import FORMATS, load_image, read_image
-from mldec.data.zero_shot.vectors import read_vectors
 from mldec.errors import (
     CheckpointError,
     ConfigError,
@@ -37,37 +34,10 @@ from mldec.files.results import (
     check_folder,
     check_targets,
 )
+from mldec.inference.classes import check_class_options, with_classes
+from mldec.inference.scoring import scores
 from mldec.runtime import distributed, out_of_memory
 from mldec.runtime.signals import StopRequest, listening
-
-
-@torch.no_grad()
-def scores(loaded: Loaded, images: Tensor) -> Tensor:
-    """Return the scores of all classes in [0, 1]: softmax if an image has one label, else sigmoid.
-
-    They are calibrated if the checkpoint is. Otherwise, after training with the asymmetric loss,
-    they are not probabilities: those of absent classes are often above 0.5.
-
-    Args:
-        loaded: from `checkpoint.load_model`.
-        images: [B, 3, S, S], uint8 or float in [0, 1], on the model's device.
-
-    Returns:
-        float32 [B, K].
-    """
-    queries = loaded.classes.queries
-    if queries is not None:
-        queries = queries.to(images.device)
-
-    return probabilities(loaded, loaded.model(images, queries))
-
-
-def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
-    """Return the scores [B, K], float32, of the logits [B, K] of a model; see `scores`."""
-    logits = logits.float()
-    if loaded.calibration is not None:
-        logits = loaded.calibration.scaled(logits)
-    return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
 
 
 def find_images(paths: list[str]) -> list[Path]:
@@ -192,51 +162,6 @@ def named(path: Path) -> dict[str, str]:
         return {"image": name.decode("utf-8")}
     except UnicodeDecodeError:
         return {"image": name.decode("utf-8", "backslashreplace"), "image_bytes": name.hex()}
-
-
-def with_classes(loaded: Loaded, names: str, vectors: str) -> Loaded:
-    """Return a zero-shot model that scores other classes.
-
-    Args:
-        loaded: from `checkpoint.load_model`.
-        names: of the classes, separated by commas.
-        vectors: a file of their word vectors, of the kind that the model was trained with; see
-            `read_vectors`.
-
-    Raises:
-        ConfigError: if no class is named.
-        CheckpointError: if the checkpoint is not a zero-shot one, or its word vectors have another
-            width.
-        DataError: if a name occurs twice or has no vector, or the file cannot be read.
-    """
-    if loaded.classes.queries is None:
-        raise CheckpointError(
-            "--classes: the checkpoint knows its own classes only, "
-            "it was not trained by word vectors"
-        )
-
-    class_names = tuple(name.strip() for name in names.split(",") if name.strip())
-    if not class_names:
-        raise ConfigError(
-            f"--classes {names!r} names no class: pass names with commas between them"
-        )
-
-    classes = Classes(class_names, queries=read_vectors(vectors, class_names))
-    check_queries(loaded.classes, classes, "the checkpoint")
-    return replace(loaded, classes=classes)
-
-
-def check_class_options(args: argparse.Namespace) -> None:
-    """Raise a `ConfigError` if the options that choose or name classes do not fit each other."""
-    if (args.classes is None) != (args.vectors is None):
-        raise ConfigError(
-            "--classes and --vectors need each other: names, and a file with their word vectors"
-        )
-    if args.classes is not None and args.class_names is not None:
-        raise ConfigError(
-            "--classes and --class-names exclude each other: other classes, or other names for "
-            "those of the checkpoint"
-        )
 
 
 def _with_names(args: argparse.Namespace, device: torch.device) -> Loaded:

@@ -27,14 +27,20 @@ LAYERS = [
     ("mldec.cli", "mldec.data"),
     ("mldec.build", "mldec.__main__"),
     ("mldec.checkpoint", "mldec.explain"),
-    ("mldec.evaluation", "mldec.prediction", "mldec.summary", "mldec.calibration"),
+    (
+        "mldec.evaluation",
+        "mldec.prediction",
+        "mldec.summary",
+        "mldec.calibration",
+        "mldec.inference",
+        "mldec.export",
+    ),
     (
         "mldec.training",
         "mldec.evaluate",
         "mldec.predict",
         "mldec.calibrate",
         "mldec.check_data",
-        "mldec.export",
     ),
     ("mldec.train", "mldec.benchmark", "mldec.report"),
 ]

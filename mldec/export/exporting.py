@@ -23,7 +23,7 @@ from mldec.export.program import Program, of_other_classes, open_axes, traced
 from mldec.export.verify import check, compare, generated, stored
 from mldec.files.results import check_targets
 from mldec.files.torch_files import sha256_of
-from mldec.prediction import check_class_options, with_classes
+from mldec.inference.classes import check_class_options, with_classes
 from mldec.runtime import provenance
 
 CALIBRATION_IMAGES = 128  # of an int8 file

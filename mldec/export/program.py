@@ -14,30 +14,12 @@ from torch.overrides import TorchFunctionMode
 from mldec.checkpoint import Loaded
 from mldec.errors import CheckpointError, brief
 from mldec.export.resizing import Resize
-from mldec.prediction import probabilities
+from mldec.inference.scoring import decided, probabilities
 
 INPUTS = ("images", "queries")
 CLASSES = "classes"  # name of the axis of the word vectors
 OUTPUTS = ("probabilities", "decisions")
 EXAMPLE = 2  # images that a program is traced with; 0 and 1 would be taken for fixed numbers
-
-
-def decided(scores: Tensor, thresholds: Tensor | None) -> Tensor:
-    """Return which classes are present.
-
-    Args:
-        scores: float32 [B, K].
-        thresholds: the lowest score of a present class, float32 [K] or [1]; None if an image has
-            one label: the most probable class, the first one of several, is present.
-
-    Returns:
-        bool [B, K].
-    """
-    if thresholds is not None:
-        return scores >= thresholds
-
-    classes = torch.arange(scores.shape[1], device=scores.device)
-    return classes == scores.argmax(1, keepdim=True)
 
 
 class Program(nn.Module):

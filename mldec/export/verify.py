@@ -17,8 +17,8 @@ from mldec.data.transforms import to_tensor
 from mldec.errors import CheckpointError, DataError, complain
 from mldec.evaluators.average_precision import average_precision
 from mldec.export.opened import Exported
-from mldec.export.program import decided
-from mldec.prediction import find_images, scores
+from mldec.inference.scoring import decided, scores
+from mldec.prediction import find_images
 
 BATCH = 8  # images at a time at most
 

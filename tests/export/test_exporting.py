@@ -30,7 +30,7 @@ from mldec.data.transforms import to_tensor
 from mldec.export import exporting
 from mldec.export.opened import open_exported
 from mldec.files.torch_files import sha256_of
-from mldec.prediction import scores
+from mldec.inference.scoring import scores
 
 Cli = Callable[..., Any]
 WASM = ("mjs", "wasm")  # endings of the two files of the engine

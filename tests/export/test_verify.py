@@ -18,7 +18,7 @@ from mldec.errors import CheckpointError, DataError
 from mldec.export.metadata import Metadata
 from mldec.export.program import Program
 from mldec.export.verify import BATCH, Comparison, check, compare, generated, stored
-from mldec.prediction import scores
+from mldec.inference.scoring import scores
 
 
 class Opened:

@@ -1,0 +1,170 @@
+"""What scores images: a checkpoint in torch, or an exported file in ONNX Runtime or torch."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mldec.calibration.stored import stored_thresholds
+from mldec.checkpoint import Loaded
+from mldec.data.base import Classes
+from mldec.data.transforms import EvalTransform, to_tensor
+from mldec.errors import CheckpointError
+from mldec.export.metadata import SUFFIXES
+from mldec.export.opened import Exported, open_exported
+from mldec.inference.scoring import probabilities
+from mldec.runtime import out_of_memory
+
+
+class Answers(NamedTuple):
+    """What an engine says of B images, in main memory."""
+
+    scores: Tensor  # float32 [B, K], in [0, 1]
+    features: Tensor | None  # float32 [B, C]: the mean over the tokens of the backbone
+
+
+class Engine(Protocol):
+    """A network with its classes and its input transform, whatever file it is from.
+
+    Attributes:
+        classes: names of the K classes, and whether an image has one label.
+        thresholds: the lowest score of a present class [K]; None if the file has none, or an image
+            has one label.
+        transform: an RGB image -> uint8 [3, H, W].
+        image_size: pixels per side of the network's input.
+    """
+
+    classes: Classes
+    thresholds: Sequence[float] | None
+    transform: Callable[[Image.Image], Tensor]
+    image_size: int
+
+    def answer(self, images: Sequence[Tensor], *, features: bool = False) -> Answers:
+        """Score images.
+
+        Args:
+            images: B from `transform`.
+            features: return the pooled features of the backbone too.
+
+        Raises:
+            OutOfMemoryError: if there are too many at a time.
+            CheckpointError: if the network cannot take them, or has no features to return.
+        """
+        ...
+
+
+class TorchEngine:
+    """A checkpoint in torch; see `Engine`.
+
+    Args:
+        loaded: from `checkpoint.load_model`.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.loaded = loaded
+        self.classes = loaded.classes
+        self.thresholds = stored_thresholds(loaded)
+        self.transform: Callable[[Image.Image], Tensor] = loaded.transform
+        self.image_size = loaded.transform.image_size
+        self.device = next(loaded.model.parameters()).device
+        queries = loaded.classes.queries
+        self._queries = None if queries is None else queries.to(self.device)
+
+    @torch.no_grad()
+    def answer(self, images: Sequence[Tensor], *, features: bool = False) -> Answers:
+        """Score images; see `Engine`."""
+        with out_of_memory.explained(lambda: _advice(self.device, len(images), self.image_size)):
+            model = self.loaded.model
+            batch = torch.stack([*images]).to(self.device, non_blocking=True)
+            tokens = model.backbone(batch)
+            scores = probabilities(self.loaded, model.classify(tokens, self._queries)).cpu()
+            pooled = tokens.float().mean(1).cpu() if features else None
+        return Answers(scores, pooled)
+
+
+class ExportedEngine:
+    """A file of `mldec.export` on the CPU; see `Engine`.
+
+    Args:
+        path: of the .onnx or .pt2 file.
+        classes: with word vectors, for a file that asks for them; else None.
+
+    Raises:
+        ConfigError: if a package is missing.
+        CheckpointError: if the file cannot be used, or classes are missing, do not fit or have no
+            effect.
+    """
+
+    def __init__(self, path: Path, classes: Classes | None = None) -> None:
+        self._exported: Exported = open_exported(path)
+        metadata = self._exported.metadata
+        self.classes, self._queries = _classes_of(self._exported, classes, path)
+
+        self.thresholds = metadata.thresholds
+        if self.thresholds is not None and len(self.thresholds) == 1:
+            self.thresholds = self.thresholds * len(self.classes)
+
+        self.image_size = metadata.image_size
+        eval_transform = EvalTransform(
+            image_size=metadata.image_size,
+            crop=metadata.crop,
+            interpolation=metadata.interpolation,
+        )
+        self._resizes = metadata.resizes
+        self.transform: Callable[[Image.Image], Tensor] = eval_transform
+        if self._resizes:
+            self.transform = to_tensor
+
+    def answer(self, images: Sequence[Tensor], *, features: bool = False) -> Answers:
+        """Score images; see `Engine`."""
+        if features:
+            raise CheckpointError(
+                "--features: an exported file holds no features; pass the checkpoint"
+            )
+
+        # A file that resizes takes images of any size, and a batch has one.
+        batches = [image[None] for image in images]
+        if not self._resizes:
+            batches = [torch.stack([*images])]
+        with out_of_memory.explained(lambda: _advice("cpu", len(images), self.image_size)):
+            scores = [self._exported(batch, *self._queries)[0] for batch in batches]
+        return Answers(torch.cat(scores), None)
+
+
+def is_exported(path: str | Path) -> bool:
+    """Tell whether a path names a file of `mldec.export`, by its ending."""
+    return Path(path).suffix in SUFFIXES
+
+
+def _classes_of(
+    exported: Exported, classes: Classes | None, path: Path
+) -> tuple[Classes, list[Tensor]]:
+    """Return the classes of an exported file, and its word vectors as a list of none or one."""
+    metadata = exported.metadata
+    if metadata.word_dim is None:
+        if classes is not None:
+            raise CheckpointError(
+                f"--classes: {path} knows its own classes only; export the checkpoint with them"
+            )
+        return Classes(tuple(metadata.classes), exclusive=metadata.exclusive), []
+
+    if classes is None or classes.queries is None:
+        raise CheckpointError(f"{path} asks for word vectors: pass --classes and --vectors")
+    width = classes.queries.shape[1]
+    if width != metadata.word_dim:
+        raise CheckpointError(
+            f"{path} takes word vectors of {metadata.word_dim} numbers, and those of --vectors "
+            f"have {width}; pass the kind that the model was trained with"
+        )
+    return classes, [classes.queries]
+
+
+def _advice(device: object, images: int, size: int) -> str:
+    """Say what helps against too little memory."""
+    return (
+        f"out of memory on {device}: {images} images of {size} pixels at a time; "
+        f"pass a smaller --batch-size"
+    )
