@@ -1,23 +1,28 @@
-"""Name what images show: `python -m mldec.predict best.pt image.jpg folder/ [--jsonl FILE]`.
+"""Name what images show: `python -m mldec.predict best.pt photo.jpg folder/ [--jsonl FILE]`.
 
-`--jsonl` writes a line per image as soon as its scores are known, `--json` a list of the same
-entries at the end, also after Ctrl-C or SIGTERM. An entry is
-`{"image": PATH, "predictions": [{"name": ..., "score": ...}, ...]}`, or
-`{"image": PATH, "error": ...}` for an image without scores. With the thresholds of
+Images are files, folders, tar files, and the paths of `--list`. Without a result file a line per
+image is printed. `--jsonl`, `--json`, `--csv` and `--parquet` write a row per image, `--features`
+an array. Result files are made in parts: after Ctrl-C, a crash or a full disk the same command goes
+on, and over a complete result it does nothing. torchrun divides the images over processes.
+
+A row is `{"image": PATH, "predictions": [{"name": ..., "score": ...}, ...]}`, or
+`{"image": PATH, "error": ...}` for an image without an answer. With the thresholds of
 `mldec.calibrate` each prediction also has `threshold`, the lowest score of its class.
 
-In a path that is not UTF-8 the invalid bytes are written as backslash escapes, and the entry also
-has `image_bytes`: all bytes of the path in hexadecimal, for `bytes.fromhex`.
+In a path that is not UTF-8 the invalid bytes are written as backslash escapes, and a row in JSON
+also has `image_bytes`: all bytes of the path in hexadecimal, for `bytes.fromhex`.
 
 `--pictures` draws each image beside a heat map per class that it prints: where the model looked.
-The entry then has `picture`, the path of that JPEG file.
+The row then has `picture`, the path of that JPEG file.
 
 A zero-shot checkpoint scores other classes too: `--classes "zebra,umbrella" --vectors glove.txt`.
+
+Files of mldec.export (.onnx, .pt2) are answered from as well.
 """
 
 import argparse
 
-from mldec.cli import add_model_options, command, fraction, positive, run_command
+from mldec.cli import add_model_options, command, fraction, positive, run_command, whole
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,49 +30,88 @@ def parser() -> argparse.ArgumentParser:
     arguments = command("predict", "Name what images show.")
     add_model_options(arguments)
 
-    arguments.add_argument("images", nargs="+", help="image files, or folders to search for them")
-    arguments.add_argument(
-        "--top", type=positive, default=10, help="classes per image at most (default 10)"
+    images = arguments.add_argument_group("images")
+    images.add_argument(
+        "images",
+        nargs="*",
+        help="image files, .tar files of images, or folders to search for them",
     )
-    arguments.add_argument(
+    images.add_argument(
+        "--list",
+        metavar="FILE",
+        help="a file with one path per line, or a .csv file with a column of paths; - reads lines "
+        "from standard input",
+    )
+    images.add_argument(
+        "--column", metavar="NAME", help="of a .csv file of --list (default: image or path)"
+    )
+    images.add_argument(
+        "--root", metavar="FOLDER", help="the paths of --list are relative to it (default: to here)"
+    )
+    images.add_argument(
+        "--draft",
+        action="store_true",
+        help="let the decoder shrink large JPEG files, which is faster and changes pixels a little",
+    )
+
+    answers = arguments.add_argument_group("answers")
+    answers.add_argument(
+        "--content",
+        choices=("top", "scores", "decisions"),
+        default="top",
+        help="the classes with the highest scores, all scores, or the names of the classes that "
+        "reach their thresholds (default top)",
+    )
+    answers.add_argument("--top", type=positive, help="classes per image at most (default 10)")
+    answers.add_argument(
         "--threshold",
         type=fraction,
         help="lowest score, 0 to 1; default: the thresholds that mldec.calibrate stored, else 0; "
         "without calibration, scores after ASL are not probabilities",
     )
-
-    arguments.add_argument(
+    answers.add_argument(
         "--classes", metavar="NAMES", help="other classes, with commas between; needs --vectors"
     )
-    arguments.add_argument(
+    answers.add_argument(
         "--vectors", metavar="FILE", help="word vectors of --classes; see DATASETS.md, Word vectors"
     )
 
-    arguments.add_argument(
-        "--jsonl",
-        metavar="FILE",
-        help="write a line of JSON per image at once; - is standard output",
+    results = arguments.add_argument_group("results")
+    results.add_argument(
+        "--jsonl", metavar="FILE", help="a line of JSON per image; - is standard output"
     )
-    arguments.add_argument(
-        "--json",
+    results.add_argument("--json", metavar="FILE", help="a JSON list of the same rows; or -")
+    results.add_argument("--csv", metavar="FILE", help="a table; or -")
+    results.add_argument("--parquet", metavar="FILE", help="a table, which needs pyarrow")
+    results.add_argument(
+        "--features",
         metavar="FILE",
-        help="write a JSON list of the same rows at the end, also after Ctrl-C; or -",
+        help="mean over the tokens of the backbone per image, a .npy file, float32 [N, C]",
     )
-
-    arguments.add_argument(
+    results.add_argument(
+        "--overwrite", action="store_true", help="replace result files, and begin anew"
+    )
+    results.add_argument(
         "--pictures",
         metavar="FOLDER",
         help="draw each image and a heat map per class, in a JPEG file of this folder",
     )
-    arguments.add_argument(
+    results.add_argument(
         "--font",
         metavar="FILE",
         help="TrueType font of --pictures, for names of classes in other letters than English",
     )
 
-    arguments.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
-    arguments.add_argument(
-        "--batch-size", type=positive, default=16, help="images at a time (default 16)"
+    work = arguments.add_argument_group("work")
+    work.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
+    work.add_argument(
+        "--batch-size", type=positive, help="images at a time (default 16, on a GPU 64)"
+    )
+    work.add_argument(
+        "--workers",
+        type=whole,
+        metavar="N",
+        help="processes that decode images; 0 decodes in this one (default: one per processor)",
     )
     return arguments
 
@@ -75,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
 def predict(args: argparse.Namespace) -> int:
     """Name what the images of the command line show, and return the exit status."""
     # Imported late: --help and a wrong argument need not wait for torch.
-    from mldec.prediction import run
+    from mldec.inference.tagging import run
 
     return run(args)
 

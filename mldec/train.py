@@ -53,11 +53,11 @@ def run(config: Config, directory: Path) -> None:
     import torch
 
     from mldec import build
+    from mldec.files.run_lock import RunLock
     from mldec.runtime import distributed
     from mldec.runtime.console import to_console
     from mldec.runtime.signals import listening
     from mldec.training import trackers
-    from mldec.training.run_lock import RunLock
     from mldec.training.trainable import check_trainable
 
     trackers.require(config.log)

@@ -38,7 +38,9 @@ _UPRIGHT = {
 }
 
 
-def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
+def read_image(
+    path: str | Path, content: bytes | None = None, *, draft: int | None = None
+) -> Image.Image:
     """Read an image file as upright RGB, 8 bits per channel.
 
     Alpha is dropped, as torchvision's loader does; 16-bit values are scaled, not clipped; the EXIF
@@ -47,6 +49,8 @@ def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
     Args:
         path: of the file; with `content` only a name for messages.
         content: bytes of the file, if they come from elsewhere, such as a tar shard.
+        draft: let the decoder shrink a JPEG file by 2, 4 or 8 as long as both sides keep this many
+            pixels, which is faster and changes the pixels a little; None decodes all of them.
 
     Raises:
         DataError: if the file is missing, empty, truncated, too large or no image; the message has
@@ -59,6 +63,8 @@ def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
         # Pillow maps an uncompressed TIFF that is given by its path into memory, and then garbles
         # rotated ones: it gets a file object.
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if draft is not None:
+                image.draft(None, (draft, draft))
             image.load()
             rgb = _to_rgb(image)
             turn = _UPRIGHT.get(_orientation(image))
@@ -91,7 +97,11 @@ def read_content(path: str | Path) -> bytes:
 
 
 def load_image(
-    path: str | Path, transform: Callable[[Image.Image], Tensor], content: bytes | None = None
+    path: str | Path,
+    transform: Callable[[Image.Image], Tensor],
+    content: bytes | None = None,
+    *,
+    draft: int | None = None,
 ) -> Tensor:
     """Read an image file and apply a transform: uint8 [3, S, S].
 
@@ -99,11 +109,12 @@ def load_image(
         path: see `read_image`.
         transform: such as an `EvalTransform`.
         content: see `read_image`.
+        draft: see `read_image`.
 
     Raises:
         DataError: if the file cannot be read or resized; the message has path, problem and advice.
     """
-    image = read_image(path, content)
+    image = read_image(path, content, draft=draft)
     try:
         return transform(image)
     except DataError as error:

@@ -119,6 +119,11 @@ class EvalTransform:
         image = resized(image, (width, height), how)
         return to_tensor(image.crop((left, top, left + size, top + size)))
 
+    @property
+    def shorter_side(self) -> int:
+        """Pixels of the shorter side of a resized image, before any crop."""
+        return self.image_size if self.crop is None else math.floor(self.image_size / self.crop)
+
     def visible_part(self, image_size: tuple[int, int]) -> tuple[float, float, float, float]:
         """Return the part of an image that the square shows: left, top, right, bottom.
 
@@ -140,7 +145,7 @@ class EvalTransform:
 
         # Resize the shorter side to S / crop, rounded down as in timm. Rounding must not make a
         # side smaller than the square.
-        scale = math.floor(self.image_size / self.crop) / min(image_size)
+        scale = self.shorter_side / min(image_size)
         width = max(self.image_size, int(image_size[0] * scale))
         height = max(self.image_size, int(image_size[1] * scale))
 

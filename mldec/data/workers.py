@@ -19,7 +19,7 @@ Loaded = TypeVar("Loaded")  # what a loader yields
 
 # What to do about loader processes that died or cannot hand over what they loaded.
 ADVICE = (
-    "as happens when memory or /dev/shm is full: lower train.workers, "
+    "as happens when memory or /dev/shm is full: lower train.workers (predict: --workers), "
     "or enlarge /dev/shm (docker run --shm-size=8g)"
 )
 

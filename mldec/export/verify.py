@@ -1,7 +1,8 @@
 """Compare an exported file with its checkpoint, image by image."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,14 @@ from torch import Tensor
 
 from mldec import build
 from mldec.checkpoint import Loaded
-from mldec.data.base import DataModule, StoredImages
-from mldec.data.images import read_image
+from mldec.data.base import DataModule, StoredImages, picture
 from mldec.data.transforms import to_tensor
 from mldec.errors import CheckpointError, DataError, complain
 from mldec.evaluators.average_precision import average_precision
 from mldec.export.opened import Exported
+from mldec.inference.decoding import read_item
+from mldec.inference.inputs import Inputs
 from mldec.inference.scoring import decided, scores
-from mldec.prediction import find_images
 
 BATCH = 8  # images at a time at most
 
@@ -173,19 +174,14 @@ def stored(folder: str, loaded: Loaded) -> Iterator[Picture]:
     """
     data = _labelled(Path(folder), loaded)
     if data is None:
-        for path in find_images([folder]):
-            yield from _readable(path, None, None)
+        for item in Inputs([folder]):
+            yield from _readable(partial(read_item, item), None)
         return
 
     dataset = data.val.dataset
     assert isinstance(dataset, StoredImages)
     for index in range(len(dataset)):
-        try:
-            image_file = dataset.storage.content(index)
-        except DataError as error:
-            complain(str(error))
-            continue
-        yield from _readable(dataset.name(index), image_file, dataset.labels.row(index))
+        yield from _readable(partial(picture, dataset, index), dataset.labels.row(index))
 
 
 def _labelled(folder: Path, loaded: Loaded) -> DataModule | None:
@@ -210,10 +206,10 @@ def _labelled(folder: Path, loaded: Loaded) -> DataModule | None:
     return build.data({"data": build.resolve("data", node)})
 
 
-def _readable(path: Path | str, image_file: bytes | None, labels: Tensor | None) -> list[Picture]:
+def _readable(read: Callable[[], Image.Image], labels: Tensor | None) -> list[Picture]:
     """Return an image and its labels, or nothing, and say so, if it cannot be read."""
     try:
-        return [(read_image(path, image_file), labels)]
+        return [(read(), labels)]
     except DataError as error:
         complain(str(error))
         return []

@@ -7,9 +7,10 @@ import json
 import math
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from mldec.errors import ConfigError, DataError, writing
 
@@ -46,6 +47,11 @@ def _check_file(path: Path) -> None:
         raise ConfigError(f"cannot write {path}: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"cannot write {path}: no permission; choose another place")
+
+
+def is_special(path: Path) -> bool:
+    """Tell whether a path is that of a device or a pipe, such as /dev/stdout."""
+    return path.exists() and not path.is_file()
 
 
 def check_folder(option: str, folder: str) -> None:
@@ -99,14 +105,14 @@ def _clean(value: Any) -> Any:
 class ResultFile:
     """A result file; if writing fails, what was written is dropped and a `DataError` names it.
 
+    A temporary file beside it is written, and `commit` gives it the name; until then an existing
+    file stays as it is.
+
     Args:
         target: path of the file; "-" is standard output.
-        in_place: write under the file's own name from the start, so that it can be followed.
-            Otherwise a temporary file beside it is written, and `commit` gives it the name; until
-            then an existing file stays as it is.
     """
 
-    def __init__(self, target: str, *, in_place: bool = False) -> None:
+    def __init__(self, target: str) -> None:
         self.target = target
         self._temporary: Path | None = None
         self.stream: TextIO | None = None  # None once it is closed
@@ -117,7 +123,7 @@ class ResultFile:
         self._path = Path(target)
 
         # A temporary file must not replace a device or a pipe, such as /dev/stdout, nor a link.
-        if not in_place and (self._path.is_file() or not self._path.exists()):
+        if not is_special(self._path):
             self._path = Path(os.path.realpath(target))
             self._temporary = self._path.with_name(f".{self._path.name[:40]}.{os.getpid()}.tmp")
 
@@ -188,8 +194,14 @@ def write_result(target: str, text: str) -> None:
     file.commit()
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file, completely or not at all, and the folder that it is in.
+@contextmanager
+def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
+    """Open a file to write bytes, which gets its name if the block ends without an error.
+
+    Args:
+        path: of the file; its folder is made.
+        durable: wait until the content is on the disk; otherwise the name may be there before it
+            after a loss of power.
 
     Raises:
         DataError: if it cannot be written; an existing file stays as it is.
@@ -198,73 +210,17 @@ def write_file(path: Path, content: bytes) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            temporary.write_bytes(content)
+            with temporary.open("wb") as file:
+                yield file
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
 
 
-class JsonList:
-    """Context manager for a file with a JSON list that is written row by row.
-
-    The file becomes a complete list however the block ends, even by Ctrl-C. Without any row, and if
-    writing fails, an existing file stays as it is.
-
-    Args:
-        target: path of the file; "-" is standard output.
-    """
-
-    def __init__(self, target: str) -> None:
-        self.file = ResultFile(target)
-        self.rows = 0
-
-    def add(self, row: Any) -> None:
-        """Add a row.
-
-        Raises:
-            DataError: if it cannot be written.
-        """
-        # A list of one row has the indentation that the row has in the whole list.
-        lines = to_json([row], indent=1).removeprefix("[\n").removesuffix("\n]")
-
-        self.file.write((",\n" if self.rows else "[\n") + lines)
-        self.rows += 1
-
-    def __enter__(self) -> "JsonList":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # The file is closed already if a write failed.
-        if self.file.stream is None:
-            return
-        if not self.rows:
-            self.file.discard()
-            return
-
-        self.file.write("\n]\n")
-        self.file.commit()
-
-
-class JsonLines:
-    """Context manager for a file with one JSON object per line, each written when it is added.
-
-    Args:
-        target: path of the file; "-" is standard output.
-    """
-
-    def __init__(self, target: str) -> None:
-        self.file = ResultFile(target, in_place=True)
-
-    def add(self, row: Any) -> None:
-        """Add a line.
-
-        Raises:
-            DataError: if it cannot be written.
-        """
-        self.file.write(to_json(row) + "\n", flush=True)
-
-    def __enter__(self) -> "JsonLines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.commit()
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file, completely or not at all, and the folder that it is in; see `replacing`."""
+    with replacing(path) as file:
+        file.write(content)

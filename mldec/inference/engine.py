@@ -35,18 +35,21 @@ class Engine(Protocol):
             has one label.
         transform: an RGB image -> uint8 [3, H, W].
         image_size: pixels per side of the network's input.
+        shorter_side: pixels of the shorter side of an image that the network's input is made of; a
+            smaller image would have to be enlarged.
     """
 
     classes: Classes
     thresholds: Sequence[float] | None
     transform: Callable[[Image.Image], Tensor]
     image_size: int
+    shorter_side: int
 
-    def answer(self, images: Sequence[Tensor], *, features: bool = False) -> Answers:
+    def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
         """Score images.
 
         Args:
-            images: B from `transform`.
+            images: B from `transform`; stacked, if they have one size, or not.
             features: return the pooled features of the backbone too.
 
         Raises:
@@ -66,19 +69,20 @@ class TorchEngine:
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
         self.classes = loaded.classes
-        self.thresholds = stored_thresholds(loaded)
+        self.thresholds: Sequence[float] | None = stored_thresholds(loaded)
         self.transform: Callable[[Image.Image], Tensor] = loaded.transform
         self.image_size = loaded.transform.image_size
+        self.shorter_side = loaded.transform.shorter_side
         self.device = next(loaded.model.parameters()).device
         queries = loaded.classes.queries
         self._queries = None if queries is None else queries.to(self.device)
 
     @torch.no_grad()
-    def answer(self, images: Sequence[Tensor], *, features: bool = False) -> Answers:
+    def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
         """Score images; see `Engine`."""
         with out_of_memory.explained(lambda: _advice(self.device, len(images), self.image_size)):
             model = self.loaded.model
-            batch = torch.stack([*images]).to(self.device, non_blocking=True)
+            batch = _stacked(images).to(self.device, non_blocking=True)
             tokens = model.backbone(batch)
             scores = probabilities(self.loaded, model.classify(tokens, self._queries)).cpu()
             pooled = tokens.float().mean(1).cpu() if features else None
@@ -103,9 +107,10 @@ class ExportedEngine:
         metadata = self._exported.metadata
         self.classes, self._queries = _classes_of(self._exported, classes, path)
 
-        self.thresholds = metadata.thresholds
-        if self.thresholds is not None and len(self.thresholds) == 1:
-            self.thresholds = self.thresholds * len(self.classes)
+        thresholds = metadata.thresholds
+        if thresholds is not None and len(thresholds) == 1:
+            thresholds = thresholds * len(self.classes)
+        self.thresholds: Sequence[float] | None = thresholds
 
         self.image_size = metadata.image_size
         eval_transform = EvalTransform(
@@ -113,12 +118,13 @@ class ExportedEngine:
             crop=metadata.crop,
             interpolation=metadata.interpolation,
         )
+        self.shorter_side = eval_transform.shorter_side
         self._resizes = metadata.resizes
         self.transform: Callable[[Image.Image], Tensor] = eval_transform
         if self._resizes:
             self.transform = to_tensor
 
-    def answer(self, images: Sequence[Tensor], *, features: bool = False) -> Answers:
+    def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
         """Score images; see `Engine`."""
         if features:
             raise CheckpointError(
@@ -128,7 +134,7 @@ class ExportedEngine:
         # A file that resizes takes images of any size, and a batch has one.
         batches = [image[None] for image in images]
         if not self._resizes:
-            batches = [torch.stack([*images])]
+            batches = [_stacked(images)]
         with out_of_memory.explained(lambda: _advice("cpu", len(images), self.image_size)):
             scores = [self._exported(batch, *self._queries)[0] for batch in batches]
         return Answers(torch.cat(scores), None)
@@ -160,6 +166,11 @@ def _classes_of(
             f"have {width}; pass the kind that the model was trained with"
         )
     return classes, [classes.queries]
+
+
+def _stacked(images: Sequence[Tensor] | Tensor) -> Tensor:
+    """Return images of one size as a batch [B, 3, H, W]."""
+    return images if isinstance(images, Tensor) else torch.stack([*images])
 
 
 def _advice(device: object, images: int, size: int) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +17,9 @@ from mldec.data.base import DataModule, LabelledImages, Split, StoredImages
 from mldec.data.cache import cache_folder
 from mldec.data.loader import eval_loader
 from mldec.data.workers import end_workers, unwrap
-from mldec.errors import ConfigError, DataError, Stopped, writing
+from mldec.errors import ConfigError, DataError, Stopped
 from mldec.evaluation import autocast
+from mldec.files.results import replacing
 from mldec.runtime import distributed
 from mldec.runtime.console import on_terminal
 from mldec.runtime.signals import StopRequest
@@ -167,24 +167,12 @@ def _compute(
                 with torch.no_grad(), autocast(device, train.precision):
                     tokens = backbone(batch.images.to(device, non_blocking=True)).float().cpu()
                 for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
-                    _write(files[index], array)
+                    with replacing(files[index]) as file:
+                        np.save(file, array)
 
             done += len(batch.images) + len(batch.bad)
             bar.update(done - bar.n)
     backbone.train(was_training)
-
-
-def _write(file: Path, tokens: np.ndarray) -> None:
-    """Write the tokens of an image; other processes see a whole file or none."""
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as opened:
-                np.save(opened, tokens)
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:

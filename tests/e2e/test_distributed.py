@@ -14,8 +14,8 @@ import pytest
 import torch
 from support import QUICK, numbers
 
+from mldec.files.run_lock import RunLock
 from mldec.files.torch_files import read_torch
-from mldec.training.run_lock import RunLock
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 TRAIN = ["-m", "mldec.train", *QUICK, "head.dropout=0.0", "optim.name=sgd", "train.epochs=1"]

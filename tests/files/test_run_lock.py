@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from mldec.errors import DataError, RunInUseError
+from mldec.files.run_lock import RunLock
 from mldec.training import run_lock
-from mldec.training.run_lock import RunLock
 
 # Holds the lock, starts a process that outlives it, and says when both are there.
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from mldec.training.run_lock import RunLock
+from mldec.files.run_lock import RunLock
 RunLock(Path(sys.argv[1])).take()
 if os.fork() == 0:
     print(os.getpid(), flush=True)

@@ -1,4 +1,4 @@
-"""The lock on the folder of a run, so that only one run at a time writes there.
+"""The lock on a folder, so that only one run at a time writes there.
 
 The kernel frees a `flock` when its process ends, for whatever reason. Where a file system has no
 such locks, the process that holds the folder touches the lock file every 30 seconds, and a file
@@ -50,16 +50,18 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class RunLock:
-    """The lock file `run.lock` in the folder of a run; a context manager that releases it.
+    """The lock file `run.lock` in a folder; a context manager that releases it.
 
     The file names the host, the process and its start, and is removed when the lock is released.
 
     Args:
-        folder: of the run; it must exist when the lock is taken.
+        folder: that one process at a time may write to.
+        of_run: it is the folder of a training run, which has a name and can be resumed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, of_run: bool = True) -> None:
         self.path = folder / "run.lock"
+        self._of_run = of_run
         self._owner: int | None = None  # the process that holds it
         self._descriptor: int | None = None
         self._record = ""
@@ -82,9 +84,10 @@ class RunLock:
             holder = self._try()
 
         if holder is not None:
+            elsewhere = "pass name=... for a new run" if self._of_run else "name another file"
             raise RunInUseError(
                 f"{self.path.parent}: another run is using this folder{_describe(holder)}; "
-                f"wait for its end or stop it, or pass name=... for a new run"
+                f"wait for its end or stop it, or {elsewhere}"
             )
         self._owner = os.getpid()
 
@@ -114,7 +117,7 @@ class RunLock:
     def _try(self) -> str | None:
         """Lock the folder, or return the record of the process that holds it."""
         while True:
-            with writing(self.path, of_run=True):
+            with writing(self.path, of_run=self._of_run):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
@@ -136,7 +139,7 @@ class RunLock:
         # From here on the lock is ours; a record that cannot be written gives it back.
         self._record = _record()
         try:
-            with writing(self.path, of_run=True):
+            with writing(self.path, of_run=self._of_run):
                 os.pwrite(descriptor, self._record.encode(), 0)
                 os.ftruncate(descriptor, len(self._record))
         except BaseException:
@@ -153,7 +156,7 @@ class RunLock:
         self._record = _record()
         beside = self.path.with_name(f"{self.path.name}.{uuid4().hex}")
         try:
-            with writing(beside, of_run=True):
+            with writing(beside, of_run=self._of_run):
                 beside.write_text(self._record)
                 # The clock of the file system, which may be a server's, as for heartbeats.
                 now = beside.stat().st_mtime
@@ -162,7 +165,7 @@ class RunLock:
             if holder and now - self._last_heartbeat() < TIMEOUT:
                 return holder
 
-            with writing(self.path, of_run=True):
+            with writing(self.path, of_run=self._of_run):
                 beside.replace(self.path)
         finally:
             beside.unlink(missing_ok=True)

@@ -1,0 +1,378 @@
+"""Answer what images show: the work of the command `mldec.predict`."""
+
+import argparse
+import logging
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mldec.checkpoint import load_model, local
+from mldec.cli import chosen_model
+from mldec.data.base import Classes
+from mldec.errors import CheckpointError, ConfigError, complain, say
+from mldec.explain.pictures import Typeface
+from mldec.files.results import STANDARD_OUTPUT, check_folder, check_targets, is_special
+from mldec.files.run_lock import RunLock
+from mldec.files.torch_files import sha256_of
+from mldec.inference.answering import Answering, counted
+from mldec.inference.classes import check_class_options, read_classes, with_classes
+from mldec.inference.division import Division
+from mldec.inference.engine import Engine, ExportedEngine, TorchEngine, is_exported
+from mldec.inference.formats import (
+    NPY,
+    Features,
+    Format,
+    Parquet,
+    Text,
+    comma_separated,
+    json_lines,
+    json_list,
+)
+from mldec.inference.inputs import Inputs
+from mldec.inference.parts import BLOCK, Parts, Record, digest
+from mldec.inference.pictures import Pictures
+from mldec.inference.progress import Progress
+from mldec.inference.rows import Content, Row, Rule, chosen_rule
+from mldec.inference.stream import Stream
+from mldec.runtime import distributed
+from mldec.runtime.signals import listening
+
+log = logging.getLogger("mldec")
+
+# The options that name result files, and their formats.
+FORMATS: dict[str, Callable[[Rule], Format]] = {
+    "jsonl": json_lines,
+    "json": json_list,
+    "csv": comma_separated,
+    "parquet": Parquet,
+    "features": lambda rule: Features(),
+}
+STREAMED = ("jsonl", "json", "csv")  # they can be written to a pipe
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do the work of `mldec.predict`: load, answer, print, and write the files.
+
+    Args:
+        args: the command line; see `mldec.predict.parser`.
+
+    Returns:
+        The exit status: 1 if an image has no answer, else 0.
+
+    Raises:
+        Stopped: after a signal; what is answered so far is kept.
+        UserError: for a wrong option, or a checkpoint or file that cannot be used.
+    """
+    # Everything that can be refused at once comes before the first image.
+    check_options(args)
+    inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
+    device = distributed.pick_device(args.device)
+    checkpoint = local(args.checkpoint)
+    engine = open_engine(args, checkpoint, device)
+    rule = chosen_rule(
+        engine.classes,
+        engine.thresholds,
+        content=args.content,
+        top=args.top,
+        threshold=args.threshold,
+    )
+    formats = {option: FORMATS[option](rule) for option in wanted(args)}
+
+    pictures = None
+    if args.pictures is not None:
+        assert isinstance(engine, TorchEngine)
+        pictures = Pictures(engine.loaded, Path(args.pictures), Typeface(args.font))
+    answering = Answering(
+        engine,
+        rule,
+        device,
+        batch_size=args.batch_size,
+        workers=args.workers,
+        draft=args.draft,
+        features=args.features is not None,
+        pictures=pictures,
+    )
+
+    if is_streamed(args):
+        return to_streams(args, inputs, answering, rule, formats)
+
+    files = {Path(getattr(args, option)): formats[option] for option in formats}
+    made_with = facts(args, engine, rule, checkpoint)
+    with distributed.processes(device):
+        return to_files(args, inputs, answering, files, made_with)
+
+
+def wanted(args: argparse.Namespace) -> list[str]:
+    """Return the options of the command line that name result files, in the order of `FORMATS`."""
+    return [option for option in FORMATS if getattr(args, option) is not None]
+
+
+def is_streamed(args: argparse.Namespace) -> bool:
+    """Tell whether rows are written as soon as they are known: to the console, a pipe or a device.
+
+    Regular files are written in parts.
+    """
+    targets = [getattr(args, option) for option in wanted(args)]
+    return not targets or any(
+        target == STANDARD_OUTPUT or is_special(Path(target)) for target in targets
+    )
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Raise an error for options that do not fit each other, or files that cannot be written."""
+    check_class_options(args)
+    if args.font is not None and args.pictures is None:
+        raise ConfigError("--font has no effect without --pictures: leave it out")
+    check_targets(*(getattr(args, option) for option in FORMATS))
+    if args.pictures is not None:
+        check_folder("--pictures", args.pictures)
+        Typeface(args.font)
+
+    if args.features is not None and not args.features.endswith(NPY):
+        raise ConfigError(f"--features {args.features}: the name of an array file ends in {NPY}")
+    if is_streamed(args):
+        _check_streams(args)
+    if is_exported(args.checkpoint):
+        _check_exported(args)
+
+
+def _check_streams(args: argparse.Namespace) -> None:
+    """Raise a `ConfigError` for what cannot be written row by row, or not by several processes."""
+    for option in wanted(args):
+        target = getattr(args, option)
+        is_file = target != STANDARD_OUTPUT and not is_special(Path(target))
+        if is_file:
+            raise ConfigError(
+                f"--{option} {target}: a file is written in parts and a pipe row by row: choose "
+                f"one of them"
+            )
+        if option not in STREAMED:
+            raise ConfigError(f"--{option} {target} must be a file: it is not written row by row")
+
+    if args.overwrite:
+        raise ConfigError("--overwrite has no effect without a result file: leave it out")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ConfigError("several processes write to a file only: pass --jsonl FILE, for example")
+
+
+def _check_exported(args: argparse.Namespace) -> None:
+    """Raise a `ConfigError` for an option that has no effect on an exported file."""
+    given = {
+        "--weights": args.weights,
+        "--image-size": args.image_size,
+        "--class-names": args.class_names,
+        "--plugin": args.plugin or None,
+        "--features": args.features,
+        "--pictures": args.pictures,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"{option} has no effect on an exported file such as {args.checkpoint}: pass the "
+                f"checkpoint, or leave {option} out"
+            )
+    if args.device not in ("auto", "cpu"):
+        raise ConfigError(
+            f"--device {args.device}: an exported file runs on the CPU here; leave --device out"
+        )
+
+
+def open_engine(args: argparse.Namespace, checkpoint: Path, device: torch.device) -> Engine:
+    """Load the network of the command line, with its classes.
+
+    Args:
+        args: the command line.
+        checkpoint: path of the file.
+        device: that computes; an exported file runs on the CPU.
+
+    Raises:
+        UserError: for a file that cannot be used, or that names no classes.
+    """
+    if is_exported(checkpoint):
+        classes: Classes | None = None
+        if args.classes is not None:
+            classes = read_classes(args.classes, args.vectors)
+        return ExportedEngine(checkpoint, classes)
+
+    loaded = load_model(**{**chosen_model(args), "path": checkpoint}, device=device)
+    if args.classes is not None:
+        loaded = with_classes(loaded, args.classes, args.vectors)
+    if not loaded.classes.names:
+        raise CheckpointError(
+            f"{args.checkpoint} names no classes and holds no word vectors: "
+            f"pass --classes and --vectors"
+        )
+    return TorchEngine(loaded)
+
+
+def facts(args: argparse.Namespace, engine: Engine, rule: Rule, checkpoint: Path) -> dict[str, Any]:
+    """Return all that decides what a result holds, by the names that users know.
+
+    Args:
+        args: the command line.
+        engine: that answers.
+        rule: which classes are in a row.
+        checkpoint: path of its file.
+    """
+    queries = engine.classes.queries
+    vectors = None if queries is None else digest([queries.numpy().tobytes().hex()])
+    return {
+        "the checkpoint": sha256_of(checkpoint),
+        "--weights": args.weights,
+        "--image-size": engine.image_size,
+        "the classes": digest(engine.classes.names),
+        "the word vectors": vectors,
+        "--content": rule.content.value,
+        "--top": rule.top,
+        "--threshold": args.threshold,
+        "--draft": args.draft,
+        "the images": args.images,
+        "--list": args.list,
+        "--column": args.column,
+        "--root": args.root,
+        "--pictures": args.pictures,
+        "the result files": [f"--{option} {getattr(args, option)}" for option in wanted(args)],
+    }
+
+
+def to_streams(
+    args: argparse.Namespace,
+    inputs: Inputs,
+    answering: Answering,
+    rule: Rule,
+    formats: dict[str, Format],
+) -> int:
+    """Write the rows as they come: to the console, or in a format to standard output or a device.
+
+    Args:
+        args: the command line.
+        inputs: the images.
+        answering: makes their rows.
+        rule: which classes are in a row.
+        formats: that are wanted, by their options.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        Stopped: after a signal.
+        UserError: if the input cannot be read any further, or a row not be written.
+    """
+    # Standard output is for a person or for a program, not for both.
+    targets = [getattr(args, option) for option in formats]
+    to_person = STANDARD_OUTPUT not in targets
+
+    status = 0
+    with ExitStack() as stack:
+        stop = stack.enter_context(listening())
+        streams = []
+        for option, text in formats.items():
+            assert isinstance(text, Text)
+            streams.append(stack.enter_context(Stream(getattr(args, option), text)))
+
+        for row in answering.rows(iter(inputs), stop):
+            if row.error is not None:
+                status = 1
+                complain(row.error)
+            elif to_person:
+                say(line(row, rule))
+            for stream in streams:
+                stream.add(row)
+    return status
+
+
+def to_files(
+    args: argparse.Namespace,
+    inputs: Inputs,
+    answering: Answering,
+    files: dict[Path, Format],
+    made_with: dict[str, Any],
+) -> int:
+    """Write the rows to files, in parts that outlive this process.
+
+    Args:
+        args: the command line.
+        inputs: the images.
+        answering: makes their rows.
+        files: regular or absent, and their formats.
+        made_with: all that decides what the files hold.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        Stopped: after a signal; the same command goes on.
+        UserError: if the files were made otherwise, the input has changed or cannot be read any
+            further, or a part or file cannot be written.
+    """
+    if not inputs.repeatable and distributed.world_size() > 1:
+        raise ConfigError("--list -: several processes cannot share standard input; name a file")
+
+    parts = Parts(files)
+    record = distributed.on_main(lambda: parts.begin(made_with, overwrite=args.overwrite))
+    if record.finished is not None:
+        return distributed.on_main(lambda: _check_finished(record, inputs, parts))
+
+    with ExitStack() as stack:
+        stop = stack.enter_context(listening())
+        done = distributed.on_main(lambda: _taken(parts, stack))
+        division = Division(
+            inputs,
+            parts,
+            done,
+            rank=distributed.rank(),
+            world_size=distributed.world_size(),
+        )
+        if done and distributed.is_main():
+            log.info(f"{parts.first}: {len(done):,} blocks of {BLOCK} images are done, going on")
+
+        then = "; the same command goes on"
+        to_count = inputs if inputs.repeatable and distributed.is_main() else None
+        with Progress(str(parts.first), to_count) as progress:
+            for row in answering.rows(division.to_do(), stop, then=then):
+                if row.error is not None:
+                    complain(row.error)
+                division.add(row)
+                progress.update(division.images)
+
+        # Every process has written its blocks before one of them joins them.
+        distributed.gather(None)
+        return distributed.on_main(lambda: _finish(record, parts, division.blocks))
+
+
+def line(row: Row, rule: Rule) -> str:
+    """Return the line of the console for an image that was answered."""
+    names = [prediction.name for prediction in row.predictions]
+    if rule.content is not Content.DECISIONS:
+        names = [f"{prediction.name} {prediction.score:.3f}" for prediction in row.predictions]
+    return f"{row.image}: {', '.join(names) or 'nothing'}"
+
+
+def _taken(parts: Parts, stack: ExitStack) -> set[int]:
+    """Make the folder of the parts, lock it until the end, and return the blocks in it."""
+    parts.make_folder()
+    stack.enter_context(RunLock(parts.folder, of_run=False)).take()
+    return parts.done()
+
+
+def _finish(record: Record, parts: Parts, blocks: int) -> int:
+    """Join the parts, print a summary, and return the exit status."""
+    summary = parts.finish(record, blocks)
+    errors = f", {summary.errors:,} without an answer" if summary.errors else ""
+    say(f"{parts.first}: {counted(summary.images)}{errors}")
+    return 1 if summary.errors else 0
+
+
+def _check_finished(record: Record, inputs: Inputs, parts: Parts) -> int:
+    """Check that a complete result is of the images of the input, and return the exit status."""
+    assert record.finished is not None
+    if inputs.repeatable:
+        names = (item.name for item in inputs)
+        parts.check_all_names(record.finished, names)
+
+    say(f"{parts.first} is complete: {counted(record.finished.images)}; nothing to do")
+    return 0
