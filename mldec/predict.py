@@ -126,7 +126,8 @@ def predict(args: argparse.Namespace) -> int:
 
 def main() -> None:
     """Run the command."""
-    run_command(parser().parse_args, predict)
+    # Intermixed, so that images may also follow options: their number is free.
+    run_command(parser().parse_intermixed_args, predict)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,12 @@ import torch
 from PIL import Image
 from support import one_line
 
-from mldec import predict, prediction
+from mldec import predict
 from mldec.checkpoint import load_model
 from mldec.config.schema import MAX_IMAGE_SIZE
+from mldec.explain import Explainer
 from mldec.files.torch_files import read_torch, save
+from mldec.inference import engine, pictures, rows
 
 Cli = Callable[..., Any]
 SHARED = ["--plugin", "patches", "--device", "cpu", "--top", "1", "--threshold", "0"]
@@ -59,22 +61,33 @@ def test_lines_and_list_hold_the_same_rows(
         ["image", "error" if i == 3 else "predictions"] for i in range(6)
     ]
     assert err == f"mldec: {rows[3]['error']}\n"
-    assert len(out.splitlines()) == 5
-    shown = rows[0]["predictions"][0]
+    assert out == f"{tmp_path / 'p.jsonl'}: 6 images, 1 without an answer\n"
+
+
+def test_without_a_file_there_is_a_line_per_image(cli: Cli, best: Path, photos: Path) -> None:
+    status, out, err = cli("predict", best, photos, *SHARED)
+    assert status == 1
+    one_line(err, str(photos / "d.png"), "not an image")
+    [row, *_] = [
+        json.loads(line)
+        for line in cli("predict", best, photos, *SHARED, "--jsonl", "-").out.splitlines()
+    ]
+    shown = row["predictions"][0]
     assert out.startswith(f"{photos / 'a.png'}: {shown['name']} {shown['score']:.3f}\n")
+    assert len(out.splitlines()) == 5
 
 
 def test_lines_on_standard_output_are_alone_there(
     cli: Cli, best: Path, photos: Path, tmp_path: Path
 ) -> None:
     (photos / "d.png").unlink()
-    status, out, err = cli(
-        "predict", best, photos, *SHARED, "--jsonl", "-", "--json", tmp_path / "p.json"
-    )
+    status, out, err = cli("predict", best, photos, *SHARED, "--jsonl", "-")
     assert (status, err) == (0, "")
-    assert [json.loads(line) for line in out.splitlines()] == json.loads(
-        (tmp_path / "p.json").read_text()
-    )
+    cli("predict", best, photos, *SHARED, "--json", tmp_path / "p.json")
+    expected = json.loads((tmp_path / "p.json").read_text())
+    assert [json.loads(line) for line in out.splitlines()] == expected
+    status, out, err = cli("predict", best, photos, *SHARED, "--json", "-")
+    assert (status, err, json.loads(out)) == (0, "", expected)
 
 
 def test_pictures_of_what_is_named(cli: Cli, best: Path, photos: Path, tmp_path: Path) -> None:
@@ -100,7 +113,7 @@ def test_pictures_are_of_the_same_classes_as_the_scores(
 ) -> None:
     drawn = []
     monkeypatch.setattr(
-        prediction, "draw", lambda *arguments: drawn.append(arguments) or Image.new("RGB", (9, 9))
+        pictures, "draw", lambda *arguments: drawn.append(arguments) or Image.new("RGB", (9, 9))
     )
     words = ["--pictures", tmp_path / "p", "--top", "3", "--json", tmp_path / "p.json"]
     assert cli("predict", best, photos / "a.png", *SHARED, *words).status == 0
@@ -114,7 +127,7 @@ def test_pictures_are_of_the_same_classes_as_the_scores(
 
     # Of the whole list of classes, the map of each name is its own.
     loaded = load_model(best, plugins=["patches"])
-    maps = prediction.Explainer(loaded.model, 64).maps(
+    maps = Explainer(loaded.model, 64).maps(
         loaded.transform(image)[None], [[*range(len(loaded.classes))]]
     )[0]
     for item in findings:
@@ -123,23 +136,21 @@ def test_pictures_are_of_the_same_classes_as_the_scores(
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
-def test_a_signal_keeps_what_is_answered(
-    name: str, cli: Cli, best: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_signal_keeps_what_is_streamed(
+    name: str, cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patches, "forwards", 0)
     monkeypatch.setenv("PATCHES_SIGNAL", f"{name}:2")
     before = signal.getsignal(signal.SIGTERM)
-    words = ["--jsonl", tmp_path / "p.jsonl", "--json", tmp_path / "p.json", "--batch-size", "2"]
-    status, _, err = cli("predict", best, photos, *SHARED, *words)
+    status, out, err = cli("predict", best, photos, *SHARED, "--json", "-", "--batch-size", "2")
     assert status == (130 if name == "SIGINT" else 143)
-    assert err.splitlines()[-1] == f"mldec: stopped by {name} after 4 of 6 images"
-    assert len(rows_of(tmp_path / "p.jsonl")) == 4
-    assert json.loads((tmp_path / "p.json").read_text()) == rows_of(tmp_path / "p.jsonl")
+    assert err.splitlines()[-1] == f"mldec: stopped by {name} after 4 images"
+    assert len(json.loads(out)) == 4
     assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_second_ctrl_c_keeps_the_list_too(
-    cli: Cli, best: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = []
 
@@ -150,11 +161,11 @@ def test_a_second_ctrl_c_keeps_the_list_too(
         answered.append(None)
         return []
 
-    monkeypatch.setattr(prediction, "best", slow)
-    status, _, err = cli("predict", best, photos, *SHARED, "--json", tmp_path / "p.json")
+    monkeypatch.setattr(rows.Rule, "chosen", slow)
+    status, out, err = cli("predict", best, photos, *SHARED, "--json", "-")
     assert status == 130
     one_line(err, "interrupted")
-    assert len(json.loads((tmp_path / "p.json").read_text())) == 2
+    assert len(json.loads(out)) == 2
 
 
 def test_scores_of_a_broken_network_are_no_answer(
@@ -167,7 +178,7 @@ def test_scores_of_a_broken_network_are_no_answer(
     status, out, err = cli(
         "predict", tmp_path / "nan.pt", photos / "a.png", *SHARED, "--jsonl", tmp_path / "p.jsonl"
     )
-    assert (status, out) == (1, "")
+    assert (status, out) == (1, f"{tmp_path / 'p.jsonl'}: 1 image, 1 without an answer\n")
     one_line(
         err, f"{photos / 'a.png'}: its scores are not finite; look at the weights of the checkpoint"
     )
@@ -231,15 +242,17 @@ def test_too_large_a_batch_is_one_line(
     def full(*arguments: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(prediction, "scores", full)
+    monkeypatch.setattr(engine, "probabilities", full)
     status, _, err = cli("predict", best, photos / "a.png", *SHARED, "--batch-size", "7")
     assert status == 1
     one_line(
-        err, "out of memory on cpu: 7 images of 64 pixels at a time; pass a smaller --batch-size"
+        err, "out of memory on cpu: batches of 1, images of 64 pixels; pass a smaller --batch-size"
     )
 
 
-def test_odd_names_in_a_real_process_on_an_ascii_terminal(best: Path, tmp_path: Path) -> None:
+def test_odd_names_in_a_real_process_on_an_ascii_terminal(
+    cli: Cli, best: Path, tmp_path: Path
+) -> None:
     names = [
         b"\xff\xfe.png",
         "\u65e5\u672c.png".encode(),
@@ -260,15 +273,7 @@ def test_odd_names_in_a_real_process_on_an_ascii_terminal(best: Path, tmp_path: 
         "from PIL import Image; Image.MAX_IMAGE_PIXELS = 3000; "
         "from mldec import predict; predict.main()"
     )
-    words = [
-        best,
-        tmp_path / "names",
-        *SHARED,
-        "--jsonl",
-        tmp_path / "p.jsonl",
-        "--json",
-        tmp_path / "p.json",
-    ]
+    words = [best, tmp_path / "names", *SHARED]
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, words)],
         capture_output=True,
@@ -284,8 +289,8 @@ def test_odd_names_in_a_real_process_on_an_ascii_terminal(best: Path, tmp_path: 
         "x?]0;pwn?.png",
     }
 
+    cli("predict", *words, "--jsonl", tmp_path / "p.jsonl")
     rows = rows_of(tmp_path / "p.jsonl")
-    assert rows == json.loads((tmp_path / "p.json").read_text())
     paths = {
         bytes.fromhex(row["image_bytes"]) if "image_bytes" in row else row["image"].encode()
         for row in rows
@@ -312,11 +317,7 @@ def test_a_device_is_checked_by_load_model_too(best: Path) -> None:
         load_model(best, plugins=["patches"], image_size=10**9)
 
 
-def test_a_full_disk_under_a_list_keeps_the_lines(
-    cli: Cli, best: Path, photos: Path, tmp_path: Path
-) -> None:
-    words = ["--jsonl", tmp_path / "p.jsonl", "--json", "/dev/full"]
-    status, _, err = cli("predict", best, photos / "a.png", *SHARED, *words)
+def test_a_full_device_under_a_list_is_named(cli: Cli, best: Path, photos: Path) -> None:
+    status, _, err = cli("predict", best, photos / "a.png", *SHARED, "--json", "/dev/full")
     assert status == 1
     one_line(err, "cannot write /dev/full: No space left on device")
-    assert len(rows_of(tmp_path / "p.jsonl")) == 1

@@ -99,7 +99,7 @@ def quiet_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         request.signal = signals.signal.SIGTERM
         yield request
 
-    import mldec.prediction  # noqa: F401 - binds the real `listening`, if nothing has yet
+    import mldec.inference.tagging  # noqa: F401 - binds the real `listening`, if nothing has yet
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

@@ -176,6 +176,6 @@ def _stacked(images: Sequence[Tensor] | Tensor) -> Tensor:
 def _advice(device: object, images: int, size: int) -> str:
     """Say what helps against too little memory."""
     return (
-        f"out of memory on {device}: {images} images of {size} pixels at a time; "
+        f"out of memory on {device}: batches of {images}, images of {size} pixels; "
         f"pass a smaller --batch-size"
     )

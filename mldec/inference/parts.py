@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -89,40 +89,32 @@ class Parts:
         self.folder = self.first.with_name(f"{self.first.name}.parts")
         self._record_path = self.first.with_name(f"{self.first.name}.run.json")
 
-    def begin(self, made_with: dict[str, Any], *, overwrite: bool = False) -> Record:
-        """Begin a result, or go on with it.
+    def existing(self, made_with: dict[str, Any]) -> Record | None:
+        """Return the record of a result that was begun, finished only if all its files are there.
 
         Args:
             made_with: see `Record`.
-            overwrite: forget what is there.
 
         Returns:
-            The record; it is finished if the result is complete.
+            None if there is no such result, and nothing in its place.
 
         Raises:
-            ConfigError: if what is there was made otherwise.
-            DataError: if the record cannot be read or written.
+            ConfigError: if it was made otherwise, or nothing says how.
+            DataError: if the record cannot be read.
         """
-        # What JSON makes of the values, so that they compare equal to a record that was read.
-        made_with = json.loads(to_json(made_with))
-        record = None if overwrite else self._read_record()
-
-        if record is not None:
-            self._compare(record.made_with, made_with)
-            if record.finished is None or all(target.exists() for target in self._targets):
-                return record
-        elif not overwrite:
+        record = self._read_record()
+        if record is None:
             for target in self._targets:
                 if target.exists():
                     raise ConfigError(
                         f"{target} exists, and nothing says how it was made: name another file, "
                         f"or pass --overwrite"
                     )
+            return None
 
-        shutil.rmtree(self.folder, ignore_errors=True)
-        record = Record(made_with=made_with)
-        self._write_record(record)
-        return record
+        self._compare(record.made_with, _as_json(made_with))
+        is_complete = all(target.exists() for target in self._targets)
+        return record if is_complete else replace(record, finished=None)
 
     def make_folder(self) -> None:
         """Make the folder of the blocks.
@@ -134,6 +126,20 @@ class Parts:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
             raise self._unwritable(error) from error
+
+    def start(self, made_with: dict[str, Any]) -> Record:
+        """Begin a result anew: remove the blocks of an earlier one, and write the record.
+
+        Raises:
+            DataError: if it cannot be written.
+        """
+        for entry in self.folder.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+
+        record = Record(made_with=_as_json(made_with))
+        self._write_record(record)
+        return record
 
     def done(self) -> set[int]:
         """Return the numbers of the finished blocks."""
@@ -290,6 +296,11 @@ class Parts:
             f"cannot write {self.folder}: {error.strerror or error}; {mend}, and the same command "
             f"goes on from there"
         )
+
+
+def _as_json(made_with: dict[str, Any]) -> dict[str, Any]:
+    """Return facts as they are read from a record, so that they compare equal to it."""
+    return dict(json.loads(to_json(made_with)))
 
 
 def _shown(value: Any) -> str:

@@ -33,7 +33,7 @@ from mldec.inference.formats import (
     json_list,
 )
 from mldec.inference.inputs import Inputs
-from mldec.inference.parts import BLOCK, Parts, Record, digest
+from mldec.inference.parts import Parts, Record, digest
 from mldec.inference.pictures import Pictures
 from mldec.inference.progress import Progress
 from mldec.inference.rows import Content, Row, Rule, chosen_rule
@@ -98,12 +98,20 @@ def run(args: argparse.Namespace) -> int:
     )
 
     if is_streamed(args):
-        return to_streams(args, inputs, answering, rule, formats)
+        status = to_streams(args, inputs, answering, rule, formats)
+    else:
+        files = {Path(getattr(args, option)): formats[option] for option in formats}
+        made_with = facts(args, engine, rule, checkpoint)
+        with distributed.processes(device):
+            status = to_files(args, inputs, answering, files, made_with)
 
-    files = {Path(getattr(args, option)): formats[option] for option in formats}
-    made_with = facts(args, engine, rule, checkpoint)
-    with distributed.processes(device):
-        return to_files(args, inputs, answering, files, made_with)
+    has_no_threshold = args.threshold is None and rule.stored is None
+    if has_no_threshold and rule.content is Content.TOP and not engine.classes.exclusive:
+        complain(
+            f"{args.checkpoint} has no thresholds: classes are listed by score alone; pass "
+            f"--threshold, or calibrate it with python -m mldec.calibrate"
+        )
+    return status
 
 
 def wanted(args: argparse.Namespace) -> list[str]:
@@ -313,13 +321,14 @@ def to_files(
         raise ConfigError("--list -: several processes cannot share standard input; name a file")
 
     parts = Parts(files)
-    record = distributed.on_main(lambda: parts.begin(made_with, overwrite=args.overwrite))
-    if record.finished is not None:
-        return distributed.on_main(lambda: _check_finished(record, inputs, parts))
-
     with ExitStack() as stack:
         stop = stack.enter_context(listening())
-        done = distributed.on_main(lambda: _taken(parts, stack))
+        record, done = distributed.on_main(
+            lambda: _begun(parts, made_with, stack, overwrite=args.overwrite)
+        )
+        if record.finished is not None:
+            return distributed.on_main(lambda: _check_finished(record, inputs, parts))
+
         division = Division(
             inputs,
             parts,
@@ -327,9 +336,6 @@ def to_files(
             rank=distributed.rank(),
             world_size=distributed.world_size(),
         )
-        if done and distributed.is_main():
-            log.info(f"{parts.first}: {len(done):,} blocks of {BLOCK} images are done, going on")
-
         then = "; the same command goes on"
         to_count = inputs if inputs.repeatable and distributed.is_main() else None
         with Progress(str(parts.first), to_count) as progress:
@@ -352,11 +358,34 @@ def line(row: Row, rule: Rule) -> str:
     return f"{row.image}: {', '.join(names) or 'nothing'}"
 
 
-def _taken(parts: Parts, stack: ExitStack) -> set[int]:
-    """Make the folder of the parts, lock it until the end, and return the blocks in it."""
+def _begun(
+    parts: Parts, made_with: dict[str, Any], stack: ExitStack, *, overwrite: bool
+) -> tuple[Record, set[int]]:
+    """Begin a result, or go on with it; another process is kept away until the end.
+
+    Args:
+        parts: of the result.
+        made_with: all that decides what it holds.
+        stack: takes the lock.
+        overwrite: begin anew, whatever is there.
+
+    Returns:
+        Its record, and the numbers of the finished blocks.
+    """
+    record = None if overwrite else parts.existing(made_with)
+    if record is not None and record.finished is not None:
+        return record, set()
+
     parts.make_folder()
     stack.enter_context(RunLock(parts.folder, of_run=False)).take()
-    return parts.done()
+    if record is None:
+        return parts.start(made_with), set()
+
+    done = parts.done()
+    if done:
+        finished = sum(parts.read(number).images for number in done)
+        log.info(f"{parts.first}: {counted(finished)} are done, going on")
+    return record, done
 
 
 def _finish(record: Record, parts: Parts, blocks: int) -> int:

@@ -26,7 +26,7 @@ from mldec.data.zero_shot.vectors import read_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError, UserError, printable
 from mldec.files.archive import refuse_bomb
 from mldec.files.torch_files import read_torch
-from mldec.prediction import find_images
+from mldec.inference.inputs import Inputs
 
 ROOT = Path(mldec.__file__).parents[1]
 
@@ -271,7 +271,7 @@ def test_images_are_images_or_one_line(tmp_path: Path) -> None:
     for path in files:
         one_line(lambda: read_image(path), DataError, path)  # noqa: B023
     assert not trace.exists()
-    assert folder / "postscript.eps" not in find_images([str(folder)])
+    assert str(folder / "postscript.eps") not in {item.path for item in Inputs([str(folder)])}
 
 
 @pytest.mark.parametrize("name", hostile.ANNOTATIONS)

@@ -1,5 +1,6 @@
 """Files of results: refused at once or written whole."""
 
+import errno
 import json
 import math
 import os
@@ -10,11 +11,10 @@ import pytest
 
 from mldec.errors import ConfigError, DataError
 from mldec.files.results import (
-    JsonLines,
-    JsonList,
     ResultFile,
     check_folder,
     check_targets,
+    replacing,
     to_json,
     write_file,
     write_result,
@@ -51,23 +51,6 @@ def test_a_folder_that_cannot_be_made_is_refused(
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ConfigError, match="no permission to write to"):
         check_folder("--out", str(tmp_path / "new"))
-
-
-def test_bytes_are_written_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "new" / "x.bin"
-    write_file(path, b"old")
-
-    def full(self: Path, content: bytes) -> None:
-        self.touch()
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(DataError, match=r"cannot write .*x\.bin: No space left"):
-        write_file(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(path.parent.iterdir()) == [path]
 
 
 def test_json_holds_only_what_every_reader_takes() -> None:
@@ -118,64 +101,22 @@ def test_a_full_disk_names_the_file(size: int) -> None:
         DataError, match="cannot write /dev/full: No space left on device; free space"
     ):
         write_result("/dev/full", "x" * size)
-    with pytest.raises(DataError, match="/dev/full"), JsonLines("/dev/full") as lines:
-        lines.add("x" * size)
-    with pytest.raises(DataError, match="/dev/full"), JsonList("/dev/full") as rows:
-        rows.add("x" * size)
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-    path.write_text("old")
-    with JsonList(str(path)) as rows:
-        rows.add(1)
-        assert rows.file.stream is not None
-        rows.file.stream.close()
-        rows.file.stream = Path("/dev/full").open("w")  # noqa: SIM115
-        with pytest.raises(DataError, match=r"cannot write .*r\.json: No space left"):
-            rows.add("x" * 100_000)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+def test_bytes_replace_a_file_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "f.bin"
+    write_file(path, b"old")
+    with replacing(path, durable=True) as file:
+        file.write(b"one")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"one"
 
+    def failing() -> None:
+        with replacing(path) as file:
+            file.write(b"two")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-ROWS = [
-    {"image": "a", "predictions": [{"name": "x", "score": 0.5}, {"name": "y", "score": 0.25}]},
-    {"image": "b"},
-    [],
-]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_list_row_by_row_is_the_list_at_once(tmp_path: Path, count: int) -> None:
-    with JsonList(str(tmp_path / "r.json")) as rows:
-        for row in ROWS[:count]:
-            rows.add(row)
-    assert (tmp_path / "r.json").read_text() == json.dumps(ROWS[:count], indent=1) + "\n"
-
-
-def test_a_list_is_whole_after_ctrl_c_and_absent_without_a_row(tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-
-    def interrupted(*added: int) -> None:
-        with JsonList(str(path)) as rows:
-            for row in added:
-                rows.add(row)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(1)
-    assert json.loads(path.read_text()) == [1]
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_lines_are_there_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with JsonLines(str(tmp_path / "r.jsonl")) as lines:
-        for number in range(3):
-            lines.add({"image": number})
-            assert len((tmp_path / "r.jsonl").read_text().splitlines()) == number + 1
-    with JsonLines("-") as lines:
-        lines.add({"image": 7})
-    assert capsys.readouterr().out == '{"image": 7}\n'
+    with pytest.raises(DataError, match=r"cannot write .*f\.bin: No space left on device; free sp"):
+        failing()
+    assert path.read_bytes() == b"one"
+    assert list(path.parent.iterdir()) == [path]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mldec.errors import DataError, RunInUseError
+from mldec.files import run_lock
 from mldec.files.run_lock import RunLock
-from mldec.training import run_lock
 
 # Holds the lock, starts a process that outlives it, and says when both are there.
 HOLDER = """
