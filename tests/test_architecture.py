@@ -29,7 +29,6 @@ LAYERS = [
     ("mldec.checkpoint", "mldec.explain"),
     (
         "mldec.evaluation",
-        "mldec.prediction",
         "mldec.summary",
         "mldec.calibration",
         "mldec.inference",

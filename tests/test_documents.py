@@ -364,7 +364,9 @@ def check_command(line: Line) -> None:
 @each_document
 def test_commands_are_accepted(name: str) -> None:
     for line in commands_of(text_of(name)):
-        if line.answer.startswith("mldec: ") and "stopped by" not in line.answer:
+        # What predict refuses is about files, which are not there to be looked at here.
+        is_refusal = line.answer.startswith("mldec: ") and "stopped by" not in line.answer
+        if is_refusal and line.module != "mldec.predict":
             with pytest.raises(ConfigError) as caught:
                 check_command(line)
             assert f"mldec: {caught.value}" == line.answer

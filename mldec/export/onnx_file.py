@@ -206,6 +206,8 @@ def _quiet() -> Iterator[None]:
 
     loggers = [logging.getLogger(name) for name in LOUD]
     levels = [logger.level for logger in loggers]
+    # The quantiser gives the root logger a handler, which would print our messages again.
+    root_handlers = [*logging.getLogger().handlers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     onnxruntime.set_default_logger_severity(SILENT)
@@ -216,5 +218,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         onnxruntime.set_default_logger_severity(WARNINGS)
+        logging.getLogger().handlers[:] = root_handlers
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

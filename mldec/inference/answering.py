@@ -17,6 +17,10 @@ from mldec.runtime.signals import NothingCame, StopRequest
 
 BATCH_SIZE, BATCH_SIZE_GPU = 16, 64  # images at a time by default
 
+# A draft keeps this many pixels per pixel of the network's input, along each side. With 1, pixels
+# change twice as much, because the resize that follows has little left to average.
+DRAFT = 2
+
 
 class Answering:
     """The way from the items of an input to their rows.
@@ -49,7 +53,7 @@ class Answering:
         self._on_gpu = device.type == "cuda"
         self._batch_size = batch_size or (BATCH_SIZE_GPU if self._on_gpu else BATCH_SIZE)
         self._workers = processors() if workers is None else workers
-        self._decoder = Decoder(engine.transform, engine.shorter_side if draft else None)
+        self._decoder = Decoder(engine.transform, DRAFT * engine.shorter_side if draft else None)
         self._features = features
         self._pictures = pictures
 

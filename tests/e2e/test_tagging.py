@@ -1,0 +1,160 @@
+"""Many images, answered by real processes that are killed, stopped and joined by others."""
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pictures import picture
+
+IMAGES = 4000
+KILLS = 20
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tar file of many small images; every hundredth cannot be read."""
+    contents = []
+    for seed in range(8):
+        buffer = io.BytesIO()
+        picture(64, 64, seed=seed).save(buffer, "PNG")
+        contents.append(buffer.getvalue())
+
+    path = tmp_path_factory.mktemp("photos") / "photos.tar"
+    with tarfile.open(path, "w") as tar:
+        for number in range(IMAGES):
+            content = b"no image" if number % 100 == 50 else contents[number % 8]
+            member = tarfile.TarInfo(f"{number:06}.png")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def command(run: Path, photos: Path, folder: Path, *launcher: str) -> list[str]:
+    words = [run / "checkpoints" / "best.pt", photos, "--plugin", "patches", "--threshold", "0"]
+    words += ["--top", "2", "--jsonl", folder / "r.jsonl", "--features", folder / "r.npy"]
+    return [sys.executable, *(launcher or ["-m"]), "mldec.predict", *map(str, words)]
+
+
+def start(words: list[str], folder: Path) -> subprocess.Popen[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (folder / "log.txt").open("a") as log:
+        return subprocess.Popen(words, env=env, stdout=log, stderr=log, text=True)
+
+
+def blocks(folder: Path) -> int:
+    parts = folder / "r.jsonl.parts"
+    return len(list(parts.glob("0*"))) if parts.is_dir() else 0
+
+
+@pytest.fixture(scope="module")
+def whole(digits_run: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a result that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    status = start(command(digits_run, photos, folder), folder).wait(timeout=240)
+    assert status == 1, (folder / "log.txt").read_text()
+    return folder
+
+
+def check(folder: Path, whole: Path) -> None:
+    """Check that a result has every image once, in order, and the same answers."""
+    rows = [json.loads(line) for line in (folder / "r.jsonl").read_text().splitlines()]
+    names = [Path(row["image"]).name for row in rows]
+    assert names == [f"{number:06}.png" for number in range(IMAGES)]
+    assert ["error" in row for row in rows] == [number % 100 == 50 for number in range(IMAGES)]
+    assert (folder / "r.jsonl").read_bytes() == (whole / "r.jsonl").read_bytes()
+    features = np.load(folder / "r.npy")
+    np.testing.assert_array_equal(features, np.load(whole / "r.npy"))
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "log.txt",
+        "r.jsonl",
+        "r.jsonl.run.json",
+        "r.npy",
+    ]
+
+
+@pytest.mark.slow
+def test_every_image_once_after_many_ends(
+    digits_run: Path, photos: Path, tmp_path: Path, whole: Path
+) -> None:
+    generator = random.Random(0)
+    words = command(digits_run, photos, tmp_path)
+    ends = 0
+    while ends < KILLS:
+        before = blocks(tmp_path)
+        process = start(words, tmp_path)
+        # From the start of the imports, where Ctrl-C belongs to the libraries, to a few blocks
+        # later.
+        enough = before + generator.choice([0, 1, 1, 2])
+        signals = [signal.SIGKILL, signal.SIGTERM]
+        signals += [signal.SIGINT] if enough > before else []
+        while process.poll() is None and blocks(tmp_path) < enough:
+            time.sleep(0.005)
+        time.sleep(generator.random() * (5 if enough == before else 0.05))
+        if process.poll() is not None:
+            break
+        process.send_signal(generator.choice(signals))
+        assert process.wait(timeout=60) in (-9, 143, 130, -15)
+        ends += 1
+
+    assert ends == KILLS, "it was complete too early"
+    assert start(words, tmp_path).wait(timeout=240) == 1
+    check(tmp_path, whole)
+
+
+@pytest.mark.slow
+def test_processes_share_the_images_and_others_go_on(
+    digits_run: Path, photos: Path, tmp_path: Path, whole: Path
+) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    words = command(digits_run, photos, tmp_path, *torchrun)
+    process = start(words, tmp_path)
+    deadline = time.monotonic() + 120
+    while blocks(tmp_path) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=90) != 0
+    log = (tmp_path / "log.txt").read_text()
+    assert "the same command goes on" in log
+    assert "Traceback" not in log.replace("torch.distributed", "").split("mldec: stopped")[0]
+
+    done = blocks(tmp_path)
+    assert 4 <= done < IMAGES // 128
+    assert start(command(digits_run, photos, tmp_path), tmp_path).wait(timeout=240) == 1
+    assert f"{128 * done:,} images are done, going on" in (tmp_path / "log.txt").read_text()
+    check(tmp_path, whole)
+
+
+@pytest.mark.slow
+def test_processes_finish_together(
+    digits_run: Path, photos: Path, tmp_path: Path, whole: Path
+) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    status = start(command(digits_run, photos, tmp_path, *torchrun), tmp_path).wait(timeout=240)
+    log = (tmp_path / "log.txt").read_text()
+    assert status == 1, log
+    assert log.count(f"{IMAGES:,} images, 40 without an answer") == 1
+    check(tmp_path, whole)
+
+
+@pytest.mark.slow
+def test_a_full_disk_half_way_keeps_what_is_written(
+    digits_run: Path, photos: Path, tmp_path: Path, whole: Path
+) -> None:
+    # A limit on the size of files stands for a full disk: the joined array is above it.
+    words = " ".join(command(digits_run, photos, tmp_path))
+    limited = ["bash", "-c", f"trap '' XFSZ; ulimit -f 200; exec {words}"]
+    assert start(limited, tmp_path).wait(timeout=240) == 1
+    log = (tmp_path / "log.txt").read_text()
+    assert "File too large; free space" in log.splitlines()[-1]
+    assert blocks(tmp_path) == -(-IMAGES // 128)
+    assert start(command(digits_run, photos, tmp_path), tmp_path).wait(timeout=240) == 1
+    check(tmp_path, whole)
