@@ -7,7 +7,7 @@ import platform
 from datetime import UTC, datetime
 from typing import Any
 
-from mldec.cli import command, run_command
+from mldec.cli import command, positive, run_command
 from mldec.errors import ConfigError, say
 from mldec.files.results import check_targets, to_json, write_result
 
@@ -26,6 +26,10 @@ JOBS = {
     "throughput": (
         "model",
         "images/s of training and inference for a multi-label experiment, with random images",
+    ),
+    "predict": (
+        "predict",
+        "images/s of mldec.predict on photos of yours, beside decoding and the model alone",
     ),
     "queries": ("queries", "time and work of a zero-shot model by the number of its word queries"),
     "cost": (
@@ -73,7 +77,14 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument(
                 "--seconds", type=float, default=5.0, help="of timing per number of queries"
             )
-        if job in ("head", "queries"):
+        if job == "predict":
+            one.add_argument("checkpoint", help="as for mldec.predict")
+            one.add_argument("images", metavar="FOLDER", help="of images")
+            one.add_argument(
+                "--count", type=positive, default=512, help="images per round (default 512)"
+            )
+            one.add_argument("--rounds", type=positive, default=5, help="timed (default 5)")
+        if job in ("head", "predict", "queries"):
             one.add_argument("--device", default="auto", help="auto, cpu or cuda")
         if job == "throughput":
             one.add_argument(

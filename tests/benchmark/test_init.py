@@ -19,7 +19,8 @@ Cli = Callable[..., Any]
 def test_every_job_is_a_function_of_its_module(job: str) -> None:
     module = importlib.import_module(f"mldec.benchmark.{JOBS[job][0]}")
     assert callable(getattr(module, job))
-    assert parser().parse_args([job]).job == job
+    files = ["best.pt", "photos/"] if job == "predict" else []
+    assert parser().parse_args([job, *files]).job == job
 
 
 def test_the_environment_is_that_of_this_machine() -> None:
