@@ -21,9 +21,11 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import disable_progress_bars
 
 from mldec.checkpoint import portable
 from mldec.errors import CheckpointError, ConfigError, UserError, brief
+from mldec.runtime.console import on_terminal
 
 log = logging.getLogger("mldec")
 
@@ -150,6 +152,9 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
                 f"private in its settings"
             )
 
+        # The bars of uploads would fill a log; those of downloads do not.
+        if not on_terminal():
+            disable_progress_bars()
         operations = [
             CommitOperationAdd(path_in_repo=name, path_or_fileobj=folder / name) for name in FILES
         ]
@@ -272,4 +277,9 @@ def _reason(error: Exception, address: Address, uploading: bool) -> str:
         return f"a file is missing on {endpoint} ({brief(error)}); try again"
     if status is not None:
         return f"{endpoint} answers with status {status} ({brief(error)}); try again later"
+    if isinstance(error, OSError) and error.errno is not None:
+        cache = huggingface_hub.constants.HF_HUB_CACHE
+        return f"cannot write to {cache} ({error.strerror}); free space, or set HF_HOME elsewhere"
+    if isinstance(error, ValueError):
+        return f"the files are refused ({brief(error)}); correct what it names"
     return f"{endpoint} cannot be used ({brief(error)}); check the network and try again"

@@ -129,6 +129,10 @@ def read(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise CheckpointError(f"no file at {path}: check the path")
+    if not path.with_name(CONFIG).exists():
+        raise CheckpointError(
+            f"{path} lacks the {CONFIG} that mldec.publish writes beside it; put it there"
+        )
     content = read_config(path.with_name(CONFIG))
 
     expected = content["sha256"][WEIGHTS]

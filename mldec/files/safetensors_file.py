@@ -1,4 +1,4 @@
-"""Read and write tensors in the safetensors format, which holds no code: a JSON header and bytes."""
+"""Read and write tensors in the safetensors format: a JSON header and bytes, and no code."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,9 +52,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from error
     except Exception as error:
         # The library raises classes of its own, and torch any for a shape that it cannot have.
-        raise CheckpointError(
-            f"{path} is no safetensors file, or a damaged one: {error}"
-        ) from error
+        raise CheckpointError(f"{path} is no safetensors file, or damaged: {error}") from error
 
     return dict(plain(tensors, path))
 
@@ -74,7 +72,7 @@ def _check_header(path: Path) -> None:
         length = int.from_bytes(start, "little")
         if len(start) < 8 or length > min(size - 8, MAX_HEADER):
             raise CheckpointError(
-                f"{path} is no safetensors file, or a damaged one: its first 8 bytes are not the "
+                f"{path} is no safetensors file, or damaged: its first 8 bytes are not the "
                 f"length of a header"
             )
         header = file.read(length)
@@ -83,5 +81,5 @@ def _check_header(path: Path) -> None:
         parse_json(header)
     except DataError as error:
         raise CheckpointError(
-            f"{path} is no safetensors file, or a damaged one: its header {error}"
+            f"{path} is no safetensors file, or damaged: its header {error}"
         ) from error
