@@ -92,6 +92,12 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw 100 resamples instead of 1,000."""
+    monkeypatch.setattr("mldec.report.resampling.MOST_RESAMPLES", 100)
+
+
+@pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_hub.Hub]:
     """A hub on this machine, empty and without a token, for this process and those it starts."""
     with fake_hub.serving() as server:

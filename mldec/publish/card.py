@@ -14,7 +14,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from mldec.checkpoint import Calibration, Checkpoint, Loaded
 from mldec.checkpoint.hub import SCHEME
-from mldec.errors import visible
+from mldec.errors import printable, visible
 from mldec.publish.facts import UNKNOWN, Start
 from mldec.publish.results import Measured
 from mldec.report.meanings import is_count, meaning
@@ -115,7 +115,7 @@ def metadata(known: Known) -> ModelCardData:
 
 def escaped(text: Any) -> str:
     """Return a text in one line of Markdown that shows it as it is."""
-    return _SPECIAL.sub(r"\\\1", " ".join(visible(str(text)).split()))
+    return _SPECIAL.sub(r"\\\1", printable(str(text)))
 
 
 def fenced(text: str, language: str = "") -> list[str]:

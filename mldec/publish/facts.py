@@ -71,7 +71,11 @@ def start_of(checkpoint: Checkpoint, loaded: Loaded) -> Start:
         weights = f"published weights of {without_folders(str(name))}"
         return Start(weights, f"{UNKNOWN}: they are not from timm", None)
 
-    published = get_pretrained_cfg(str(name))
+    try:
+        published = get_pretrained_cfg(str(name))
+    except RuntimeError:
+        # timm knows the network, and no weights of that name.
+        published = None
     licence = None if published is None else published.license
     if isinstance(pretrained, str):
         of_name = f"; timm states {licence} for the weights of that name" if licence else ""

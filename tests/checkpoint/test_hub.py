@@ -268,7 +268,7 @@ def test_an_upload_that_is_not_allowed_is_one_line(
     with pytest.raises(CheckpointError, match="log in with hf auth login"):
         upload(folder, NAME, private=False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(CheckpointError, match="cannot be used .* check the network"):
+    with pytest.raises(CheckpointError, match=r"cannot be used .* check the network"):
         upload(folder, NAME, private=False)
 
 

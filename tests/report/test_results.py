@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-
 Cli = Callable[..., tuple[int, str, str]]
 FEW = ["--plugin", "patches", "data.val_images=40"]
 
