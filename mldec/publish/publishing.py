@@ -86,7 +86,7 @@ def gather(args: argparse.Namespace) -> Known:
 
     measured = of_checkpoint(checkpoint, loaded.weights)
     if args.results is not None:
-        measured = read_results(Path(args.results), loaded.classes, loaded.weights)
+        measured = read_results(Path(args.results), loaded.classes, loaded.weights, args.checkpoint)
     return Known(
         repository=args.repository,
         checkpoint=checkpoint,

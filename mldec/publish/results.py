@@ -1,5 +1,6 @@
 """The metrics of a model card: from a file of results, else from the run's own evaluation."""
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from mldec.checkpoint import Checkpoint
 from mldec.data.base import Classes
 from mldec.errors import DataError
 from mldec.files.text import read_json
+
+log = logging.getLogger("mldec")
 
 _SEE = "pass a file that mldec.report --json or mldec.evaluate --json wrote"
 # Validation metrics in a checkpoint; the second is there if the run has a moving average too.
@@ -53,13 +56,16 @@ def of_checkpoint(checkpoint: Checkpoint, weights: str) -> Measured:
     )
 
 
-def read_results(path: Path, classes: Classes, weights: str) -> Measured:
+def read_results(path: Path, classes: Classes, weights: str, checkpoint: str) -> Measured:
     """Read a file of `mldec.report --json` or `mldec.evaluate --json`.
+
+    A file of a checkpoint of another name is used, with a warning.
 
     Args:
         path: of the file.
         classes: of the checkpoint.
         weights: "ema" or "raw": those that are published.
+        checkpoint: as the user names it.
 
     Raises:
         DataError: if it cannot be read, is not such a file, or is of another model.
@@ -92,6 +98,12 @@ def read_results(path: Path, classes: Classes, weights: str) -> Measured:
     if not is_whole:
         raise DataError(f"--results {path}: a value in it is no number; {_SEE}")
 
+    evaluated = str(content.get("checkpoint"))
+    if evaluated != checkpoint:
+        log.warning(
+            f"--results {path} is of {evaluated}, and {checkpoint} is published: check that they "
+            f"are the same model"
+        )
     return Measured(
         source=f"from {path.name}",
         images=content["images"],

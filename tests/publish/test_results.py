@@ -21,6 +21,7 @@ CONTENT: dict[str, Any] = {
     "images": 7,
     "left_out": [],
     "weights": "ema",
+    "checkpoint": "best.pt",
     "per_class": {"a": {"AP": 1.0, "positives": 3}, "b": {"AP": None, "positives": 0}},
 }
 
@@ -31,8 +32,17 @@ def written(folder: Path, **changes: Any) -> Path:
     return path
 
 
+def test_results_of_another_name_are_used_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    read_results(written(tmp_path), CLASSES, "ema", "best.pt")
+    assert caplog.text == ""
+    assert read_results(written(tmp_path), CLASSES, "ema", "outputs/a").images == 7
+    assert "is of best.pt, and outputs/a is published" in caplog.text
+
+
 def test_a_file_of_results_is_read(tmp_path: Path) -> None:
-    measured = read_results(written(tmp_path), CLASSES, "ema")
+    measured = read_results(written(tmp_path), CLASSES, "ema", "best.pt")
     assert measured.source == "from results.json"
     assert measured.images == 7
     assert measured.metrics == CONTENT["metrics"]
@@ -42,9 +52,12 @@ def test_a_file_of_results_is_read(tmp_path: Path) -> None:
     # That of evaluate has no intervals, and a zero-shot model is evaluated on any classes.
     content = {key: value for key, value in CONTENT.items() if key != "intervals"}
     (tmp_path / "results.json").write_text(json.dumps(content))
-    assert read_results(tmp_path / "results.json", CLASSES, "ema").intervals == {}
+    assert read_results(tmp_path / "results.json", CLASSES, "ema", "best.pt").intervals == {}
     zero_shot = Classes(("x",), queries=torch.zeros(1, 3))
-    assert read_results(written(tmp_path), zero_shot, "ema").per_class.keys() == {"a", "b"}
+    assert read_results(written(tmp_path), zero_shot, "ema", "best.pt").per_class.keys() == {
+        "a",
+        "b",
+    }
 
 
 @pytest.mark.parametrize(
@@ -68,7 +81,7 @@ def test_a_file_of_something_else_is_refused(
     tmp_path: Path, changes: dict[str, Any], fault: str
 ) -> None:
     with pytest.raises(DataError, match=rf"^--results {tmp_path}.*: {fault}"):
-        read_results(written(tmp_path, **changes), CLASSES, "ema")
+        read_results(written(tmp_path, **changes), CLASSES, "ema", "best.pt")
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"metrics": {}}', "{", ""])
@@ -78,7 +91,7 @@ def test_a_file_that_is_no_result_names_the_command_that_writes_one(
     path = tmp_path / "results.json"
     path.write_text(text)
     with pytest.raises(DataError, match=r"mldec\.report --json"):
-        read_results(path, CLASSES, "ema")
+        read_results(path, CLASSES, "ema", "best.pt")
 
 
 def test_the_metrics_of_a_run_are_those_of_the_chosen_weights() -> None:
