@@ -200,12 +200,12 @@ def test_a_repository_of_something_else_is_refused_before_its_weights(
     assert not [line for line in hub.asked if line.endswith((WEIGHTS, ".pth", ".bin", ".pt"))]
 
 
-def test_weights_that_are_a_pickle_or_damaged_are_refused(
+def test_damaged_weights_are_refused_with_a_remedy_that_helps(
     hub: fake_hub.Hub, published: str, folder: Path
 ) -> None:
     repository = hub.repositories[NAME]
     good = (folder / WEIGHTS).read_bytes()
-    repository.commit({WEIGHTS: good[:-1] + b"?"})
+    repository.commit({WEIGHTS: good[:-1] + bytes([good[-1] ^ 1])})
     message = refused(NAME, "is damaged: its sha256 is ", "not the ", "fetch it anew")
 
     # The remedy helps: the file that it names is what the cache holds.

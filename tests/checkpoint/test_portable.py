@@ -2,8 +2,10 @@
 
 import json
 import math
+import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,9 +154,10 @@ def test_every_command_takes_a_folder(
 
     model = load_model(best, plugins=PLUGINS).model
     assert " of " in checkpoint.initialise(model, folder)
-    status, _, err = cli("train", *QUICK, f"resume={folder / WEIGHTS}", "name=again")
-    assert status == 1
-    one_line(err, "a published checkpoint holds no training state", f"init={folder}")
+    for name in (str(folder / WEIGHTS), "hf:me/mine"):
+        status, _, err = cli("train", *QUICK, f"resume={name}", "name=again")
+        assert status == 1
+        one_line(err, "a published checkpoint holds no training state", f"pass init={name}")
 
 
 # A stranger's files. Each change harms the content of config.json.
@@ -324,3 +327,30 @@ def test_a_folder_of_another_library_is_not_taken_for_ours(tmp_path: Path) -> No
     (tmp_path / CONFIG).write_text('{"architecture": "resnet50"}')
     with pytest.raises(CheckpointError, match="use another checkpoint"):
         load_model(tmp_path)
+
+
+@pytest.mark.slow
+def test_random_damage_is_one_line_or_harmless(stranger: Path) -> None:
+    chosen = random.Random(0)
+    config, weights = (stranger / CONFIG).read_bytes(), (stranger / WEIGHTS).read_bytes()
+    header = 8 + int.from_bytes(weights[:8], "little")
+    messages = []
+    for case in range(1_000):
+        content, tensors = bytearray(config), bytearray(weights)
+        for _ in range(chosen.randint(1, 4)):
+            damaged, end = (content, len(content)) if case % 2 else (tensors, header)
+            damaged[chosen.randrange(end)] = chosen.choice(b'0123456789{}[]",:aZ-eF \x00\xff')
+        (stranger / WEIGHTS).write_bytes(tensors)
+        (stranger / CONFIG).write_bytes(content)
+
+        # With a hash that fits, so that the tensors themselves are read.
+        with suppress(ValueError, LookupError, TypeError):
+            changed = json.loads(bytes(content))
+            changed["sha256"][WEIGHTS] = sha256_of(stranger / WEIGHTS)
+            (stranger / CONFIG).write_text(json.dumps(changed))
+        try:
+            load_model(stranger)
+        except CheckpointError as error:
+            messages.append(str(error))
+    assert len(messages) > 900
+    assert not [message for message in messages if "\n" in message or len(message) > 1_500]

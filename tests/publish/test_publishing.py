@@ -130,6 +130,9 @@ def test_a_dry_run_asks_no_network_and_its_folder_is_a_checkpoint(
     ]
     assert hub.asked == []
     folder = Path("files/mine")
+    status, _, err = cli(*words[:-1], "raw", "--weights", "raw")
+    assert status == 0, err
+    assert load_model("raw", plugins=["patches"]).weights == "raw"
     names = {path.name for path in folder.iterdir()}
     assert names == {"README.md", "config.json", "model.safetensors"}
     assert load_model(folder, plugins=["patches"]).weights in ("ema", "raw")
@@ -141,19 +144,6 @@ def test_a_dry_run_asks_no_network_and_its_folder_is_a_checkpoint(
     status, _, err = cli(*words)
     assert status == 1
     one_line(err, "--dry-run files/mine: it holds files")
-
-
-def test_the_other_weights_can_be_published(
-    cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for weights in ("ema", "raw"):
-        words = ["--weights", weights, "--dry-run", weights]
-        status, _, err = cli("publish", digits_run, "me/digits", *WORDS, *words)
-        assert status == 0, err
-        ours = load_model(Path(weights), plugins=["patches"]).model.state_dict()
-        theirs = load_model(digits_run, weights, plugins=["patches"]).model.state_dict()
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.parametrize(
