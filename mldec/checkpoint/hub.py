@@ -264,7 +264,8 @@ def _reason(error: Exception, address: Address, uploading: bool) -> str:
     if isinstance(error, RevisionNotFoundError):
         return f"there is no revision {address.revision or 'main'}; choose a branch, tag or commit"
     if isinstance(error, OfflineModeIsEnabled):
-        return "it is not in the cache, and HF_HUB_OFFLINE is set; unset it"
+        absent = "" if uploading else "it is not in the cache, and "
+        return f"{absent}HF_HUB_OFFLINE is set; unset it"
 
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if status == 403 or (uploading and isinstance(error, RepositoryNotFoundError)):

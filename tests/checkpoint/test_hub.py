@@ -264,6 +264,10 @@ def test_an_upload_that_is_not_allowed_is_one_line(
     with pytest.raises(CheckpointError, match=r'the files are refused .*"license" must be one of'):
         upload(wrong, NAME, private=False)
 
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match=r"^hf:me/mine: HF_HUB_OFFLINE is set; unset it$"):
+        upload(folder, NAME, private=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     hub.status = 401
     with pytest.raises(CheckpointError, match="log in with hf auth login"):
         upload(folder, NAME, private=False)
