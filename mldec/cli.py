@@ -47,7 +47,7 @@ def add_model_options(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument(
         "checkpoint",
         help="a run's folder, such as outputs/digits, a checkpoint in it, a released .pth file, "
-        "or zoo:NAME (see MODEL_ZOO.md)",
+        "zoo:NAME or hf:OWNER/NAME[@REVISION] (see MODEL_ZOO.md)",
     )
     arguments.add_argument(
         "--weights", choices=("ema", "raw"), help="default: those that scored best in the run"

@@ -203,6 +203,9 @@ def resume_point(config: Config, directory: Path) -> Path | None:
         CheckpointError: if the folder holds a run and `resume` is null, or if the named checkpoint
             does not exist or is of another folder.
     """
+    from mldec.checkpoint import hub
+    from mldec.files.safetensors_file import SUFFIX
+
     last = directory / "checkpoints" / "last.pt"
     holds_run = any(last.parent.glob("last*.pt"))
 
@@ -222,6 +225,11 @@ def resume_point(config: Config, directory: Path) -> Path | None:
         return None
 
     path = Path(config.resume)
+    if config.resume.startswith(hub.SCHEME) or path.suffix == SUFFIX:
+        raise CheckpointError(
+            f"resume={config.resume}: a published checkpoint holds no training state; pass "
+            f"init={config.resume} to start from its weights"
+        )
     if not path.is_file():
         raise CheckpointError(
             f"resume={config.resume}: there is no such file; pass resume=auto or a checkpoint"

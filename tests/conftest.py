@@ -3,7 +3,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as mldec.train does, and 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+import fake_hub
+import huggingface_hub
 import torch
 from support import QUICK
 
@@ -87,3 +89,35 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder / "outputs" / "digits"
+
+
+@pytest.fixture
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw 100 resamples instead of 1,000."""
+    monkeypatch.setattr("mldec.report.resampling.MOST_RESAMPLES", 100)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_hub.Hub]:
+    """A hub on this machine, empty and without a token, for this process and those it starts."""
+    with fake_hub.serving() as server:
+        home, constants = tmp_path / "hf_home", huggingface_hub.constants
+        template = f"{server.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        settings = {
+            "ENDPOINT": server.address,
+            "HUGGINGFACE_CO_URL_TEMPLATE": template,
+            "HF_HUB_CACHE": str(home / "hub"),
+            "HF_TOKEN_PATH": str(home / "token"),
+            "HF_HUB_DISABLE_XET": True,
+            "HF_HUB_OFFLINE": False,
+        }
+        for name, value in settings.items():
+            monkeypatch.setattr(constants, name, value)
+
+        for name in ("HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN_PATH"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        monkeypatch.setenv("HF_HOME", str(home))
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield server

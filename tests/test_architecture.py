@@ -41,7 +41,7 @@ LAYERS = [
         "mldec.calibrate",
         "mldec.check_data",
     ),
-    ("mldec.train", "mldec.benchmark", "mldec.report"),
+    ("mldec.train", "mldec.benchmark", "mldec.report", "mldec.publish"),
 ]
 PARTS = ("mldec.heads", "mldec.backbones", "mldec.losses", "mldec.evaluators", "mldec.data")
 
@@ -151,6 +151,7 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "mldec.benchmark.__main__": "test_main.py",
     "mldec.check_data.__main__": "test_main.py",
     "mldec.export.__main__": "test_main.py",
+    "mldec.publish.__main__": "test_main.py",
     "mldec.report.__main__": "test_main.py",
     "mldec.report.content": "report/test_page.py",
     "mldec.summary.__main__": "test_main.py",

@@ -331,9 +331,11 @@ def check_script(script: str, words: list[str]) -> None:
             check_setting(word)
 
 
+# The other commands have parsers of their own kinds.
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     f"mldec.{name}": importlib.import_module(f"mldec.{name}").parser
-    for name in ("evaluate", "calibrate", "report", "predict", "export", "check_data", "benchmark")
+    for name in COMMANDS
+    if name not in ("train", "summary")
 }
 
 

@@ -24,7 +24,16 @@ from mldec.calibration.fitting import (
 )
 from mldec.calibration.scaling import TEMPERATURES
 from mldec.calibration.thresholds import parse_objective
-from mldec.checkpoint import Calibration, Checkpoint, Loaded, load_model, local, scoring, to_store
+from mldec.checkpoint import (
+    Calibration,
+    Checkpoint,
+    Loaded,
+    is_download,
+    load_model,
+    local,
+    scoring,
+    to_store,
+)
 from mldec.checkpoint.calibration import SCOPES
 from mldec.cli import chosen_model
 from mldec.config.compose import override, to_dict
@@ -46,6 +55,7 @@ from mldec.evaluation import (
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files import torch_files
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
+from mldec.files.safetensors_file import SUFFIX
 from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")
@@ -155,8 +165,10 @@ def target(args: argparse.Namespace, path: Path) -> str:
     if args.out is not None:
         out = Path(args.out)
     else:
-        folder = Path() if args.checkpoint.startswith("zoo:") else path.parent
-        out = folder / f"{path.stem.removesuffix('.calibrated')}.calibrated{path.suffix}"
+        folder = Path() if is_download(args.checkpoint) else path.parent
+        # A published checkpoint gets a copy of the other kind.
+        suffix = ".pt" if path.suffix == SUFFIX else path.suffix
+        out = folder / f"{path.stem.removesuffix('.calibrated')}.calibrated{suffix}"
 
     if os.path.realpath(out) == os.path.realpath(path):
         raise ConfigError(f"--out: {out} is the checkpoint itself; pass another name")

@@ -6,6 +6,7 @@ from mldec.checkpoint.fitting import load_strict
 from mldec.checkpoint.loading import (
     Loaded,
     initialise,
+    is_download,
     load,
     load_model,
     load_newest,
@@ -27,6 +28,7 @@ __all__ = [
     "check_classes",
     "check_queries",
     "initialise",
+    "is_download",
     "load",
     "load_model",
     "load_newest",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec import build
-from mldec.checkpoint import released, zoo
+from mldec.checkpoint import hub, portable, released, zoo
 from mldec.checkpoint.calibration import Calibration
 from mldec.checkpoint.classes import check_count, read_class_names
 from mldec.checkpoint.fitting import COMPUTED, copy_fitting, load_strict
@@ -28,6 +28,7 @@ from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, ConfigError
 from mldec.files.run_folder import find_checkpoint
+from mldec.files.safetensors_file import SUFFIX
 from mldec.files.torch_files import read_torch, versions
 from mldec.model import Classifier
 from mldec.runtime import distributed, provenance
@@ -113,7 +114,8 @@ def local(path: str | Path) -> Path:
 
     Args:
         path: a file; the folder of a run, which stands for its best checkpoint (else the last one);
-            or "zoo:NAME", a released file, which is downloaded once.
+            a folder that `mldec.publish` wrote; "zoo:NAME", a released file; or
+            "hf:OWNER/NAME[@REVISION]", a published checkpoint. The last two are downloaded once.
 
     Raises:
         CheckpointError: if the folder holds no checkpoint, or the download fails.
@@ -121,8 +123,18 @@ def local(path: str | Path) -> Path:
     text = str(path)
     if text.startswith("zoo:"):
         return zoo.fetch(text.removeprefix("zoo:"))
+    if text.startswith(hub.SCHEME):
+        return hub.fetch(text.removeprefix(hub.SCHEME))
 
-    return find_checkpoint(Path(path)) if Path(path).is_dir() else Path(path)
+    if not Path(path).is_dir():
+        return Path(path)
+    published = Path(path) / portable.WEIGHTS
+    return published if published.is_file() else find_checkpoint(Path(path))
+
+
+def is_download(path: str) -> bool:
+    """Tell whether `local` downloads what a user names."""
+    return path.startswith(("zoo:", hub.SCHEME))
 
 
 def load_model(
@@ -141,7 +153,7 @@ def load_model(
 
     Args:
         path: a file written by `mldec.train` or the folder of its run (best.pt, else last.pt), a
-            `.pth` file of the authors, or "zoo:NAME", which is downloaded once.
+            `.pth` file of the authors, or anything else that `local` takes.
         weights: "ema", "raw", or None for the set that scored best in the run; a file of the
             authors has one set only.
         image_size: pixels per side, instead of what the file or the table of known files says.
@@ -303,6 +315,9 @@ def initialise(model: nn.Module, path: str | Path) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     """Read an untrusted file of weights and check that its top level is a dictionary."""
+    if path.suffix == SUFFIX:
+        return portable.read(path)
+
     state = read_torch(path)
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} is no checkpoint: it holds a {type(state).__name__}")

@@ -63,7 +63,7 @@ class Checkpoint:
     epoch: int  # number of finished epochs
     step: int  # number of finished optimiser steps
     steps_per_epoch: int
-    model: dict[str, Tensor]
+    model: dict[str, Tensor]  # empty if the moving average alone was published
     ema: dict[str, Tensor] | None
     optimizer: dict[str, Any]
     scaler: dict[str, Any]
@@ -149,13 +149,16 @@ class Checkpoint:
             path: of the checkpoint, for messages.
 
         Raises:
-            CheckpointError: if the moving average is wanted and the run kept none.
+            CheckpointError: if the moving average is wanted and the run kept none, or the raw
+                weights and only the average was published.
         """
         chosen = self.best.weights if name is None else name
         tensors = self.model if chosen == "raw" else self.ema
 
         if tensors is None:
             raise CheckpointError(f"{path} holds no moving average: pass --weights raw")
+        if not tensors:
+            raise CheckpointError(f"{path} holds the moving average only: pass --weights ema")
         return tensors, chosen
 
 

@@ -123,6 +123,37 @@ def read_json(path: Path, see: str) -> Any:
         raise DataError(f"{path} is not valid JSON ({error}); restore it, {see}") from error
 
 
+def parse_json(content: bytes) -> Any:
+    """Return what JSON from an untrusted file says, if every reader would read the same.
+
+    Args:
+        content: of the file, UTF-8.
+
+    Raises:
+        DataError: if it is not standard JSON, or an object has a key twice; the message is the end
+            of a sentence that names the file.
+    """
+    try:
+        return json.loads(
+            content.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+        )
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not valid JSON ({error})") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON whose keys are all different."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return content
+
+
+def _no_constant(name: str) -> None:
+    """Refuse NaN and Infinity, which Python reads and standard JSON does not have."""
+    raise ValueError(f"{name} is no number in JSON")
+
+
 def read_lines(path: Path, see: str) -> list[str]:
     """Return the lines of a text file that are not blank, stripped of surrounding whitespace.
 

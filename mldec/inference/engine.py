@@ -142,7 +142,8 @@ class ExportedEngine:
 
 def is_exported(path: str | Path) -> bool:
     """Tell whether a path names a file of `mldec.export`, by its ending."""
-    return Path(path).suffix in SUFFIXES
+    # A repository of the hub may have any name.
+    return Path(path).suffix in SUFFIXES and not str(path).startswith("hf:")
 
 
 def _classes_of(

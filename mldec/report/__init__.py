@@ -32,6 +32,9 @@ def parser() -> argparse.ArgumentParser:
         "--class-names both have their classes in this order",
     )
     arguments.add_argument("--out", metavar="FILE", required=True, help="the report, an HTML file")
+    arguments.add_argument(
+        "--json", metavar="FILE", help="write metrics and per-class values with their intervals"
+    )
     return arguments
 
 

@@ -189,6 +189,7 @@ class Content:
         title: of the page.
         summary: pairs of a heading and a text: checkpoint, data, images, cost and so on.
         settings: the configuration as YAML.
+        images: number of images that are scored.
         curves: learning curves; empty if there are none, which `notes` then explains.
         metrics: by name, in percent; numbers of classes have no interval.
         table: of classes.
@@ -207,6 +208,7 @@ class Content:
     title: str
     summary: list[tuple[str, str]]
     settings: str
+    images: int
     curves: list[Curve]
     metrics: dict[str, Interval]
     table: ClassTable

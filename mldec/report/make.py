@@ -14,8 +14,8 @@ from mldec.data.split_labels import labels_of
 from mldec.errors import ConfigError, DataError, say
 from mldec.evaluation import Scores
 from mldec.evaluators.sizes import SizesEvaluator
-from mldec.files.results import STANDARD_OUTPUT, check_targets, write_result
-from mldec.report import comparison, facts, training
+from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
+from mldec.report import comparison, facts, results, training
 from mldec.report.answers import Answers, lowest_logit, metrics, normalise
 from mldec.report.content import ChangedImage, Comparison, Content, Example, Suspect
 from mldec.report.examples import (
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     require_libraries()
     if args.out == STANDARD_OUTPUT:
         raise ConfigError("--out -: a report is written to a file; pass its name")
-    check_targets(args.out)
+    check_targets(args.out, args.json)
 
     # The other model too is refused before the first image is scored.
     subject = prepare(args)
@@ -61,6 +61,9 @@ def run(args: argparse.Namespace) -> None:
     from mldec.report.page import page
 
     write_result(args.out, page(content))
+    if args.json:
+        numbers = results.to_dict(content, subject.path, subject.loaded.weights)
+        write_result(args.json, to_json(numbers, indent=1) + "\n")
     size, seconds = Path(args.out).stat().st_size / 1e6, time.monotonic() - started
     say(f"{args.out}: a report on {args.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
 
@@ -122,6 +125,7 @@ def report(subject: Subject, other: Subject | None) -> Content:
         title=f"{Path(subject.path).name}: {len(names):,} classes, {len(labels):,} images",
         summary=[*facts.summary(subject, labels, len(unreadable)), *of_run],
         settings=to_yaml(subject.config),
+        images=len(labels),
         curves=curves,
         metrics=numbers.with_intervals(),
         table=table,

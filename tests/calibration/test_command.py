@@ -202,8 +202,10 @@ def test_a_copy_has_a_name_of_its_own(tmp_path: Path) -> None:
     args: Any = Args()
     path = tmp_path / "best.pt"
     assert target(args, path) == str(tmp_path / "best.calibrated.pt")
-    args.checkpoint = "zoo:name"
-    assert target(args, path) == "best.calibrated.pt"
+    for download in ("zoo:name", "hf:owner/name@v1"):
+        args.checkpoint = download
+        assert target(args, path) == "best.calibrated.pt"
+    assert target(args, tmp_path / "model.safetensors") == "model.calibrated.pt"
 
 
 def test_values_return_to_the_order_of_the_checkpoint() -> None:

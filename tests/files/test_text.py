@@ -18,6 +18,7 @@ from mldec.files.text import (
     csv_rows,
     open_binary,
     open_text,
+    parse_json,
     read_bytes,
     read_json,
     read_lines,
@@ -147,3 +148,22 @@ def test_readers_open_files_in_no_other_way() -> None:
                 assert place in allowed or name in ("read_text", "read_bytes"), place
                 used.add(place)
     assert allowed <= used  # an exception that is not needed any more
+
+
+def test_json_that_two_readers_would_read_differently_is_refused() -> None:
+    assert parse_json(b'{"a": [1, 2.5, null, true, "\xc3\xa9"], "b": {"a": {}}}') == {
+        "a": [1, 2.5, None, True, "\xe9"],
+        "b": {"a": {}},
+    }
+    for content, fault in (
+        (b'{"a": 1, "a": 2}', "a key twice"),
+        (b'[{"a": {"b": 1, "b": 1}}]', "a key twice"),
+        (b"NaN", "NaN is no number"),
+        (b"[-Infinity]", "-Infinity is no number"),
+        (b"\xff", "codec can't decode"),
+        (b"[" * 100_000, "recursion"),
+        (b"9" * 5_000, "digits"),
+        (b"", "Expecting value"),
+    ):
+        with pytest.raises(DataError, match=f"^is not valid JSON .*{fault}"):
+            parse_json(content)

@@ -8,15 +8,7 @@ import pytest
 from PIL import Image
 from support import CONFIGS, QUICK
 
-from mldec.report import resampling
-
 Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw 100 resamples instead of 1,000."""
-    monkeypatch.setattr(resampling, "MOST_RESAMPLES", 100)
 
 
 @pytest.fixture

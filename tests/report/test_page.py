@@ -116,6 +116,7 @@ def content() -> Content:
         title="Report on digits.pt",
         summary=[("Checkpoint", "outputs/digits/checkpoints/best.pt"), ("Images", f"{IMAGES}")],
         settings="name: digits\ntrain:\n  epochs: 8",
+        images=IMAGES,
         curves=[
             Curve("train/loss", list(range(0, 800, 20)), [1 / (1 + s) for s in range(40)]),
             Curve("val/loss", [100, 200, 300], [0.5, 0.3, float("nan")]),
@@ -226,6 +227,7 @@ def empty() -> Content:
         title="Nothing",
         summary=[],
         settings="",
+        images=0,
         curves=[],
         metrics={"mAP": Interval(*[float("nan")] * 3)},
         table=ClassTable(("one",), {"positives": [0.0], "AP": [float("nan")]}, None),

@@ -1,0 +1,287 @@
+"""`hf:owner/name[@revision]` against a server on this machine that speaks the Hub's protocol."""
+
+import errno
+import logging
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import fake_hub
+import hostile
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub import HfApi
+
+from mldec import checkpoint
+from mldec.checkpoint import Checkpoint, load_model, local, portable
+from mldec.checkpoint.hub import Address, check_repository, fetch, parse, require_token, upload
+from mldec.checkpoint.portable import CONFIG, WEIGHTS
+from mldec.errors import CheckpointError, ConfigError
+
+NAME = "me/mine"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a repository; tests must not change them."""
+    folder = tmp_path_factory.mktemp("published")
+    saved = Checkpoint.from_state(hostile.good(), folder)
+    portable.write(folder, portable.with_weights(saved, "raw", folder))
+    (folder / "README.md").write_text("---\nlibrary_name: mldec\n---\n")
+    return folder
+
+
+@pytest.fixture
+def published(hub: fake_hub.Hub, folder: Path) -> str:
+    """The commit of a published checkpoint."""
+    hub.repositories[NAME] = fake_hub.Repository()
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return hub.repositories[NAME].commit(files)
+
+
+def refused(text: str, *parts: str) -> str:
+    with pytest.raises((CheckpointError, ConfigError)) as caught:
+        load_model(f"hf:{text}")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 700
+    for part in parts:
+        assert part in message, message
+    return message
+
+
+def test_an_address_is_owner_name_and_revision() -> None:
+    assert parse("me/mine") == Address("me/mine", None)
+    assert parse("a-b.c/d_e@v1.0") == Address("a-b.c/d_e", "v1.0")
+    assert parse("me/mine@refs/pr/1").revision == "refs/pr/1"
+    assert str(parse("me/mine@main")) == "hf:me/mine@main"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            "mine",
+            "me/",
+            "/mine",
+            "me/mine/more",
+            "me//mine",
+            "../mine",
+            "me/..",
+            "/etc/passwd",
+        ),
+        *("me/mi ne", "me/mi\nne", "me/mine\x00", "me/a--b", "me/-a", "me/a..b", "m" * 97 + "/a"),
+        *("https://example.org/x", "me\\mine", "mé/mine", "me/mine@", "me/mine@../../x"),
+        *("me/mine@/etc", "me/mine@a b", "me/mine@-x", "me/mine@a\n", "me/mine@a@b"),
+    ],
+)
+def test_a_malformed_address_is_refused_without_a_request(hub: fake_hub.Hub, text: str) -> None:
+    with pytest.raises(CheckpointError, match=r"is no (repository|revision); write "):
+        fetch(text)
+    assert hub.asked == []
+
+
+def test_a_repository_is_checked_by_the_name_that_was_written() -> None:
+    check_repository("me/mine", "me/mine")
+    with pytest.raises(CheckpointError, match=r"^shown: 'mine' is no repository"):
+        check_repository("mine", "shown")
+
+
+def test_a_checkpoint_is_downloaded_once_and_its_commit_is_said(
+    hub: fake_hub.Hub, published: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "mldec"):
+        path = local(f"hf:{NAME}")
+    assert f"hf:{NAME} is commit {published}" in caplog.text
+    assert path.read_bytes() == (folder / WEIGHTS).read_bytes()
+    assert path.parent.name == published
+    downloads = [line for line in hub.asked if line.startswith("GET /me/")]
+    assert downloads == [
+        f"GET /{NAME}/resolve/main/{CONFIG}",
+        f"GET /{NAME}/resolve/{published}/{WEIGHTS}",
+    ]
+
+    # A branch is asked for once more, a commit never again.
+    hub.asked.clear()
+    assert local(f"hf:{NAME}") == path
+    assert [line for line in hub.asked if NAME in line] == [f"GET /api/models/{NAME}"]
+    hub.asked.clear()
+    assert local(f"hf:{NAME}@{published}") == path
+    assert hub.asked == []
+
+
+def test_a_branch_moves_and_a_tag_and_a_commit_stay(
+    hub: fake_hub.Hub, published: str, folder: Path, tmp_path: Path
+) -> None:
+    repository = hub.repositories[NAME]
+    repository.refs["v1"] = published
+    before = load_model(f"hf:{NAME}")
+
+    saved = checkpoint.load(folder / WEIGHTS)
+    changed = replace(saved, model={name: tensor + 1 for name, tensor in saved.model.items()})
+    other = shutil.copytree(folder, tmp_path / "other")
+    portable.write(other, portable.with_weights(changed, "raw", other))
+    newer = repository.commit({path.name: path.read_bytes() for path in other.iterdir()})
+
+    assert local(f"hf:{NAME}").parent.name == newer
+    for revision in ("v1", published):
+        again = load_model(f"hf:{NAME}@{revision}")
+        same = zip(before.model.parameters(), again.model.parameters(), strict=True)
+        assert all(torch.equal(first, second) for first, second in same)
+
+
+def test_without_a_network_the_cache_serves(
+    hub: fake_hub.Hub,
+    published: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = local(f"hf:{NAME}")
+
+    # A server that fails, one that is not there, and one that must not be asked.
+    hub.status = 503
+    assert local(f"hf:{NAME}") == path
+    assert "the hub cannot be asked (HfHubHTTPError: " in caplog.text
+    assert f"using commit {published}, which is in the cache" in caplog.text
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert local(f"hf:{NAME}") == path
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert local(f"hf:{NAME}") == path
+    refused("me/other", "hf:me/other: it is not in the cache, and HF_HUB_OFFLINE is set")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    refused("me/other", "http://127.0.0.1:9 cannot be used (ConnectError", "check the network")
+
+
+def test_what_the_hub_refuses_is_one_line(
+    hub: fake_hub.Hub, published: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused("me/none", "hf:me/none:", "has no such model, or it is private", "hf auth login")
+    refused(f"{NAME}@v9", f"hf:{NAME}@v9: there is no revision v9")
+    refused(f"{NAME}@{'0' * 40}", f"there is no revision {'0' * 40}")
+    hub.status = 500
+    refused(NAME, "answers with status 500", "try again later")
+    hub.status = None
+    hub.repositories[NAME].gated = True
+    refused(NAME, "its owner grants access on request")
+
+    hub.repositories[NAME].gated, hub.repositories[NAME].private = False, True
+    refused(NAME, "has no such model, or it is private")
+    monkeypatch.setenv("HF_TOKEN", fake_hub.READER)
+    assert load_model(f"hf:{NAME}").weights == "raw"
+
+    # Not from the cache for someone who may not see it any more.
+    monkeypatch.delenv("HF_TOKEN")
+    refused(NAME, "has no such model, or it is private")
+
+
+@pytest.mark.parametrize(
+    ("files", "parts"),
+    [
+        ({"README.md": b""}, [f"it has no {CONFIG} and no {WEIGHTS}; choose another"]),
+        ({"model.pth": b"", "a.txt": b""}, ["but model.pth, which is refused: a pickle can run"]),
+        (
+            {CONFIG: b"{}", "pytorch_model.bin": b""},
+            [f"it has no {WEIGHTS}, but pytorch_model.bin"],
+        ),
+        ({CONFIG: b"{}", WEIGHTS: b""}, ["is not one that mldec.publish wrote"]),
+        ({CONFIG: b"[" * 9999, WEIGHTS: b""}, ["is not valid JSON"]),
+        ({"\x1b[2J.pt": b""}, ["which is refused"]),
+    ],
+)
+def test_a_repository_of_something_else_is_refused_before_its_weights(
+    hub: fake_hub.Hub, files: dict[str, bytes], parts: list[str]
+) -> None:
+    hub.repositories["me/else"] = fake_hub.Repository()
+    hub.repositories["me/else"].commit(files)
+    refused("me/else", *parts)
+    assert not [line for line in hub.asked if line.endswith((WEIGHTS, ".pth", ".bin", ".pt"))]
+
+
+def test_damaged_weights_are_refused_with_a_remedy_that_helps(
+    hub: fake_hub.Hub, published: str, folder: Path
+) -> None:
+    repository = hub.repositories[NAME]
+    good = (folder / WEIGHTS).read_bytes()
+    repository.commit({WEIGHTS: good[:-1] + bytes([good[-1] ^ 1])})
+    message = refused(NAME, "is damaged: its sha256 is ", "not the ", "fetch it anew")
+
+    # The remedy helps: the file that it names is what the cache holds.
+    blob = Path(message.partition("delete ")[2].partition(",")[0])
+    assert blob.is_file()
+    blob.unlink()
+    repository.commits[repository.refs["main"]][WEIGHTS] = good
+    assert load_model(f"hf:{NAME}").weights == "raw"
+
+
+def test_an_upload_is_one_commit_that_can_be_loaded(
+    hub: fake_hub.Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", fake_hub.WRITER)
+    commit = upload(folder, NAME, private=False)
+    repository = hub.repositories[NAME]
+    assert not repository.private
+    assert [*repository.commits][1:] == [commit]
+    assert set(repository.commits[commit]) == {".gitattributes", "README.md", CONFIG, WEIGHTS}
+    assert local(f"hf:{NAME}@{commit}").read_bytes() == (folder / WEIGHTS).read_bytes()
+
+    # The same files once more are the same commit or another one; both can be loaded.
+    again = upload(folder, NAME, private=False)
+    assert local(f"hf:{NAME}@{again}").is_file()
+
+
+def test_private_means_private(
+    hub: fake_hub.Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", fake_hub.WRITER)
+    upload(folder, "me/secret", private=True)
+    assert hub.repositories["me/secret"].private
+    upload(folder, "me/secret", private=True)
+
+    hub.repositories["me/public"] = fake_hub.Repository()
+    with pytest.raises(ConfigError, match=r"--private: me/public exists and is public"):
+        upload(folder, "me/public", private=True)
+    assert len(hub.repositories["me/public"].commits) == 1
+
+
+def test_an_upload_that_is_not_allowed_is_one_line(
+    hub: fake_hub.Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"no token .* hf auth login, or set HF_TOKEN"):
+        require_token()
+    monkeypatch.setenv("HF_TOKEN", fake_hub.READER)
+    require_token()
+    hub.repositories["me/public"] = fake_hub.Repository()
+    for name in ("me/public", "other/new"):
+        with pytest.raises(CheckpointError, match=rf"hf:{name}: .* grants no permission; log in"):
+            upload(folder, name, private=False)
+
+    monkeypatch.setenv("HF_TOKEN", fake_hub.WRITER)
+    wrong = shutil.copytree(folder, tmp_path / "wrong")
+    (wrong / "README.md").write_text("---\nlicense: nonsense\n---\n")
+    with pytest.raises(CheckpointError, match=r'the files are refused .*"license" must be one of'):
+        upload(wrong, NAME, private=False)
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match=r"^hf:me/mine: HF_HUB_OFFLINE is set; unset it$"):
+        upload(folder, NAME, private=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    hub.status = 401
+    with pytest.raises(CheckpointError, match="log in with hf auth login"):
+        upload(folder, NAME, private=False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(CheckpointError, match=r"cannot be used .* check the network"):
+        upload(folder, NAME, private=False)
+
+
+def test_a_full_disk_is_named(
+    hub: fake_hub.Hub, published: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **options: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(HfApi, "hf_hub_download", full)
+    cache = huggingface_hub.constants.HF_HUB_CACHE
+    refused(NAME, f"cannot write to {cache} (No space left on device)", "set HF_HOME")
