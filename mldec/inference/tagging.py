@@ -105,8 +105,11 @@ def run(args: argparse.Namespace) -> int:
         with distributed.processes(device):
             status = to_files(args, inputs, answering, files, made_with)
 
+    # Said once, where several processes have written.
+    is_main = os.environ.get("RANK", "0") == "0"
     has_no_threshold = args.threshold is None and rule.stored is None
-    if has_no_threshold and rule.content is Content.TOP and not engine.classes.exclusive:
+    is_ranked_only = has_no_threshold and not engine.classes.exclusive
+    if is_main and is_ranked_only and rule.content is Content.TOP:
         complain(
             f"{args.checkpoint} has no thresholds: classes are listed by score alone; pass "
             f"--threshold, or calibrate it with python -m mldec.calibrate"
