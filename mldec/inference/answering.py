@@ -76,7 +76,6 @@ class Answering:
             batch_size=self._batch_size,
             workers=self._workers,
             pin=self._on_gpu,
-            polite=not self._on_gpu,
         )
 
         answered = 0

@@ -24,10 +24,6 @@ FEW = 64
 # Batches that each worker prepares ahead.
 AHEAD = 4
 
-# Added to the nice value of workers where the model runs on the same processors: they fill the time
-# that the model leaves, instead of interrupting its threads, which wait for each other.
-POLITENESS = 10
-
 
 @dataclass(frozen=True)
 class Decoder(Dataset[Tensor | str]):
@@ -71,7 +67,6 @@ def decoded(
     batch_size: int,
     workers: int,
     pin: bool = False,
-    polite: bool = False,
 ) -> Iterator[Decoded]:
     """Read images in worker processes, in batches and in their order.
 
@@ -81,7 +76,6 @@ def decoded(
         batch_size: images per batch.
         workers: number of processes; a short input, or 0, is read in this process.
         pin: put the batches into page-locked memory, for a faster way to a GPU.
-        polite: the workers give way to other processes.
 
     Raises:
         DataError: if a worker process dies, or the input itself cannot be read any further.
@@ -107,7 +101,7 @@ def decoded(
         collate_fn=_collate,
         pin_memory=pin,
         prefetch_factor=AHEAD if workers else None,
-        worker_init_fn=_start_politely if polite else start_worker,
+        worker_init_fn=start_worker,
     )
     for images, faults in unwrap(loader):
         yield Decoded(waiting.popleft(), images, faults)
@@ -154,12 +148,6 @@ def located(item: Item) -> tuple[str, bytes | None]:
     if len(content) != item.size:
         raise DataError(f"{visible(item.name)}: {item.path} is cut short; restore it")
     return item.name, content
-
-
-def _start_politely(worker: int) -> None:
-    """Prepare a worker process that gives way to others."""
-    start_worker(worker)
-    os.nice(POLITENESS)
 
 
 def _collate(answers: list[Tensor | str]) -> tuple[Sequence[Tensor] | Tensor, dict[int, str]]:

@@ -35,9 +35,7 @@ def test_batches_are_in_the_order_of_the_input(
 ) -> None:
     monkeypatch.setattr(decoding, "FEW", 3)
     items = items_of(tmp_path, 23)
-    batches = list(
-        decoded(items, Decoder(TRANSFORM), batch_size=4, workers=workers, polite=workers > 0)
-    )
+    batches = list(decoded(items, Decoder(TRANSFORM), batch_size=4, workers=workers))
     assert [len(batch.items) for batch in batches] == [4, 4, 4, 4, 4, 3]
     assert [item for batch in batches for item in batch.items] == items
 

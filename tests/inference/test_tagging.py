@@ -3,9 +3,7 @@
 import csv
 import io
 import json
-import os
 import shutil
-import signal
 import sys
 import tarfile
 from collections.abc import Callable
@@ -307,10 +305,3 @@ def test_draft_changes_little(cli: Cli, best: Path, tmp_path: Path) -> None:
     )
     assert whole.keys() == draft.keys()
     assert max(abs(whole[name] - draft[name]) for name in whole) < 0.05
-
-
-def test_signals_and_processes_are_as_before(cli: Cli, best: Path, photos: Path) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    cli("predict", best, photos, *SHARED, "--workers", "0")
-    assert signal.getsignal(signal.SIGINT) == before
-    assert os.getpriority(os.PRIO_PROCESS, 0) == 0
