@@ -38,7 +38,9 @@ _UPRIGHT = {
 }
 
 
-def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
+def read_image(
+    path: str | Path, content: bytes | None = None, *, max_pixels: int | None = None
+) -> Image.Image:
     """Read an image file as upright RGB, 8 bits per channel.
 
     Alpha is dropped, as torchvision's loader does; 16-bit values are scaled, not clipped; the EXIF
@@ -47,6 +49,8 @@ def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
     Args:
         path: of the file; with `content` only a name for messages.
         content: bytes of the file, if they come from elsewhere, such as a tar shard.
+        max_pixels: width times height at most, seen before the image is decoded; None for the
+            limit of Pillow.
 
     Raises:
         DataError: if the file is missing, empty, truncated, too large or no image; the message has
@@ -59,6 +63,10 @@ def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
         # Pillow maps an uncompressed TIFF that is given by its path into memory, and then garbles
         # rotated ones: it gets a file object.
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if max_pixels is not None and image.width * image.height > max_pixels:
+                raise ValueError(
+                    f"{image.width:,} x {image.height:,} pixels, above {max_pixels / 1e6:g} million"
+                )
             image.load()
             rgb = _to_rgb(image)
             turn = _UPRIGHT.get(_orientation(image))
@@ -67,7 +75,8 @@ def read_image(path: str | Path, content: bytes | None = None) -> Image.Image:
         raise
     except Exception as error:
         # Decoders raise almost anything for a damaged file, even SyntaxError and struct.error.
-        raise DataError(f"{visible(str(path))}: {_fault(Path(path), error)}; {_FIX}") from error
+        fault = _content_fault(content, error)
+        raise DataError(f"{visible(str(path))}: {fault}; {_FIX}") from error
 
     return rgb if turn is None else rgb.transpose(turn)
 
@@ -83,7 +92,7 @@ def read_content(path: str | Path) -> bytes:
         with open_binary(path) as file:
             content = file.read(MAX_FILE + 1)  # one byte more tells a larger file
     except OSError as error:
-        raise DataError(f"{path}: {_fault(Path(path), error)}; {_FIX}") from error
+        raise DataError(f"{path}: {_file_fault(Path(path), error)}; {_FIX}") from error
 
     if len(content) > MAX_FILE:
         raise DataError(f"{path}: more than {MAX_FILE:,} bytes are no image; {_FIX}")
@@ -138,25 +147,31 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _fault(path: Path, error: Exception) -> str:
-    """Describe in a phrase why an image file cannot be read."""
-    # The file itself is the problem.
+def _file_fault(path: Path, error: OSError) -> str:
+    """Describe in a phrase why the bytes of a file cannot be read."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return "no such file"
     if isinstance(error, PermissionError):
         return "no permission to read it"
     if path.is_dir():
         return "a folder, not an image"
-    if isinstance(error, OSError) and error.errno == errno.EINVAL:
+    if error.errno == errno.EINVAL:
         return str(error.strerror)
-    if path.is_file() and path.stat().st_size == 0:
-        return "an empty file (0 bytes)"
+    return _unreadable(error)
 
-    # The file is there: its content is the problem.
+
+def _content_fault(content: bytes, error: Exception) -> str:
+    """Describe in a phrase why the bytes of a file are no image."""
+    if not content:
+        return "an empty file (0 bytes)"
     if isinstance(error, Image.UnidentifiedImageError):
         return f"not an image, or none of {', '.join(FORMATS)}"
     if isinstance(error, Image.DecompressionBombError):
         return "too large an image (more than twice PIL.Image.MAX_IMAGE_PIXELS)"
+    return _unreadable(error)
 
+
+def _unreadable(error: Exception) -> str:
+    """Quote an error that has no phrase of its own."""
     detail = " ".join(str(error).split()) or type(error).__name__
     return f"it cannot be read as an image ({detail})"
