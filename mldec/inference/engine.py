@@ -1,6 +1,8 @@
 """What scores images: a checkpoint in torch, or an exported file in ONNX Runtime or torch."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -9,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from mldec.calibration.stored import stored_thresholds
-from mldec.checkpoint import Loaded
+from mldec.checkpoint import Loaded, check_queries
 from mldec.data.base import Classes
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.errors import CheckpointError
@@ -35,12 +37,14 @@ class Engine(Protocol):
             has one label.
         transform: an RGB image -> uint8 [3, H, W].
         image_size: pixels per side of the network's input.
+        zero_shot: it scores any classes that have word vectors; see `for_classes`.
     """
 
     classes: Classes
     thresholds: Sequence[float] | None
     transform: Callable[[Image.Image], Tensor]
     image_size: int
+    zero_shot: bool
 
     def answer(self, images: Sequence[Tensor], *, features: bool = False) -> Answers:
         """Score images.
@@ -52,6 +56,17 @@ class Engine(Protocol):
         Raises:
             OutOfMemoryError: if there are too many at a time.
             CheckpointError: if the network cannot take them, or has no features to return.
+        """
+        ...
+
+    def for_classes(self, classes: Classes) -> "Engine":
+        """Return an engine of the same zero-shot network that scores other classes.
+
+        Args:
+            classes: with word vectors.
+
+        Raises:
+            CheckpointError: if the word vectors have another width.
         """
         ...
 
@@ -71,6 +86,7 @@ class TorchEngine:
         self.image_size = loaded.transform.image_size
         self.device = next(loaded.model.parameters()).device
         queries = loaded.classes.queries
+        self.zero_shot = queries is not None
         self._queries = None if queries is None else queries.to(self.device)
 
     @torch.no_grad()
@@ -83,6 +99,11 @@ class TorchEngine:
             scores = probabilities(self.loaded, model.classify(tokens, self._queries)).cpu()
             pooled = tokens.float().mean(1).cpu() if features else None
         return Answers(scores, pooled)
+
+    def for_classes(self, classes: Classes) -> "TorchEngine":
+        """Return an engine that scores other classes; see `Engine`."""
+        check_queries(self.loaded.classes, classes, "the checkpoint")
+        return TorchEngine(replace(self.loaded, classes=classes))
 
 
 class ExportedEngine:
@@ -99,13 +120,11 @@ class ExportedEngine:
     """
 
     def __init__(self, path: Path, classes: Classes | None = None) -> None:
+        self._path = path
         self._exported: Exported = open_exported(path)
         metadata = self._exported.metadata
-        self.classes, self._queries = _classes_of(self._exported, classes, path)
-
-        self.thresholds = metadata.thresholds
-        if self.thresholds is not None and len(self.thresholds) == 1:
-            self.thresholds = self.thresholds * len(self.classes)
+        self.zero_shot = metadata.word_dim is not None
+        self._set_classes(classes)
 
         self.image_size = metadata.image_size
         eval_transform = EvalTransform(
@@ -132,6 +151,19 @@ class ExportedEngine:
         with out_of_memory.explained(lambda: _advice("cpu", len(images), self.image_size)):
             scores = [self._exported(batch, *self._queries)[0] for batch in batches]
         return Answers(torch.cat(scores), None)
+
+    def for_classes(self, classes: Classes) -> "ExportedEngine":
+        """Return an engine that scores other classes; see `Engine`."""
+        engine = copy(self)
+        engine._set_classes(classes)
+        return engine
+
+    def _set_classes(self, classes: Classes | None) -> None:
+        """Take the classes of the file, or those given, with a threshold for each."""
+        self.classes, self._queries = _classes_of(self._exported, classes, self._path)
+        self.thresholds = self._exported.metadata.thresholds
+        if self.thresholds is not None and len(self.thresholds) == 1:
+            self.thresholds = self.thresholds * len(self.classes)
 
 
 def is_exported(path: str | Path) -> bool:
