@@ -78,7 +78,7 @@ def render(answerer: Answerer, answers: Answers, threshold: float | None, *, hea
     if heat and any(card.heat for card in cards):
         phrase = answerer.method(answers)
         method = phrase[0].upper() + phrase[1:]
-    return _template().render(cards=cards, method=method)
+    return _template().render(cards=cards, method=method, thresholds=thresholds is not None)
 
 
 def _heat(

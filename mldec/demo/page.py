@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import wraps
 from html import escape
 from importlib import resources
+from inspect import getdoc
 from typing import Any
 
 import gradio as gr
@@ -85,7 +86,7 @@ def build(
     exclusive = engine.classes.exclusive
 
     with gr.Blocks(title=title, analytics_enabled=False) as blocks:
-        gr.HTML(_heading(title, _summary(answerer)))
+        gr.HTML(_heading(title, _summary(answerer)), padding=False)
         token = gr.State("")
 
         with gr.Row():
@@ -127,54 +128,57 @@ def build(
                     visible=answerer.takes_classes,
                     elem_id="classes",
                 )
-                gr.HTML(_small(_limits(answerer)))
+                gr.HTML(_small(_limits(answerer)), padding=False)
             with gr.Column(scale=2, min_width=300):
-                shown = gr.HTML(_small(["The answers appear here."]), elem_id="answers")
+                welcome = _small(["The answers appear here."])
+                shown = gr.HTML(welcome, elem_id="answers", padding=False)
 
-        def shown_of(answers: Answers, own: str, threshold: float, heat_maps: bool) -> str:
-            chosen = None if own == OWN else float(threshold)
-            return render(answerer, answers, chosen, heat=bool(heat_maps))
+        # What comes from the page is checked here: a client may send anything.
+        def shown_of(answers: Answers, own: Any, threshold: Any, heat_maps: Any) -> str:
+            chosen = None if own == OWN else _number("threshold", threshold)
+            return render(answerer, answers, chosen, heat=heat_maps is True)
 
         @told
-        def add(files: Any, own: str, threshold: float, heat_maps: bool, names: str) -> list[Any]:
-            answers = answerer.answer(taken(uploads, files), names or "")
+        def add(files: Any, own: Any, threshold: Any, heat_maps: Any, names: Any) -> list[Any]:
+            answers = answerer.answer(taken(uploads, files), _text(names))
             return [None, _keep(kept, answers), shown_of(answers, own, threshold, heat_maps)]
 
         @told
-        def rescore(name: str, own: str, threshold: float, heat_maps: bool, names: str) -> list[Any]:
+        def rescore(name: str, own: Any, threshold: Any, heat_maps: Any, names: Any) -> list[Any]:
             if not name:
                 return [name, gr.skip()]
-            answers = answerer.again(_found(kept, name), names or "")
+            answers = answerer.again(_found(kept, name), _text(names))
             return [_keep(kept, answers), shown_of(answers, own, threshold, heat_maps)]
 
         @told
-        def redraw(name: str, own: str, threshold: float, heat_maps: bool) -> Any:
+        def redraw(name: str, own: Any, threshold: Any, heat_maps: Any) -> Any:
             return shown_of(_found(kept, name), own, threshold, heat_maps) if name else gr.skip()
 
         @told
-        def slide(name: str, threshold: float, heat_maps: bool) -> list[Any]:
+        def slide(name: str, threshold: Any, heat_maps: Any) -> list[Any]:
             return [SLIDER, redraw(name, SLIDER, threshold, heat_maps)]
 
-        model: dict[str, Any] = {"concurrency_id": "model", "api_visibility": "private"}
+        private = {"preprocess": False, "api_visibility": "private"}
+        model: dict[str, Any] = {**private, "concurrency_id": "model"}
         drawing: dict[str, Any] = {
+            **private,
             "concurrency_id": "drawing",
             "concurrency_limit": 4,
-            "api_visibility": "private",
             "show_progress": "hidden",
             "trigger_mode": "always_last",
         }
         settings = [source, slider, heat]
-        photos.upload(
-            add, [photos, *settings, classes], [photos, token, shown], preprocess=False, **model
-        )
+        photos.upload(add, [photos, *settings, classes], [photos, token, shown], **model)
         classes.submit(rescore, [token, *settings, classes], [token, shown], **model)
         source.input(redraw, [token, *settings], shown, **drawing)
         heat.input(redraw, [token, *settings], shown, **{**drawing, "show_progress": "minimal"})
         slider.input(slide, [token, slider, heat], [source, shown], **drawing)
 
+        answer = endpoint(answerer, uploads)
         gr.api(
-            endpoint(answerer, uploads),
+            answer,
             api_name="answer",
+            api_description=getdoc(answer),
             concurrency_id="model",
             concurrency_limit=1,
         )

@@ -8,8 +8,9 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from mldec.checkpoint import load_model
@@ -37,7 +38,11 @@ CONNECTIONS = 512
 GRACE = 3  # seconds for open connections after a signal
 
 # Gradio reads them while it is imported.
-ENVIRONMENT = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
+ENVIRONMENT = {
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "OTEL_SDK_DISABLED": "true",  # of FastAPI
+}
 
 
 def run(args: argparse.Namespace) -> None:
@@ -52,12 +57,15 @@ def run(args: argparse.Namespace) -> None:
     """
     # Everything that can be refused at once comes before the model.
     require_gradio()
-    with listener(args.host, args.port) as listening_socket:
+    with ExitStack() as stack:
+        listening_socket = stack.enter_context(listener(args.host, args.port))
         answerer = Answerer(open_engine(args), args.vectors)
         uploads: Shelf[Photo] = Shelf(UPLOADED, WAITING)
         kept: Shelf[Answers] = Shelf(KEPT, OPEN)
 
-        os.environ |= ENVIRONMENT
+        # Gradio makes folders there, which stay empty: photos never reach the disk.
+        folder = stack.enter_context(TemporaryDirectory(prefix="mldec-demo-"))
+        os.environ |= {**ENVIRONMENT, "GRADIO_TEMP_DIR": folder}
         from mldec.demo.page import application
 
         name = Path(args.checkpoint).name
@@ -74,7 +82,9 @@ def run(args: argparse.Namespace) -> None:
 
 def require_gradio() -> None:
     """Raise a `ConfigError` if Gradio is not installed."""
-    if importlib.util.find_spec("gradio") is None:
+    # A folder of this name, such as Gradio's own in /tmp, is no package.
+    spec = importlib.util.find_spec("gradio")
+    if spec is None or spec.origin is None:
         raise ConfigError(
             "the web page needs gradio, which is not installed; run pip install 'mldec[demo]'"
         )
@@ -148,7 +158,8 @@ def _listening_fault(host: str, port: int, error: OSError) -> str:
         return f"--port {port} is in use on {host}; pass another one, such as --port {port + 1}"
     if error.errno == errno.EACCES:
         return f"--port {port} needs more rights; pass one from 1024 on"
-    return f"--host {host} is no address of this machine ({error.strerror}); pass 127.0.0.1"
+    reason = str(error.strerror).partition(" (")[0]
+    return f"--host {host} is no address of this machine ({reason}); pass 127.0.0.1"
 
 
 def announce(args: argparse.Namespace, server: socket.socket, is_local: bool) -> None:
@@ -191,7 +202,7 @@ def serve(
                 shelf.expire()
             if stop:
                 # Requests that are cut off now are no errors.
-                logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+                logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             return bool(stop) or await super().on_tick(counter)
 
     config = uvicorn.Config(
