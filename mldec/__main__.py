@@ -12,6 +12,7 @@ COMMANDS = {
     "report": "write a page of metrics with intervals, curves, images and suspected labels",
     "predict": "name what images show",
     "export": "write a checkpoint as an ONNX or .pt2 file that answers by itself",
+    "demo": "show what photos contain on a web page of this machine, and over HTTP",
     "summary": "print a table of the runs in a folder, and plot them",
     "check_data": "count and check the images and labels of a dataset, or find its wrong labels",
     "benchmark": "measure speed, memory and cost",

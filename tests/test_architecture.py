@@ -42,7 +42,7 @@ LAYERS = [
         "mldec.calibrate",
         "mldec.check_data",
     ),
-    ("mldec.train", "mldec.benchmark", "mldec.report"),
+    ("mldec.train", "mldec.benchmark", "mldec.report", "mldec.demo"),
 ]
 PARTS = ("mldec.heads", "mldec.backbones", "mldec.losses", "mldec.evaluators", "mldec.data")
 
@@ -151,6 +151,7 @@ def test_files_hold_one_idea() -> None:
 TESTED_ELSEWHERE: dict[str, str] = {
     "mldec.benchmark.__main__": "test_main.py",
     "mldec.check_data.__main__": "test_main.py",
+    "mldec.demo.__main__": "test_main.py",
     "mldec.export.__main__": "test_main.py",
     "mldec.report.__main__": "test_main.py",
     "mldec.report.content": "report/test_page.py",

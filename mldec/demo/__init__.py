@@ -1,11 +1,12 @@
 """Show what a model answers on a web page: `python -m mldec.demo best.pt`, or `model.onnx`.
 
-Drop photos on the page: their classes with bars, the thresholds of the checkpoint or one of a slider,
-and heat maps of where the model looked (a checkpoint only). A zero-shot model with --vectors FILE
-scores the classes that are typed into the page. The same answers come as JSON over HTTP: docs/demo.md.
+Drop photos on the page: their classes with bars, the thresholds of the checkpoint or one of a
+slider, and heat maps of where the model looked (a checkpoint only). A zero-shot model with
+--vectors FILE scores the classes that are typed into the page. The same answers come as JSON over
+HTTP: docs/demo.md.
 
-The page is for this machine alone unless --host says otherwise. Photos stay in memory, and only until
-they are answered; nothing is written, and the page asks no other host for anything. Ctrl-C ends it.
+The page is for this machine alone unless --host says otherwise. Photos stay in memory; nothing is
+written, and the page asks no other host for anything. Ctrl-C ends it.
 """
 
 import argparse

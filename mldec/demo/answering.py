@@ -183,7 +183,7 @@ class Answerer:
         return self._engines[names]
 
     def _read(self, photo: Photo) -> Answer:
-        """Decode a photo into the input of the model and a picture, or say what is wrong with it."""
+        """Decode a photo into a picture and the input of the model, or say what is wrong."""
         # The name of a stranger's file is a text, never a path of this machine.
         name = PurePosixPath(visible(photo.name.replace("\\", "/"))).name[-NAME_LENGTH:] or "photo"
         try:
@@ -308,5 +308,3 @@ def ranked(engine: Engine, scores: Tensor, thresholds: Tensor | None) -> list[Na
         Named(index, engine.classes.names[index], score, lowest[index], present[index])
         for index, score in zip(order.tolist(), values.tolist(), strict=True)
     ]
-
-

@@ -81,9 +81,7 @@ def render(answerer: Answerer, answers: Answers, threshold: float | None, *, hea
     return _template().render(cards=cards, method=method, thresholds=thresholds is not None)
 
 
-def _heat(
-    answerer: Answerer, answers: Answers, index: int, classes: Sequence[Named]
-) -> list[Heat]:
+def _heat(answerer: Answerer, answers: Answers, index: int, classes: Sequence[Named]) -> list[Heat]:
     """Return the heat maps of a photo for some classes."""
     picture = _picture(answers.photos[index]).copy()
     picture.thumbnail((HEAT_SIDE, HEAT_SIDE))

@@ -38,6 +38,12 @@ ROUTES = {
     "POST": re.compile(r"/gradio_api/(queue/join|call/(v2/)?\w+|cancel|reset)/?"),
 }
 
+# What the page asks for and can do without: the progress of an upload, and how much it is used.
+ANSWERED = {
+    f"{API}/upload_progress": ('data: {"msg": "done"}\n\n', "text/event-stream"),
+    "/monitoring/summary": ('{"functions": {}}', "application/json"),
+}
+
 # Scripts and styles inside the page are Gradio's way; hosts other than this one are not needed.
 POLICY = "; ".join(
     [
@@ -112,9 +118,8 @@ class Door:
         if (method, path) == ("POST", f"{API}/upload"):
             names = await self._keep(headers, receive)
             await _reply(send, 200, json.dumps(names), "application/json")
-        elif (method, path) == ("GET", f"{API}/upload_progress"):
-            # The page waits for this. An upload to the same machine needs no progress bar.
-            await _reply(send, 200, 'data: {"msg": "done"}\n\n', "text/event-stream")
+        elif method == "GET" and path in ANSWERED:
+            await _reply(send, 200, *ANSWERED[path])
         elif method not in ROUTES or not ROUTES[method].fullmatch(path):
             raise Refused(404, "not found")
         elif method == "POST":
@@ -283,7 +288,9 @@ def _plain(value: Any) -> Any:
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    return {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
+    return {
+        key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]
+    }
 
 
 def _with_headers(send: Send) -> Send:

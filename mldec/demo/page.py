@@ -77,9 +77,7 @@ def application(
     )
 
 
-def build(
-    answerer: Answerer, uploads: Shelf[Photo], kept: Shelf[Answers], title: str
-) -> gr.Blocks:
+def build(answerer: Answerer, uploads: Shelf[Photo], kept: Shelf[Answers], title: str) -> gr.Blocks:
     """Return the page; the arguments are those of `application`."""
     engine = answerer.engine
     has_thresholds = engine.thresholds is not None

@@ -11,23 +11,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from mldec.checkpoint import load_model
 from mldec.cli import chosen_model
+from mldec.data.base import Classes
+from mldec.data.zero_shot.vectors import read_vectors
 from mldec.demo.answering import Answerer, Answers, Photo
 from mldec.demo.door import Door
 from mldec.demo.shelf import Shelf
 from mldec.errors import CheckpointError, ConfigError, Stopped, complain, say
 from mldec.export.metadata import read_metadata
-from mldec.data.base import Classes
-from mldec.data.zero_shot.vectors import read_vectors
 from mldec.inference.engine import Engine, ExportedEngine, TorchEngine, is_exported
 from mldec.runtime import distributed
 from mldec.runtime.signals import StopRequest, listening
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
 
 MiB = 2**20
 UPLOADED = 512 * MiB  # photos that wait to be answered
@@ -178,7 +174,10 @@ def announce(args: argparse.Namespace, server: socket.socket, is_local: bool) ->
 
 
 def serve(
-    door: Door, server: socket.socket, stop: StopRequest, shelves: list[Shelf[Photo] | Shelf[Answers]]
+    door: Door,
+    server: socket.socket,
+    stop: StopRequest,
+    shelves: list[Shelf[Photo] | Shelf[Answers]],
 ) -> None:
     """Answer requests until a signal comes.
 

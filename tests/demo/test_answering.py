@@ -170,7 +170,7 @@ def test_classes_need_a_zero_shot_model_and_vectors_of_its_width(
 ) -> None:
     with pytest.raises(ConfigError, match="it is no zero-shot model"):
         Answerer(engine).answer([photo()], "zebra")
-    with pytest.raises(ConfigError, match="start mldec.demo with --vectors FILE"):
+    with pytest.raises(ConfigError, match=r"start mldec\.demo with --vectors FILE"):
         Answerer(zero_shot).answer([photo()], "zebra")
     assert not Answerer(zero_shot).takes_classes
 

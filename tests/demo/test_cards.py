@@ -37,7 +37,13 @@ def test_a_card_shows_the_best_classes_and_their_thresholds(
     assert html.count("<article") == 2
     assert texts(html, "name") == ["✓ thing 1", "✓ thing 3", "thing 4", "thing 2", "thing 5"]
     assert texts(html, "score") == ["0.900", "0.800", "0.500", "0.400", "0.300"]
-    assert re.findall(r'"fill" style="width:([\d.]+)%', html) == "90.0 80.0 50.0 40.0 30.0".split()
+    assert re.findall(r'"fill" style="width:([\d.]+)%', html) == [
+        "90.0",
+        "80.0",
+        "50.0",
+        "40.0",
+        "30.0",
+    ]
     assert re.findall(r'"mark" style="left:([\d.]+)%', html) == ["80.0"] * BARS
     assert "No answer: not an image, or none of JPEG" in html
 

@@ -187,7 +187,7 @@ def test_limits_of_an_upload(
         (b"\xff" * 100, {}),
         (b"{}", {"content_type": "application/json"}),
         (b"x", {"content_type": "multipart/form-data"}),
-        (b'--edge\r\nContent-Disposition: form-data\r\n\r\nx\r\n--edge--\r\n', {}),
+        (b"--edge\r\nContent-Disposition: form-data\r\n\r\nx\r\n--edge--\r\n", {}),
         (b'--edge\r\nContent-Disposition: form-data; name="files"\r\n\r\nx\r\n--edge--\r\n', {}),
     ],
 )
@@ -276,9 +276,18 @@ def test_pages_of_other_sites_are_refused(
     assert ask(anyhow, "GET", "/", host="example.com").status == 200
 
 
-def test_an_upload_needs_no_progress_bar(door: Door, behind: Behind) -> None:
-    reply = ask(door, "GET", "/gradio_api/upload_progress")
-    assert (reply.status, reply.text) == (200, 'data: {"msg": "done"}\n\n')
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/gradio_api/upload_progress", 'data: {"msg": "done"}\n\n'),
+        ("/monitoring/summary", '{"functions": {}}'),
+    ],
+)
+def test_what_the_page_can_do_without_is_answered_here(
+    door: Door, behind: Behind, path: str, text: str
+) -> None:
+    reply = ask(door, "GET", path)
+    assert (reply.status, reply.text) == (200, text)
     assert behind.requests == []
 
 
