@@ -333,7 +333,16 @@ def check_script(script: str, words: list[str]) -> None:
 
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     f"mldec.{name}": importlib.import_module(f"mldec.{name}").parser
-    for name in ("evaluate", "calibrate", "report", "predict", "export", "check_data", "benchmark")
+    for name in (
+        "evaluate",
+        "calibrate",
+        "report",
+        "predict",
+        "export",
+        "demo",
+        "check_data",
+        "benchmark",
+    )
 }
 
 

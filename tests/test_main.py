@@ -73,7 +73,14 @@ def test_every_command_says_our_version(command: str) -> None:
 
 @pytest.mark.parametrize(
     "package",
-    ["mldec.benchmark", "mldec.check_data", "mldec.export", "mldec.report", "mldec.summary"],
+    [
+        "mldec.benchmark",
+        "mldec.check_data",
+        "mldec.demo",
+        "mldec.export",
+        "mldec.report",
+        "mldec.summary",
+    ],
 )
 def test_a_package_runs_as_a_command(
     package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -81,7 +81,7 @@ class TorchEngine:
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
         self.classes = loaded.classes
-        self.thresholds = stored_thresholds(loaded)
+        self.thresholds: Sequence[float] | None = stored_thresholds(loaded)
         self.transform: Callable[[Image.Image], Tensor] = loaded.transform
         self.image_size = loaded.transform.image_size
         self.device = next(loaded.model.parameters()).device
@@ -161,9 +161,9 @@ class ExportedEngine:
     def _set_classes(self, classes: Classes | None) -> None:
         """Take the classes of the file, or those given, with a threshold for each."""
         self.classes, self._queries = _classes_of(self._exported, classes, self._path)
-        self.thresholds = self._exported.metadata.thresholds
+        self.thresholds: Sequence[float] | None = self._exported.metadata.thresholds
         if self.thresholds is not None and len(self.thresholds) == 1:
-            self.thresholds = self.thresholds * len(self.classes)
+            self.thresholds = [*self.thresholds] * len(self.classes)
 
 
 def is_exported(path: str | Path) -> bool:

@@ -238,7 +238,7 @@ def test_no_request_names_a_file_behind_the_door(door: Door, behind: Behind) -> 
 )
 def test_only_uploaded_photos_are_taken(uploads: Shelf[Photo], files: Any) -> None:
     uploads.add(Photo("a", b"x"), 1)
-    with pytest.raises(DataError, match="^photos: "):
+    with pytest.raises(DataError, match=r"^photos: "):
         taken(uploads, files)
     assert uploads.used == 1
 
