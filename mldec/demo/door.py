@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ API = "/gradio_api"
 MAX_FILE = 20 * 2**20  # bytes of a photo
 MAX_UPLOAD = 100 * 2**20  # bytes of the photos that are uploaded together
 MAX_BODY = 2**18  # bytes of any other request
+DISCARDED = 2**30  # bytes of a refused request that are read before it is answered
 UPLOADS = 8  # that are received at a time; more of them wait
 PATIENCE = 120.0  # seconds for receiving an upload
 
@@ -79,6 +81,27 @@ class Refused(Exception):
         self.status = status
 
 
+class _Body:
+    """The body of a request, as a `receive` that knows whether more of it is to come."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._more = True
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._more = message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        """Read what is still to come, up to a limit, and drop it."""
+        size = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                while self._more and size < DISCARDED:
+                    size += len((await self()).get("body", b""))
+
+
 class Door:
     """Let requests in that the page needs; an ASGI application around that of Gradio.
 
@@ -101,13 +124,17 @@ class Door:
             await self._app(scope, receive, send)
             return
 
-        send = _with_headers(send)
+        # There are no web sockets.
+        if scope["type"] != "http":
+            return
+
+        send, body = _with_headers(send), _Body(receive)
         try:
-            # There are no web sockets.
-            if scope["type"] != "http":
-                return
-            await self._answer(scope, receive, send)
+            await self._answer(scope, body, send)
         except Refused as refused:
+            # Most programs read an answer only after they have sent everything.
+            if "expect" not in _headers(scope):
+                await body.discard()
             await _reply(send, refused.status, str(refused), "text/plain")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -291,6 +291,31 @@ def test_what_the_page_can_do_without_is_answered_here(
     assert behind.requests == []
 
 
+def test_a_refused_request_is_read_before_it_is_answered(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    async def receive() -> Any:
+        read.append(len(read))
+        return {"type": "http.request", "body": b"x" * 100, "more_body": len(read) < 50}
+
+    async def send(message: Any) -> None:
+        pass
+
+    def refuse(**headers: str) -> int:
+        read.clear()
+        raw = [(key.encode(), value.encode()) for key, value in headers.items()]
+        scope = {"type": "http", "method": "POST", "path": "/x", "headers": raw}
+        asyncio.run(door(scope, receive, send))
+        return len(read)
+
+    assert refuse(host="localhost") == 50
+    assert refuse(host="localhost", expect="100-continue") == 0, "it is not even sent"
+    monkeypatch.setattr(door_module, "DISCARDED", 1000)
+    assert refuse(host="localhost") == 10
+
+
 def test_a_slow_upload_ends(
     door: Door, uploads: Shelf[Photo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
