@@ -26,6 +26,7 @@ PICTURE = 400  # longer side of the kept picture in pixels
 CLASS_LISTS = 8  # lists of typed classes whose word vectors are kept
 DEFAULT_THRESHOLD = 0.5  # of a model without thresholds, as in mldec.evaluate
 MAX_CLASSES = 1000  # typed into the page
+HEAT_BYTES = 2**17  # of a photo's heat maps, 32 of them, in the estimate of what is kept
 NAME_LENGTH = 100  # letters of a photo's name that are kept
 
 
@@ -69,10 +70,10 @@ class Answers:
 
     @property
     def size(self) -> int:
-        """Bytes in memory, heat maps of all classes that a card shows included."""
+        """Bytes in memory, with an allowance for heat maps that are made later."""
         total = 0
         for photo in self.photos:
-            total += 100_000 + photo.scores.nbytes
+            total += HEAT_BYTES + photo.scores.nbytes
             if photo.picture is not None:
                 total += 3 * photo.picture.width * photo.picture.height
             if photo.pixels is not None:
