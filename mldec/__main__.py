@@ -13,6 +13,7 @@ COMMANDS = {
     "predict": "name what images show",
     "export": "write a checkpoint as an ONNX or .pt2 file that answers by itself",
     "publish": "put a checkpoint on the Hugging Face Hub, with a model card",
+    "demo": "show what photos contain on a web page of this machine, and over HTTP",
     "summary": "print a table of the runs in a folder, and plot them",
     "check_data": "count and check the images and labels of a dataset, or find its wrong labels",
     "benchmark": "measure speed, memory and cost",

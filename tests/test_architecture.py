@@ -41,7 +41,7 @@ LAYERS = [
         "mldec.calibrate",
         "mldec.check_data",
     ),
-    ("mldec.train", "mldec.benchmark", "mldec.report", "mldec.publish"),
+    ("mldec.train", "mldec.benchmark", "mldec.report", "mldec.publish", "mldec.demo"),
 ]
 PARTS = ("mldec.heads", "mldec.backbones", "mldec.losses", "mldec.evaluators", "mldec.data")
 
@@ -150,6 +150,7 @@ def test_files_hold_one_idea() -> None:
 TESTED_ELSEWHERE: dict[str, str] = {
     "mldec.benchmark.__main__": "test_main.py",
     "mldec.check_data.__main__": "test_main.py",
+    "mldec.demo.__main__": "test_main.py",
     "mldec.export.__main__": "test_main.py",
     "mldec.publish.__main__": "test_main.py",
     "mldec.report.__main__": "test_main.py",

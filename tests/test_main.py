@@ -74,7 +74,12 @@ def test_every_command_says_our_version(command: str) -> None:
 @pytest.mark.parametrize(
     "package",
     [
-        *("mldec.benchmark", "mldec.check_data", "mldec.export", "mldec.publish", "mldec.report"),
+        "mldec.benchmark",
+        "mldec.check_data",
+        "mldec.demo",
+        "mldec.export",
+        "mldec.publish",
+        "mldec.report",
         "mldec.summary",
     ],
 )

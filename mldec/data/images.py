@@ -39,7 +39,11 @@ _UPRIGHT = {
 
 
 def read_image(
-    path: str | Path, content: bytes | None = None, *, draft: int | None = None
+    path: str | Path,
+    content: bytes | None = None,
+    *,
+    draft: int | None = None,
+    max_pixels: int | None = None,
 ) -> Image.Image:
     """Read an image file as upright RGB, 8 bits per channel.
 
@@ -51,6 +55,8 @@ def read_image(
         content: bytes of the file, if they come from elsewhere, such as a tar shard.
         draft: let the decoder shrink a JPEG file by 2, 4 or 8 as long as both sides keep this many
             pixels, which is faster and changes the pixels a little; None decodes all of them.
+        max_pixels: width times height at most, seen before the image is decoded; None for the
+            limit of Pillow.
 
     Raises:
         DataError: if the file is missing, empty, truncated, too large or no image; the message has
@@ -63,6 +69,10 @@ def read_image(
         # Pillow maps an uncompressed TIFF that is given by its path into memory, and then garbles
         # rotated ones: it gets a file object.
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if max_pixels is not None and image.width * image.height > max_pixels:
+                raise ValueError(
+                    f"{image.width:,} x {image.height:,} pixels, above {max_pixels / 1e6:g} million"
+                )
             if draft is not None:
                 image.draft(None, (draft, draft))
             image.load()
@@ -73,7 +83,8 @@ def read_image(
         raise
     except Exception as error:
         # Decoders raise almost anything for a damaged file, even SyntaxError and struct.error.
-        raise DataError(f"{visible(str(path))}: {_fault(Path(path), error)}; {_FIX}") from error
+        fault = _content_fault(content, error)
+        raise DataError(f"{visible(str(path))}: {fault}; {_FIX}") from error
 
     return rgb if turn is None else rgb.transpose(turn)
 
@@ -89,7 +100,7 @@ def read_content(path: str | Path) -> bytes:
         with open_binary(path) as file:
             content = file.read(MAX_FILE + 1)  # one byte more tells a larger file
     except OSError as error:
-        raise DataError(f"{path}: {_fault(Path(path), error)}; {_FIX}") from error
+        raise DataError(f"{path}: {_file_fault(Path(path), error)}; {_FIX}") from error
 
     if len(content) > MAX_FILE:
         raise DataError(f"{path}: more than {MAX_FILE:,} bytes are no image; {_FIX}")
@@ -149,25 +160,31 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _fault(path: Path, error: Exception) -> str:
-    """Describe in a phrase why an image file cannot be read."""
-    # The file itself is the problem.
+def _file_fault(path: Path, error: OSError) -> str:
+    """Describe in a phrase why the bytes of a file cannot be read."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return "no such file"
     if isinstance(error, PermissionError):
         return "no permission to read it"
     if path.is_dir():
         return "a folder, not an image"
-    if isinstance(error, OSError) and error.errno == errno.EINVAL:
+    if error.errno == errno.EINVAL:
         return str(error.strerror)
-    if path.is_file() and path.stat().st_size == 0:
-        return "an empty file (0 bytes)"
+    return _unreadable(error)
 
-    # The file is there: its content is the problem.
+
+def _content_fault(content: bytes, error: Exception) -> str:
+    """Describe in a phrase why the bytes of a file are no image."""
+    if not content:
+        return "an empty file (0 bytes)"
     if isinstance(error, Image.UnidentifiedImageError):
         return f"not an image, or none of {', '.join(FORMATS)}"
     if isinstance(error, Image.DecompressionBombError):
         return "too large an image (more than twice PIL.Image.MAX_IMAGE_PIXELS)"
+    return _unreadable(error)
 
+
+def _unreadable(error: Exception) -> str:
+    """Quote an error that has no phrase of its own."""
     detail = " ".join(str(error).split()) or type(error).__name__
     return f"it cannot be read as an image ({detail})"

@@ -1,6 +1,9 @@
 """What scores images: a checkpoint in torch, or an exported file in ONNX Runtime or torch."""
 
+import argparse
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -9,10 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 from mldec.calibration.stored import stored_thresholds
-from mldec.checkpoint import Loaded
+from mldec.checkpoint import Loaded, check_queries
 from mldec.data.base import Classes
 from mldec.data.transforms import EvalTransform, to_tensor
-from mldec.errors import CheckpointError
+from mldec.errors import CheckpointError, ConfigError
 from mldec.export.metadata import SUFFIXES
 from mldec.export.opened import Exported, open_exported
 from mldec.inference.scoring import probabilities
@@ -37,6 +40,7 @@ class Engine(Protocol):
         image_size: pixels per side of the network's input.
         shorter_side: pixels of the shorter side of an image that the network's input is made of; a
             smaller image would have to be enlarged.
+        zero_shot: it scores any classes that have word vectors; see `for_classes`.
     """
 
     classes: Classes
@@ -44,6 +48,7 @@ class Engine(Protocol):
     transform: Callable[[Image.Image], Tensor]
     image_size: int
     shorter_side: int
+    zero_shot: bool
 
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
         """Score images.
@@ -55,6 +60,17 @@ class Engine(Protocol):
         Raises:
             OutOfMemoryError: if there are too many at a time.
             CheckpointError: if the network cannot take them, or has no features to return.
+        """
+        ...
+
+    def for_classes(self, classes: Classes) -> "Engine":
+        """Return an engine of the same zero-shot network that scores other classes.
+
+        Args:
+            classes: with word vectors.
+
+        Raises:
+            CheckpointError: if the word vectors have another width.
         """
         ...
 
@@ -75,6 +91,7 @@ class TorchEngine:
         self.shorter_side = loaded.transform.shorter_side
         self.device = next(loaded.model.parameters()).device
         queries = loaded.classes.queries
+        self.zero_shot = queries is not None
         self._queries = None if queries is None else queries.to(self.device)
 
     @torch.no_grad()
@@ -87,6 +104,11 @@ class TorchEngine:
             scores = probabilities(self.loaded, model.classify(tokens, self._queries)).cpu()
             pooled = tokens.float().mean(1).cpu() if features else None
         return Answers(scores, pooled)
+
+    def for_classes(self, classes: Classes) -> "TorchEngine":
+        """Return an engine that scores other classes; see `Engine`."""
+        check_queries(self.loaded.classes, classes, "the checkpoint")
+        return TorchEngine(replace(self.loaded, classes=classes))
 
 
 class ExportedEngine:
@@ -103,14 +125,11 @@ class ExportedEngine:
     """
 
     def __init__(self, path: Path, classes: Classes | None = None) -> None:
+        self._path = path
         self._exported: Exported = open_exported(path)
         metadata = self._exported.metadata
-        self.classes, self._queries = _classes_of(self._exported, classes, path)
-
-        thresholds = metadata.thresholds
-        if thresholds is not None and len(thresholds) == 1:
-            thresholds = thresholds * len(self.classes)
-        self.thresholds: Sequence[float] | None = thresholds
+        self.zero_shot = metadata.word_dim is not None
+        self._set_classes(classes)
 
         self.image_size = metadata.image_size
         eval_transform = EvalTransform(
@@ -139,11 +158,47 @@ class ExportedEngine:
             scores = [self._exported(batch, *self._queries)[0] for batch in batches]
         return Answers(torch.cat(scores), None)
 
+    def for_classes(self, classes: Classes) -> "ExportedEngine":
+        """Return an engine that scores other classes; see `Engine`."""
+        engine = copy(self)
+        engine._set_classes(classes)
+        return engine
+
+    def _set_classes(self, classes: Classes | None) -> None:
+        """Take the classes of the file, or those given, with a threshold for each."""
+        self.classes, self._queries = _classes_of(self._exported, classes, self._path)
+        self.thresholds: Sequence[float] | None = self._exported.metadata.thresholds
+        if self.thresholds is not None and len(self.thresholds) == 1:
+            self.thresholds = [*self.thresholds] * len(self.classes)
+
 
 def is_exported(path: str | Path) -> bool:
     """Tell whether a path names a file of `mldec.export`, by its ending."""
     # A repository of the hub may have any name.
     return Path(path).suffix in SUFFIXES and not str(path).startswith("hf:")
+
+
+def check_exported_options(args: argparse.Namespace, *others: str) -> None:
+    """Check that no option is given that has no effect on an exported file.
+
+    Args:
+        args: the command line, with an exported file and the options of `add_model_options`.
+        others: names of further options of the command without effect.
+
+    Raises:
+        ConfigError: if one is.
+    """
+    for name in ("weights", "image_size", "class_names", "plugin", *others):
+        if getattr(args, name):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{option} has no effect on an exported file such as {args.checkpoint}: pass the "
+                f"checkpoint, or leave {option} out"
+            )
+    if args.device not in ("auto", "cpu"):
+        raise ConfigError(
+            f"--device {args.device}: an exported file runs on the CPU here; leave --device out"
+        )
 
 
 def _classes_of(

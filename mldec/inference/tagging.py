@@ -21,7 +21,13 @@ from mldec.files.torch_files import sha256_of
 from mldec.inference.answering import Answering, counted
 from mldec.inference.classes import check_class_options, read_classes, with_classes
 from mldec.inference.division import Division
-from mldec.inference.engine import Engine, ExportedEngine, TorchEngine, is_exported
+from mldec.inference.engine import (
+    Engine,
+    ExportedEngine,
+    TorchEngine,
+    check_exported_options,
+    is_exported,
+)
 from mldec.inference.formats import (
     NPY,
     Features,
@@ -148,7 +154,7 @@ def check_options(args: argparse.Namespace) -> None:
     if is_streamed(args):
         _check_streams(args)
     if is_exported(args.checkpoint):
-        _check_exported(args)
+        check_exported_options(args, "features", "pictures")
 
 
 def _check_streams(args: argparse.Namespace) -> None:
@@ -168,28 +174,6 @@ def _check_streams(args: argparse.Namespace) -> None:
         raise ConfigError("--overwrite has no effect without a result file: leave it out")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigError("several processes write to a file only: pass --jsonl FILE, for example")
-
-
-def _check_exported(args: argparse.Namespace) -> None:
-    """Raise a `ConfigError` for an option that has no effect on an exported file."""
-    given = {
-        "--weights": args.weights,
-        "--image-size": args.image_size,
-        "--class-names": args.class_names,
-        "--plugin": args.plugin or None,
-        "--features": args.features,
-        "--pictures": args.pictures,
-    }
-    for option, value in given.items():
-        if value is not None:
-            raise ConfigError(
-                f"{option} has no effect on an exported file such as {args.checkpoint}: pass the "
-                f"checkpoint, or leave {option} out"
-            )
-    if args.device not in ("auto", "cpu"):
-        raise ConfigError(
-            f"--device {args.device}: an exported file runs on the CPU here; leave --device out"
-        )
 
 
 def open_engine(args: argparse.Namespace, checkpoint: Path, device: torch.device) -> Engine:

@@ -255,3 +255,21 @@ def test_paths_may_be_strings(tmp_path):
 
 def test_the_transforms_still_offer_it():
     assert transforms.read_image is read_image
+
+
+def test_a_limit_of_pixels_is_seen_before_the_image_is_decoded(tmp_path):
+    path = saved(picture(40, 30), tmp_path / "a.png")
+    assert read_image(path, max_pixels=1200).size == (40, 30)
+    # Cut short: to decode it would be another fault.
+    content = path.read_bytes()[:100]
+    with pytest.raises(DataError, match=r"a.png: .*40 x 30 pixels, above 0.001199 million"):
+        read_image(path, content, max_pixels=1199)
+
+
+def test_what_is_wrong_with_bytes_does_not_depend_on_a_file_of_their_name(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for name in ("folder", "absent"):
+        with pytest.raises(DataError, match=r": not an image, or none of JPEG"):
+            read_image(tmp_path / name, b"text")
+        with pytest.raises(DataError, match=r": an empty file \(0 bytes\)"):
+            read_image(tmp_path / name, b"")

@@ -84,6 +84,18 @@ def test_features_are_the_mean_of_the_tokens(loaded: Loaded) -> None:
     torch.testing.assert_close(answers.scores, engine.answer(images).scores)
 
 
+def test_a_zero_shot_checkpoint_scores_other_classes(loaded: Loaded) -> None:
+    assert not TorchEngine(loaded).zero_shot
+    trained = Classes(("a", "b", "c"), queries=torch.randn(3, 5))
+    engine = TorchEngine(dataclasses.replace(loaded, classes=trained))
+    assert engine.zero_shot
+    other = engine.for_classes(Classes(("fox",), queries=torch.randn(1, 5)))
+    assert other.classes.names == ("fox",)
+    assert engine.classes is trained
+    with pytest.raises(CheckpointError, match="vectors of 5 numbers, the data has vectors of 7"):
+        engine.for_classes(Classes(("fox",), queries=torch.randn(1, 7)))
+
+
 def test_too_large_a_batch_names_the_option(loaded: Loaded) -> None:
     class Hungry(torch.nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -129,6 +141,12 @@ def test_a_file_that_asks_for_word_vectors_gets_them(monkeypatch: pytest.MonkeyP
     assert engine.classes is classes
     engine.answer(torch.zeros(1, 3, 24, 24, dtype=torch.uint8))
     assert file.inputs[0][1] is classes.queries
+
+    other = engine.for_classes(Classes(("fox",), queries=torch.randn(1, 5)))
+    assert (other.classes.names, other.thresholds) == (("fox",), [0.25])
+    assert (engine.classes, engine.thresholds) == (classes, [0.25] * 3)
+    assert engine.zero_shot
+    assert not exported(monkeypatch)[0].zero_shot
 
     with pytest.raises(CheckpointError, match="asks for word vectors: pass --classes and --vec"):
         exported(monkeypatch, word_dim=5)
