@@ -30,7 +30,8 @@ class Answering:
         rule: which classes are in a row.
         device: that computes.
         batch_size: images at a time; None for `BATCH_SIZE` or `BATCH_SIZE_GPU`.
-        workers: processes that decode; None for one per processor.
+        workers: processes that decode; None for one per processor, and for none where the model has
+            a single one: two processes would only take turns on it.
         draft: let the decoder shrink JPEG files, see `read_image`.
         features: pool features too.
         pictures: that are drawn; None for none.
@@ -52,7 +53,7 @@ class Answering:
         self._rule = rule
         self._on_gpu = device.type == "cuda"
         self._batch_size = batch_size or (BATCH_SIZE_GPU if self._on_gpu else BATCH_SIZE)
-        self._workers = processors() if workers is None else workers
+        self._workers = _default_workers(self._on_gpu) if workers is None else workers
         self._decoder = Decoder(engine.transform, DRAFT * engine.shorter_side if draft else None)
         self._features = features
         self._pictures = pictures
@@ -125,6 +126,12 @@ class Answering:
         if self._pictures is not None:
             picture = str(self._pictures.add(item, predictions))
         return Row(item.name, predictions, scores, features, picture=picture)
+
+
+def _default_workers(on_gpu: bool) -> int:
+    """Return the number of processes that decode."""
+    count = processors()
+    return count if on_gpu or count > 1 else 0
 
 
 def processors() -> int:

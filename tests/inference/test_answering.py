@@ -131,5 +131,12 @@ def test_the_processors_are_shared_by_the_processes_of_torchrun(
         assert processors() == expected
 
 
+def test_a_single_processor_is_not_shared_with_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, on_cpu, on_gpu in ((1, 0, 1), (2, 2, 2)):
+        monkeypatch.setattr(answering_module, "processors", lambda count=count: count)
+        assert answering_module._default_workers(on_gpu=False) == on_cpu
+        assert answering_module._default_workers(on_gpu=True) == on_gpu
+
+
 def test_numbers_of_images_in_words() -> None:
     assert [counted(number) for number in (0, 1, 12345)] == ["0 images", "1 image", "12,345 images"]
