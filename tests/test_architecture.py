@@ -31,15 +31,16 @@ LAYERS = [
         "mldec.evaluation",
         "mldec.summary",
         "mldec.calibration",
-        "mldec.inference",
-        "mldec.export",
+        "mldec.exported",
     ),
+    ("mldec.inference",),
     (
         "mldec.training",
         "mldec.evaluate",
         "mldec.predict",
         "mldec.calibrate",
         "mldec.check_data",
+        "mldec.export",
     ),
     ("mldec.train", "mldec.benchmark", "mldec.report", "mldec.publish", "mldec.demo"),
 ]

@@ -20,7 +20,7 @@ from mldec.demo.answering import Answerer, Answers, Photo
 from mldec.demo.door import Door
 from mldec.demo.shelf import Shelf
 from mldec.errors import CheckpointError, ConfigError, Stopped, complain, say
-from mldec.export.metadata import read_metadata
+from mldec.exported.metadata import read_metadata
 from mldec.inference.engine import (
     Engine,
     ExportedEngine,

@@ -16,11 +16,11 @@ from mldec.checkpoint import Loaded, load_model, local
 from mldec.cli import chosen_model
 from mldec.data.transforms import to_tensor
 from mldec.errors import ConfigError, DataError, UserError, say, writing
-from mldec.export import onnx_file, torch_file
-from mldec.export.metadata import NEEDED, ONNX, Metadata, check_suffix, require_onnx
-from mldec.export.opened import Exported, open_exported
 from mldec.export.program import Program, of_other_classes, open_axes, traced
 from mldec.export.verify import check, compare, generated, stored
+from mldec.exported import onnx_file, torch_file
+from mldec.exported.metadata import NEEDED, ONNX, Metadata, check_suffix, require_onnx
+from mldec.exported.opened import Exported, open_exported
 from mldec.files.results import check_targets
 from mldec.files.torch_files import sha256_of
 from mldec.inference.classes import check_class_options, with_classes

@@ -16,9 +16,7 @@ from mldec.errors import CheckpointError, brief
 from mldec.export.resizing import Resize
 from mldec.inference.scoring import decided, probabilities
 
-INPUTS = ("images", "queries")
 CLASSES = "classes"  # name of the axis of the word vectors
-OUTPUTS = ("probabilities", "decisions")
 EXAMPLE = 2  # images that a program is traced with; 0 and 1 would be taken for fixed numbers
 
 

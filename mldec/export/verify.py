@@ -16,7 +16,7 @@ from mldec.data.base import DataModule, StoredImages, picture
 from mldec.data.transforms import to_tensor
 from mldec.errors import CheckpointError, DataError, complain
 from mldec.evaluators.average_precision import average_precision
-from mldec.export.opened import Exported
+from mldec.exported.opened import Exported
 from mldec.inference.decoding import read_item
 from mldec.inference.inputs import Inputs
 from mldec.inference.scoring import decided, scores

@@ -16,8 +16,8 @@ from mldec.checkpoint import Loaded, check_queries
 from mldec.data.base import Classes
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.errors import CheckpointError, ConfigError
-from mldec.export.metadata import SUFFIXES
-from mldec.export.opened import Exported, open_exported
+from mldec.exported.metadata import SUFFIXES
+from mldec.exported.opened import Exported, open_exported
 from mldec.inference.scoring import probabilities
 from mldec.runtime import out_of_memory
 

@@ -11,8 +11,8 @@ from pictures import picture
 from PIL import Image
 
 from mldec.demo.answering import Photo
-from mldec.export import torch_file
 from mldec.export.program import Program, traced
+from mldec.exported import torch_file
 from mldec.inference.engine import ExportedEngine, TorchEngine
 
 

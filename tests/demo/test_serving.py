@@ -38,8 +38,8 @@ from mldec.demo import parser, serving
 from mldec.demo.answering import Photo
 from mldec.demo.serving import announce, listener, open_engine, require_gradio
 from mldec.errors import CheckpointError, ConfigError
-from mldec.export import torch_file
 from mldec.export.program import Program, traced
+from mldec.exported import torch_file
 from mldec.inference.engine import ExportedEngine, TorchEngine
 from mldec.inference.scoring import scores
 

@@ -28,7 +28,7 @@ from mldec.checkpoint import load_model
 from mldec.data.images import load_image
 from mldec.data.transforms import to_tensor
 from mldec.export import exporting
-from mldec.export.opened import open_exported
+from mldec.exported.opened import open_exported
 from mldec.files.torch_files import sha256_of
 from mldec.inference.scoring import scores
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from mldec.checkpoint import Loaded
 from mldec.data.base import Classes
 from mldec.errors import CheckpointError, DataError
-from mldec.export.metadata import Metadata
 from mldec.export.program import Program
 from mldec.export.verify import BATCH, Comparison, check, compare, generated, stored
+from mldec.exported.metadata import Metadata
 from mldec.inference.scoring import scores
 
 

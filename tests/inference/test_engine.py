@@ -11,7 +11,7 @@ from mldec.checkpoint import Loaded, load_model
 from mldec.data.base import Classes
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.errors import CheckpointError, OutOfMemoryError
-from mldec.export.metadata import Metadata
+from mldec.exported.metadata import Metadata
 from mldec.inference import engine as engine_module
 from mldec.inference.engine import ExportedEngine, TorchEngine, is_exported
 from mldec.inference.scoring import scores

@@ -13,7 +13,7 @@ from mldec.config.schema import Config
 from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
-from mldec.export.metadata import Metadata
+from mldec.exported.metadata import Metadata
 from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 

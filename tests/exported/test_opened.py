@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mldec.errors import CheckpointError, ConfigError
-from mldec.export.opened import open_exported
+from mldec.exported.opened import open_exported
 
 
 @pytest.mark.parametrize(

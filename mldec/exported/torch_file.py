@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from mldec.errors import CheckpointError, brief
-from mldec.export.metadata import EXTRA, Metadata, read_metadata
+from mldec.exported.metadata import EXTRA, Metadata, read_metadata
 
 
 def content(graph: ExportedProgram, metadata: Metadata) -> bytes:

@@ -13,10 +13,10 @@ from torch import nn
 from mldec.backbones import HFBackbone, TimmBackbone
 from mldec.checkpoint import Loaded
 from mldec.errors import CheckpointError
-from mldec.export import onnx_file
-from mldec.export.metadata import read_metadata
-from mldec.export.onnx_file import OnnxFile, content, quantised, translated
 from mldec.export.program import Program, open_axes, traced
+from mldec.exported import onnx_file
+from mldec.exported.metadata import read_metadata
+from mldec.exported.onnx_file import OnnxFile, content, quantised, translated
 
 onnx = pytest.importorskip("onnx")
 

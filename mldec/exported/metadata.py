@@ -10,6 +10,10 @@ from typing import Any
 
 from mldec.errors import CheckpointError, ConfigError
 
+# The names of inputs, of which a file has the first or both, and of outputs.
+INPUTS = ("images", "queries")
+OUTPUTS = ("probabilities", "decisions")
+
 KEY = "mldec"  # of the entry in an ONNX file
 EXTRA = "mldec.json"  # of the extra file in a .pt2 file
 ONNX, PT2 = SUFFIXES = (".onnx", ".pt2")

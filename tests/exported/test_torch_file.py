@@ -9,9 +9,9 @@ import torch
 from networks import CALIBRATION, metadata, noise
 
 from mldec.errors import CheckpointError
-from mldec.export.metadata import read_metadata
 from mldec.export.program import Program, traced
-from mldec.export.torch_file import TorchFile, content
+from mldec.exported.metadata import read_metadata
+from mldec.exported.torch_file import TorchFile, content
 
 
 def test_it_answers_as_the_program(tmp_path: Path) -> None:

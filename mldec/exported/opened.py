@@ -5,9 +5,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mldec.export.metadata import ONNX, Metadata, check_suffix
-from mldec.export.onnx_file import OnnxFile
-from mldec.export.torch_file import TorchFile
+from mldec.exported.metadata import ONNX, Metadata, check_suffix
+from mldec.exported.onnx_file import OnnxFile
+from mldec.exported.torch_file import TorchFile
 
 
 class Exported(Protocol):

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from mldec.errors import CheckpointError, brief
-from mldec.export.metadata import KEY, Metadata, parse, require_onnx
-from mldec.export.program import INPUTS, OUTPUTS
+from mldec.exported.metadata import INPUTS, KEY, OUTPUTS, Metadata, parse, require_onnx
 
 LARGEST = 2**31  # bytes in one ONNX file, a limit of protocol buffers
 SILENT, WARNINGS = 4, 2  # levels of ONNX Runtime's own log; what is fatal is raised as an error too

@@ -9,7 +9,7 @@ import pytest
 from networks import metadata
 
 from mldec.errors import CheckpointError, ConfigError
-from mldec.export.metadata import EXTRA, KEY, check_suffix, parse, read_metadata, require_onnx
+from mldec.exported.metadata import EXTRA, KEY, check_suffix, parse, read_metadata, require_onnx
 
 onnx = pytest.importorskip("onnx")
 METADATA = metadata(classes=["one", "zwei, drei"])
