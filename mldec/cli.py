@@ -42,12 +42,18 @@ def said_once(message: str) -> str:
     return distributed.said_once(message)
 
 
-def add_model_options(arguments: argparse.ArgumentParser) -> None:
-    """Add the checkpoint, and the options that change how it is used."""
+def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = False) -> None:
+    """Add the checkpoint, and the options that change how it is used.
+
+    Args:
+        arguments: of the command.
+        exported: the command takes files of `mldec.export` as well.
+    """
+    files = "; or a file of mldec.export" if exported else ""
     arguments.add_argument(
         "checkpoint",
         help="a run's folder, such as outputs/digits, a checkpoint in it, a released .pth file, "
-        "zoo:NAME or hf:OWNER/NAME[@REVISION] (see MODEL_ZOO.md)",
+        f"zoo:NAME or hf:OWNER/NAME[@REVISION] (see MODEL_ZOO.md){files}",
     )
     arguments.add_argument(
         "--weights", choices=("ema", "raw"), help="default: those that scored best in the run"

@@ -28,7 +28,7 @@ from mldec.cli import add_model_options, command, fraction, positive, run_comman
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.predict`."""
     arguments = command("predict", "Name what images show.")
-    add_model_options(arguments)
+    add_model_options(arguments, exported=True)
 
     images = arguments.add_argument_group("images")
     images.add_argument(
@@ -66,8 +66,8 @@ def parser() -> argparse.ArgumentParser:
     answers.add_argument(
         "--threshold",
         type=fraction,
-        help="lowest score, 0 to 1; default: the thresholds that mldec.calibrate stored, else 0; "
-        "without calibration, scores after ASL are not probabilities",
+        help="lowest score, 0 to 1, of top and decisions; default: the thresholds of the file, "
+        "else 0; without calibration, scores after ASL are not probabilities",
     )
     answers.add_argument(
         "--classes", metavar="NAMES", help="other classes, with commas between; needs --vectors"

@@ -20,7 +20,7 @@ LAST_PORT = 65535
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.demo`."""
     arguments = command("demo", str(__doc__))
-    add_model_options(arguments)
+    add_model_options(arguments, exported=True)
 
     arguments.add_argument(
         "--vectors",

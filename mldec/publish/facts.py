@@ -1,5 +1,6 @@
 """What is known of a model beside its metrics: its start, licences and cost, without paths."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from mldec.runtime.cost import count_parameters, multiply_accumulates
 from mldec.summary.progress import clock, read_progress
 
 UNKNOWN = "unknown"
+_IN_LIST = re.compile(r"""(?<=[\[,'" ])[/~][^,\]'"]*""")  # a path in a list
 # The names of timm's networks in a config.
 _TIMM = ("mldec.backbones.TimmBackbone", f"{TimmBackbone.__module__}.{TimmBackbone.__qualname__}")
 
@@ -33,17 +35,24 @@ def without_folders(text: str) -> str:
     Args:
         text: a setting or a word of a command; anything but an absolute path stays as it is.
     """
+    # A list of paths is one word of a command.
+    if text.startswith("["):
+        return _IN_LIST.sub(lambda path: without_folders(path[0]), text)
+
     name = Path(text).name
     return f".../{name}" if text.startswith(("/", "~")) and name else text
 
 
 def published_config(value: Any) -> Any:
-    """Return a tree of settings without the folders of absolute paths; see `without_folders`.
-
-    Lists stay as they are: they hold names of classes and numbers.
-    """
+    """Return a tree of settings without the folders of absolute paths; see `without_folders`."""
     if isinstance(value, Mapping):
-        return {key: published_config(item) for key, item in value.items()}
+        # Names of classes may begin as they like.
+        return {
+            key: item if isinstance(item, list) and key == "classes" else published_config(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [published_config(item) for item in value]
     return without_folders(value) if isinstance(value, str) else value
 
 

@@ -31,6 +31,7 @@ def loaded(saved: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Loade
         ("/home/me/photos", ".../photos"),
         ("~/secret/x.csv", ".../x.csv"),
         ("/data", ".../data"),
+        ("[/home/me/a.tar, 'b/c', \"~/d e.tar\"]", "[.../a.tar, 'b/c', \".../d e.tar\"]"),
         *((text, text) for text in ("", "/", ";", "data/voc", "../x", "zoo:x", "https://a.org/b")),
     ],
 )
@@ -39,11 +40,9 @@ def test_folders_of_absolute_paths_are_left_out(text: str, shown: str) -> None:
 
 
 def test_a_config_keeps_everything_but_folders() -> None:
-    config = {"name": "a", "data": {"root": "/home/me/x", "classes": ["/m/01"], "size": 3}}
-    assert published_config(config) == {
-        "name": "a",
-        "data": {"root": ".../x", "classes": ["/m/01"], "size": 3},
-    }
+    data = {"root": "/home/me/x", "classes": ["/m/01"], "size": 3, "files": ["/home/me/y", 4]}
+    shown = {"root": ".../x", "classes": ["/m/01"], "size": 3, "files": [".../y", 4]}
+    assert published_config({"name": "a", "data": data}) == {"name": "a", "data": shown}
 
 
 def with_backbone(loaded: Loaded, **node: Any) -> Loaded:
