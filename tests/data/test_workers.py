@@ -60,7 +60,7 @@ class Unsendable(Numbers):
 
 def test_a_batch_that_cannot_be_handed_over_is_one_line() -> None:
     loader = eval_loader(as_data(Unsendable(9)), batch_size=3, workers=1, pin=False)
-    message = r"cannot hand over a batch \(.*File too large.*\), .*train.workers, .*--shm-size"
+    message = r"cannot hand over a batch \(.*File too large.*\), .*train.workers .*--shm-size"
     with pytest.raises(DataError, match=message):
         list(unwrap(loader))
 

@@ -222,10 +222,11 @@ def test_one_threshold_serves_the_classes_of_any_words(
     metrics = json.loads((tmp_path / "r.json").read_text())["metrics"]
     assert metrics["gzsl_OF1"] == pytest.approx(content["fitted"]["OF1"])
 
-    words += ["--classes", "redfive,bluetwo", "--vectors", folder / "data/wordvec_array.pth"]
-    status, _, err = cli("predict", out, some_image(folder), *words)
+    words = [*words[:2], "--classes", "redfive,bluetwo", "--json", "-"]
+    words += ["--vectors", folder / "data/wordvec_array.pth"]
+    status, text, err = cli("predict", out, some_image(folder), *words)
     assert (status, err) == (0, "")
-    for item in json.loads((tmp_path / "r.json").read_text())[0]["predictions"]:
+    for item in json.loads(text)[0]["predictions"]:
         assert item["score"] >= item["threshold"]
         assert {item["threshold"]} == thresholds
 
