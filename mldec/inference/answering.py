@@ -136,8 +136,12 @@ def _default_workers(on_gpu: bool) -> int:
 
 def processors() -> int:
     """Return the number of processors for this process; torchrun's processes share them."""
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return max(1, len(os.sched_getaffinity(0)) // processes)
+    # Not every system can limit a process to some processors.
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def counted(images: int) -> str:

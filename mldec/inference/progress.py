@@ -29,19 +29,22 @@ class Progress:
         self._title = title
         self._started = self._last_line = time.monotonic()
         self._first: int | None = None
-        self._bar = tqdm(desc=title, unit=" images", leave=False, disable=not on_terminal())
-        if images is not None and on_terminal():
+        self._shows_bar = on_terminal()
+        self._bar = tqdm(desc=title, unit=" images", leave=False, disable=not self._shows_bar)
+        if images is not None and self._shows_bar:
             threading.Thread(target=self._count, args=(images,), daemon=True).start()
 
     def update(self, done: int) -> None:
         """Show that so many images are done, those of an earlier run included."""
-        self._bar.update(done - self._bar.n if not self._bar.disable else 0)
+        if self._shows_bar:
+            self._bar.update(done - self._bar.n)
+            return
 
         # The speed is that of this run.
         now = time.monotonic()
         if self._first is None:
             self._first, self._started = done, now
-        if not on_terminal() and now - self._last_line >= EVERY:
+        if now - self._last_line >= EVERY:
             self._last_line = now
             speed = (done - self._first) / max(1e-9, now - self._started)
             log.info(f"{self._title}: {done:,} images, {speed:.1f} images/s")

@@ -25,6 +25,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_flipped_labels_are_found_by_a_real_process(judges, tmp_path: Path) -> None:
     files = ["--errors", "e.csv", "--json", "r.json", "--out", "new/pictures"]
     command = [sys.executable, "-m", "mldec.check_data", *words(judges), *files]

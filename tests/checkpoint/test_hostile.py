@@ -225,6 +225,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 def test_real_processes_end_in_one_line(corpus: Corpus, tmp_path: Path) -> None:
     image = tmp_path / "a.png"
     hostile.Image.new("RGB", (8, 8)).save(image)

@@ -44,6 +44,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "outputs" / "digits"
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path: Path, two: Path) -> None:
     done = finish(tmp_path, [sys.executable, *TRAIN])
     assert done.returncode == 0, done.stderr

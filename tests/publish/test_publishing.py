@@ -91,6 +91,7 @@ def run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[s
     return done
 
 
+@pytest.mark.slow
 def test_a_real_process_publishes(hub: fake_hub.Hub, digits_run: Path) -> None:
     done = run("mldec.publish", digits_run, "me/digits", *WORDS, HF_TOKEN=fake_hub.WRITER)
     [_, commit] = hub.repositories["me/digits"].commits
