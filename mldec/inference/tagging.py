@@ -45,6 +45,7 @@ from mldec.inference.progress import Progress
 from mldec.inference.rows import Content, Row, Rule, chosen_rule
 from mldec.inference.stream import Stream
 from mldec.runtime import distributed
+from mldec.runtime.console import keep_output_clean
 from mldec.runtime.signals import listening
 
 log = logging.getLogger("mldec")
@@ -75,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     """
     # Everything that can be refused at once comes before the first image.
     check_options(args)
+    if STANDARD_OUTPUT in [getattr(args, option) for option in wanted(args)]:
+        keep_output_clean()
     inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
     device = distributed.pick_device(args.device)
     checkpoint = local(args.checkpoint)

@@ -25,13 +25,25 @@ def to_console() -> None:
         log.addHandler(_Console())
 
 
+def keep_output_clean() -> None:
+    """Send messages to standard error instead: standard output is for a program."""
+    for handler in log.handlers:
+        if isinstance(handler, _Console):
+            handler.to_error = True
+
+
 class _Console(logging.Handler):
     """Print messages without control characters, and without breaking a progress bar."""
 
+    to_error = False
+
     def emit(self, record: logging.LogRecord) -> None:
-        with writing("standard output"):
-            tqdm.write(printable(self.format(record)), file=sys.stdout)
-            sys.stdout.flush()
+        stream, name = sys.stdout, "standard output"
+        if self.to_error:
+            stream, name = sys.stderr, "standard error"
+        with writing(name):
+            tqdm.write(printable(self.format(record)), file=stream)
+            stream.flush()
 
 
 def on_terminal() -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from mldec.errors import UserError
-from mldec.runtime.console import on_terminal, to_console
+from mldec.runtime.console import keep_output_clean, on_terminal, to_console
 
 log = logging.getLogger("mldec")
 
@@ -30,6 +30,13 @@ def test_messages_go_to_standard_output_once_each(capsys: pytest.CaptureFixture[
     log.warning("two\nthree\x1b[31m")
     log.debug("four")
     assert capsys.readouterr() == ("one\ntwo three?[31m\n", "")
+
+
+def test_messages_leave_standard_output_to_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    to_console()
+    keep_output_clean()
+    log.info("one")
+    assert capsys.readouterr() == ("", "one\n")
 
 
 def test_other_processes_say_warnings_only(
