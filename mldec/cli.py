@@ -74,6 +74,18 @@ def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = Fa
     )
 
 
+def add_class_options(arguments: argparse._ActionsContainer) -> None:
+    """Add the options that name other classes of a zero-shot model."""
+    arguments.add_argument(
+        "--classes",
+        metavar="NAMES",
+        help="other classes of a zero-shot model, with commas between; needs --vectors",
+    )
+    arguments.add_argument(
+        "--vectors", metavar="FILE", help="word vectors of --classes; see DATASETS.md, Word vectors"
+    )
+
+
 def chosen_model(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `load_model` that the options of `add_model_options` stand for."""
     return {

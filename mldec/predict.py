@@ -22,15 +22,30 @@ Files of mldec.export (.onnx, .pt2) are answered from as well.
 
 import argparse
 
-from mldec.cli import add_model_options, command, fraction, positive, run_command, whole
+from mldec.cli import (
+    add_class_options,
+    add_model_options,
+    command,
+    fraction,
+    positive,
+    run_command,
+    whole,
+)
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.predict`."""
     arguments = command("predict", "Name what images show.")
     add_model_options(arguments, exported=True)
+    _add_images(arguments.add_argument_group("images"))
+    _add_answers(arguments.add_argument_group("answers"))
+    _add_results(arguments.add_argument_group("results"))
+    _add_work(arguments.add_argument_group("work"))
+    return arguments
 
-    images = arguments.add_argument_group("images")
+
+def _add_images(images: argparse._ArgumentGroup) -> None:
+    """Add the options that name images."""
     images.add_argument(
         "images",
         nargs="*",
@@ -54,7 +69,9 @@ def parser() -> argparse.ArgumentParser:
         help="let the decoder shrink large JPEG files, which is faster and changes pixels a little",
     )
 
-    answers = arguments.add_argument_group("answers")
+
+def _add_answers(answers: argparse._ArgumentGroup) -> None:
+    """Add the options that say what is answered of an image."""
     answers.add_argument(
         "--content",
         choices=("top", "scores", "decisions"),
@@ -69,14 +86,11 @@ def parser() -> argparse.ArgumentParser:
         help="lowest score, 0 to 1, of top and decisions; default: the thresholds of the file, "
         "else 0; without calibration, scores after ASL are not probabilities",
     )
-    answers.add_argument(
-        "--classes", metavar="NAMES", help="other classes, with commas between; needs --vectors"
-    )
-    answers.add_argument(
-        "--vectors", metavar="FILE", help="word vectors of --classes; see DATASETS.md, Word vectors"
-    )
+    add_class_options(answers)
 
-    results = arguments.add_argument_group("results")
+
+def _add_results(results: argparse._ArgumentGroup) -> None:
+    """Add the options that name result files."""
     results.add_argument(
         "--jsonl", metavar="FILE", help="a line of JSON per image; - is standard output"
     )
@@ -102,7 +116,9 @@ def parser() -> argparse.ArgumentParser:
         help="TrueType font of --pictures, for names of classes in other letters than English",
     )
 
-    work = arguments.add_argument_group("work")
+
+def _add_work(work: argparse._ArgumentGroup) -> None:
+    """Add the options that say how the work is done."""
     work.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
     work.add_argument(
         "--batch-size", type=positive, help="images at a time (default 16, on a GPU 64)"
@@ -113,7 +129,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="processes that decode images; 0 decodes in this one (default: one per processor)",
     )
-    return arguments
 
 
 def predict(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from mldec.errors import ConfigError, DataError, visible
 from mldec.explain import Explainer
 from mldec.inference.classes import read_classes
 from mldec.inference.engine import Engine, TorchEngine
-from mldec.inference.scoring import decided
+from mldec.inference.scoring import DEFAULT_THRESHOLD, decided
 from mldec.runtime import out_of_memory
 
 MAX_PHOTOS = 16  # per request
@@ -24,7 +24,6 @@ MAX_PIXELS = 50_000_000  # of a photo: the largest of today's telephones, but fo
 BATCH_SIZE = 4  # photos in the network at a time
 PICTURE = 400  # longer side of the kept picture in pixels
 CLASS_LISTS = 8  # lists of typed classes whose word vectors are kept
-DEFAULT_THRESHOLD = 0.5  # of a model without thresholds, as in mldec.evaluate
 MAX_CLASSES = 1000  # typed into the page
 HEAT_BYTES = 2**17  # of a photo's heat maps, 32 of them, in the estimate of what is kept
 NAME_LENGTH = 100  # letters of a photo's name that are kept

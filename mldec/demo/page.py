@@ -12,7 +12,6 @@ from fastapi import FastAPI
 from gradio.data_classes import GradioRootModel
 
 from mldec.demo.answering import (
-    DEFAULT_THRESHOLD,
     MAX_PHOTOS,
     MAX_PIXELS,
     Answerer,
@@ -26,6 +25,7 @@ from mldec.demo.door import MAX_FILE, taken
 from mldec.demo.shelf import Shelf
 from mldec.errors import UserError
 from mldec.inference.engine import TorchEngine
+from mldec.inference.scoring import DEFAULT_THRESHOLD
 
 MAX_WAITING = 200  # requests in the queue; more are refused
 SESSIONS = 32  # pages whose last answer Gradio keeps

@@ -16,7 +16,7 @@ A zero-shot checkpoint takes word vectors [K, D] as a second input, or scores th
 
 import argparse
 
-from mldec.cli import add_model_options, command, fraction, run_command
+from mldec.cli import add_class_options, add_model_options, command, fraction, run_command
 
 PRECISIONS = ("fp32", "fp16", "int8")
 
@@ -46,14 +46,7 @@ def parser() -> argparse.ArgumentParser:
         "data.threshold of the run",
     )
 
-    arguments.add_argument(
-        "--classes",
-        metavar="NAMES",
-        help="the classes of a zero-shot model, with commas between; needs --vectors",
-    )
-    arguments.add_argument(
-        "--vectors", metavar="FILE", help="word vectors of --classes; see DATASETS.md, Word vectors"
-    )
+    add_class_options(arguments)
     return arguments
 
 

@@ -24,10 +24,10 @@ from mldec.exported.opened import Exported, open_exported
 from mldec.files.results import check_targets
 from mldec.files.torch_files import sha256_of
 from mldec.inference.classes import check_class_options, with_classes
+from mldec.inference.scoring import DEFAULT_THRESHOLD
 from mldec.runtime import provenance
 
 CALIBRATION_IMAGES = 128  # of an int8 file
-DEFAULT_THRESHOLD = 0.5  # of data whose settings have none
 MADE_UP = 2  # classes of a zero-shot model, beyond the fewest, that are compared too
 
 

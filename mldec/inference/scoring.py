@@ -5,6 +5,8 @@ from torch import Tensor
 
 from mldec.checkpoint import Loaded
 
+DEFAULT_THRESHOLD = 0.5  # of a model without thresholds, as in mldec.evaluate
+
 
 @torch.no_grad()
 def scores(loaded: Loaded, images: Tensor) -> Tensor:

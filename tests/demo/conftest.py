@@ -1,6 +1,5 @@
 import io
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import hostile
@@ -78,15 +77,7 @@ def vectors(tmp_path: Path) -> str:
 @pytest.fixture(scope="session")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of three classes with thresholds."""
-    path = tmp_path_factory.mktemp("demo") / "calibrated.pt"
-    calibration = {
-        **asdict(networks.CALIBRATION),
-        "thresholds": (0.2, 0.4, 0.6),
-        "slopes": (0.5,),
-        "offsets": (0.25,),
-    }
-    torch.save({**hostile.good(), "calibration": calibration}, path)
-    return path
+    return networks.save_calibrated(tmp_path_factory.mktemp("demo") / "calibrated.pt")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import tarfile
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +17,7 @@ import hostile
 import pytest
 import torch
 from browser import opened as in_browser
-from networks import CALIBRATION
+from networks import save_calibrated
 from pictures import picture
 from PIL import Image
 from selenium.webdriver.support.wait import WebDriverWait
@@ -45,15 +44,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("exporting") / "calibrated.pt"
-    calibration = {
-        **asdict(CALIBRATION),
-        "thresholds": (0.2, 0.4, 0.6),
-        "slopes": (0.5,),
-        "offsets": (0.25,),
-    }
-    torch.save({**hostile.good(), "calibration": calibration}, path)
-    return path
+    return save_calibrated(tmp_path_factory.mktemp("exporting") / "calibrated.pt")
 
 
 @pytest.fixture

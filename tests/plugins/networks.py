@@ -1,9 +1,11 @@
 """Small models of every kind of head, as a checkpoint would give them, for tests of the export."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
+import hostile
 import torch
 from patches import Patches
 from torch import Tensor, nn
@@ -126,3 +128,15 @@ def metadata(**settings: Any) -> Metadata:
         "date": "2026-11-22T00:00:00+00:00",
     }
     return Metadata(**{**values, **settings})
+
+
+def save_calibrated(path: Path) -> Path:
+    """Write a checkpoint of three classes with thresholds, and return its path."""
+    calibration = {
+        **asdict(CALIBRATION),
+        "thresholds": (0.2, 0.4, 0.6),
+        "slopes": (0.5,),
+        "offsets": (0.25,),
+    }
+    torch.save({**hostile.good(), "calibration": calibration}, path)
+    return path
