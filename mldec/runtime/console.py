@@ -20,16 +20,14 @@ def to_console() -> None:
     is_main = os.environ.get("RANK", "0") == "0"
     log.setLevel(logging.INFO if is_main else logging.WARNING)
 
-    # A second call, as in tests and notebooks, must not double the messages.
-    if not any(isinstance(handler, _Console) for handler in log.handlers):
-        log.addHandler(_Console())
+    # A second command in one process, as in a notebook, begins as the first did.
+    _CONSOLE.to_error = False
+    log.addHandler(_CONSOLE)
 
 
 def keep_output_clean() -> None:
     """Send messages to standard error instead: standard output is for a program."""
-    for handler in log.handlers:
-        if isinstance(handler, _Console):
-            handler.to_error = True
+    _CONSOLE.to_error = True
 
 
 class _Console(logging.Handler):
@@ -44,6 +42,10 @@ class _Console(logging.Handler):
         with writing(name):
             tqdm.write(printable(self.format(record)), file=stream)
             stream.flush()
+
+
+# One handler per process: logging adds the same one once, and messages are never doubled.
+_CONSOLE = _Console()
 
 
 def on_terminal() -> bool:

@@ -38,6 +38,11 @@ def test_messages_leave_standard_output_to_a_program(capsys: pytest.CaptureFixtu
     log.info("one")
     assert capsys.readouterr() == ("", "one\n")
 
+    # The next command of the same process, as in a notebook, prints as usual.
+    to_console()
+    log.info("two")
+    assert capsys.readouterr() == ("two\n", "")
+
 
 def test_other_processes_say_warnings_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
