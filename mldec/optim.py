@@ -8,12 +8,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, list_optimizers
+from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from mldec.errors import CheckpointError, ConfigError, suggest
+
+# The optimisers of torch that have a fused form, which can also leave a step out without a word to
+# the host. SGD is not among them: leaving out its first step leaves its momentum uninitialised.
+FUSED = (Adam, AdamW)
+
+# How a step is computed, not what: it is a matter of the program, not of a checkpoint.
+IMPLEMENTATION = ("fused", "foreach")
 
 # torch expects an update of the weights before each step of the schedule. Ours counts the steps of
 # the run: a resumed run goes straight to its step, and fp16 may skip the first update.
@@ -107,7 +114,7 @@ def build_optimizer(
     """Build an optimiser by its name in timm.
 
     "adam" is torch's Adam, whose weight decay is L2 regularisation and not decoupled, as in the
-    official code.
+    official code. It and "adamw" are fused, unless the options say how a step is computed.
 
     Args:
         model: its trainable parameters are optimised.
@@ -123,12 +130,91 @@ def build_optimizer(
     groups = parameter_groups(model, lr=lr, **grouping)
 
     try:
+        chosen = {"fused", "foreach", "capturable", "differentiable"} & options.keys()
+        kind = get_optimizer_class(name, bind_defaults=False)
+        if kind in FUSED and not chosen and _has_fused_kernels(groups):
+            options = {**options, "fused": True}
         return create_optimizer_v2(groups, opt=name, lr=lr, **options)
     except (TypeError, ValueError, AssertionError) as error:
         # timm asserts that the library of an optimiser is installed.
         raise ConfigError(
             f"optim.name={name} with optim.options {dict(options)} cannot be built: {error}"
         ) from error
+
+
+def _has_fused_kernels(groups: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether all parameters are where fused steps run; on the meta device none do."""
+    return all(
+        parameter.device.type in ("cpu", "cuda")
+        for group in groups
+        for parameter in group["params"]
+    )
+
+
+def step_if(go: Tensor, optimizer: Optimizer) -> None:
+    """Do a step, or leave weights and state as they are, without waiting for the device.
+
+    The learning rates are those of the host, and so are the counters of steps that some optimisers
+    keep there: these count a step that is left out.
+
+    Args:
+        go: whether to do the step, bool [] on the device of the parameters.
+        optimizer: whose gradients are set; they may have any value if `go` is false.
+    """
+    # The fused kernels know the condition, as GradScaler has it: they do nothing if it is 1.
+    if all(group.get("fused") for group in optimizer.param_groups):
+        optimizer.grad_scale, optimizer.found_inf = None, (~go).float()  # type: ignore[attr-defined]
+        optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+        return
+
+    # All others do a step with gradients of 0, and what it changed is put back. A state that is new
+    # has nothing to go back to: it stays that of a step without gradients.
+    parameters = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+    weights = [parameter.detach().clone() for parameter in parameters]
+    states = [_cloned(optimizer.state[parameter], go.device) for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad.masked_fill_(~go, 0)
+    optimizer.step()
+
+    with torch.no_grad():
+        for parameter, weight, state in zip(parameters, weights, states, strict=True):
+            parameter.copy_(torch.where(go, parameter, weight))
+            for name, before in state.items():
+                after = optimizer.state[parameter][name]
+                after.copy_(torch.where(go, after, before))
+
+
+def _cloned(state: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+    """Return copies of the tensors on a device that an optimiser keeps of a parameter."""
+    return {
+        name: value.clone()
+        for name, value in state.items()
+        if isinstance(value, Tensor) and value.device == device
+    }
+
+
+def own_implementation(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """Return a saved state that goes on with the implementation of this optimiser.
+
+    How a step is computed is no part of a run: a checkpoint may come from another device or another
+    version, and its steps are computed here as those of a new run are.
+
+    Args:
+        state: the saved state; it is not changed.
+        optimizer: that will load it.
+    """
+    groups = [
+        {**saved, **{key: own[key] for key in IMPLEMENTATION if key in own}}
+        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=False)
+    ]
+    groups += state["param_groups"][len(groups) :]
+    return {**state, "param_groups": groups}
 
 
 def check_state(

@@ -62,7 +62,7 @@ def by_hand(model, kind=torch.optim.Adam, lr=0.01, weight_decay=0.1):
         {"params": [parameters[name] for name in FREE], "weight_decay": 0.0},
         {"params": [parameters[name] for name in DECAYED], "weight_decay": weight_decay},
     ]
-    return kind(groups, lr=lr)
+    return kind(groups, lr=lr, fused=True)
 
 
 def push(model, step):
@@ -256,9 +256,28 @@ def test_decay_of_all_is_adamw_on_all_parameters_as_in_query2label():
     ours, theirs = net(), net()
     found = trained(ours, optimizer(ours, "adamw", decay="all"), 3)
     everything = [parameter for parameter in theirs.parameters() if parameter.requires_grad]
-    expected = trained(theirs, torch.optim.AdamW(everything, lr=0.01, weight_decay=0.1), 3)
+    expected = trained(
+        theirs, torch.optim.AdamW(everything, lr=0.01, weight_decay=0.1, fused=True), 3
+    )
     for name, parameter in found.items():
         assert torch.equal(parameter, expected[name]), name
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "fused"),
+    [
+        ("adam", {}, True),
+        ("adamw", {}, True),
+        ("adamw", {"foreach": True}, None),
+        ("adamw", {"fused": False}, False),
+        ("sgd", {}, None),
+    ],
+)
+def test_steps_are_fused_where_they_can_be(name, options, fused):
+    groups = optimizer(net(), name, **options).param_groups
+    assert {group.get("fused") for group in groups} == {fused}
+    on_meta = net().to("meta")
+    assert not optimizer(on_meta, name).param_groups[0].get("fused")
 
 
 def test_adam_is_that_of_torch_with_decay_in_the_gradient():

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from mldec.errors import ConfigError, DataError
-from mldec.losses.targets import prepare
+from mldec.errors import ConfigError
+from mldec.losses.targets import prepare, require
 
 
 class CrossEntropy(nn.Module):
@@ -38,12 +38,16 @@ class CrossEntropy(nn.Module):
         logits, targets = prepare(logits, targets, soft=True)
 
         total = targets.sum(-1)
-        if not torch.allclose(total, torch.ones_like(total), atol=1e-3):
+
+        def fault() -> str:
             worst = total[(total - 1).abs().argmax()].item()
-            raise DataError(
+            return (
                 f"the labels of an image sum to {worst:g}: "
                 f"cross-entropy needs one label per image; use loss=asl"
             )
+
+        near_1 = torch.isclose(total, torch.ones_like(total), atol=1e-3)
+        logits = require(near_1[:, None], logits, fault)
 
         smooth = targets * (1 - self.smoothing) + self.smoothing / logits.shape[-1]
 

@@ -164,6 +164,7 @@ class PartialAsymmetricLoss(nn.Module):
         if self.likelihood_top_k:
             likely = probability.masked_fill(~unannotated, -1).flatten()
             chosen = likely.topk(min(self.likelihood_top_k * len(targets), len(likely))).indices
-            chosen = chosen[likely[chosen] >= 0]  # not the annotated, which are -1
-            weights = weights.flatten().index_fill(0, chosen, 0).view_as(weights)
+            # The annotated ones, which are -1 here, keep their weight.
+            kept = weights.flatten()[chosen] * (likely[chosen] < 0)
+            weights = weights.flatten().index_copy(0, chosen, kept).view_as(weights)
         return weights

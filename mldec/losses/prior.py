@@ -35,11 +35,11 @@ class PriorEstimate(nn.Module):
 
     def update(self, probability: Tensor) -> None:
         """Add the probabilities of a batch, [B, K]; all processes must call this equally often."""
-        # One NaN would spoil the estimate for good; the learner skips such a step as well.
-        probability = probability[probability.isfinite().all(1)]
-
-        image_count = probability.new_tensor([len(probability)], dtype=torch.double)
-        batch_sums = torch.cat([probability.double().sum(0), image_count])
+        # One NaN would spoil the estimate for good; the learner skips such a step as well. Taking
+        # these images out would need their number, for which a GPU had to be waited for.
+        finite = probability.isfinite().all(1, keepdim=True)
+        sums = probability.double().masked_fill(~finite, 0).sum(0)
+        batch_sums = torch.cat([sums, finite.double().sum(0)])
         batch_sums = distributed.total(batch_sums)
 
         # After a resumption the sums so far may be on another device.

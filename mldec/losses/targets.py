@@ -1,5 +1,7 @@
 """Checks and conversions that every loss applies to its inputs."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,8 @@ def prepare(
         soft: every value from 0 to 1 is allowed (mixup, cutmix).
 
     Raises:
-        DataError: if the shapes differ or a target has another value; the message names it.
+        DataError: if the shapes differ or a target has another value; the message names it. On a
+            GPU such a value makes the loss NaN instead, see `require`.
     """
     if logits.shape != targets.shape:
         raise DataError(
@@ -40,9 +43,30 @@ def prepare(
     if unknown:
         good |= targets == -1
 
-    if not good.all():
+    def fault() -> str:
         allowed = ("0 to 1" if soft else "0 and 1") + (" and -1" if unknown else "")
-        raise DataError(
-            f"target {targets[~good][0].item():g} is not allowed: this loss takes {allowed}"
-        )
-    return logits, targets
+        return f"target {targets[~good][0].item():g} is not allowed: this loss takes {allowed}"
+
+    return require(good, logits, fault), targets
+
+
+def require(good: Tensor, logits: Tensor, fault: Callable[[], str]) -> Tensor:
+    """Return the logits of a batch whose targets are good.
+
+    To look at the targets, a GPU would have to be waited for in each step. Instead the logits of
+    targets that are not good become NaN there, and so does the loss: training leaves such a step
+    out, and names its images.
+
+    Args:
+        good: whether each target, or those of each image, are good: bool, broadcast to the logits.
+        logits: [B, K].
+        fault: makes the message about targets that are not.
+
+    Raises:
+        DataError: with that message, on the CPU.
+    """
+    if logits.device.type != "cpu":
+        return logits.masked_fill(~good, torch.nan)
+    if not good.all():
+        raise DataError(fault())
+    return logits

@@ -206,13 +206,16 @@ class Meter:
         """Note that the batch of the next step has been loaded."""
         self.waited += time.perf_counter() - self.step_start
 
-    def add(self, loss: float, images: int) -> None:
-        """Note a finished step."""
-        self.loss += loss
+    def stepped(self, images: int) -> None:
+        """Note that a step has been done, with this number of images."""
         self.images += images
-        self.steps += 1
         self.timed_steps += 1
         self.step_start = time.perf_counter()
+
+    def add(self, loss: float) -> None:
+        """Note the loss of a step."""
+        self.loss += loss
+        self.steps += 1
 
     @property
     def seconds_per_step(self) -> float:
@@ -220,11 +223,12 @@ class Meter:
         return (self.step_start - self.start) / max(1, self.timed_steps)
 
     def read(self, device: torch.device) -> dict[str, float]:
-        """Return the numbers of a report.
+        """Return the numbers of a report, when the device has finished the steps.
 
         They are the mean loss per step, images per second, the share of time spent waiting for data
         in [0, 1], and on CUDA the peak memory in GiB.
         """
+        self.step_start = time.perf_counter()
         seconds = max(1e-9, self.step_start - self.start)
         values = {
             "train/loss": self.loss / self.steps,

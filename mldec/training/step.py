@@ -16,7 +16,7 @@ from mldec.data.loader import Batch, sample_seed
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation import autocast
 from mldec.model import Classifier
-from mldec.optim import build_schedule, check_state, fast_forward
+from mldec.optim import build_schedule, check_state, fast_forward, own_implementation, step_if
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
 from mldec.training.trainable import freeze, optimizer
@@ -24,12 +24,27 @@ from mldec.training.word_queries import augment, check
 
 
 class Outcome(NamedTuple):
-    """The outcome of a step, the same on every process."""
+    """What the hosts know of a step, without a word of their devices; the same on every process."""
 
-    loss: float  # of the whole batch
-    fault: str | None  # which number was not finite, if the weights were left as they are for it
     stopping: bool  # a stop was requested on at least one process
     bad_images: int  # images that were left out, over all processes
+
+
+class Numbers(NamedTuple):
+    """The numbers of a finished step, the same on every process but for the images."""
+
+    step: int  # finished steps, this one included
+    loss: float  # of the whole batch
+    fault: str | None  # which number was not finite, if the weights were left as they are for it
+    indices: list[int]  # in the dataset, of the images that this process had in the step
+
+
+class _OnDevice(NamedTuple):
+    """The numbers of a step as long as only the device knows them."""
+
+    step: int
+    values: Tensor  # loss and norm of the gradients, [2]
+    indices: list[Tensor]
 
 
 class Learner:
@@ -93,6 +108,10 @@ class Learner:
         self.net = distributed.wrap(net, static=train.accumulate == 1 and not train.compile)
 
         self.step = 0  # finished steps
+        self.unread: list[_OnDevice] = []
+        # Whether training may go on: false on the device from the first step on whose fault ends
+        # the run. The host learns of it when it next reads the numbers.
+        self.sound = torch.ones((), dtype=torch.bool, device=device)
         # Those of them that changed no weights: a number was not finite, which in fp16 is usual
         # while the scaler looks for its scale.
         self.skipped = 0
@@ -138,7 +157,10 @@ class Learner:
     def learn(
         self, micro_batches: list[Batch], images_in_step: int, *, stop: object = False
     ) -> Outcome:
-        """Do one optimiser step.
+        """Do one optimiser step, without waiting for the device; see `read` for its numbers.
+
+        A loss or gradients that are not finite change no weights. If the run is to stop for them,
+        no later step changes any either.
 
         Args:
             micro_batches: this process's share of the batch.
@@ -147,8 +169,6 @@ class Learner:
             stop: true if a stop was requested on this process; looked at after the backward pass,
                 so that a request during the step counts.
 
-        Returns:
-            The outcome; with a `fault` the weights are those before the step.
         """
         # Random numbers are a function of seed, step and process, as those of the data are, so that
         # a checkpoint need not hold the state of a generator.
@@ -166,16 +186,20 @@ class Learner:
         self.scaler.unscale_(self.optimizer)
         norm = _clip(self.model.parameters(), self.config.train.clip_grad)
 
-        # 2. All processes decide together whether the step counts.
-        bad_images = sum(len(batch.bad) for batch in micro_batches)
-        outcome = self._combine(loss, norm, stop, bad_images)
+        # 2. Whether the step counts: the device decides by itself, for all processes alike. The
+        # norm is the same on every process, because their gradients are.
+        loss = distributed.total(loss)
+        finite = torch.isfinite(loss) & torch.isfinite(norm)
+        # In fp16 an overflow of the gradients is usual: the scaler lowers its scale.
+        sound = torch.isfinite(loss) if self.scaler.is_enabled() else finite
+        if not skip:
+            self.sound &= sound
 
-        # 3. Weights. In fp16 the scaler leaves out a step whose gradients overflow.
-        if outcome.fault is None:
-            self.scaler.step(self.optimizer)
-        elif skip:
+        # 3. Weights.
+        step_if(finite & self.sound, self.optimizer)
+        if skip:
             for buffer, before in zip(self.model.buffers(), statistics, strict=True):
-                buffer.copy_(before)
+                buffer.copy_(torch.where(sound, buffer, before))
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -187,7 +211,40 @@ class Learner:
             self.ema.update(self.model)
         elif self.ema is not None and self.step == self.ema_start:
             self.ema.set(self.model)
-        return outcome
+
+        # 5. What is to be known of the step: later from the device, now from the other hosts.
+        values = torch.stack([loss, norm.to(loss.dtype)])
+        indices = [batch.indices for batch in micro_batches]
+        self.unread.append(_OnDevice(self.step, values, indices))
+        return self._outcome(stop, micro_batches)
+
+    def _outcome(self, stop: object, micro_batches: list[Batch]) -> Outcome:
+        """Exchange between the hosts what concerns all processes."""
+        bad_images = sum(len(batch.bad) for batch in micro_batches)
+        stops, bad = distributed.total(torch.tensor([bool(stop), bad_images])).tolist()
+        return Outcome(stops > 0, bad)
+
+    def read(self) -> list[Numbers]:
+        """Return the numbers of the steps since the last reading: the one wait for the device."""
+        if not self.unread:
+            return []
+
+        values = torch.stack([record.values for record in self.unread]).tolist()
+        numbers = []
+        for record, (loss, norm) in zip(self.unread, values, strict=True):
+            self.skipped += not math.isfinite(loss + norm)
+            indices = torch.cat(record.indices).tolist()
+            numbers.append(Numbers(record.step, loss, self._fault(loss, norm), indices))
+        self.unread.clear()
+        return numbers
+
+    def _fault(self, loss: float, norm: float) -> str | None:
+        """Return which number of a step is not finite and should be; None if there is none."""
+        if not math.isfinite(loss):
+            return f"the loss is {loss}"
+        if not math.isfinite(norm) and not self.scaler.is_enabled():
+            return f"the gradients are not finite (the loss is {loss:.4g})"
+        return None
 
     def _forward_backward(self, batch: Batch, images_in_step: int) -> Tensor:
         """Add the gradients of a micro-batch, and return its share of the loss."""
@@ -215,32 +272,6 @@ class Learner:
         self.scaler.scale(loss * distributed.world_size()).backward()
         return loss.detach()
 
-    def _combine(self, loss: Tensor, norm: Tensor, stop: object, bad_images: int) -> Outcome:
-        """Combine the outcomes of all processes, and count the step if it changes no weights.
-
-        Args:
-            loss: [], this process's share of the loss.
-            norm: [], of the gradients; the same on every process.
-            stop: true if a stop was requested on this process.
-            bad_images: images that this process left out.
-        """
-        # One exchange between the processes per step, and one transfer from the device.
-        own = torch.stack([loss, loss.new_tensor(bool(stop)), loss.new_tensor(bad_images)])
-        sums = distributed.total(own)
-        total_loss, stops, total_bad, gradient_norm = torch.cat(
-            [sums, norm[None].to(own.dtype)]
-        ).tolist()
-
-        fault = None
-        if not math.isfinite(total_loss):
-            fault = f"the loss is {total_loss}"
-        # fp16: GradScaler skips this step and lowers its scale.
-        elif not math.isfinite(gradient_norm) and not self.scaler.is_enabled():
-            fault = f"the gradients are not finite (the loss is {total_loss:.4g})"
-
-        self.skipped += not math.isfinite(total_loss + gradient_norm)
-        return Outcome(total_loss, fault, stops > 0, int(total_bad))
-
     def state(self) -> dict[str, Any]:
         """Return the entries of a checkpoint; the schedule is a function of the step."""
         return {
@@ -267,11 +298,12 @@ class Learner:
             load_strict(self.ema.module, saved.ema or {}, path)
         elif self.ema is not None:
             self.ema.set(self.model)
-        self._check_training_state(saved, path)
+        optimizer_state = own_implementation(saved.optimizer, self.optimizer)
+        self._check_training_state(saved, optimizer_state, path)
 
         try:
             self.loss.load_state_dict(saved.loss)
-            self.optimizer.load_state_dict(saved.optimizer)
+            self.optimizer.load_state_dict(optimizer_state)
             # Empty after steps on a CPU, where auto is fp32: start with a new scale.
             if saved.scaler:
                 self.scaler.load_state_dict(saved.scaler)
@@ -285,7 +317,9 @@ class Learner:
         if self.step < self.steps:
             fast_forward(self.schedule, self.step)
 
-    def _check_training_state(self, saved: Checkpoint, path: Path) -> None:
+    def _check_training_state(
+        self, saved: Checkpoint, optimizer_state: dict[str, Any], path: Path
+    ) -> None:
         """Check that a step can be done from the state of the optimiser and the scaler.
 
         Raises:
@@ -293,7 +327,7 @@ class Learner:
         """
         # On a copy: a state that is refused must not have changed this one.
         trial = optimizer(copy.deepcopy(self.model), self.config.optim)
-        check_state(trial, saved.optimizer, self.optimizer.param_groups, path)
+        check_state(trial, optimizer_state, self.optimizer.param_groups, path)
 
         for name, own in self.scaler.state_dict().items() if saved.scaler else ():
             value = saved.scaler.get(name)

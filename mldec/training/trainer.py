@@ -29,7 +29,7 @@ from mldec.training.checkpoint_files import CheckpointFiles
 from mldec.training.details import Observer
 from mldec.training.runlog import Meter, RunLog, clock
 from mldec.training.same_run import check_same_run
-from mldec.training.step import Learner, Outcome
+from mldec.training.step import Learner, Numbers
 from mldec.training.validation import evaluate_weights, update_best
 
 log = logging.getLogger("mldec")
@@ -171,8 +171,9 @@ class Trainer:
             # The step changes the position and the learning rate: read both before it.
             images, lr = self.batches.images_in_step(self.position), self.learner.lr
             outcome = self.learner.learn(micro_batches, images, stop=self.stop)
-            self._check(outcome, micro_batches)
-            self.meter.add(outcome.loss, images)
+            if outcome.bad_images:
+                self._name_left_out(outcome.bad_images, micro_batches)
+            self.meter.stepped(images)
 
             # Before anything is saved: each step begins with the statistics of the main process, so
             # that a checkpoint of the mean is all that a resumed run needs.
@@ -221,31 +222,35 @@ class Trainer:
         self.files.wait()
         return DataError(f"{error}; saved in {self.files.last}: resume=auto goes on")
 
-    def _check(self, outcome: Outcome, micro_batches: list[Batch]) -> None:
-        """Name the images that a step left out, on any process, and handle a non-finite loss.
+    def _name_left_out(self, count: int, micro_batches: list[Batch]) -> None:
+        """Count and name the images that a step left out, on any process."""
+        self.bad_images += count
+        own_messages = [message for batch in micro_batches for message in batch.bad]
+        for messages in distributed.gather(own_messages):
+            self._warn(*(f"left out: {message}" for message in messages))
+
+    def _read(self) -> None:
+        """Read the numbers of the steps since the last reading from the device.
 
         Raises:
-            NonFiniteError: if the loss or the gradients are not finite, and the config says stop.
+            NonFiniteError: if a loss or gradients were not finite, and the config says stop.
         """
-        if outcome.bad_images:
-            self.bad_images += outcome.bad_images
-            own_messages = [message for batch in micro_batches for message in batch.bad]
-            for messages in distributed.gather(own_messages):
-                self._warn(*(f"left out: {message}" for message in messages))
+        for numbers in self.learner.read():
+            self.meter.add(numbers.loss)
+            if numbers.fault:
+                self._handle_fault(numbers.fault, numbers)
 
-        if not outcome.fault:
-            return
-
+    def _handle_fault(self, fault: str, numbers: Numbers) -> None:
+        """End the run for a step that changed no weights, or name it; see `_read`."""
         dataset = self.data.train.dataset
-        indices = [index for batch in micro_batches for index in batch.indices]
-        names = ", ".join(dataset.name(int(index)) for index in indices)
+        names = ", ".join(dataset.name(index) for index in numbers.indices)
         if self.files.last.exists():
             newest = f"the last good checkpoint is {self.files.last}"
         else:
             newest = "no checkpoint was written yet"
 
-        moment = f"{outcome.fault} in step {self.learner.step} (epoch {self.epoch + 1})"
-        fix = f"{newest}; lower optim.lr, or look at the images {names}"
+        moment = f"{fault} in step {numbers.step} (epoch {self.epoch + 1})"
+        fix = f"{newest}; lower optim.lr, or look at these images and their labels: {names}"
         if self.config.train.nonfinite is NonFinite.stop:
             raise NonFiniteError(f"{moment}, the weights are those before it; {fix}")
         log.warning(f"{moment}, it is left out; {fix}")
@@ -261,6 +266,7 @@ class Trainer:
     def _report(self, runlog: RunLog, description: str, lr: float) -> None:
         """Log the numbers since the last report, and start a new meter."""
         train, total = self.config.train, self.batches.steps
+        self._read()
         values = {**self.meter.read(self.device), "train/lr": lr}
 
         # Counters appear only in runs that can have something to count.
@@ -360,7 +366,14 @@ class Trainer:
             raise self._with_checkpoint(error) from error
 
     def save(self, *, best: bool = False) -> None:
-        """Write last.pt in the background from a copy of the state; with `best` also best.pt."""
+        """Write last.pt in the background from a copy of the state; with `best` also best.pt.
+
+        Raises:
+            NonFiniteError: see `_read`.
+        """
+        # The main process alone writes, and goes by its own clock.
+        if distributed.is_main():
+            self._read()
         self.files.save(self.checkpoint, best=best)
 
     def checkpoint(self) -> Checkpoint:

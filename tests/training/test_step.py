@@ -1,6 +1,8 @@
 """One optimiser step, against plain loops; whole runs are in test_trainer.py."""
 
+import copy
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from patches import MeanSquare, Patches
 from support import assert_equal
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
@@ -17,9 +20,12 @@ from mldec.data.loader import Batch, sample_seed
 from mldec.errors import CheckpointError, ConfigError
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
+from mldec.losses.bce import BinaryCrossEntropy
+from mldec.losses.cross_entropy import CrossEntropy
+from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.model import Classifier
 from mldec.optim import fast_forward
-from mldec.training.step import Learner
+from mldec.training.step import Learner, Numbers, Outcome
 
 CPU = torch.device("cpu")
 # Gradient descent without momentum, weight decay and moving average.
@@ -60,6 +66,13 @@ def divided(sizes: list[int]) -> list[Batch]:
     return [Batch(*part) for part in parts]
 
 
+def numbers(ours: Learner, batches: list[Batch], images: int = 6) -> Numbers:
+    """Do a step and read its numbers."""
+    ours.learn(batches, images)
+    [values] = ours.read()
+    return values
+
+
 def weights(learner: Learner) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
 
@@ -71,7 +84,8 @@ def test_a_step_is_that_of_plain_gradient_descent(config: Config, clip: str) -> 
     rates = []
     for step in range(3):
         rates.append(ours.lr)
-        outcome = ours.learn([batch()], 6)
+        assert ours.learn([batch()], 6) == Outcome(stopping=False, bad_images=0)
+        [outcome] = ours.read()
 
         loss = AsymmetricLoss()(other.model(batch().images), batch().targets)
         parameters = [p for p in other.model.parameters() if p.requires_grad]
@@ -85,7 +99,7 @@ def test_a_step_is_that_of_plain_gradient_descent(config: Config, clip: str) -> 
                     parameter -= rates[-1] * factor * gradient
 
         assert outcome.loss == pytest.approx(loss.item(), rel=1e-5)
-        assert (outcome.fault, outcome.stopping, outcome.bad_images) == (None, False, 0)
+        assert outcome[2:] == (None, [0, 1, 2, 3, 4, 5])
         assert ours.step == step + 1
     torch.testing.assert_close(weights(ours), weights(other), rtol=1e-4, atol=1e-6)
     assert len(set(rates)) == 3, "the schedule goes on with each step"
@@ -97,22 +111,22 @@ def test_micro_batches_of_any_size_make_the_same_step(
     config: Config, loss: type[nn.Module], sizes: list[int]
 ) -> None:
     one, other = (learner(config, *PLAIN, loss=loss()) for _ in range(2))
-    expected = one.learn([batch()], 6).loss
-    assert other.learn(divided(sizes), 6).loss == pytest.approx(expected, rel=1e-5)
+    expected = numbers(one, [batch()]).loss
+    assert numbers(other, divided(sizes)).loss == pytest.approx(expected, rel=1e-5)
     torch.testing.assert_close(weights(other), weights(one), rtol=1e-4, atol=1e-6)
 
 
 def test_an_image_that_was_left_out_counts_with_a_loss_of_0(config: Config) -> None:
     ours = learner(config, *PLAIN, loss=MeanSquare())
     expected = MeanSquare()(ours.model(batch(3).images), batch(3).targets)
-    outcome = ours.learn([batch(3, bad=2)], 5)
+    assert ours.learn([batch(3, bad=2)], 5).bad_images == 2
+    [outcome] = ours.read()
     assert outcome.loss == pytest.approx(3 / 5 * expected.item(), rel=1e-5)
-    assert outcome.bad_images == 2
 
 
 def test_random_numbers_are_a_function_of_seed_and_step(config: Config) -> None:
     ours, other = (learner(config, *PLAIN, dropout=0.5) for _ in range(2))
-    first = ours.learn([batch()], 6).loss
+    first = numbers(ours, [batch()]).loss
 
     torch.manual_seed(sample_seed(0, 0, 0))
     expected = AsymmetricLoss()(other.model.train()(batch().images), batch().targets)
@@ -120,8 +134,8 @@ def test_random_numbers_are_a_function_of_seed_and_step(config: Config) -> None:
 
     again = learner(config, *PLAIN, dropout=0.5)
     torch.manual_seed(99)
-    assert again.learn([batch()], 6).loss == first
-    assert learner(config, *PLAIN, "seed=1", dropout=0.5).learn([batch()], 6).loss != first
+    assert numbers(again, [batch()]).loss == first
+    assert numbers(learner(config, *PLAIN, "seed=1", dropout=0.5), [batch()]).loss != first
 
 
 def test_a_stop_counts_though_it_came_during_the_step(config: Config) -> None:
@@ -130,6 +144,118 @@ def test_a_stop_counts_though_it_came_during_the_step(config: Config) -> None:
     ours.model.head.register_forward_hook(lambda *_: requests.append(15))
     assert ours.learn([batch()], 6, stop=requests).stopping
     assert ours.step == 1, "the step is done nevertheless"
+
+
+OPTIMIZERS = ["adamw", "adam", "sgd", "momentum", "lamb", "nadamw", "lion", "adan", "rmsprop"]
+
+
+class Spoilt(nn.Module):
+    """A loss that is not finite in one of its calls, or whose gradients are not."""
+
+    reduction = "sum"
+
+    def __init__(self, call: int, factor: float = math.nan) -> None:
+        super().__init__()
+        self.call, self.factor, self.calls = call, factor, 0
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        loss = AsymmetricLoss()(logits, targets)
+        return loss * self.factor if self.calls == self.call else loss
+
+
+@pytest.mark.parametrize("call", [1, 3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_that_is_left_out_changes_neither_weights_nor_state(
+    config: Config, name: str, call: int
+) -> None:
+    words = [f"optim.name={name}", "train.nonfinite=skip", "schedule.name=cosine"]
+    ours = learner(config, *words, loss=Spoilt(call))
+    without = learner(config, *words)
+    for step in range(1, 5):
+        before = weights(ours)
+        fault = numbers(ours, [batch()]).fault
+        assert (fault is not None) is (step == call)
+        if fault:
+            assert_equal(weights(ours), before)
+            without.step += 1
+            without.schedule.step()
+        else:
+            numbers(without, [batch()])
+
+    # The fused ones go on as if the step had not been; others may have counted it.
+    assert ours.skipped == 1
+    if name in ("adamw", "adam"):
+        assert_equal(weights(ours), weights(without))
+
+
+def test_after_a_fault_that_ends_the_run_no_step_changes_weights(config: Config) -> None:
+    ours = learner(config, loss=Spoilt(2))
+    numbers(ours, [batch()])
+    before = [parameter.detach().clone() for parameter in ours.model.parameters()]
+    for _ in range(3):
+        ours.learn([batch()], 6)
+    assert [values.fault for values in ours.read()] == ["the loss is nan", None, None]
+    assert_equal([parameter.detach() for parameter in ours.model.parameters()], before)
+
+
+class Reads(TorchDispatchMode):
+    """Count the operations that hand a value of a tensor to the host."""
+
+    HANDED = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() in self.HANDED:
+            self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("words", [[], ["train.clip_grad=1", "train.nonfinite=skip"]])
+def test_a_step_hands_nothing_to_the_host(config: Config, words: list[str]) -> None:
+    ours = learner(config, *words, loss=MeanSquare())
+    with Reads() as reads:
+        for _ in range(3):
+            ours.learn([batch()], 6)
+    assert reads.seen == []
+
+    # The mode sees such a thing.
+    with reads:
+        float(torch.ones(()))
+    assert reads.seen
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        AsymmetricLoss(),
+        BinaryCrossEntropy(),
+        CrossEntropy(),
+        PartialAsymmetricLoss(mode="selective", likelihood_top_k=2, class_prior="estimate"),
+    ],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_a_step_needs_no_values_at_all(
+    config: Config, monkeypatch: pytest.MonkeyPatch, loss: nn.Module, name: str
+) -> None:
+    """Tensors of the device "meta" have none: whatever asks for one fails."""
+    # Of number formats, torch.autocast knows none for this device.
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    with torch.device("meta"):
+        head = MLDecoder(48, 4, embed_dim=16, num_heads=2, mlp_dim=16)
+        model = Classifier(Patches(), head)
+    words = [f"optim.name={name}", "train.clip_grad=1", "train.ema_decay=null"]
+    settings = override(config, words)
+    ours = Learner(settings, model, loss, device=torch.device("meta"), steps=12)
+    for _ in range(2):
+        ours.learn(divided([3, 3]), 6)
+    assert ours.step == 2
+    with pytest.raises(NotImplementedError, match="meta"):
+        ours.read()
 
 
 class Steep(nn.Module):
@@ -144,7 +270,7 @@ class Steep(nn.Module):
 def test_overflow_in_fp16_is_the_scalers_affair(config: Config) -> None:
     ours = learner(config, *PLAIN, "train.precision=fp16", loss=Steep())
     before, scale = weights(ours), ours.scaler.get_scale()
-    outcome = ours.learn([batch()], 6)
+    outcome = numbers(ours, [batch()])
     assert outcome.fault is None, "or the run would stop"
     assert ours.skipped == 1
     assert ours.scaler.get_scale() == scale / 2
@@ -220,6 +346,23 @@ def test_a_state_that_is_restored_goes_on_the_same(config: Config, words: list[s
         second.learn([batch()], 6)
     assert_equal(second.state(), whole.state())
     assert second.lr == whole.lr
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_a_checkpoint_of_steps_that_were_not_fused_goes_on_fused(config: Config, name: str) -> None:
+    first, second = (learner(config, f"optim.name={name}") for _ in range(2))
+    for group in first.optimizer.param_groups:
+        group["fused"] = False
+    first.learn([batch()], 6)
+    # A copy, because both go on.
+    second.load_state(saved(copy.deepcopy(first.state())), Path("x.pt"))
+    assert all(group["fused"] for group in second.optimizer.param_groups)
+    assert not any(group["fused"] for group in first.optimizer.param_groups)
+
+    for ours in (first, second):
+        ours.learn([batch()], 6)
+    scores = [ours.model.eval()(batch().images) for ours in (first, second)]
+    torch.testing.assert_close(*scores, rtol=1e-3, atol=1e-3)
 
 
 def test_fp16_goes_on_from_steps_without_a_scale(config: Config) -> None:

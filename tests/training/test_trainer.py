@@ -594,22 +594,32 @@ def test_every_precision_trains_and_keeps_float32_weights(
     assert losses[-1] < losses[0]
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_step(config: Config, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_with_the_weights_before_it(
+    config: Config, tmp_path: Path
+) -> None:
     job = trainer(config, tmp_path, loss=Exploding())
-    stepped = []
-    job.learner.optimizer.register_step_post_hook(
-        lambda *_: stepped.append(
-            {name: tensor.clone() for name, tensor in job.learner.model.state_dict().items()}
-        )
-    )
+    after: list[dict[str, torch.Tensor]] = []
+    learn = job.learner.learn
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        outcome = learn(*arguments, **named)
+        parameters = job.learner.model.named_parameters()
+        after.append({name: tensor.detach().clone() for name, tensor in parameters})
+        return outcome
+
+    job.learner.learn = watched  # type: ignore[method-assign]
     with pytest.raises(NonFiniteError) as caught:
         fit(job, tmp_path)
-    assert len(stepped) == 2
-    torch.testing.assert_close(job.learner.model.state_dict(), stepped[-1], rtol=0, atol=0)
+
+    # The fault is in step 3, and the host learns of it at the end of the epoch.
+    assert len(after) == job.batches.steps > 3
+    assert not torch.equal(after[0]["head.pool_bias"], after[1]["head.pool_bias"])
+    for later in after[2:]:
+        assert_equal(later, after[1])
     message = str(caught.value)
     assert message.startswith("the loss is ")
     assert "in step 3 (epoch 1)" in message
-    named = message.partition("look at the images ")[2].split(", ")
+    named = message.partition("look at these images and their labels: ")[2].split(", ")
     assert len(named) == 8
     assert all(name.startswith("square ") for name in named)
 
