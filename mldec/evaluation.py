@@ -4,7 +4,7 @@ import argparse
 import csv
 import io
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from mldec.data.base import DataModule
 from mldec.data.loader import Batch, eval_loader
 from mldec.data.workers import unwrap
 from mldec.errors import CheckpointError, ConfigError, DataError, say
-from mldec.evaluators import Thresholded
+from mldec.evaluators import Evaluator, Thresholded
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 from mldec.runtime import distributed, out_of_memory
@@ -68,17 +68,17 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 
 @torch.no_grad()
 def score(
-    model: nn.Module,
+    models: Sequence[nn.Module],
     data: DataModule,
     config: Config,
     *,
     device: torch.device,
     progress: Any = None,
-) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield each batch of validation images of this process with its logits.
+) -> Iterator[tuple[Batch, list[Tensor]]]:
+    """Yield each batch of validation images of this process with the logits of each model.
 
     Args:
-        model: images uint8 [B, 3, H, W] and queries [K, D] or None -> logits [B, K]; in evaluation
+        models: images uint8 [B, 3, H, W] and queries [K, D] or None -> logits [B, K]; in evaluation
             mode.
         data: the dataset.
         config: for the batch size, workers and precision.
@@ -86,7 +86,8 @@ def score(
         progress: wraps the batches, such as `tqdm`; None for no progress bar.
 
     Yields:
-        The batch, and float32 [b, K] on the device, or [0] if no image of the batch can be read.
+        The batch, and float32 [b, K] on the device per model, or [0] if no image of the batch can
+        be read.
 
     Raises:
         DataError: from the dataset.
@@ -107,12 +108,13 @@ def score(
         batches = progress(batches, total=len(loader))
     for batch in batches:
         if not len(batch.images):
-            yield batch, torch.empty(0)
+            yield batch, [torch.empty(0) for _ in models]
             continue
 
+        images = batch.images.to(device, non_blocking=True)
         with autocast(device, train.precision):
-            logits = model(batch.images.to(device, non_blocking=True), queries)
-        yield batch, logits.float()
+            logits = [model(images, queries) for model in models]
+        yield batch, [each.float() for each in logits]
 
 
 def all_scores(
@@ -121,7 +123,7 @@ def all_scores(
     """Score all validation images, with a progress bar on a terminal.
 
     Args:
-        model: as for `score`; it is moved to the device and back to the CPU.
+        model: as each of `score`; it is moved to the device and back to the CPU.
         data: the dataset.
         config: as for `score`.
         device: that computes.
@@ -140,7 +142,7 @@ def all_scores(
     bar = partial(tqdm, desc=f"score {path}", leave=False, disable=not on_terminal())
     with out_of_memory.explained(lambda: memory_advice(config, device)):
         model.to(device).eval()
-        for batch, batch_logits in score(model, data, config, device=device, progress=bar):
+        for batch, [batch_logits] in score([model], data, config, device=device, progress=bar):
             bad += batch.bad
             if len(batch.images):
                 rows = slice(count, count + len(batch.images))
@@ -169,50 +171,92 @@ def evaluate(
 ) -> Results:
     """Run each validation image through a model once, and compute the metrics of the dataset.
 
+    The arguments and errors are those of `evaluate_all`.
+    """
+    [results] = evaluate_all(
+        [model],
+        data,
+        config,
+        device=device,
+        progress=progress,
+        logit_threshold=logit_threshold,
+        observe=observe,
+    )
+    return results
+
+
+def evaluate_all(
+    models: Sequence[nn.Module],
+    data: DataModule,
+    config: Config,
+    *,
+    device: torch.device,
+    progress: Any = None,
+    logit_threshold: float | Tensor | None = None,
+    observe: Callable[[Batch, Tensor], None] | None = None,
+) -> list[Results]:
+    """Load each validation image once for all models, and compute the metrics of each.
+
     Args:
-        model: as for `score`. It is in evaluation mode meanwhile, and afterwards in the mode that
-            it was in.
+        models: one or more, as for `score`. They are in evaluation mode meanwhile, and afterwards
+            in the mode that they were in.
         data: the dataset; its evaluator determines the metrics.
         config: as for `score`.
         device: of the model.
         progress: as for `score`.
         logit_threshold: one for all classes or float64 [K], instead of that of the data's settings;
             see `Thresholded`.
-        observe: also called with each batch of this process and its logits float32 [b, K].
+        observe: also called with each batch of this process and the logits of the first model,
+            float32 [b, K].
 
     Returns:
-        The results, the same on every process.
+        The results per model, the same on every process.
 
     Raises:
         ConfigError: if the evaluator of the data has no threshold, and one is given.
         DataError: if a score is not finite, or from the dataset.
     """
-    # An empty batch first: with few images a process may get no other.
+    evaluators = [_evaluator(data, logit_threshold) for _ in models]
+
+    bad: list[str] = []
+    modes = [model.training for model in models]
+    for model in models:
+        model.eval()
+    for batch, logits in score(models, data, config, device=device, progress=progress):
+        bad += batch.bad
+        if not len(batch.images):
+            continue
+        for evaluator, each in zip(evaluators, logits, strict=True):
+            evaluator.update(each, batch.targets)
+        if observe is not None:
+            observe(batch, logits[0])
+    for model, mode in zip(models, modes, strict=True):
+        model.train(mode)
+
+    # The evaluators gather the scores of all processes by themselves.
+    bad = [message for messages in distributed.gather(bad) for message in messages]
+    return [_results(evaluator, len(data.val.dataset), bad) for evaluator in evaluators]
+
+
+def _evaluator(data: DataModule, logit_threshold: float | Tensor | None) -> Evaluator:
+    """Return an evaluator of the data, ready for its first batch; see `evaluate_all`."""
     evaluator = data.evaluator()
     if logit_threshold is not None:
         if not isinstance(evaluator, Thresholded):
             raise ConfigError("data: its evaluator takes no thresholds of a checkpoint")
         evaluator.logit_threshold = logit_threshold
+
+    # An empty batch first: with few images a process may get no other.
     nothing = torch.zeros(0, len(data.val.classes))
     evaluator.update(nothing, nothing)
+    return evaluator
 
-    bad: list[str] = []
-    was_training = model.training
-    model.eval()
-    for batch, logits in score(model, data, config, device=device, progress=progress):
-        bad += batch.bad
-        if len(batch.images):
-            evaluator.update(logits, batch.targets)
-            if observe is not None:
-                observe(batch, logits)
-    model.train(was_training)
 
-    # The evaluator gathers the scores of all processes by itself.
-    bad = [message for messages in distributed.gather(bad) for message in messages]
-    images = len(data.val.dataset) - len(bad)
+def _results(evaluator: Evaluator, images: int, bad: list[str]) -> Results:
+    """Return what an evaluator says of a number of images, of which some cannot be read."""
     metrics = evaluator.compute()
     confusions = evaluator.pairs() if isinstance(evaluator, SingleLabelEvaluator) else None
-    return Results(metrics, evaluator.per_class(), images, bad, confusions)
+    return Results(metrics, evaluator.per_class(), images - len(bad), bad, confusions)
 
 
 def memory_advice(config: Config, device: torch.device) -> str:

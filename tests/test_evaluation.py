@@ -1,5 +1,6 @@
 """The function behind every number, against a plain loop; the command is in test_evaluate.py."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from mldec.evaluation import (
     autocast,
     choose_precision,
     evaluate,
+    evaluate_all,
     left_out,
     memory_advice,
     score,
@@ -103,15 +105,38 @@ def test_each_image_counts_once(config: Config, bad: tuple[int, ...], words: boo
 
 def test_the_scores_of_a_batch_come_with_its_images(config: Config) -> None:
     bad = (1, *range(6, 12))
-    batches = list(score(Colours().eval(), data(20, bad), config, device=CPU))
-    assert [len(logits) for _, logits in batches] == [5, 0, 6, 2]
+    batches = list(score([Colours().eval()], data(20, bad), config, device=CPU))
+    assert [len(logits) for _, [logits] in batches] == [5, 0, 6, 2]
     assert [len(batch.bad) for batch, _ in batches] == [1, 6, 0, 0]
 
     indices = torch.cat([batch.indices for batch, _ in batches]).long().tolist()
     assert indices == [index for index in range(20) if index not in bad]
-    readable = [logits for batch, logits in batches if len(batch.images)]
+    readable = [logits for batch, [logits] in batches if len(batch.images)]
     for index, row in zip(indices, torch.cat(readable), strict=True):
         assert torch.equal(row, Shades(20)[index][0].float().mean((1, 2)) / 64 - 2)
+
+
+def test_several_models_share_one_reading_of_the_images(config: Config) -> None:
+    class Opposite(Colours):
+        def forward(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
+            return -super().forward(images, queries)
+
+    read: list[int] = []
+
+    class Counted(Shades):
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            read.append(index)
+            return super().__getitem__(index)
+
+    module = data(20, (1,))
+    counted = replace(module, load_val=lambda: Split(Counted(20, (1,)), module.val.classes))
+    models = [Colours().train(), Opposite().eval()]
+    both = evaluate_all(models, counted, config, device=CPU)
+    assert sorted(read) == list(range(20))
+    assert [model.training for model in models] == [True, False]
+    for model, results in zip(models, both, strict=True):
+        assert results == evaluate(model, module, config, device=CPU)
+    assert both[0].metrics["mAP"] != both[1].metrics["mAP"]
 
 
 def test_an_observer_gets_every_batch_that_can_be_read_with_its_logits(config: Config) -> None:
@@ -122,7 +147,7 @@ def test_an_observer_gets_every_batch_that_can_be_read_with_its_logits(config: C
     )
     expected = [
         (batch, logits)
-        for batch, logits in score(Colours().eval(), data(20, bad), config, device=CPU)
+        for batch, [logits] in score([Colours().eval()], data(20, bad), config, device=CPU)
         if len(batch.images)
     ]
     assert len(seen) == len(expected) == 3

@@ -135,13 +135,13 @@ class RunLog:
             yield from bar
         self._bar = None
 
-    def evaluation(self, description: str) -> "Callable[..., tqdm[Any]]":
+    def evaluation(self) -> "Callable[..., tqdm[Any]]":
         """Return a function that shows a progress bar over the batches of an evaluation.
 
         The bar is shown on a terminal only.
         """
         return partial(
-            tqdm, desc=description, leave=False, disable=not (self.main and on_terminal())
+            tqdm, desc="evaluate", leave=False, disable=not (self.main and on_terminal())
         )
 
     def status(self, position: str, text: str) -> None:

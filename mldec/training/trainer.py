@@ -324,9 +324,7 @@ class Trainer:
             self.config,
             device=self.device,
             observe=observer,
-            progress=lambda weights: partial(
-                self._watched, runlog.evaluation(f"evaluate {weights}")
-            ),
+            progress=partial(self._watched, runlog.evaluation()),
         )
         main, *others = results.values()
         self._warn(*left_out(main))

@@ -11,7 +11,7 @@ from mldec.checkpoint import Best
 from mldec.config.schema import Config
 from mldec.data.base import DataModule
 from mldec.data.loader import Batch
-from mldec.evaluation import Results, evaluate
+from mldec.evaluation import Results, evaluate_all
 from mldec.runtime import distributed
 from mldec.training.step import Learner
 
@@ -22,7 +22,7 @@ def evaluate_weights(
     config: Config,
     *,
     device: torch.device,
-    progress: Callable[[str], Any],
+    progress: Any,
     observe: Callable[[Batch, Tensor], None] | None = None,
 ) -> dict[str, Results]:
     """Evaluate the moving average, if it has begun, and the raw weights.
@@ -32,8 +32,8 @@ def evaluate_weights(
         data: the dataset.
         config: for the batch size, workers and precision.
         device: of the model.
-        progress: takes "ema" or "raw", and returns what wraps the batches; see `evaluate`.
-        observe: also called with the batches and logits of the first weights; see `evaluate`.
+        progress: wraps the batches; see `evaluate_all`.
+        observe: called with the batches and logits of the first weights; see `evaluate_all`.
 
     Returns:
         The results of "ema", if the moving average has begun, and then of "raw".
@@ -43,19 +43,14 @@ def evaluate_weights(
         models["ema"] = learner.average
     models["raw"] = learner.model
 
-    results: dict[str, Results] = {}
-    for weights, model in models.items():
-        # Batch-norm statistics differ between processes; a checkpoint holds the main one's.
+    # Batch-norm statistics differ between processes; a checkpoint holds the main one's.
+    for model in models.values():
         distributed.copy_buffers(model)
-        results[weights] = evaluate(
-            model,
-            data,
-            config,
-            device=device,
-            progress=progress(weights),
-            observe=None if results else observe,
-        )
-    return results
+
+    results = evaluate_all(
+        list(models.values()), data, config, device=device, progress=progress, observe=observe
+    )
+    return dict(zip(models, results, strict=True))
 
 
 def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: int) -> Best:

@@ -45,32 +45,23 @@ def test_the_moving_average_comes_first_and_both_are_evaluated_alike(
 ) -> None:
     raw, average = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     learner: Any = SimpleNamespace(model=raw, average=average if averaged else None)
-    calls, copied = [], []
+    calls: list[Any] = []
+    copied: list[Any] = []
 
-    def evaluate(model: Any, data: Any, config: Any, **named: Any) -> Results:
-        assert copied[-1] is model, "its buffers become those of the main process first"
-        calls.append((model, data, config, named))
-        return results(mAP=float(len(calls)))
+    def evaluate_all(models: Any, data: Any, config: Any, **named: Any) -> list[Results]:
+        assert copied == models, "their buffers become those of the main process first"
+        calls.append((models, data, config, named))
+        return [results(mAP=float(number)) for number, _ in enumerate(models)]
 
-    monkeypatch.setattr(validation, "evaluate", evaluate)
+    monkeypatch.setattr(validation, "evaluate_all", evaluate_all)
     monkeypatch.setattr(validation.distributed, "copy_buffers", copied.append)
     config, device = compose(["+experiment=digits"]), torch.device("cpu")
+    named: dict[str, Any] = {"device": device, "progress": object(), "observe": object()}
     data: Any = object()
-    observe: Any = object()
-    found = evaluate_weights(
-        learner,
-        data,
-        config,
-        device=device,
-        progress=lambda weights: f"bar of {weights}",
-        observe=observe,
-    )
+    found = evaluate_weights(learner, data, config, **named)
 
-    names = ["ema", "raw"] if averaged else ["raw"]
-    assert list(found) == names
-    assert [call[0] for call in calls] == ([average, raw] if averaged else [raw])
-    for name, (_, given, settings, named) in zip(names, calls, strict=True):
-        assert given is data
-        assert settings is config
-        seen_by = observe if name == names[0] else None
-        assert named == {"device": device, "progress": f"bar of {name}", "observe": seen_by}
+    # In one go, so that each image is loaded once.
+    models = [average, raw] if averaged else [raw]
+    assert calls == [(models, data, config, named)]
+    assert list(found) == (["ema", "raw"] if averaged else ["raw"])
+    assert [result.metrics["mAP"] for result in found.values()] == [0.0, 1.0][: len(models)]
