@@ -1,4 +1,4 @@
-"""The comparison of two results: directions, what is only on one side, other hardware, bad input."""
+"""The comparison of two results: what is slower, on one side only, or measured elsewhere."""
 
 import json
 import runpy
