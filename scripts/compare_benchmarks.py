@@ -3,9 +3,9 @@
 
     python scripts/compare_benchmarks.py OLD NEW [--limit 5]
 
-A folder stands for its JSON files, which are compared by name. A figure is compared if its name says
-which direction is better: see `direction`. The exit status is 1 if anything became slower by more
-than the limit, else 0.
+A folder stands for its JSON files, which are compared by name. A figure is compared if its name
+says which direction is better: see `direction`. The exit status is 1 if anything became slower by
+more than the limit, else 0.
 """
 
 import argparse

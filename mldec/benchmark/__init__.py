@@ -30,7 +30,7 @@ JOBS = {
     "head": Job(
         "head",
         "the head against the official one, its matrix products alone, and global pooling",
-        options.device,
+        options.head,
     ),
     "metric": Job("metric", "mAP at COCO's size, and time and memory at 9,605 classes"),
     "labels": Job("data", "first and second start of a COCO split of full size"),

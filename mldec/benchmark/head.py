@@ -18,18 +18,18 @@ from mldec.heads.ml_decoder import MLDecoder
 from mldec.runtime import distributed
 
 BACKBONE = ["+experiment=coco_tresnet_m_224"]
-BATCH_SIZE = 16
 IN_FEATURES = 2048
 EMBED_DIM, MLP_DIM, NUM_HEADS = 768, 2048, 8  # the defaults of the head, officially the only ones
 ROUNDS = 9
 
 
 class Size(NamedTuple):
-    """The size of a problem: classes K, groups G and tokens N per image."""
+    """The size of a problem: classes K, groups G, tokens N per image, and images B."""
 
     classes: int
     groups: int
     tokens: int
+    images: int = 16
 
 
 OPEN_IMAGES = Size(9605, 200, 7 * 7)  # 224 pixels
@@ -43,20 +43,20 @@ def head(args: argparse.Namespace) -> dict[str, Any]:
     other side ours takes; `times_faster` is how many times faster it is.
     """
     device = distributed.pick_device(args.device)
+    open_images, coco = (size._replace(images=args.batch_size) for size in (OPEN_IMAGES, COCO))
     return {
-        **_projection(device),
-        **_whole_head("open_images", OPEN_IMAGES, device, training=True),
-        **_whole_head("coco_inference", COCO, device, training=False),
-        **_whole_head("coco_training", COCO, device, training=True),
-        **_over_gap(device),
+        **_projection(open_images, device),
+        **_whole_head("open_images", open_images, device, training=True),
+        **_whole_head("coco_inference", coco, device, training=False),
+        **_whole_head("coco_training", coco, device, training=True),
+        **_over_gap(open_images, device),
     }
 
 
-def _projection(device: torch.device) -> dict[str, float]:
-    """Time the group projection for Open Images, forward and backward, and the official loop."""
-    size = OPEN_IMAGES
+def _projection(size: Size, device: torch.device) -> dict[str, float]:
+    """Time the group projection, forward and backward, and the official loop over groups."""
     model = MLDecoder(IN_FEATURES, size.classes, num_groups=size.groups).to(device)
-    shape = (BATCH_SIZE, size.groups, EMBED_DIM)
+    shape = (size.images, size.groups, EMBED_DIM)
     x = torch.randn(shape, device=device, requires_grad=True)  # decoded queries [B, G, D]
 
     def official(x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def _whole_head(name: str, size: Size, device: torch.device, *, training: bool) 
     official = OfficialHead(IN_FEATURES, size.classes, num_groups=size.groups).to(device)
     ours = MLDecoder(IN_FEATURES, size.classes, num_groups=size.groups).to(device)
     ours.load_state_dict(official.state_dict())
-    tokens = torch.randn(BATCH_SIZE, size.tokens, IN_FEATURES, device=device)
+    tokens = torch.randn(size.images, size.tokens, IN_FEATURES, device=device)
 
     pass_through = _forward_backward if training else _forward
     times = in_turns(
@@ -147,10 +147,10 @@ def products(size: Size, device: torch.device, *, training: bool) -> Callable[[]
         device: to compute on.
         training: with the products of the backward pass.
     """
-    images_of_tokens, images_of_queries = BATCH_SIZE * size.tokens, BATCH_SIZE * size.groups
+    images_of_tokens, images_of_queries = size.images * size.tokens, size.images * size.groups
     # In inference the first queries are the same for all images.
     first_queries = images_of_queries if training else size.groups
-    heads, head_dim = BATCH_SIZE * NUM_HEADS, EMBED_DIM // NUM_HEADS
+    heads, head_dim = size.images * NUM_HEADS, EMBED_DIM // NUM_HEADS
     group_size = -(-size.classes // size.groups)
 
     # Rows, inner width and columns of each linear layer.
@@ -167,7 +167,7 @@ def products(size: Size, device: torch.device, *, training: bool) -> Callable[[]
     batched = [
         (heads, size.groups, head_dim, size.tokens),  # weights of the attention
         (heads, size.groups, size.tokens, head_dim),  # attended values
-        (size.groups, BATCH_SIZE, EMBED_DIM, group_size),  # group projection
+        (size.groups, size.images, EMBED_DIM, group_size),  # group projection
     ]
 
     calls: list[tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = []
@@ -196,20 +196,20 @@ def products(size: Size, device: torch.device, *, training: bool) -> Callable[[]
     return run
 
 
-def _over_gap(device: torch.device) -> dict[str, float]:
-    """Compare TResNet-M at 224 pixels with our head to the same network with GAP.
+def _over_gap(size: Size, device: torch.device) -> dict[str, float]:
+    """Compare TResNet-M at 224 pixels, 7 x 7 tokens, with our head to the same network with GAP.
 
     Both have the same backbone, which is timed once beside the heads: a figure is the time of
     backbone and head together over that of backbone and GAP.
     """
     parts = build.check(compose(BACKBONE), build.MODEL_PARTS)
     backbone = build.backbone(parts, pretrained=False).to(device)
-    images = torch.rand(BATCH_SIZE, 3, 224, 224, device=device)
-    tokens = torch.randn(BATCH_SIZE, OPEN_IMAGES.tokens, IN_FEATURES, device=device)
+    images = torch.rand(size.images, 3, 224, 224, device=device)
+    tokens = torch.randn(size.images, size.tokens, IN_FEATURES, device=device)
     heads = {
         "80": MLDecoder(IN_FEATURES, 80, num_groups=80),
         "80_gap": GAP(IN_FEATURES, 80),
-        "9605": MLDecoder(IN_FEATURES, 9605, num_groups=OPEN_IMAGES.groups),
+        "9605": MLDecoder(IN_FEATURES, 9605, num_groups=size.groups),
         "9605_gap": GAP(IN_FEATURES, 9605),
     }
 

@@ -10,6 +10,14 @@ def device(parser: ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
 
 
+def head(parser: ArgumentParser) -> None:
+    """Add the options of the job that measures the head."""
+    device(parser)
+    parser.add_argument(
+        "--batch-size", type=positive, default=16, help="images per batch (default 16)"
+    )
+
+
 def queries(parser: ArgumentParser) -> None:
     """Add the options of the job that varies the number of word queries."""
     device(parser)

@@ -11,7 +11,7 @@ from support import decoder_macs
 from torch.utils.flop_counter import FlopCounterMode
 
 from mldec.benchmark import head as measure_head
-from mldec.benchmark.head import BATCH_SIZE, IN_FEATURES, Size, products
+from mldec.benchmark.head import IN_FEATURES, Size, products
 from mldec.heads.ml_decoder import MLDecoder
 
 CPU = torch.device("cpu")
@@ -26,20 +26,19 @@ def flops(job: Callable[[], Any]) -> int:
 @pytest.mark.parametrize("size", [Size(10, 3, 4), Size(5, 5, 2)])
 def test_the_products_are_those_of_the_head(size: Size) -> None:
     head = MLDecoder(IN_FEATURES, size.classes, num_groups=size.groups)
-    tokens = torch.randn(BATCH_SIZE, size.tokens, IN_FEATURES, requires_grad=True)
+    tokens = torch.randn(size.images, size.tokens, IN_FEATURES, requires_grad=True)
     alone = flops(products(size, CPU, training=True))
     assert alone == flops(lambda: head(tokens).sum().backward())
 
     # The projection of the queries is the same for all images.
     macs = decoder_macs(size.tokens, size.groups, size.classes)
-    shared = (BATCH_SIZE - 1) * size.groups * 768 * 768
-    assert flops(products(size, CPU, training=False)) == 2 * (BATCH_SIZE * macs - shared)
+    shared = (size.images - 1) * size.groups * 768 * 768
+    assert flops(products(size, CPU, training=False)) == 2 * (size.images * macs - shared)
 
 
 def test_the_head_job_compares_every_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure_head, "OPEN_IMAGES", Size(10, 3, 4))
     monkeypatch.setattr(measure_head, "COCO", Size(5, 5, 2))
-    monkeypatch.setattr(measure_head, "BATCH_SIZE", 2)
     monkeypatch.setattr(measure_head, "BACKBONE", ["+experiment=digits"])
     ticks = itertools.count(1.0)
 
@@ -49,7 +48,7 @@ def test_the_head_job_compares_every_side(monkeypatch: pytest.MonkeyPatch) -> No
         return {name: [next(ticks)] for name in jobs}
 
     monkeypatch.setattr(measure_head, "in_turns", in_turns)
-    figures = measure_head.head(argparse.Namespace(device="cpu"))
+    figures = measure_head.head(argparse.Namespace(device="cpu", batch_size=2))
     assert figures.pop("largest_difference") < 1e-4
     assert figures["times_faster"] == 1 / 2
     for name, (ours, official, alone) in {
