@@ -12,6 +12,7 @@ from mldec.benchmark import options
 from mldec.cli import command, run_command
 from mldec.errors import ConfigError, say
 from mldec.files.results import check_targets, to_json, write_result
+from mldec.runtime.memory import keep_freed_memory
 
 
 class Job(NamedTuple):
@@ -127,6 +128,8 @@ def run(args: argparse.Namespace) -> None:
     # A file that cannot be written is refused now, not after minutes of measuring.
     check_targets(args.json, getattr(args, "trace", None))
 
+    # As in training.
+    keep_freed_memory()
     module = importlib.import_module(f"mldec.benchmark.{JOBS[args.job].module}")
     figures = getattr(module, args.job)(args)
     say(*getattr(module, "table", _listed)(figures).splitlines())
