@@ -17,7 +17,7 @@ from mldec.heads.gap import GAP
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.runtime import distributed
 
-BACKBONE = ["+experiment=coco_tresnet_m_224"]
+BACKBONE, IMAGE_SIZE = ["+experiment=coco_tresnet_m_224"], 224
 IN_FEATURES = 2048
 EMBED_DIM, MLP_DIM, NUM_HEADS = 768, 2048, 8  # the defaults of the head, officially the only ones
 ROUNDS = 9
@@ -204,7 +204,7 @@ def _over_gap(size: Size, device: torch.device) -> dict[str, float]:
     """
     parts = build.check(compose(BACKBONE), build.MODEL_PARTS)
     backbone = build.backbone(parts, pretrained=False).to(device)
-    images = torch.rand(size.images, 3, 224, 224, device=device)
+    images = torch.rand(size.images, 3, IMAGE_SIZE, IMAGE_SIZE, device=device)
     tokens = torch.randn(size.images, size.tokens, IN_FEATURES, device=device)
     heads = {
         "80": MLDecoder(IN_FEATURES, 80, num_groups=80),

@@ -40,6 +40,7 @@ def test_the_head_job_compares_every_side(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(measure_head, "OPEN_IMAGES", Size(10, 3, 4))
     monkeypatch.setattr(measure_head, "COCO", Size(5, 5, 2))
     monkeypatch.setattr(measure_head, "BACKBONE", ["+experiment=digits"])
+    monkeypatch.setattr(measure_head, "IMAGE_SIZE", 32)
     ticks = itertools.count(1.0)
 
     def in_turns(jobs: dict[str, Callable[[], Any]], **_: Any) -> dict[str, list[float]]:

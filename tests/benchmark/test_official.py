@@ -52,7 +52,11 @@ def test_the_job_times_both_sides(cli: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize(
     ("experiment", "setting", "part"),
-    [("digits", "loss=bce", "loss"), ("digits", "head=gap", "head"), ("digits_zsl", "", "head")],
+    [
+        ("digits", "loss=bce", "loss"),
+        ("digits", "head=gap", "head"),
+        pytest.param("digits_zsl", "", "head", marks=pytest.mark.slow),
+    ],
 )
 def test_what_the_official_code_does_not_have_is_refused(
     cli: Callable[..., Any], experiment: str, setting: str, part: str

@@ -15,8 +15,10 @@ HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
         ("digits", ["train.accumulate=2", *HEAD]),
         ("digits_single", HEAD),  # softmax
         ("nuswide_zsl_tresnet_m", ["backbone=tiny", *HEAD]),  # word queries
-        ("imagenet_resnet18_a2", ["backbone=tiny", *HEAD]),  # mixed images and soft labels
-        ("finetune_frozen", ["backbone=tiny", *HEAD]),  # stored tokens
+        # Mixed images and soft labels.
+        pytest.param("imagenet_resnet18_a2", ["backbone=tiny", *HEAD], marks=pytest.mark.slow),
+        # Stored tokens.
+        pytest.param("finetune_frozen", ["backbone=tiny", *HEAD], marks=pytest.mark.slow),
     ],
 )
 def test_an_experiment_trains_and_infers(

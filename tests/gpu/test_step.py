@@ -123,7 +123,9 @@ def logits_and_gradients(model: nn.Module, images: Tensor) -> list[Tensor]:
     return [logits.detach(), *(gradient.clone() for gradient in gradients)]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "device", [pytest.param(torch.device("cpu"), marks=pytest.mark.slow), DEVICES[1]]
+)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_a_compiled_model_is_one_graph_and_computes_the_same(
     device: torch.device, memory_format: torch.memory_format
