@@ -14,6 +14,7 @@ from mldec.model import TokenClassifier
 # A small network in place of each, whose layers have other names than those that are frozen.
 TINY = [
     "backbone=tiny",
+    "backbone.name=resnet10t",  # some experiments name another network
     "data.image_size=32",
     "train.batch_size=8",
     "train.accumulate=2",
