@@ -148,7 +148,7 @@ def test_goals_stay_open_without_figures_or_on_another_device(script: dict[str, 
 def test_the_whole_report_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
     command = [str(TOP / "scripts" / "gpu_report.sh"), str(out)]
-    environment = {**os.environ, "DEVICE": "cpu"}
+    environment = {**os.environ, "DEVICE": "cpu", "MINUTES": "60"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr + out.read_text()
 
