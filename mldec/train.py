@@ -56,10 +56,12 @@ def run(config: Config, directory: Path) -> None:
     from mldec.files.run_lock import RunLock
     from mldec.runtime import distributed
     from mldec.runtime.console import to_console
+    from mldec.runtime.memory import keep_freed_memory
     from mldec.runtime.signals import listening
     from mldec.training import trackers
     from mldec.training.trainable import check_trainable
 
+    keep_freed_memory()
     trackers.require(config.log)
     parts = build.complete(build.check(config))
     check_trainable(build.recorded(config, parts), partial(build.backbone, parts, pretrained=False))

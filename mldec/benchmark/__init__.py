@@ -4,35 +4,70 @@ import argparse
 import importlib
 import os
 import platform
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from mldec.cli import command, positive, run_command
+from mldec.benchmark import options
+from mldec.cli import command, run_command
 from mldec.errors import ConfigError, say
 from mldec.files.results import check_targets, to_json, write_result
+from mldec.runtime.memory import keep_freed_memory
 
-# Per job: the module with the function of its name, imported when it runs, and what it measures.
+
+class Job(NamedTuple):
+    """A job: the module with the function of its name is imported when it runs.
+
+    A `table` in that module returns the lines that are printed instead of the plain figures.
+    """
+
+    module: str
+    measures: str
+    add_options: Callable[[argparse.ArgumentParser], None] | None = None
+    takes_settings: bool = False  # key=value behind the options
+
+
 JOBS = {
-    "head": (
-        "model",
-        "group projection, forward and backward, against the official loop over groups",
+    "head": Job(
+        "head",
+        "the head against the official one, its matrix products alone, and global pooling",
+        options.head,
     ),
-    "metric": ("model", "mAP at COCO's size, and time and memory at 9,605 classes"),
-    "labels": ("data", "first and second start of a COCO split of full size"),
-    "data": (
+    "metric": Job("metric", "mAP at COCO's size, and time and memory at 9,605 classes"),
+    "labels": Job("data", "first and second start of a COCO split of full size"),
+    "data": Job(
         "data",
         "images/s of the training transform on one core, beside the official pipeline",
     ),
-    "throughput": (
-        "model",
-        "images/s of training and inference for a multi-label experiment, with random images",
+    "throughput": Job(
+        "throughput",
+        "images/s of training and inference for an experiment, with random images",
+        options.experiment,
+        takes_settings=True,
     ),
-    "predict": (
+    "profile": Job(
+        "profile",
+        "the parts of a training step, and its share of what the hardware can do",
+        options.profile,
+        takes_settings=True,
+    ),
+    "official": Job(
+        "official",
+        "a training step of an experiment beside that of the official code",
+        options.experiment,
+        takes_settings=True,
+    ),
+    "predict": Job(
         "predict",
         "images/s of mldec.predict on photos of yours, beside decoding and the model alone",
+        options.predict,
     ),
-    "queries": ("queries", "time and work of a zero-shot model by the number of its word queries"),
-    "cost": (
+    "queries": Job(
+        "queries",
+        "time and work of a zero-shot model by the number of its word queries",
+        options.queries,
+    ),
+    "cost": Job(
         "paper",
         "multiply-accumulates and parameters of tables 1 and 2, figures 5 and 6, beside the paper",
     ),
@@ -64,37 +99,13 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     arguments = command("benchmark", str(__doc__))
     commands = arguments.add_subparsers(required=True, dest="job", metavar="JOB", title="jobs")
-    for job, (_, measures) in JOBS.items():
-        one = commands.add_parser(job, help=measures, description=f"Measure {measures}.")
+    for name, job in JOBS.items():
+        one = commands.add_parser(name, help=job.measures, description=f"Measure {job.measures}.")
         one.add_argument(
             "--json", metavar="FILE", help="write figures, hardware, versions, date, commit"
         )
-
-        if job == "queries":
-            one.add_argument(
-                "--batch-size", type=int, default=8, help="images per batch (default 8)"
-            )
-            one.add_argument(
-                "--seconds", type=float, default=5.0, help="of timing per number of queries"
-            )
-        if job == "predict":
-            one.add_argument("checkpoint", help="as for mldec.predict")
-            one.add_argument("images", metavar="FOLDER", help="of images")
-            one.add_argument(
-                "--count", type=positive, default=512, help="images per round (default 512)"
-            )
-            one.add_argument("--rounds", type=positive, default=5, help="timed (default 5)")
-        if job in ("head", "predict", "queries"):
-            one.add_argument("--device", default="auto", help="auto, cpu or cuda")
-        if job == "throughput":
-            one.add_argument(
-                "--experiment", default="coco_tresnet_l", help="its backbone, head, loss and sizes"
-            )
-            one.add_argument("--classes", type=int, default=80)
-            one.add_argument(
-                "--repeats", type=int, default=20, help="timed steps, whose median is reported"
-            )
-            one.usage = "%(prog)s [options] [key=value ...], such as train.precision=bf16"
+        if job.add_options:
+            job.add_options(one)
     return arguments
 
 
@@ -105,7 +116,7 @@ def parse() -> argparse.Namespace:
         ConfigError: for settings that the job does not take.
     """
     args, settings = parser().parse_known_args()
-    if settings and args.job != "throughput":
+    if settings and not JOBS[args.job].takes_settings:
         raise ConfigError(f"'{settings[0]}' is not understood: {args.job} takes no settings")
 
     args.settings = settings
@@ -115,21 +126,26 @@ def parse() -> argparse.Namespace:
 def run(args: argparse.Namespace) -> None:
     """Run a job, print its figures, and write them if asked to."""
     # A file that cannot be written is refused now, not after minutes of measuring.
-    check_targets(args.json)
+    check_targets(args.json, getattr(args, "trace", None))
 
-    module = importlib.import_module(f"mldec.benchmark.{JOBS[args.job][0]}")
+    # As in training.
+    keep_freed_memory()
+    module = importlib.import_module(f"mldec.benchmark.{JOBS[args.job].module}")
     figures = getattr(module, args.job)(args)
-
-    if args.job == "cost":
-        say(*module.table(figures).splitlines())
-    else:
-        for name, value in figures.items():
-            text = f"{value:,.4g}" if isinstance(value, float) else f"{value}"
-            say(f"  {name:<26} {text}")
+    say(*getattr(module, "table", _listed)(figures).splitlines())
 
     if args.json:
         content = {"benchmark": args.job, "figures": figures, "environment": environment()}
         write_result(args.json, to_json(content, indent=1) + "\n")
+
+
+def _listed(figures: dict[str, Any]) -> str:
+    """Return a line per figure."""
+    lines = []
+    for name, value in figures.items():
+        text = f"{value:,.4g}" if isinstance(value, float) else f"{value}"
+        lines.append(f"  {name:<26} {text}")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ Cli = Callable[..., Any]
 
 @pytest.mark.parametrize("job", JOBS)
 def test_every_job_is_a_function_of_its_module(job: str) -> None:
-    module = importlib.import_module(f"mldec.benchmark.{JOBS[job][0]}")
+    module = importlib.import_module(f"mldec.benchmark.{JOBS[job].module}")
     assert callable(getattr(module, job))
     files = ["best.pt", "photos/"] if job == "predict" else []
     assert parser().parse_args([job, *files]).job == job
@@ -37,9 +37,9 @@ def test_the_environment_is_that_of_this_machine() -> None:
 def test_figures_are_printed_and_written(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mldec.benchmark import model
+    from mldec.benchmark import metric
 
-    monkeypatch.setattr(model, "metric", lambda args: {"seconds": 1234.5678, "name": "x"})
+    monkeypatch.setattr(metric, "metric", lambda args: {"seconds": 1234.5678, "name": "x"})
     file = tmp_path / "m.json"
     status, out, err = cli("benchmark", "metric", "--json", file)
     assert (status, err) == (0, "")
@@ -53,9 +53,9 @@ def test_figures_are_printed_and_written(
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mldec.benchmark import model
+    from mldec.benchmark import metric
 
-    monkeypatch.setattr(model, "metric", lambda args: pytest.fail("it was measured"))
+    monkeypatch.setattr(metric, "metric", lambda args: pytest.fail("it was measured"))
     status, out, err = cli("benchmark", "metric", "--json", tmp_path)
     assert (status, out) == (1, "")
     assert err.startswith(f"mldec: cannot write {tmp_path}")

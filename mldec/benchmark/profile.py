@@ -1,0 +1,359 @@
+"""The job of `mldec.benchmark` that takes a training step apart."""
+
+import argparse
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count, repeat
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, record_function
+from torch.utils.flop_counter import FlopCounterMode
+
+from mldec import build
+from mldec.benchmark import trial
+from mldec.benchmark.hardware import product_flops, published
+from mldec.benchmark.timing import peak_gib
+from mldec.benchmark.trial import Trial
+from mldec.config.schema import Config
+from mldec.data.base import DataModule
+from mldec.data.loader import Batch
+from mldec.data.split_labels import training_labels
+from mldec.data.workers import unwrap
+from mldec.errors import UserError
+from mldec.files.results import write_result
+from mldec.training.step import Learner
+from mldec.training.trainer import Trainer
+
+OTHER = "other"
+WARM_UP = 3  # steps
+TRACED = 3  # steps
+# The parts of a step, in the order of the table.
+PARTS = {
+    "loader": "waiting for the loader",
+    "copy": "copying to the device",
+    "backbone": "forward pass of the backbone",
+    "head": "forward pass of the head",
+    "model": "forward pass of the compiled model",
+    "loss": "forward pass of the loss",
+    "backward": "backward pass",
+    "optimizer": "optimiser",
+    "ema": "moving average",
+    OTHER: "other",
+}
+
+
+class Stopwatch:
+    """Measure the parts of steps; every moment belongs to one part, so that they add up.
+
+    On a GPU a border is an event in its queue, and what is measured is the time between events: the
+    steps are not slowed by waiting for them. On a CPU it is the time of day.
+
+    Args:
+        device: that computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        # The parts that have begun, the innermost last, and their ranges in a trace.
+        self._open = [OTHER]
+        self._ranges: list[record_function] = []
+        self._borders: list[tuple[str, Any]] = []  # the part that ends there, and the moment
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the time of this context as that of a part, but for parts inside it."""
+        self.begin(name)
+        try:
+            yield
+        finally:
+            self.end()
+
+    def begin(self, name: str) -> None:
+        """Begin a part."""
+        self._mark()
+        self._open.append(name)
+        self._ranges.append(record_function(name).__enter__())
+
+    def end(self) -> None:
+        """End the innermost part; the one that it interrupted goes on."""
+        self._mark()
+        self._open.pop()
+        self._ranges.pop().__exit__(None, None, None)
+
+    def restart(self) -> None:
+        """Forget what was measured so far."""
+        self._borders.clear()
+        self._mark()
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds since the restart by part."""
+        self._mark()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+        totals = dict.fromkeys(PARTS, 0.0)
+        for (_, start), (name, end) in zip(self._borders, self._borders[1:], strict=False):
+            if self.device.type == "cuda":
+                totals[name] += start.elapsed_time(end) / 1000
+            else:
+                totals[name] += end - start
+        return totals
+
+    def _mark(self) -> None:
+        moment: Any = time.perf_counter()
+        if self.device.type == "cuda":
+            moment = torch.cuda.Event(enable_timing=True)
+            moment.record()
+        self._borders.append((self._open[-1], moment))
+
+
+class Watched(Tensor):
+    """A tensor of a batch whose way to the device is measured."""
+
+    stopwatch: Stopwatch
+
+    def to(self, *args: Any, **options: Any) -> Tensor:
+        """Return a plain tensor on the device."""
+        with self.stopwatch.part("copy"):
+            return self.as_subclass(Tensor).to(*args, **options)
+
+
+def watched(batch: Batch, stopwatch: Stopwatch) -> Batch:
+    """Return a batch whose way to the device is measured."""
+    images, targets = batch.images.as_subclass(Watched), batch.targets.as_subclass(Watched)
+    images.stopwatch = targets.stopwatch = stopwatch
+    return batch._replace(images=images, targets=targets)
+
+
+@contextmanager
+def watching(learner: Learner, stopwatch: Stopwatch) -> Iterator[None]:
+    """Measure the parts of each step of a learner, from outside: the step is that of training."""
+    with ExitStack() as stack:
+
+        def watch_module(module: nn.Module, name: str) -> None:
+            before = module.register_forward_pre_hook(lambda *_: stopwatch.begin(name))
+            after = module.register_forward_hook(lambda *_: stopwatch.end())
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+
+        def watch_function(owner: Any, attribute: str, name: str) -> None:
+            function = getattr(owner, attribute)
+
+            def measured(*args: Any, **options: Any) -> Any:
+                with stopwatch.part(name):
+                    return function(*args, **options)
+
+            stack.enter_context(patch.object(owner, attribute, measured))
+
+        # Hooks inside a compiled model would be compiled with it.
+        if learner.config.train.compile:
+            watch_module(learner.net, "model")
+        else:
+            watch_module(learner.model.backbone, "backbone")
+            watch_module(learner.model.head, "head")
+        watch_module(learner.loss, "loss")
+        watch_function(torch.autograd, "backward", "backward")
+        if learner.ema is not None:
+            watch_function(learner.ema, "update", "ema")
+
+        begun = learner.optimizer.register_step_pre_hook(lambda *_: stopwatch.begin("optimizer"))
+        ended = learner.optimizer.register_step_post_hook(lambda *_: stopwatch.end())
+        stack.callback(begun.remove)
+        stack.callback(ended.remove)
+        yield
+
+
+def profile(args: argparse.Namespace) -> dict[str, Any]:
+    """Time the parts of a training step, and count its floating-point operations.
+
+    The step is `Learner.learn`, with the settings of the experiment; the weights are random. The
+    time of a part is its mean over the timed steps, so that the parts add up to the step.
+
+    Returns:
+        The figures. `mfu_percent` is the share of the operations per second that a large matrix
+        product reaches in the same run, `published_percent` of the maker's figure for dense
+        products, where it is known.
+
+    Raises:
+        ConfigError: for a wrong setting.
+    """
+    config = trial.settings(args)
+    data, source = _data_of(config)
+    tried = trial.prepare(config, args.classes if data is None else data.train.classes)
+    device, precision = tried.device, config.train.precision.on(tried.device.type)
+
+    with tempfile.TemporaryDirectory() as folder:
+        learner, batches, images = _learner(tried, data, Path(folder))
+        stopwatch = Stopwatch(device)
+
+        def step() -> None:
+            with stopwatch.part("loader"):
+                micro_batches = next(batches)
+            learner.learn([watched(batch, stopwatch) for batch in micro_batches], images)
+
+        learner.train()
+        with watching(learner, stopwatch):
+            step_flops = _count_flops(step)
+            for _ in range(WARM_UP):
+                step()
+
+            stopwatch.restart()
+            for _ in range(args.repeats):
+                step()
+            parts = {name: spent / args.repeats for name, spent in stopwatch.seconds().items()}
+
+            if args.trace:
+                _write_trace(args.trace, step, device)
+
+    # A compiled model is one part, any other is two.
+    absent = ("backbone", "head") if config.train.compile else ("model",)
+    parts = {name: spent for name, spent in parts.items() if name not in absent}
+    seconds = sum(parts.values())
+    flops = step_flops / seconds
+    limit = product_flops(device, precision)
+
+    figures: dict[str, Any] = {
+        "experiment": args.experiment,
+        "settings": args.settings,
+        "data": source,
+        "precision": precision.value,
+        "compile": config.train.compile,
+        "channels_last": config.train.channels_last,
+        "batch_size": images,
+        "accumulate": config.train.accumulate,
+        "workers": config.train.workers,
+        "image_size": tried.image_size,
+        "classes": len(tried.classes),
+        "steps": args.repeats,
+        "images_per_second": images / seconds,
+        "step_ms": 1000 * seconds,
+    }
+    figures |= {f"{name}_ms": 1000 * spent for name, spent in parts.items()}
+    figures |= {f"{name}_percent": 100 * spent / seconds for name, spent in parts.items()}
+    figures |= {
+        "step_gflop": step_flops / 1e9,
+        "gflop_per_second": flops / 1e9,
+        "product_gflop_per_second": limit / 1e9,
+        "mfu_percent": 100 * flops / limit,
+        "peak_gib": peak_gib(device),
+    }
+
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    if peak := published(device_name, precision):
+        figures["published_gflop_per_second"] = peak[0] / 1e9
+        figures["published_percent"] = 100 * flops / peak[0]
+        figures["published_source"] = peak[1]
+    return figures
+
+
+def _data_of(config: Config) -> tuple[DataModule | None, str]:
+    """Return the data of an experiment if it can be read, and what the steps are done with."""
+    if config.train.cache_features:
+        return None, "random images; their tokens are computed once (train.cache_features)"
+
+    try:
+        data = build.data(build.check(config, ["data"]))
+        images = len(data.train.dataset)
+    except UserError as error:
+        return None, f"random images: {error}"
+    return data, f"{images:,} training images"
+
+
+def _learner(
+    tried: Trial, data: DataModule | None, folder: Path
+) -> tuple[Learner, Iterator[list[Batch]], int]:
+    """Return a learner, the micro-batches of its steps without end, and the images of a step.
+
+    Args:
+        tried: the experiment.
+        data: to train on; None for random images.
+        folder: for the trainer, which writes nothing to it before a checkpoint.
+    """
+    if data is None:
+        return tried.learner(), repeat(tried.random_batches()), tried.config.train.batch_size
+
+    loss = build.loss(tried.parts, partial(training_labels, data, tried.config.seed))
+    build.check_together(tried.config, data, loss)
+    trainer = Trainer(tried.config, tried.trained, loss, data, folder=folder, device=tried.device)
+    return trainer.learner, _steps(trainer), trainer.batches.images_in_step(0)
+
+
+def _steps(trainer: Trainer) -> Iterator[list[Batch]]:
+    """Yield the micro-batches of each step, epoch by epoch, but for smaller steps."""
+    batches = trainer.batches
+    for epoch in count():
+        batches.epoch, batches.start = epoch, 0
+        loaded = unwrap(trainer.loader)
+        for position in range(batches.steps):
+            micro_batches = [next(loaded) for _ in range(batches.accumulate)]
+            if batches.images_in_step(position) == batches.images_in_step(0):
+                yield micro_batches
+
+
+def _count_flops(step: Callable[[], None]) -> float:
+    """Count the floating-point operations of a step of the model as it is written, not compiled."""
+    with warnings.catch_warnings():
+        # The counter has hooks that a compiled model would call twice.
+        warnings.filterwarnings("ignore", message="Using `torch.compile")
+        with FlopCounterMode(display=False) as counter, torch.compiler.set_stance("force_eager"):
+            step()
+    return counter.get_total_flops()
+
+
+def _write_trace(target: str, step: Callable[[], None], device: torch.device) -> None:
+    """Write the trace of a few steps; they are slower than without it.
+
+    Raises:
+        DataError: if it cannot be written.
+    """
+    # The profiler has a log of its own on standard error.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(TRACED):
+            step()
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(file))
+        write_result(target, file.read_text(encoding="utf-8"))
+
+
+def table(figures: dict[str, Any]) -> str:
+    """Return the figures of `profile` as text."""
+    micro_batches = "" if figures["accumulate"] == 1 else f" in {figures['accumulate']} parts"
+    lines = [
+        f"{figures['experiment']}, {figures['precision']}, {figures['batch_size']} images"
+        f"{micro_batches} of {figures['image_size']} pixels, {figures['classes']} classes; "
+        f"mean of {figures['steps']} steps",
+        f"data: {figures['data']}",
+    ]
+
+    for name, meaning in {**PARTS, "step": "step"}.items():
+        if f"{name}_ms" in figures:
+            percent = figures.get(f"{name}_percent", 100.0)
+            lines.append(f"  {meaning:<36} {figures[f'{name}_ms']:10,.2f} ms {percent:6.1f} %")
+
+    lines += [
+        f"{figures['images_per_second']:,.1f} images/s, {figures['peak_gib']:.2f} GiB at the peak",
+        f"{figures['step_gflop']:,.1f} GFLOP per step: {figures['gflop_per_second']:,.1f} GFLOP/s, "
+        f"{figures['mfu_percent']:.1f} % of the {figures['product_gflop_per_second']:,.1f} GFLOP/s "
+        f"of a large matrix product",
+    ]
+    if "published_source" in figures:
+        lines.append(
+            f"published peak: {figures['published_gflop_per_second']:,.0f} GFLOP/s "
+            f"({figures['published_source']}), {figures['published_percent']:.1f} % of it"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,148 @@
+"""A training step, taken apart."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import one_line
+
+from mldec import build
+from mldec.benchmark import hardware, profile
+from mldec.benchmark.profile import PARTS, Stopwatch, Watched, watched
+from mldec.config.compose import compose
+from mldec.data.base import Classes
+from mldec.data.loader import Batch
+from mldec.runtime.cost import multiply_accumulates
+
+SMALL = [
+    "data.image_size=32",
+    "data.train_images=40",
+    "train.batch_size=16",
+    "train.accumulate=2",
+    "train.workers=0",
+    "head.embed_dim=16",
+    "head.mlp_dim=16",
+    "device=cpu",
+]
+
+
+@pytest.fixture(autouse=True)
+def small_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(hardware.SIDE, "cpu", 64)
+
+
+def test_every_moment_belongs_to_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0])
+    monkeypatch.setattr(profile.time, "perf_counter", lambda: next(moments))
+    stopwatch = Stopwatch(torch.device("cpu"))
+    stopwatch.restart()
+    with stopwatch.part("backward"), stopwatch.part("backbone"):
+        pass
+    expected = {"other": 1.0 + 5.0, "backward": 2.0 + 4.0, "backbone": 3.0}
+    assert stopwatch.seconds() == {**dict.fromkeys(PARTS, 0.0), **expected}
+
+
+def test_the_way_of_a_batch_to_the_device_is_measured() -> None:
+    stopwatch = Stopwatch(torch.device("cpu"))
+    batch = Batch(torch.ones(2, 3, 4, 4), torch.zeros(2, 5), torch.arange(2))
+    images = watched(batch, stopwatch).images
+    stopwatch.restart()
+    assert type(images) is Watched
+    copied = images.to("cpu", memory_format=torch.channels_last)
+    assert type(copied) is torch.Tensor
+    assert copied.is_contiguous(memory_format=torch.channels_last)
+    assert stopwatch.seconds()["copy"] > 0
+
+
+def test_the_parts_add_up_to_the_step(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "TRACED", 1)
+    file, trace = tmp_path / "profile.json", tmp_path / "trace.json"
+    trace.write_text("an older trace")
+    words = ["--experiment", "digits", "--repeats", "2", "--json", file, "--trace", trace]
+    status, out, err = cli("benchmark", "profile", *words, *SMALL)
+    assert status == 0, err
+
+    figures = json.loads(file.read_text())["figures"]
+    parts = {name for name in PARTS if f"{name}_ms" in figures}
+    assert parts == PARTS.keys() - {"model"}
+    total = sum(figures[f"{name}_ms"] for name in parts)
+    assert figures["step_ms"] == pytest.approx(total)
+    assert sum(figures[f"{name}_percent"] for name in parts) == pytest.approx(100)
+    assert figures["images_per_second"] == pytest.approx(16 / figures["step_ms"] * 1000)
+    for name in ("loader", "copy", "backbone", "head", "loss", "backward", "optimizer", "ema"):
+        assert figures[f"{name}_ms"] > 0, name
+    assert figures["backward_ms"] > figures["loss_ms"]
+    assert figures["data"] == "40 training images"
+    rate = figures["step_gflop"] / figures["step_ms"] * 1000
+    assert figures["gflop_per_second"] == pytest.approx(rate)
+    assert figures["mfu_percent"] == pytest.approx(100 * rate / figures["product_gflop_per_second"])
+    assert "published_source" not in figures
+
+    # Every part has its line, and the trace its range.
+    lines = out.splitlines()
+    for name in parts:
+        assert any(line.strip().startswith(PARTS[name]) for line in lines), name
+    names = [event.get("name") for event in json.loads(trace.read_text())["traceEvents"]]
+    assert names.count("optimizer") == 1
+    assert names.count("backbone") == 2  # micro-batches
+    assert "aten::convolution" in names
+
+
+def test_without_its_data_an_experiment_has_random_images(
+    cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    settings = ["backbone=tiny", "data.image_size=32", "train.batch_size=4", "device=cpu"]
+    settings += ["head.embed_dim=16", "head.mlp_dim=16", f"data.root={tmp_path / 'absent'}"]
+    words = ["--experiment", "nuswide_zsl_tresnet_m", "--repeats", "1", "--classes", "7"]
+    status, out, err = cli("benchmark", "profile", *words, *settings)
+    assert status == 0, err
+    lines = out.splitlines()
+    assert "7 classes" in lines[0]
+    assert lines[1].startswith(f"data: random images: {tmp_path / 'absent'}")
+
+
+@pytest.mark.slow
+def test_the_operations_are_counted(cli: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    words = ["--experiment", "digits", "--repeats", "1", "--json", file, "head=gap"]
+    settings = [setting for setting in SMALL if not setting.startswith("head.")]
+    done = cli("benchmark", "profile", *words, *settings)
+    assert done.status == 0, done.err
+
+    # Every product has two more in the backward pass, but for the gradient of the images. A product
+    # and a sum are two operations.
+    parts = build.check(compose(["+experiment=digits", "head=gap"]), build.MODEL_PARTS)
+    model = build.model(parts, Classes(tuple("0123456789")), pretrained=False)
+    first = model.backbone.network.conv1[0]
+    outputs = first(torch.zeros(1, 3, 32, 32)).numel()
+    first_macs = outputs * math.prod(first.weight.shape[1:])
+    flops = 16 * 2 * (3 * multiply_accumulates(model, 32) - first_macs)
+    assert json.loads(file.read_text())["figures"]["step_gflop"] == pytest.approx(flops / 1e9)
+
+
+def test_a_trace_that_cannot_be_written_is_refused_first(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "profile", lambda args: pytest.fail("it was measured"))
+    done = cli("benchmark", "profile", "--trace", tmp_path / "absent" / "trace.json")
+    assert done.status == 1
+    one_line(done.err, "there is no folder")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_one_part(cli: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    words = ["--experiment", "digits", "--repeats", "1", "--json", file, "train.compile=true"]
+    done = cli("benchmark", "profile", *words, *SMALL)
+    assert done.status == 0, done.err
+    figures = json.loads(file.read_text())["figures"]
+    assert figures["model_ms"] > 0
+    assert "backbone_ms" not in figures
+    assert figures["step_gflop"] > 0

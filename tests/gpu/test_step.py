@@ -1,0 +1,142 @@
+"""One optimiser step on a CUDA device, and the same on the CPU: faults, the scaler, compilation.
+
+The cases on CUDA need `pytest -m gpu`.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from patches import Patches
+from support import assert_equal
+from torch import Tensor, nn
+
+from mldec.config.compose import compose
+from mldec.data.loader import Batch
+from mldec.heads.ml_decoder import MLDecoder
+from mldec.losses.asymmetric import AsymmetricLoss
+from mldec.model import Classifier
+from mldec.training.step import Learner
+
+CUDA_MARKS = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=CUDA_MARKS, id="cuda")]
+
+
+class Network(nn.Module):
+    """Patches and a batch norm, whose statistics a bad step would spoil."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm = Patches(), nn.BatchNorm1d(48)
+        self.num_features = 48
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.norm(self.patches(images).transpose(1, 2)).transpose(1, 2)
+
+
+class InfiniteLoss(nn.Module):
+    """A loss that is infinite."""
+
+    reduction = "sum"
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return logits.sum() * torch.inf
+
+
+class InfiniteGradients(nn.Module):
+    """A loss of 0 whose gradients are not finite."""
+
+    reduction = "sum"
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return (logits - logits.detach()).sqrt().sum()
+
+
+class Steep(nn.Module):
+    """A loss whose gradients do not fit fp16 while the scale is that of the start."""
+
+    reduction = "sum"
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return 1e35 * logits.sum()
+
+
+def learner(device: torch.device, loss: nn.Module, *settings: str) -> Learner:
+    torch.manual_seed(0)
+    config = compose(["+experiment=digits", f"device={device}", *settings])
+    head = MLDecoder(48, 4, embed_dim=16, num_heads=2, mlp_dim=16, dropout=0.0)
+    model = Classifier(Network(), head).to(device)
+    ours = Learner(config, model, loss, device=device, steps=12)
+    ours.train()
+    return ours
+
+
+def batch() -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(256, (6, 3, 16, 16), dtype=torch.uint8, generator=generator)
+    targets = torch.randint(2, (6, 4), dtype=torch.int8, generator=generator)
+    return Batch(images, targets, torch.arange(6))
+
+
+def weights(learner: Learner) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("loss", [InfiniteLoss, InfiniteGradients])
+def test_a_step_that_is_not_finite_changes_nothing(
+    device: torch.device, precision: str, loss: type[nn.Module]
+) -> None:
+    settings = ["train.nonfinite=skip", f"train.precision={precision}"]
+    ours = learner(device, loss(), *settings)
+    before = weights(ours)
+    ours.learn([batch()], 6)
+    assert_equal(weights(ours), before)
+
+    # Nothing that it leaves behind, as in the state of the optimiser, spoils the next step.
+    ours.loss = AsymmetricLoss()
+    ours.learn([batch()], 6)
+    after = weights(ours)
+    assert all(value.isfinite().all() for value in after.values())
+    assert not torch.equal(after["head.pool_weight"], before["head.pool_weight"])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_scaler_leaves_out_a_step_that_overflows_in_fp16(device: torch.device) -> None:
+    ours = learner(device, Steep(), "train.precision=fp16")
+    before = [value.detach().clone() for value in ours.model.parameters()]
+    scale = ours.scaler.get_scale()
+    ours.learn([batch()], 6)
+    assert_equal(list(ours.model.parameters()), before)
+    assert ours.scaler.get_scale() == scale / 2
+
+
+def logits_and_gradients(model: nn.Module, images: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    logits = model(images)
+    logits.square().sum().backward()
+    gradients = [value.grad for value in model.parameters() if value.grad is not None]
+    return [logits.detach(), *(gradient.clone() for gradient in gradients)]
+
+
+@pytest.mark.parametrize(
+    "device", [pytest.param(torch.device("cpu"), marks=pytest.mark.slow), DEVICES[1]]
+)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_compiled_model_is_one_graph_and_computes_the_same(
+    device: torch.device, memory_format: torch.memory_format
+) -> None:
+    ours = learner(device, AsymmetricLoss())
+    ours.model.to(memory_format=memory_format)
+    images = batch().images.to(device).contiguous(memory_format=memory_format)
+
+    # On a CPU the graph alone is tried: to compile it takes a minute.
+    backend: Any = "inductor" if device.type == "cuda" else "eager"
+    expected = logits_and_gradients(ours.model, images)
+    compiled = torch.compile(ours.model, fullgraph=True, backend=backend)
+    found = logits_and_gradients(compiled, images)
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
