@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
 def evaluate(args: argparse.Namespace) -> None:
     """Evaluate what the command line names."""
     # Imported late: --help and a wrong argument need not wait for torch.
-    from mldec.evaluation import run
+    from mldec.evaluation.command import run
 
     run(args)
 

@@ -41,13 +41,10 @@ from mldec.data.base import DataModule, StoredImages
 from mldec.data.fingerprint import fingerprint
 from mldec.data.folds import fold_numbers
 from mldec.errors import CheckpointError, ConfigError, DataError, say
-from mldec.evaluation import (
-    Results,
-    Scores,
-    all_scores,
+from mldec.evaluation import Results, Scores, all_scores, left_out
+from mldec.evaluation.command import (
     check_class_names,
     choose_precision,
-    left_out,
     report,
     size_setting,
     to_csv,

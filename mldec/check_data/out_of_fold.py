@@ -17,7 +17,8 @@ from mldec.data.base import DataModule, ImageDataset, picture
 from mldec.data.fingerprint import check_same, difference, fingerprint
 from mldec.data.folds import parse_fold
 from mldec.errors import CheckpointError, ConfigError, DataError
-from mldec.evaluation import all_scores, choose_precision
+from mldec.evaluation import all_scores
+from mldec.evaluation.command import choose_precision
 from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from mldec import evaluation
+from mldec.evaluation import Results
+from mldec.evaluation.command import report
 from mldec.report.content import Content
 from mldec.report.meanings import is_count
 
@@ -24,7 +25,7 @@ def to_dict(content: Content, path: str, weights: str) -> dict[str, Any]:
     if table.intervals is not None:
         per_class["AP_low"], per_class["AP_high"] = table.intervals
 
-    results = evaluation.Results(
+    results = Results(
         metrics={name: interval.value for name, interval in content.metrics.items()},
         per_class=per_class,
         images=content.images,
@@ -32,7 +33,7 @@ def to_dict(content: Content, path: str, weights: str) -> dict[str, Any]:
         confusions=None,
     )
     return {
-        **evaluation.report(results, weights, path, table.names),
+        **report(results, weights, path, table.names),
         "intervals": {
             name: [interval.low, interval.high]
             for name, interval in content.metrics.items()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mldec.evaluation import COUNT
+from mldec.evaluation.command import COUNT
 from mldec.evaluators import Evaluator
 from mldec.evaluators.average_precision import INTERPOLATIONS, average_precision
 from mldec.evaluators.multi_label import MultiLabelEvaluator, top_k

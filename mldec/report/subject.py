@@ -17,9 +17,8 @@ from mldec.config.schema import Config
 from mldec.data.base import DataModule
 from mldec.data.fingerprint import fingerprint
 from mldec.errors import ConfigError, DataError
-from mldec.evaluation import (
-    Scores,
-    all_scores,
+from mldec.evaluation import Scores, all_scores
+from mldec.evaluation.command import (
     check_class_names,
     choose_precision,
     scorer,

@@ -105,6 +105,25 @@ def test_a_step_that_is_not_finite_changes_nothing(
     assert not torch.equal(after["head.pool_weight"], before["head.pool_weight"])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_a_step_never_waits_for_the_device(precision: str, name: str) -> None:
+    settings = [f"train.precision={precision}", f"optim.name={name}", "train.clip_grad=1"]
+    ours = learner(torch.device("cuda"), AsymmetricLoss(), *settings)
+    pinned = Batch(*(tensor.pin_memory() for tensor in batch()[:3]))
+    # The first step builds the state of the optimiser.
+    ours.learn([pinned], 6)
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            ours.learn([pinned], 6)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(ours.read()) == 4
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_scaler_leaves_out_a_step_that_overflows_in_fp16(device: torch.device) -> None:
     ours = learner(device, Steep(), "train.precision=fp16")

@@ -18,13 +18,11 @@ from mldec.evaluation import (
     Results,
     all_scores,
     autocast,
-    choose_precision,
     evaluate,
     evaluate_all,
     left_out,
     memory_advice,
     score,
-    table,
 )
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
@@ -255,35 +253,6 @@ def test_the_precision_is_that_of_the_config(
         assert Linear().fc(torch.ones(1, 3)).dtype == dtype
 
 
-@pytest.mark.parametrize(
-    ("recorded", "words", "used", "level"),
-    [
-        ("bf16", [], "fp32", "INFO"),
-        ("fp16", [], "fp32", "INFO"),
-        ("bf16", ["train.precision=bf16"], "bf16", "WARNING"),
-        ("fp32", [], "fp32", None),
-        ("auto", [], "auto", None),
-    ],
-)
-def test_half_precision_is_left_out_on_a_cpu_unless_it_is_chosen(
-    config: Config,
-    recorded: str,
-    words: list[str],
-    used: str,
-    level: str | None,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO", "mldec")
-    changed = override(config, [f"train.precision={recorded}"])
-    choose_precision(changed, words, CPU)
-    assert changed.train.precision.value == used
-    assert [record.levelname for record in caplog.records] == ([level] if level else [])
-
-    on_cuda = override(config, [f"train.precision={recorded}"])
-    choose_precision(on_cuda, words, torch.device("cuda"))
-    assert on_cuda.train.precision.value == recorded
-
-
 def results(bad: list[str], images: int = 1200) -> Results:
     return Results({"mAP": 50.0}, {}, images, bad, None)
 
@@ -293,18 +262,6 @@ def test_images_that_were_left_out_are_one_line() -> None:
     assert left_out(results(["a", "b"])) == ["2 validation images are left out, 1,200 count: a; b"]
     (line,) = left_out(results([f"image {number}" for number in range(11)]))
     assert line.endswith("image 8; image 9; ...")
-
-
-def test_percentages_stand_above_numbers_of_classes() -> None:
-    lines = table({"mAP": 12.3456, "classes_x": 81.0, "CF1": 5.0, "classes_long": 6.0}).split("\n")
-    assert lines == [
-        "  mAP            12.346",
-        "  CF1             5.000",
-        "number of classes:",
-        "  classes_x          81",
-        "  classes_long        6",
-    ]
-    assert "classes" not in table({"mAP": 1.0})
 
 
 def test_advice_names_what_was_tried_and_what_needs_less(

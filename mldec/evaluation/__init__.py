@@ -1,0 +1,27 @@
+"""Evaluate a model on validation images, for the trainer and for the command `mldec.evaluate`."""
+
+from mldec.evaluation.evaluating import (
+    AUTOCAST,
+    Results,
+    Scores,
+    all_scores,
+    autocast,
+    evaluate,
+    evaluate_all,
+    left_out,
+    memory_advice,
+    score,
+)
+
+__all__ = [
+    "AUTOCAST",
+    "Results",
+    "Scores",
+    "all_scores",
+    "autocast",
+    "evaluate",
+    "evaluate_all",
+    "left_out",
+    "memory_advice",
+    "score",
+]

@@ -1,0 +1,246 @@
+"""The work of the command `mldec.evaluate`, and what other commands share with it."""
+
+import argparse
+import csv
+import io
+import logging
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import logit
+from torch import nn
+from tqdm import tqdm
+
+from mldec import build
+from mldec.calibration.stored import chosen_thresholds
+from mldec.checkpoint import Calibrated, Loaded, load_model, scoring
+from mldec.cli import chosen_model
+from mldec.config.compose import override
+from mldec.config.schema import Config
+from mldec.data.base import DataModule
+from mldec.errors import CheckpointError, ConfigError, say
+from mldec.evaluation.evaluating import Results, evaluate, left_out, memory_advice
+from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
+from mldec.runtime import distributed, out_of_memory
+from mldec.runtime.console import on_terminal
+from mldec.runtime.devices import Precision
+from mldec.runtime.memory import keep_freed_memory
+
+log = logging.getLogger("mldec")
+
+COUNT = "classes_"  # starts the names of metrics that are numbers of classes, not percentages
+
+
+def report(results: Results, weights: str, path: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the content of `--json`, before `to_json`; an undefined value, such as an AP, is NaN.
+
+    Args:
+        results: of the evaluation.
+        weights: "ema" or "raw".
+        path: of the checkpoint.
+        names: of the K classes.
+    """
+    content: dict[str, Any] = {
+        "metrics": results.metrics,
+        "images": results.images,
+        "left_out": results.bad,
+        "weights": weights,
+        "checkpoint": path,
+    }
+    if results.confusions is not None:
+        content["confusions"] = [
+            {"label": names[label], "prediction": names[prediction], "images": images}
+            for label, prediction, images in results.confusions
+        ]
+
+    # From columns to one entry per class.
+    columns = results.per_class.items()
+    content["per_class"] = {
+        name: {key: column[index] for key, column in columns} for index, name in enumerate(names)
+    }
+    return content
+
+
+def table(metrics: dict[str, float]) -> str:
+    """Return the metrics as lines of text: percentages first, numbers of classes below them."""
+    width = max(len(name) for name in metrics)
+    percentages, counts = [], []
+    for name, value in metrics.items():
+        if name.startswith(COUNT):
+            counts.append(f"  {name:<{width}}  {value:7.0f}")
+        else:
+            percentages.append(f"  {name:<{width}}  {value:7.3f}")
+
+    if counts:
+        counts.insert(0, "number of classes:")
+    return "\n".join(percentages + counts)
+
+
+def to_csv(results: Results, names: tuple[str, ...]) -> str:
+    """Return the content of `--csv`: a heading, and one row per class."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["class", *results.per_class])
+    writer.writerows(zip(names, *results.per_class.values(), strict=True))
+    return text.getvalue()
+
+
+def choose_precision(config: Config, settings: list[str], device: torch.device) -> None:
+    """Use fp32 on a CPU, where half precision is slow, unless the user chooses a precision.
+
+    Args:
+        config: of the checkpoint, with the settings of the command line; it is changed.
+        settings: of the command line, as key=value.
+        device: that evaluates.
+    """
+    recorded = config.train.precision
+    slow = recorded.warning(device.type)
+    if slow is None:
+        return
+
+    is_chosen = any(setting.startswith("train.precision=") for setting in settings)
+    if is_chosen:
+        log.warning(slow)
+        return
+
+    config.train.precision = Precision.fp32
+    log.info(
+        f"evaluated in fp32 on a CPU; "
+        f"train.precision={recorded.value}, as in the run, is much slower here"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do the work of `mldec.evaluate`: load, evaluate, print, and write the files.
+
+    Args:
+        args: the command line; see `mldec.evaluate.parser`.
+
+    Raises:
+        UserError: for a wrong setting, or a checkpoint or data that cannot be used.
+    """
+    keep_freed_memory()
+
+    # Everything that can be refused at once comes before the data.
+    check_targets(args.json, args.csv, args.write_classes)
+    if args.write_classes and (args.json or args.csv or args.settings):
+        raise ConfigError(
+            "--write-classes evaluates nothing: leave out the settings, --json and --csv"
+        )
+    loaded = load_model(**chosen_model(args))
+    if args.write_classes:
+        write_classes(loaded, args)
+        return
+    check_class_names(loaded, args)
+
+    config = override(loaded.config, [*size_setting(args), *args.settings])
+    parts = build.check(config, ["data"])
+    device = distributed.pick_device(config.device)
+    choose_precision(config, args.settings, device)
+
+    with distributed.processes(device):
+        data = build.data(parts)
+        warn_of_size(data, loaded, args)
+        thresholds = chosen_thresholds(data, loaded, args)
+        model = scorer(loaded, data, args.checkpoint)
+
+        is_hidden = not (on_terminal() and distributed.is_main())
+        bar = partial(tqdm, desc="evaluate", leave=False, disable=is_hidden)
+        with out_of_memory.explained(lambda: memory_advice(config, device)):
+            results = evaluate(
+                model.to(device),
+                data,
+                config,
+                device=device,
+                progress=bar,
+                logit_threshold=None if thresholds is None else torch.tensor(logit(thresholds)),
+            )
+        if thresholds is not None:
+            column = np.broadcast_to(thresholds, len(data.val.classes)).tolist()
+            results.per_class["threshold"] = column
+
+        if distributed.is_main():
+            tell(results, loaded.weights, args, data.val.classes.names)
+
+
+def scorer(loaded: Loaded, data: DataModule, path: str) -> nn.Module:
+    """Return a checkpoint's model with calibrated logits, in the order of the data's classes.
+
+    Args:
+        loaded: the checkpoint.
+        data: whose validation images are scored.
+        path: of the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: if checkpoint and data have other classes.
+    """
+    model: nn.Module = loaded.model
+    if loaded.calibration is not None:
+        model = Calibrated(model, loaded.calibration)
+    return scoring(model, loaded.classes, data.val.classes, path)
+
+
+def check_class_names(loaded: Loaded, args: argparse.Namespace) -> None:
+    """Raise a `ConfigError` for --class-names if the classes are those of the data anyway."""
+    if args.class_names and loaded.classes.queries is not None:
+        raise ConfigError(
+            f"--class-names has no effect: {args.checkpoint} scores the classes of the data, "
+            f"by their word vectors; leave it out"
+        )
+
+
+def size_setting(args: argparse.Namespace) -> list[str]:
+    """Return --image-size as a setting, since data=NAME brings an image size of its own."""
+    return [] if args.image_size is None else [f"data.image_size={args.image_size}"]
+
+
+def warn_of_size(data: DataModule, loaded: Loaded, args: argparse.Namespace) -> None:
+    """Warn of an image size that data=NAME brings, and that is not the checkpoint's."""
+    trained, evaluated = loaded.transform.image_size, data.transform.image_size
+    is_chosen = any(setting.startswith("data.image_size=") for setting in args.settings)
+    if evaluated != trained and not is_chosen:
+        log.warning(
+            f"evaluated at {evaluated} pixels, the default of this data; {args.checkpoint} is for "
+            f"{trained}: pass data.image_size={trained} for that"
+        )
+
+
+def write_classes(loaded: Loaded, args: argparse.Namespace) -> None:
+    """Write the names of a checkpoint's classes, as `--class-names` reads them.
+
+    Raises:
+        CheckpointError: if it has no classes of its own.
+        DataError: if the file cannot be written.
+    """
+    names = loaded.classes.names
+    if not names:
+        raise CheckpointError(
+            f"--write-classes: {args.checkpoint} names no classes, it scores those of word vectors"
+        )
+
+    write_result(args.write_classes, "".join(f"{name}\n" for name in names))
+    if args.write_classes != STANDARD_OUTPUT:
+        say(f"{args.write_classes}: the names of the {len(names):,} classes of {args.checkpoint}")
+
+
+def tell(results: Results, weights: str, args: argparse.Namespace, names: tuple[str, ...]) -> None:
+    """Print the results, and write the files that the command line names.
+
+    Args:
+        results: of the evaluation.
+        weights: "ema" or "raw".
+        args: the command line.
+        names: of the K classes.
+    """
+    for line in left_out(results):
+        log.warning(line)
+    say(f"{args.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
+    say(*table(results.metrics).splitlines())
+
+    if args.json:
+        content = report(results, weights, args.checkpoint, names)
+        write_result(args.json, to_json(content, indent=1) + "\n")
+    if args.csv:
+        write_result(args.csv, to_csv(results, names))
