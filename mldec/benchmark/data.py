@@ -23,6 +23,7 @@ from torchvision import transforms
 
 from mldec import build
 from mldec.data.images import read_image
+from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import TrainTransform
 
 COCO_TRAIN = (82_783, 600_000)  # images, objects
@@ -52,8 +53,8 @@ def data(args: argparse.Namespace) -> dict[str, Any]:
         official_transform = _official(file)
         ours, official = [], []
         for turn in range(ROUNDS + 1):
-            our_seconds = _seconds(lambda: transform(read_image(file)), turn)
-            official_seconds = _seconds(official_transform, turn)
+            our_seconds = _seconds(lambda rng: transform(read_image(file), rng), turn)
+            official_seconds = _seconds(lambda _: official_transform(), turn)
 
             # The first round warms up.
             if turn > 0:
@@ -125,13 +126,14 @@ def _draw_cutout(image: Image.Image) -> Image.Image:
     return image
 
 
-def _seconds(job: Callable[[], Any], seed: int) -> float:
+def _seconds(job: Callable[[SampleRandom], Any], seed: int) -> float:
     """Return the mean processor time of a job, with the random choices of a seed."""
     random.seed(seed)
+    rng = SampleRandom(seed)
 
     start = time.process_time()
     for _ in range(IMAGES):
-        job()
+        job(rng)
     return (time.process_time() - start) / IMAGES
 
 

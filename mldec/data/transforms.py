@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from mldec.config.schema import MAX_IMAGE_SIZE
 from mldec.data.images import read_image as read_image  # for users, see docs/extending.md
 from mldec.data.official_augment import PairAugment, cutout
+from mldec.data.randomness import SampleRandom, seeded
 from mldec.errors import ConfigError, DataError, suggest
 
 MIN_TEST_CROP = 0.1  # 1/100 of the area; below it, far more pixels are resized than are kept
@@ -32,6 +34,14 @@ MEAN_COLOUR = (124, 116, 104)
 # per side are below the limit, whatever the file.
 MAX_RESIZED = 178_956_970
 MAX_SIDE = math.isqrt(MAX_RESIZED)
+
+
+class Transform(Protocol):
+    """What makes an image into the model's input."""
+
+    def __call__(self, image: Image.Image, rng: SampleRandom) -> Tensor:
+        """Return uint8 [3, S, S] of an RGB image, with the random choices of `rng`."""
+        ...
 
 
 def resized(image: Image.Image, size: tuple[int, int], how: Image.Resampling) -> Image.Image:
@@ -105,8 +115,12 @@ class EvalTransform:
 
         _check_known("interpolation", self.interpolation, INTERPOLATIONS)
 
-    def __call__(self, image: Image.Image) -> Tensor:
+    def __call__(self, image: Image.Image, rng: SampleRandom | None = None) -> Tensor:
         """Return uint8 [3, S, S]; without `crop` bitwise equal to Pillow's resize.
+
+        Args:
+            image: RGB image.
+            rng: not used; there are no random choices.
 
         Raises:
             DataError: if the image is so narrow that it cannot be resized, see `resized`.
@@ -160,9 +174,6 @@ class TrainTransform:
     The defaults are those of the official COCO recipe: no crop and no flip. `augment` does not
     include the cutout: no augmentation at all is `augment="none"` and `cutout=0`.
 
-    Random choices come from the global generators of `random`, numpy and torch, which the loader
-    seeds for every sample.
-
     Source: official train.py, Resize -> CutoutPIL(0.5) -> RandAugment -> ToTensor; for ImageNet
     timm's transforms_imagenet_train: crop 0.08, flip, "rand-...", erase.
     """
@@ -214,22 +225,37 @@ class TrainTransform:
         self.augment = _augment(augment, image_size, interpolation)
         self.erase = _erasing(erase) if erase else None
 
-    def __call__(self, image: Image.Image) -> Tensor:
+        # The random crop, the erasing and the augmentations of libraries take no generator.
+        self.draws_globally = crop < 1 or erase > 0 or augment not in ("official", "none")
+
+    def __call__(self, image: Image.Image, rng: SampleRandom) -> Tensor:
         """Return uint8 [3, S, S] of an RGB image, which is not changed.
+
+        Args:
+            image: RGB image of any size.
+            rng: source of all random choices, in its first state.
 
         Raises:
             DataError: if the image is so narrow that it cannot be resized, see `resized`.
         """
-        # `random.choice` of one operation would still draw a number, and change what a seed means.
-        resize = self.resizes[0] if len(self.resizes) == 1 else random.choice(self.resizes)
+        if not self.draws_globally:
+            return self._transformed(image, rng)
+
+        with seeded(rng.initial_seed):
+            return self._transformed(image, rng)
+
+    def _transformed(self, image: Image.Image, rng: SampleRandom) -> Tensor:
+        """Return uint8 [3, S, S]; see `__call__`."""
+        # A choice among one would still draw a number, and change what a seed means.
+        resize = self.resizes[0] if len(self.resizes) == 1 else rng.choice(self.resizes)
         image = resize(image)
 
-        if self.flip and random.random() < 0.5:
+        if self.flip and rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.cutout:
-            image = cutout(image, self.cutout)
+            image = cutout(image, self.cutout, rng)
 
-        tensor = to_tensor(self.augment(image))
+        tensor = to_tensor(self.augment(image, rng))
         return self.erase(tensor) if self.erase else tensor
 
 
@@ -246,27 +272,50 @@ def _erasing(probability: float) -> Callable[[Tensor], Tensor]:
 
 def _resize(size: int, crop: float, how: Image.Resampling) -> Callable[[Image.Image], Image.Image]:
     """Build the operation that resizes an image, or a random crop of it, to a square."""
-    from torchvision.transforms import v2
-
     # Even with a scale of 1, torchvision would crop the longer side to reach its aspect ratio.
     if crop == 1:
         return partial(resized, size=(size, size), how=how)
+
+    from torchvision.transforms import v2
 
     return v2.RandomResizedCrop(
         (size, size), scale=(crop, 1.0), ratio=(3 / 4, 4 / 3), interpolation=how
     )
 
 
-def _augment(name: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:
+Augment = Callable[[Image.Image, SampleRandom], Image.Image]
+
+
+@dataclass(frozen=True)
+class _LibraryAugment:
+    """An augmentation that draws from the global generators of torch, numpy and `random`."""
+
+    operation: Callable[[Image.Image], Image.Image]
+
+    def __call__(self, image: Image.Image, rng: SampleRandom) -> Image.Image:
+        """Apply it; `random` goes on where the generator of the sample stands."""
+        random.setstate(rng.getstate())
+        return self.operation(image)
+
+
+def _unchanged(image: Image.Image, rng: SampleRandom) -> Image.Image:
+    return image
+
+
+def _augment(name: str, size: int, interpolation: str) -> Augment:
     """Build the augmentation with this name, see `TrainTransform`."""
     if name.startswith("rand-"):
-        return _timm_augment(name, size, interpolation)
+        return _LibraryAugment(_timm_augment(name, size, interpolation))
 
     _check_known("augment", name, AUGMENTS)
+    if name == "official":
+        return PairAugment()
+    if name == "none":
+        return _unchanged
+
     from torchvision.transforms import v2
 
-    augmentations = {"official": PairAugment, "randaugment": v2.RandAugment, "none": v2.Identity}
-    return augmentations[name]()
+    return _LibraryAugment(v2.RandAugment())
 
 
 def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from mldec import build
 from mldec.checkpoint import Loaded, load_model, local
 from mldec.cli import chosen_model
+from mldec.data.base import fixed_sample
 from mldec.data.transforms import to_tensor
 from mldec.errors import ConfigError, DataError, UserError, say, writing
 from mldec.export.program import Program, of_other_classes, open_axes, traced
@@ -221,7 +222,7 @@ def training_images(loaded: Loaded) -> Iterator[Image.Image]:
         dataset = build.data(build.check(loaded.config, ["data"])).train.dataset
         count = len(dataset)
         for index in range(0, count, max(1, count // CALIBRATION_IMAGES)):
-            pixels, _ = dataset[index]
+            pixels, _ = fixed_sample(dataset, index)
             yield Image.fromarray(pixels.permute(1, 2, 0).numpy())
     except UserError as error:
         raise ConfigError(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mldec.benchmark import data as measure_data
+from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import TrainTransform, read_image
 
 
@@ -22,7 +23,7 @@ def test_without_random_operations_both_pipelines_give_the_same_picture(
     measure_data._photo().save(file, quality=90)
     assert read_image(file).size == (640, 480)
     random.seed(seed)
-    ours = TrainTransform(image_size=448, augment="none")(read_image(file))
+    ours = TrainTransform(image_size=448, augment="none")(read_image(file), SampleRandom(seed))
     random.seed(seed)
     official = measure_data._official(file)()
     assert official.dtype == torch.float32

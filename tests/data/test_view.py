@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.data.view import View
 from mldec.errors import ConfigError
@@ -37,9 +38,9 @@ def test_training_takes_every_setting_of_its_transform() -> None:
     assert train.erase is not None
 
     image = Image.new("RGB", (20, 30), (10, 20, 30))
-    assert train(image).shape == (3, 16, 16)
+    assert train(image, SampleRandom(0)).shape == (3, 16, 16)
     plain = View(image_size=16, augment="none", cutout=0).train()
-    assert torch.equal(plain(image), EvalTransform(image_size=16)(image))
+    assert torch.equal(plain(image, SampleRandom(0)), EvalTransform(image_size=16)(image))
 
 
 @pytest.mark.parametrize(
