@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -98,11 +99,12 @@ def read_content(path: str | Path) -> bytes:
     """
     try:
         with open_binary(path) as file:
-            content = file.read(MAX_FILE + 1)  # one byte more tells a larger file
+            size = os.fstat(file.fileno()).st_size
+            content = file.read() if size <= MAX_FILE else b""
     except OSError as error:
         raise DataError(f"{path}: {_file_fault(Path(path), error)}; {_FIX}") from error
 
-    if len(content) > MAX_FILE:
+    if size > MAX_FILE:
         raise DataError(f"{path}: more than {MAX_FILE:,} bytes are no image; {_FIX}")
     return content
 
@@ -148,7 +150,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         # The same colours as a direct conversion, but without its warning about transparency.
         image = image.convert("RGBA")
 
-    return image.convert("RGB")
+    # A conversion from RGB to RGB would copy the image.
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _orientation(image: Image.Image) -> int:

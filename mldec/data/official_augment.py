@@ -15,6 +15,8 @@ from typing import Any
 
 from PIL import Image, ImageEnhance, ImageOps
 
+from mldec.data.quick_operations import shear_x, shear_y, smoothed
+
 PROBABILITY = 0.5  # of each of the two operations
 NUM_LEVELS = 10  # rows of the magnitude table; row 0 is never drawn
 GREY = (128, 128, 128)  # fills the area that a geometric operation uncovers
@@ -59,32 +61,26 @@ def _sign(rng: Random) -> int:
     return rng.choice((-1, 1))
 
 
-def _affine(
-    image: Image.Image, matrix: tuple[float, ...], resample: Image.Resampling
-) -> Image.Image:
-    """Map output pixel (x, y) to input pixel (ax + by + c, dx + ey + f).
-
-    The matrix is (a, b, c, d, e, f). Output pixels whose input lies outside the image become grey.
-    """
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, resample, fillcolor=GREY)
+def _moved(image: Image.Image, across: float, down: float) -> Image.Image:
+    """Give pixel (x, y) the colour at (x + across, y + down), or grey if that lies outside."""
+    matrix = (1, 0, across, 0, 1, down)
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=GREY)
 
 
 def _shear_x(image: Image.Image, slope: float, rng: Random) -> Image.Image:
-    return _affine(image, (1, slope * _sign(rng), 0, 0, 1, 0), Image.Resampling.BICUBIC)
+    return shear_x(image, slope * _sign(rng), GREY[0])
 
 
 def _shear_y(image: Image.Image, slope: float, rng: Random) -> Image.Image:
-    return _affine(image, (1, 0, 0, slope * _sign(rng), 1, 0), Image.Resampling.BICUBIC)
+    return shear_y(image, slope * _sign(rng), GREY[0])
 
 
 def _translate_x(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
-    shift = fraction * image.width * _sign(rng)
-    return _affine(image, (1, 0, shift, 0, 1, 0), Image.Resampling.NEAREST)
+    return _moved(image, fraction * image.width * _sign(rng), 0)
 
 
 def _translate_y(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
-    shift = fraction * image.height * _sign(rng)
-    return _affine(image, (1, 0, 0, 0, 1, shift), Image.Resampling.NEAREST)
+    return _moved(image, 0, fraction * image.height * _sign(rng))
 
 
 def _rotate(image: Image.Image, degrees: float, rng: Random) -> Image.Image:
@@ -108,6 +104,11 @@ def _small_cutout(image: Image.Image, pixels: float, rng: Random) -> Image.Image
 def _enhance(image: Image.Image, strength: float, rng: Random, *, kind: type[Any]) -> Image.Image:
     # `kind` is one of Pillow's enhancements.
     return kind(image).enhance(1 + strength * _sign(rng))
+
+
+def _sharpness(image: Image.Image, strength: float, rng: Random) -> Image.Image:
+    # Pillow's ImageEnhance.Sharpness.
+    return Image.blend(smoothed(image), image, 1 + strength * _sign(rng))
 
 
 def _posterize(image: Image.Image, bits: float, rng: Random) -> Image.Image:
@@ -152,7 +153,7 @@ OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
     ),  # distance of the factor from 1
     "contrast": (partial(_enhance, kind=ImageEnhance.Contrast), _levels(0, 0.9)),
     "brightness": (partial(_enhance, kind=ImageEnhance.Brightness), _levels(0, 0.9)),
-    "sharpness": (partial(_enhance, kind=ImageEnhance.Sharpness), _levels(0, 0.9)),
+    "sharpness": (_sharpness, _levels(0, 0.9)),
     "posterize": (_posterize, _levels(8, 4, whole=True)),  # bits kept of each channel
     "solarize": (_solarize, _levels(256, 0)),  # values from here on are inverted
     "cutout": (_small_cutout, _levels(0, 20, whole=True)),  # pixels

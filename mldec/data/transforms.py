@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -69,9 +68,10 @@ def resized(image: Image.Image, size: tuple[int, int], how: Image.Resampling) ->
 
 def to_tensor(image: Image.Image) -> Tensor:
     """Return an RGB image as uint8 [3, H, W], values 0 to 255, contiguous."""
-    # Stacking the channels takes half the time of transposing [H, W, 3].
-    channels = [np.asarray(channel) for channel in image.split()]
-    return torch.from_numpy(np.stack(channels))
+    # Copying one channel after the other takes half the time of transposing [H, W, 3].
+    channels = [image.tobytes("raw", name) for name in "RGB"]
+    values = torch.frombuffer(bytearray().join(channels), dtype=torch.uint8)
+    return values.view(3, image.height, image.width)
 
 
 @dataclass(frozen=True, kw_only=True)
