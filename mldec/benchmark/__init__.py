@@ -21,7 +21,7 @@ JOBS = {
     "labels": ("data", "first and second start of a COCO split of full size"),
     "data": (
         "data",
-        "images/s of the training transform on one core, beside the official pipeline",
+        "the training transform taken apart, on one core, beside those of others",
     ),
     "throughput": (
         "model",
@@ -77,6 +77,10 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument(
                 "--seconds", type=float, default=5.0, help="of timing per number of queries"
             )
+        if job == "data":
+            one.add_argument(
+                "folder", nargs="?", metavar="FOLDER", help="of photos, beside a made picture"
+            )
         if job == "predict":
             one.add_argument("checkpoint", help="as for mldec.predict")
             one.add_argument("images", metavar="FOLDER", help="of images")
@@ -120,7 +124,7 @@ def run(args: argparse.Namespace) -> None:
     module = importlib.import_module(f"mldec.benchmark.{JOBS[args.job][0]}")
     figures = getattr(module, args.job)(args)
 
-    if args.job == "cost":
+    if args.job in ("cost", "data"):
         say(*module.table(figures).splitlines())
     else:
         for name, value in figures.items():

@@ -143,7 +143,8 @@ class StoredImages:
 
         content = self.storage.content(index)
         transform = partial(self.transform, rng=rng)
-        image = load_image(self.storage.name(index), transform, content)
+        name, decoder = self.storage.name(index), self.transform.decoder
+        image = load_image(name, transform, content, decoder=decoder)
         return image, target
 
     def name(self, index: int) -> str:

@@ -57,6 +57,11 @@ def run(args: argparse.Namespace) -> None:
     if args.classes is not None:
         loaded = with_classes(loaded, args.classes, args.vectors)
     thresholds, rule = chosen_thresholds(loaded, args)
+    if args.any_size and loaded.transform.resize != "pillow":
+        raise ConfigError(
+            f"--any-size resizes as Pillow does, and {path} was trained with "
+            f"data.resize={loaded.transform.resize}; leave --any-size out"
+        )
 
     program = Program(
         loaded,
@@ -155,6 +160,7 @@ def describe(program: Program, loaded: Loaded, args: argparse.Namespace, path: P
         image_size=loaded.transform.image_size,
         crop=loaded.transform.crop,
         interpolation=loaded.transform.interpolation,
+        resize=loaded.transform.resize,
         resizes=args.any_size,
         mean=mean.flatten().tolist() if isinstance(mean, Tensor) else None,
         std=std.flatten().tolist() if isinstance(std, Tensor) else None,

@@ -23,7 +23,7 @@ from mldec.data.base import (
 from mldec.data.labels import from_dense
 from mldec.data.loader import eval_loader
 from mldec.data.randomness import SampleRandom
-from mldec.data.transforms import EvalTransform
+from mldec.data.transforms import EvalTransform, Picture
 from mldec.data.workers import unwrap
 from mldec.errors import ConfigError, DataError
 
@@ -69,6 +69,15 @@ class Generated:
 
     def name(self, index: int) -> str:
         return f"number {index}"
+
+
+class Drawn:
+    """A transform that shows the random number that it is given."""
+
+    decoder = "pillow"
+
+    def __call__(self, image: Picture, rng: SampleRandom) -> Tensor:
+        return torch.tensor(rng.random())
 
 
 @pytest.fixture
@@ -117,7 +126,7 @@ def test_an_index_out_of_range_is_refused_whatever_the_storage_takes(
 
 
 def test_a_fixed_sample_is_the_one_of_an_evaluation(images: LabelledImages) -> None:
-    drawn = StoredImages(images, lambda image, rng: torch.tensor(rng.random()))
+    drawn = StoredImages(images, Drawn())
     split = Split(drawn, Classes(NAMES))
     data = module(lambda name: split)
     loader = eval_loader(data, batch_size=4, workers=0, pin=False)

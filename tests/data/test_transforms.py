@@ -77,6 +77,8 @@ def test_eval_transform_travels_as_plain_values():
         "image_size": 96,
         "crop": None,
         "interpolation": "bilinear",
+        "decoder": "pillow",
+        "resize": "pillow",
     }
     assert EvalTransform(**dataclasses.asdict(transform)) == transform
     assert (
@@ -112,6 +114,8 @@ def test_squashing_with_another_interpolation():
         ({"crop": 0.0}, "test crop: 0.0"),
         ({"crop": 1.1}, "test crop: 1.1"),
         ({"interpolation": "random"}, "interpolation: 'random'"),
+        ({"decoder": "x"}, "decoder: 'x'.*pillow, torchcodec"),
+        ({"resize": "x"}, "resize: 'x'.*pillow, tensor"),
     ],
 )
 def test_eval_transform_refuses_wrong_values(arguments, expected):
@@ -275,6 +279,66 @@ def test_crop_one_is_a_plain_resize_whatever_the_ratio():
     assert torch.equal(transform(image, SampleRandom(0)), EvalTransform(image_size=32)(image))
 
 
+# Resized by torch
+
+
+def both(image: Image.Image) -> tuple[Image.Image, torch.Tensor, torch.Tensor]:
+    """Return an image in the forms that decoders return: with either order of memory."""
+    channels = to_tensor(image)
+    colours = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    assert colours.stride() != channels.stride()
+    return image, channels, colours
+
+
+@pytest.mark.parametrize("resize", ["pillow", "tensor"])
+def test_the_form_of_an_image_changes_no_pixel(resize: str) -> None:
+    evaluate = EvalTransform(image_size=48, crop=0.8, resize=resize)
+    train = TrainTransform(image_size=48, resize=resize, crop=0.5)
+    for transform in (evaluate, train):
+        results = [transform(image, SampleRandom(3)) for image in both(picture(100, 60))]
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert all(result.is_contiguous() for result in results)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(500, 333), (40, 30), (64, 64), (3, 200)])
+def test_torch_resizes_like_pillow_within_two_levels(
+    size: tuple[int, int], interpolation: str
+) -> None:
+    image = picture(*size)
+    for crop in (None, 0.875):
+        settings: dict[str, Any] = {"crop": crop, "interpolation": interpolation}
+        pillows = EvalTransform(image_size=64, **settings)(image)
+        torchs = EvalTransform(image_size=64, resize="tensor", **settings)(image)
+        difference = (torchs.int() - pillows.int()).abs()
+        assert difference.max() <= 2
+        assert difference.float().mean() < 0.3
+
+
+def test_torch_resizes_photos_like_pillow_within_a_level(sample_data: Path) -> None:
+    for path in sorted((sample_data / "coco2014_mini" / "val2014").glob("*.jpg"))[:5]:
+        image = read_image(path)
+        torchs = EvalTransform(image_size=448, resize="tensor")(image).int()
+        assert (torchs - EvalTransform(image_size=448)(image).int()).abs().max() == 1
+
+
+def test_random_choices_do_not_depend_on_who_resizes() -> None:
+    image = picture(100, 60)
+    settings: dict[str, Any] = {"image_size": 48, "flip": True, "crop": 0.5, "augment": "none"}
+    for seed in range(20):
+        pillows, torchs = (
+            TrainTransform(resize=resize, **settings)(image, SampleRandom(seed))
+            for resize in ("pillow", "tensor")
+        )
+        assert (torchs.int() - pillows.int()).abs().max() <= 2
+
+
+def test_torch_refuses_thin_images_too() -> None:
+    thin = torch.zeros(3, 1_000_000, 1, dtype=torch.uint8)
+    with pytest.raises(DataError, match="its 1 x 1,000,000 pixels need 448,000,000 pixels"):
+        EvalTransform(image_size=448, resize="tensor")(thin)
+
+
 def test_the_argument_is_not_changed():
     image = picture(32, 32)  # of the final size, so that the resize has nothing to do
     before = np.array(image)
@@ -310,6 +374,8 @@ def test_transforms_travel_to_spawned_workers():
         ({"crop": 1.01}, "crop: 1.01"),
         ({"erase": 1.5}, "erase: 1.5"),
         ({"interpolation": "lanczos"}, "interpolation: 'lanczos'.*bicubic, bilinear, random"),
+        ({"decoder": "x"}, "decoder: 'x'.*pillow, torchcodec"),
+        ({"resize": "x"}, "resize: 'x'.*pillow, tensor"),
         (
             {"augment": "rand-m7-mstd"},
             "augment: 'rand-m7-mstd' is no RandAugment of timm's; write for example",
