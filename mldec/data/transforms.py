@@ -320,6 +320,7 @@ class TrainTransform:
 
         if self.flip and rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        # The resize has made an image of its own, even of one that has the size already.
         if self.cutout:
             image = cutout(image, self.cutout, rng)
 

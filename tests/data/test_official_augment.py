@@ -16,7 +16,7 @@ def test_cutout_covers_one_square_of_one_colour():
     black = Image.new("RGB", (60, 60))
     areas, colours = [], []
     for _ in range(300):
-        covered = np.asarray(cutout(black, 0.5, rng)).reshape(60, 60, 3)
+        covered = np.asarray(cutout(black.copy(), 0.5, rng)).reshape(60, 60, 3)
         rows, columns = covered.any(2).any(1).nonzero()[0], covered.any(2).any(0).nonzero()[0]
         inside = covered[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].reshape(-1, 3)
         assert (inside == inside[0]).all()
@@ -60,7 +60,7 @@ def test_cutout_equals_the_official_one_to_the_bit(side, widest):
     ours, officials = [], []
     for function, results in ((cutout, ours), (official_cutout, officials)):
         rng = random.Random(0)
-        results += [np.asarray(function(image, 0.5, rng)) for _ in range(60)]
+        results += [np.asarray(function(image.copy(), 0.5, rng)) for _ in range(60)]
     assert np.array_equal(ours, officials)
     black = [np.asarray(cutout(Image.new("RGB", (side, side)), 0.5, rng)).any(2) for _ in range(60)]
     assert max(int(covered.any(0).sum()) for covered in black) == widest
