@@ -28,7 +28,7 @@ from support import QUICK, write_coco
 from mldec import build, checkpoint, train
 from mldec.config.compose import compose, parse, to_dict
 from mldec.config.schema import PARTS, Config
-from mldec.data.base import Classes, DataModule, Split
+from mldec.data.base import Classes, DataModule, Split, fixed_sample
 from mldec.data.loader import TrainBatches, train_loader
 from mldec.data.workers import unwrap
 from mldec.evaluation import evaluate
@@ -553,7 +553,9 @@ def test_lists_and_folders(times: int, work: Path, state: dict[str, Any], config
 def contents(split: Split) -> tuple[Any, ...]:
     """Return everything that was read of a split, in comparable form."""
     names = [split.dataset.name(index) for index in range(len(split.dataset))]
-    targets = [split.dataset[index][1].tolist() for index in range(len(split.dataset))]
+    targets = [
+        fixed_sample(split.dataset, index)[1].tolist() for index in range(len(split.dataset))
+    ]
     return split.classes.names, split.classes.exclusive, names, targets
 
 

@@ -34,10 +34,11 @@ JOBS = {
         options.head,
     ),
     "metric": Job("metric", "mAP at COCO's size, and time and memory at 9,605 classes"),
-    "labels": Job("data", "first and second start of a COCO split of full size"),
+    "labels": Job("labels", "first and second start of a COCO split of full size"),
     "data": Job(
         "data",
-        "images/s of the training transform on one core, beside the official pipeline",
+        "the training transform taken apart, on one core, beside those of others",
+        options.data,
     ),
     "throughput": Job(
         "throughput",

@@ -1,75 +1,120 @@
-"""The jobs of `mldec.benchmark` that measure data.
-
-They time the start of a dataset, and the way from a JPEG file to a training image.
-"""
+"""The job of `mldec.benchmark` that takes the way from an image file to a training image apart."""
 
 import argparse
-import json
-import multiprocessing
 import random
-import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
-from timm.data.auto_augment import rand_augment_transform
-from torchvision import transforms
+from PIL import Image
 
-from mldec import build
-from mldec.data.images import read_image
-from mldec.data.transforms import TrainTransform
+from mldec.benchmark.pipelines import PARTS, Pipeline, official, ours, timms, torchvision_v2
+from mldec.data.base import Classes, DataModule, LabelledImages, Split, StoredImages
+from mldec.data.images import FORMATS, check_decoder, read_image
+from mldec.data.labels import from_single
+from mldec.data.loader import TrainBatches, train_loader
+from mldec.data.randomness import SampleRandom, sample_seed, seeded
+from mldec.data.storage.image_files import ImageFiles
+from mldec.data.task import SingleLabel
+from mldec.data.transforms import EvalTransform, TrainTransform
+from mldec.data.workers import unwrap
+from mldec.errors import ConfigError
 
-COCO_TRAIN = (82_783, 600_000)  # images, objects
-PHOTO = (640, 480)  # pixels of the file
+PHOTO = (640, 480)  # pixels of the made file
 SIZE = 448  # side of the training image in pixels
 ROUNDS = 15  # the median round is reported
-IMAGES = 40  # per round
+IMAGES = 40  # per round and way
+LOADED = 480  # images per run of the loader
+LOADS = 3  # runs of the loader with each number of workers
+BATCH = 16  # images per batch of the loader
+NEEDED = 1820  # images/s that one H200 trains on, of TResNet-L at 448 pixels
+CORES = 16
+QUALITY = 95  # of images that scripts/pack_shards.py makes smaller
+
+# Every way, and the title of its row in the table.
+WAYS = {
+    "official": "official transform",
+    "default": "mldec",
+    "fast": "mldec, torchcodec and tensor",
+    "shards": "mldec, files of short side 448",
+    "torchvision": "torchvision v2, tensors",
+    "timm": "timm",
+}
 
 
 def data(args: argparse.Namespace) -> dict[str, Any]:
-    """Time the training transform of one image on one core, beside the official pipeline.
+    """Time the training transform of one image on one core, beside those of others.
 
-    An image of 640 x 480 pixels is decoded, resized to 448, and goes through cutout and the two
-    random operations. Both pipelines take turns on the same file, and processor time is measured.
-    The other pipeline has nothing of ours, see `_official`.
+    An image is decoded, resized to 448, and goes through cutout and the two random operations. All
+    ways take turns on the same files, and processor time is measured: of a made picture of 640 x
+    480 pixels, and of the photos of a folder, if one is given. See `pipelines` for the ways.
+
+    Raises:
+        ConfigError: if the folder has no images, or torchcodec is not installed.
     """
+    check_decoder("torchcodec")
+    photos = [] if args.folder is None else _images(Path(args.folder))
+
     # torch does the tensor operations: one thread, as a loader process has.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            photo = Path(folder, "photo.jpg")
+            _photo().save(photo, quality=90)
+            figures = _measured("made", [photo], Path(folder))
+            figures["file_kib"] = photo.stat().st_size / 2**10
 
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "photo.jpg")
-        _photo().save(file, quality=90)
-        kib = file.stat().st_size / 2**10
+            subject, files = "made", [photo]
+            if photos:
+                subject, files = "photos", photos
+                figures |= _measured(subject, files, Path(folder))
+            figures |= _loader_figures(files)
+    finally:
+        torch.set_num_threads(threads)
 
-        transform = TrainTransform(image_size=SIZE)
-        official_transform = _official(file)
-        ours, official = [], []
-        for turn in range(ROUNDS + 1):
-            our_seconds = _seconds(lambda: transform(read_image(file)), turn)
-            official_seconds = _seconds(official_transform, turn)
+    # The names of these figures are promised.
+    figures["images_per_second"] = figures["made_default_images_per_second"]
+    figures["official_images_per_second"] = figures["made_official_images_per_second"]
+    figures["times_faster"] = figures["made_times_official"]
+    for name in ("times_official", "times_official_fast"):
+        figures[name] = figures[f"{subject}_{name}"]
 
-            # The first round warms up.
-            if turn > 0:
-                ours.append(our_seconds)
-                official.append(official_seconds)
+    for way in ("default", "fast"):
+        of_one_core = figures[f"{subject}_{way}_images_per_second"]
+        figures[f"{way}_images_per_second_of_{CORES}_cores"] = CORES * of_one_core
+    return figures | {"needed_images_per_second": NEEDED} | _seeding_figures()
 
-    torch.set_num_threads(threads)
 
-    # The two halves of a round met the same load of the machine: compare within rounds.
-    ratios = [slow / fast for fast, slow in zip(ours, official, strict=True)]
-    return {
-        "images_per_second": 1 / statistics.median(ours),
-        "official_images_per_second": 1 / statistics.median(official),
-        "times_faster": statistics.median(ratios),
-        "file_kib": kib,
-    }
+def table(figures: dict[str, Any]) -> str:
+    """Return the figures of `data` as text: the milliseconds of each part of each way."""
+    lines = []
+    for subject, title in (("made", "a made picture of 640 x 480"), ("photos", "the photos")):
+        if f"{subject}_times_official" not in figures:
+            continue
+
+        titles = "".join(f"{part:>12}" for part in ("seeding", *PARTS, "all"))
+        lines += ["", f"milliseconds per image, of {title}", f"{'':<32}{titles}{'images/s':>12}"]
+        for way, name in WAYS.items():
+            cells = ""
+            for part in ("seeding", *PARTS, "all"):
+                value = figures.get(f"{subject}_{way}_{part}_ms")
+                cells += f"{'-':>12}" if value is None else f"{value:>12.3f}"
+            rate = figures[f"{subject}_{way}_images_per_second"]
+            lines.append(f"{name:<32}{cells}{rate:>12.0f}")
+
+    lines.append("")
+    for name, value in figures.items():
+        if not name.startswith(("made_", "photos_")):
+            text = f"{value:,.4g}" if isinstance(value, float) else f"{value}"
+            lines.append(f"  {name:<36} {text}")
+    return "\n".join(lines)
 
 
 def _photo() -> Image.Image:
@@ -80,132 +125,171 @@ def _photo() -> Image.Image:
     return Image.blend(coarse.resize(PHOTO, Image.Resampling.BICUBIC), fine.resize(PHOTO), 0.3)
 
 
-def _official(file: Path) -> Callable[[], Any]:
-    """Return a function that makes a training image, float32 [3, S, S], as the official code does.
+def _images(folder: Path) -> list[Path]:
+    """Return the image files below a folder, at most `IMAGES`, at equal distances.
 
-    Its steps are those of torchvision, Pillow and timm.
-
-    Source: official train.py.
+    Raises:
+        ConfigError: if there are none.
     """
-    steps = transforms.Compose(
-        [
-            transforms.Resize((SIZE, SIZE)),
-            _draw_cutout,
-            _random_operations(),
-            transforms.ToTensor(),
+    suffixes = {f".{name.lower()}" for name in (*FORMATS, "JPG")}
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
+    if not files:
+        raise ConfigError(f"{folder}: no images; name a folder with photos")
+    return files[:: max(1, len(files) // IMAGES)][:IMAGES]
+
+
+def _measured(subject: str, files: Sequence[Path], folder: Path) -> dict[str, float]:
+    """Time every way on some files.
+
+    Args:
+        subject: begins the names of the figures.
+        files: of images.
+        folder: for the files that are made smaller.
+    """
+    smaller = []
+    for number, file in enumerate(files):
+        smaller.append(_smaller(file, folder / f"{subject}_{number}.jpg"))
+
+    ways: dict[str, tuple[Pipeline, Sequence[Path]]] = {
+        "official": (official(SIZE), files),
+        "default": (ours(SIZE), files),
+        "fast": (ours(SIZE, decoder="torchcodec", resize="tensor"), files),
+        "shards": (ours(SIZE), smaller),
+        "torchvision": (torchvision_v2(SIZE), files),
+        "timm": (timms(SIZE), files),
+    }
+
+    # The first round warms up.
+    rounds: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for turn in range(ROUNDS + 1):
+        for way, (pipeline, of_way) in ways.items():
+            seconds = _seconds(pipeline, [str(file) for file in of_way], turn)
+            if turn > 0:
+                rounds[way].append(seconds)
+
+    figures: dict[str, float] = {}
+    for way, parts in rounds.items():
+        for part in parts[0]:
+            median = statistics.median(seconds[part] for seconds in parts)
+            figures[f"{subject}_{way}_{part}_ms"] = 1000 * median
+        figures[f"{subject}_{way}_images_per_second"] = 1000 / figures[f"{subject}_{way}_all_ms"]
+
+    # The two halves of a round met the same load of the machine: compare within rounds.
+    for way, name in (("default", "times_official"), ("fast", "times_official_fast")):
+        ratios = [
+            slow["all"] / fast["all"]
+            for fast, slow in zip(rounds[way], rounds["official"], strict=True)
         ]
-    )
-
-    def run() -> Any:
-        with Image.open(file) as image:
-            return steps(image.convert("RGB"))
-
-    return run
-
-
-def _random_operations() -> Callable[[Image.Image], Image.Image]:
-    """Return a stand-in for the package `randaugment`, which needs an older numpy.
-
-    It is timm's RandAugment, with the same draws: two of fifteen operations, each with probability
-    0.5 and a uniform magnitude. Fourteen operations are the same; in place of a cutout of up to 20
-    pixels, timm has SolarizeAdd.
-    """
-    # A standard deviation above 100 makes the magnitude uniform from 0 to 9.
-    return rand_augment_transform("rand-m9-n2-p0.5-mstd101-inc1", {"img_mean": (128, 128, 128)})
-
-
-def _draw_cutout(image: Image.Image) -> Image.Image:
-    """Draw the cutout of the official code, CutoutPIL(0.5), on the image itself."""
-    half_width, half_height = (int(0.5 * side + 0.5) // 2 for side in image.size)
-    x, y = (random.randrange(side) for side in image.size)
-    colour = (random.randrange(256), random.randrange(256), random.randrange(256))
-
-    corners = (x - half_width, y - half_height, x + half_width, y + half_height)
-    ImageDraw.Draw(image).rectangle(corners, fill=colour)
-    return image
-
-
-def _seconds(job: Callable[[], Any], seed: int) -> float:
-    """Return the mean processor time of a job, with the random choices of a seed."""
-    random.seed(seed)
-
-    start = time.process_time()
-    for _ in range(IMAGES):
-        job()
-    return (time.process_time() - start) / IMAGES
-
-
-def labels(args: argparse.Namespace) -> dict[str, Any]:
-    """Time the first and the second start of a COCO split of full size.
-
-    The second one has the cache that the first one writes. The image files are empty.
-    """
-    figures: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as root:
-        _write_full_size(Path(root))
-        for turn in ("first", "second"):
-            # A process of its own per start, so that the memory of both is comparable.
-            with multiprocessing.get_context("spawn").Pool(1) as fresh:
-                start = fresh.apply(_start_coco, (root,))
-            for name, value in start.items():
-                figures[f"{turn}_start_{name}"] = value
+        figures[f"{subject}_{name}"] = statistics.median(ratios)
     return figures
 
 
-def _start_coco(root: str) -> dict[str, Any]:
-    """Build the dataset, and return the time and memory that it takes."""
-    # Training images serve for validation too, so that only one split is read.
-    before, start = _memory_gib(), time.perf_counter()
-    node = {
-        "_target_": "mldec.data.readers.coco.coco",
-        "root": root,
-        "val": "train2014",
-        "cache_dir": f"{root}/cache",
+def _smaller(file: Path, target: Path) -> Path:
+    """Write an image as scripts/pack_shards.py --short-side 448 packs it."""
+    image = read_image(file)
+    factor = SIZE / min(image.size)
+    if factor >= 1:
+        return file
+
+    width, height = (max(SIZE, round(side * factor)) for side in image.size)
+    image.resize((width, height)).save(target, "JPEG", quality=QUALITY)
+    return target
+
+
+def _seconds(pipeline: Pipeline, files: Sequence[str], turn: int) -> dict[str, float]:
+    """Return the mean processor time per image of each part, and of all.
+
+    Args:
+        pipeline: from a file to a training image.
+        files: of images, of which `IMAGES` are taken, if need be again.
+        turn: decides the random numbers, which are those of a loader.
+    """
+    # For operations that take no generator.
+    random.seed(turn)
+    torch.manual_seed(turn)
+    np.random.seed(turn)
+
+    spent: dict[str, float] = defaultdict(float)
+    for number in range(IMAGES):
+        # Frees the image before, whose time is nobody's.
+        value: Any = files[number % len(files)]
+
+        before = time.process_time()
+        rng = SampleRandom(sample_seed(0, turn, number))
+        after = time.process_time()
+        if pipeline.seeds:
+            spent["seeding"] += after - before
+
+        for part, step in pipeline.steps.items():
+            before = after
+            value = step(value, rng)
+            after = time.process_time()
+            spent[part] += after - before
+
+    spent["all"] = sum(spent.values())
+    return {part: seconds / IMAGES for part, seconds in spent.items()}
+
+
+def _seeding_figures() -> dict[str, float]:
+    """Return microseconds per image: of a generator, and of swapping the global ones instead."""
+
+    def swap(seed: int) -> None:
+        with seeded(seed):
+            pass
+
+    figures = {}
+    for name, job in (("seeding", SampleRandom), ("swapping", swap)):
+        figures[f"{name}_microseconds"] = 1e6 * _median_seconds(job)
+    return figures
+
+
+def _median_seconds(job: Callable[[int], object]) -> float:
+    """Return the median over rounds of the processor time of a job that takes a seed."""
+    rounds = []
+    for turn in range(ROUNDS):
+        start = time.process_time()
+        for number in range(IMAGES):
+            job(sample_seed(0, turn, number))
+        rounds.append((time.process_time() - start) / IMAGES)
+    return statistics.median(rounds)
+
+
+def _loader_figures(files: Sequence[Path]) -> dict[str, float]:
+    """Return images/s of a loader with one and two workers: the time on the clock.
+
+    The two take turns. They need a core each, so that other programs disturb this.
+    """
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(LOADS):
+        for workers in rates:
+            rates[workers].append(_loaded_per_second(files, workers))
+
+    ratios = [two / one for one, two in zip(rates[1], rates[2], strict=True)]
+    return {
+        "loader_images_per_second_1_worker": statistics.median(rates[1]),
+        "loader_images_per_second_2_workers": statistics.median(rates[2]),
+        "workers_2_of_1": statistics.median(ratios),
     }
-    train = build.data({"data": build.resolve("data", node)}).train
-
-    seconds = time.perf_counter() - start
-    mib = 1024 * (_memory_gib() - before)
-    return {"seconds": seconds, "mib": mib, "images": len(train.dataset)}
 
 
-def _write_full_size(root: Path) -> None:
-    """Write the annotations of a COCO split of full size, and an empty file per image."""
-    # Objects are spread evenly over images and classes.
-    images, objects = COCO_TRAIN
-    generator = torch.Generator().manual_seed(0)
-    owners = torch.randint(images, (objects,), generator=generator).tolist()
-    kinds = torch.randint(80, (objects,), generator=generator).tolist()
-    names = [f"COCO_train2014_{i:012}.jpg" for i in range(images)]
-    content = {
-        "images": [
-            {"id": i, "file_name": name, "width": 640, "height": 480}
-            for i, name in enumerate(names)
-        ],
-        "annotations": [
-            {
-                "id": i,
-                "image_id": owner,
-                "category_id": kind + 1,
-                "iscrowd": 0,
-                "area": 5000.0,
-                "bbox": [1, 2, 3, 4],
-            }
-            for i, (owner, kind) in enumerate(zip(owners, kinds, strict=True))
-        ],
-        "categories": [
-            {"id": i + 1, "name": f"class {i}", "supercategory": "thing"} for i in range(80)
-        ],
-    }
+def _loaded_per_second(files: Sequence[Path], workers: int) -> float:
+    """Return the images/s of a loader from its first batch on."""
+    names = np.array([str(file).encode() for file in files] * (LOADED // len(files) + 1))[:LOADED]
+    storage = ImageFiles(Path("/"), names, "")
+    labels = from_single(np.zeros(len(names), np.int64), 1)
+    dataset = StoredImages(
+        LabelledImages(storage, labels, ("photo",)), TrainTransform(image_size=SIZE)
+    )
+    split = Split(dataset, Classes(("photo",), exclusive=True))
+    module = DataModule(
+        lambda: split, lambda: split, SingleLabel().evaluator, EvalTransform(image_size=SIZE)
+    )
 
-    (root / "annotations").mkdir()
-    (root / "train2014").mkdir()
-    (root / "annotations" / "instances_train2014.json").write_text(json.dumps(content))
-    for name in names:
-        (root / "train2014" / name).touch()
+    batches = TrainBatches(len(names), batch_size=BATCH)
+    loader = unwrap(train_loader(module, batches, workers=workers, pin=False))
+    for _ in range(workers):
+        next(loader)
 
-
-def _memory_gib() -> float:
-    """Return the memory that this process holds at the moment."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**30
+    start = time.perf_counter()
+    loaded = sum(len(batch.images) for batch in loader)
+    return loaded / (time.perf_counter() - start)

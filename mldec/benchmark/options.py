@@ -18,6 +18,13 @@ def head(parser: ArgumentParser) -> None:
     )
 
 
+def data(parser: ArgumentParser) -> None:
+    """Add the options of the job that takes the training transform apart."""
+    parser.add_argument(
+        "folder", nargs="?", metavar="FOLDER", help="of photos, beside a made picture"
+    )
+
+
 def queries(parser: ArgumentParser) -> None:
     """Add the options of the job that varies the number of word queries."""
     device(parser)

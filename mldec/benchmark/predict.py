@@ -47,7 +47,7 @@ def predict(args: argparse.Namespace) -> dict[str, float]:
     on_gpu = device.type == "cuda"
     batch_size = BATCH_SIZE_GPU if on_gpu else BATCH_SIZE
     items = list(islice(Inputs([args.images]), args.count))
-    batch = _first_batch(items, Decoder(engine.transform), batch_size)
+    batch = _first_batch(items, Decoder(engine.transform, decoder=engine.decoder), batch_size)
 
     rule = Rule(classes=engine.classes)
     whole = Answering(engine, rule, device)
@@ -94,7 +94,7 @@ def _first_batch(items: list[Item], decoder: Decoder, batch_size: int) -> torch.
 
 def _decode(items: list[Item], engine: Engine, batch_size: int) -> None:
     """Decode images with all processors."""
-    decoder = Decoder(engine.transform)
+    decoder = Decoder(engine.transform, decoder=engine.decoder)
     for _ in decoded(items, decoder, batch_size=batch_size, workers=processors()):
         pass
 

@@ -14,10 +14,9 @@ from tqdm import tqdm
 from mldec.check_data import charts
 from mldec.check_data.labels import co_occurrence, label_faults, split_statistics
 from mldec.check_data.published import OFFICIAL
-from mldec.data.base import DataModule, ImageDataset, Split, StoredImages
+from mldec.data.base import DataModule, ImageDataset, Split, StoredImages, fixed_sample
 from mldec.data.images import read_image
 from mldec.data.labels import Labels
-from mldec.data.loader import seeded
 from mldec.data.readers.coco import PRESENT
 from mldec.data.split_labels import labels_of
 from mldec.data.workers import start_worker, unwrap
@@ -70,7 +69,7 @@ class HashDataset(Dataset[Any]):
                 read_image(self.dataset.name(index), content)
             else:
                 # A generated image has no file: hash its pixels.
-                content = self.dataset[index][0].numpy().tobytes()
+                content = fixed_sample(self.dataset, index)[0].numpy().tobytes()
         except DataError as error:
             # Unreadable files must not count as copies of each other.
             return _hash(content or f"unreadable {index}".encode()), str(error)
@@ -230,16 +229,15 @@ def augmented_samples(split: Split) -> tuple[list[np.ndarray], list[str]]:
     """Return images evenly spread over a split, uint8 [H, W, 3], and the names of their classes."""
     indices = np.linspace(0, len(split.dataset) - 1, MAX_SAMPLES).round().astype(int).tolist()
     images, captions = [], []
-    with seeded(0):
-        for index in indices:
-            try:
-                image, target = split.dataset[index]
-            except DataError:
-                continue  # it is reported among the faults
+    for index in indices:
+        try:
+            image, target = fixed_sample(split.dataset, index)
+        except DataError:
+            continue  # it is reported among the faults
 
-            present = (target == 1).nonzero().flatten().tolist()
-            images.append(image.permute(1, 2, 0).numpy())
-            captions.append(", ".join(split.classes.names[k] for k in present) or "(none)")
+        present = (target == 1).nonzero().flatten().tolist()
+        images.append(image.permute(1, 2, 0).numpy())
+        captions.append(", ".join(split.classes.names[k] for k in present) or "(none)")
     return images, captions
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -12,8 +12,9 @@ from torch import Tensor
 from mldec.data.images import load_image, read_image
 from mldec.data.labels import Labels
 from mldec.data.names import names_fault
+from mldec.data.randomness import SampleRandom, sample_seed
 from mldec.data.sampling import SHUFFLED, Sampling
-from mldec.data.transforms import EvalTransform
+from mldec.data.transforms import EvalTransform, Transform
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator
 
@@ -27,11 +28,13 @@ class ImageDataset(Protocol):
         """Return the number of images."""
         ...
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the image uint8 [3, H, W] and its target int8 [K]: 1, 0 or -1 (not annotated).
 
-        Random choices come from the global generators of torch, numpy or random, which the loader
-        seeds for every sample.
+        Args:
+            index: from 0 to the number of images - 1.
+            rng: source of all random choices; the loader makes one for every sample. What takes no
+                generator can be called in `seeded(rng.initial_seed)`, see `mldec.data.randomness`.
 
         Raises:
             DataError: if the image cannot be read; the message names the file.
@@ -116,7 +119,7 @@ class StoredImages:
         transform: RGB image -> uint8 [3, S, S].
     """
 
-    def __init__(self, images: LabelledImages, transform: Callable[[Image.Image], Tensor]) -> None:
+    def __init__(self, images: LabelledImages, transform: Transform) -> None:
         self.storage = images.storage
         self.labels = images.labels
         self.transform = transform
@@ -124,8 +127,12 @@ class StoredImages:
     def __len__(self) -> int:
         return len(self.storage)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the image uint8 [3, S, S] and its target int8 [K].
+
+        Args:
+            index: of the image.
+            rng: source of the random choices of the transform.
 
         Raises:
             IndexError: for an index that is not from 0 to N - 1.
@@ -135,7 +142,9 @@ class StoredImages:
         target = self.labels.row(index)
 
         content = self.storage.content(index)
-        image = load_image(self.storage.name(index), self.transform, content)
+        transform = partial(self.transform, rng=rng)
+        name, decoder = self.storage.name(index), self.transform.decoder
+        image = load_image(name, transform, content, decoder=decoder)
         return image, target
 
     def name(self, index: int) -> str:
@@ -184,6 +193,15 @@ class Split:
         return Split(StoredImages(images, transform), self.classes)
 
 
+def fixed_sample(dataset: ImageDataset, index: int) -> tuple[Tensor, Tensor]:
+    """Return an image and its target with random numbers that never change, as for an evaluation.
+
+    Raises:
+        DataError: if the image cannot be read.
+    """
+    return dataset.load(index, SampleRandom(sample_seed(0, 0, index)))
+
+
 def picture(dataset: ImageDataset, index: int) -> Image.Image:
     """Return an image as it is stored, RGB; one without a file as the model sees it.
 
@@ -192,7 +210,8 @@ def picture(dataset: ImageDataset, index: int) -> Image.Image:
     """
     if isinstance(dataset, StoredImages):
         return read_image(dataset.name(index), dataset.storage.content(index))
-    return Image.fromarray(dataset[index][0].permute(1, 2, 0).numpy())
+    image, _ = fixed_sample(dataset, index)
+    return Image.fromarray(image.permute(1, 2, 0).numpy())
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,19 @@
 """Reading image files: which formats, how large, and how a damaged one is reported."""
 
 import errno
+import importlib.util
 import io
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import ExifTags, Image
 from torch import Tensor
 
-from mldec.errors import DataError, visible
+from mldec.errors import ConfigError, DataError, visible
 from mldec.files.text import open_binary
 
 # The formats of data sets. Pillow reads some forty, and for one of them, EPS, it starts another
@@ -18,6 +21,8 @@ from mldec.files.text import open_binary
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 MAX_FILE = 2**30  # size of an image file in bytes
+
+DECODERS = ("pillow", "torchcodec")
 
 _FIX = "restore the file or leave it out"
 
@@ -98,21 +103,51 @@ def read_content(path: str | Path) -> bytes:
     """
     try:
         with open_binary(path) as file:
-            content = file.read(MAX_FILE + 1)  # one byte more tells a larger file
+            size = os.fstat(file.fileno()).st_size
+            content = file.read() if size <= MAX_FILE else b""
     except OSError as error:
         raise DataError(f"{path}: {_file_fault(Path(path), error)}; {_FIX}") from error
 
-    if len(content) > MAX_FILE:
+    if size > MAX_FILE:
         raise DataError(f"{path}: more than {MAX_FILE:,} bytes are no image; {_FIX}")
     return content
 
 
-def load_image(
+def open_image(
     path: str | Path,
-    transform: Callable[[Image.Image], Tensor],
     content: bytes | None = None,
     *,
     draft: int | None = None,
+    decoder: str = "pillow",
+) -> Image.Image | Tensor:
+    """Read an image file as upright RGB with a decoder of choice; the pixels are the same.
+
+    Args:
+        path: see `read_image`.
+        content: see `read_image`.
+        draft: see `read_image`; such an image is decoded by Pillow.
+        decoder: one of `DECODERS`; "torchcodec" decodes JPEG files of colour or grey pixels into
+            uint8 [3, H, W], and leaves all other files to Pillow.
+
+    Raises:
+        DataError: if the file cannot be read; see `read_image`.
+    """
+    if decoder == "pillow" or draft is not None:
+        return read_image(path, content, draft=draft)
+
+    if content is None:
+        content = read_content(path)
+    pixels = _by_torchcodec(content)
+    return read_image(path, content) if pixels is None else pixels
+
+
+def load_image(
+    path: str | Path,
+    transform: Callable[[Image.Image | Tensor], Tensor],
+    content: bytes | None = None,
+    *,
+    draft: int | None = None,
+    decoder: str = "pillow",
 ) -> Tensor:
     """Read an image file and apply a transform: uint8 [3, S, S].
 
@@ -121,15 +156,48 @@ def load_image(
         transform: such as an `EvalTransform`.
         content: see `read_image`.
         draft: see `read_image`.
+        decoder: see `open_image`.
 
     Raises:
         DataError: if the file cannot be read or resized; the message has path, problem and advice.
     """
-    image = read_image(path, content, draft=draft)
+    image = open_image(path, content, draft=draft, decoder=decoder)
     try:
         return transform(image)
     except DataError as error:
         raise DataError(f"{path}: {error}; {_FIX}") from error
+
+
+def check_decoder(decoder: str) -> None:
+    """Check that the package of a decoder is installed.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    if decoder == "torchcodec" and importlib.util.find_spec("torchcodec") is None:
+        raise ConfigError(
+            "data.decoder: torchcodec is not installed; run pip install 'mldec[fast]', "
+            "or set data.decoder=pillow"
+        )
+
+
+def _by_torchcodec(content: bytes) -> Tensor | None:
+    """Decode a JPEG file of colour or grey pixels, upright, uint8 [3, H, W]; None for any other."""
+    from torchcodec.decoders import decode_jpeg
+
+    # Pillow knows the kind and the size of an image before it decodes it. Of a damaged file it
+    # also knows what is wrong.
+    try:
+        with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+            if image.mode not in ("RGB", "L"):
+                return None
+        # A copy, because torch warns of memory that cannot be written to.
+        pixels: Tensor = decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        return pixels
+    except MemoryError:
+        raise
+    except Exception:
+        return None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -148,7 +216,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         # The same colours as a direct conversion, but without its warning about transparency.
         image = image.convert("RGBA")
 
-    return image.convert("RGB")
+    # A conversion from RGB to RGB would copy the image.
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _orientation(image: Image.Image) -> int:

@@ -1,9 +1,7 @@
 """Batches of a dataset: the order of its images, and their random numbers."""
 
-import random
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from mldec.config.schema import Mix
 from mldec.data.base import DataModule, ImageDataset, Split
 from mldec.data.mixing import Mixing
+from mldec.data.randomness import SampleRandom, sample_seed, seeded
 from mldec.data.sampling import draw, epoch_length
 from mldec.data.workers import start_worker
 from mldec.errors import ConfigError, DataError
@@ -144,7 +143,7 @@ class TrainBatches(Sampler[list[Key]]):
 
 
 class SeededDataset(Dataset[Any]):
-    """Seed every sample by (seed, epoch, index, repetition), whichever process loads it.
+    """Load every sample with the random numbers of (seed, epoch, index, repetition).
 
     A `DataError` is returned rather than raised: torch would turn an exception in a worker into
     another one, whose message holds a traceback.
@@ -154,9 +153,9 @@ class SeededDataset(Dataset[Any]):
         self.dataset, self.seed = dataset, seed
 
     def __getitem__(self, key: Key) -> Sample | DataError:
+        rng = SampleRandom(sample_seed(self.seed, *key))
         try:
-            with seeded(sample_seed(self.seed, *key)):
-                image, target = self.dataset[key[1]]
+            image, target = self.dataset.load(key[1], rng)
         except DataError as error:
             return error
         return image, target, key
@@ -197,29 +196,6 @@ def eval_loader(
         batches.append([(0, index, 0) for index in range(start, end)])
 
     return _loader(data, data.val, batches, 0, workers, pin)
-
-
-def sample_seed(*numbers: int) -> int:
-    """Hash numbers such as seed, epoch and index to a 63-bit seed; trailing zeros do not count."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's CPU generator, random and numpy, and restore their states afterwards."""
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-
-    # `torch.manual_seed` would seed the GPU too.
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
 
 
 def collate(

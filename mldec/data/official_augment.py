@@ -5,26 +5,28 @@ package is not RandAugment(N=2, M=9): it draws uniformly from all ordered pairs 
 magnitudes and applies each of the two with p = 0.5, so that a quarter of the images stay as they
 are. This module is written from that description.
 
-Every random choice comes from Python's `random` module, which the loader seeds for every sample.
+Every random choice comes from the generator that is passed.
 """
 
-import random
 from collections.abc import Callable
 from functools import partial
+from random import Random
 from typing import Any
 
 from PIL import Image, ImageEnhance, ImageOps
+
+from mldec.data.quick_operations import shear_x, shear_y, smoothed
 
 PROBABILITY = 0.5  # of each of the two operations
 NUM_LEVELS = 10  # rows of the magnitude table; row 0 is never drawn
 GREY = (128, 128, 128)  # fills the area that a geometric operation uncovers
 PATCH = (125, 122, 113)  # fills the small cutout; about the mean colour of ImageNet
 
-Operation = Callable[[Image.Image, float], Image.Image]
+Operation = Callable[[Image.Image, float, Random], Image.Image]
 
 
-def cutout(image: Image.Image, fraction: float) -> Image.Image:
-    """Cover one rectangle with a random colour and return a new image.
+def cutout(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
+    """Cover one rectangle of an image with a random colour and return the image.
 
     The centre is uniform over the image, and the part beyond the border is cut off. The rectangle
     measures `fraction` of each side, rounded to an odd number of pixels: 225 of 448.
@@ -32,71 +34,63 @@ def cutout(image: Image.Image, fraction: float) -> Image.Image:
     Source: official helper_functions.py, CutoutPIL.
 
     Args:
-        image: RGB image; it is not changed.
+        image: RGB image; it is changed, because a copy would take as long as the rectangle.
         fraction: side of the rectangle as a fraction of the side of the image, in (0, 1].
+        rng: draws the centre and the colour.
     """
     half_width = int(fraction * image.width + 0.5) // 2
     half_height = int(fraction * image.height + 0.5) // 2
-    x, y = _random_pixel(image)
-    colour = (random.randrange(256), random.randrange(256), random.randrange(256))
+    x, y = _random_pixel(image, rng)
+    colour = (rng.randrange(256), rng.randrange(256), rng.randrange(256))
 
     # Officially a rectangle of Pillow's, which includes its last corner: hence the odd sides.
-    covered = image.copy()
-    covered.paste(
-        colour, (x - half_width, y - half_height, x + half_width + 1, y + half_height + 1)
-    )
-    return covered
+    image.paste(colour, (x - half_width, y - half_height, x + half_width + 1, y + half_height + 1))
+    return image
 
 
-def _random_pixel(image: Image.Image) -> tuple[int, int]:
+def _random_pixel(image: Image.Image, rng: Random) -> tuple[int, int]:
     """Return column and row of a random pixel."""
-    return random.randrange(image.width), random.randrange(image.height)
+    return rng.randrange(image.width), rng.randrange(image.height)
 
 
-def _sign() -> int:
+def _sign(rng: Random) -> int:
     """Return a random sign: the magnitudes of most operations have none."""
-    return random.choice((-1, 1))
+    return rng.choice((-1, 1))
 
 
-def _affine(
-    image: Image.Image, matrix: tuple[float, ...], resample: Image.Resampling
-) -> Image.Image:
-    """Map output pixel (x, y) to input pixel (ax + by + c, dx + ey + f).
-
-    The matrix is (a, b, c, d, e, f). Output pixels whose input lies outside the image become grey.
-    """
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, resample, fillcolor=GREY)
+def _moved(image: Image.Image, across: float, down: float) -> Image.Image:
+    """Give pixel (x, y) the colour at (x + across, y + down), or grey if that lies outside."""
+    matrix = (1, 0, across, 0, 1, down)
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=GREY)
 
 
-def _shear_x(image: Image.Image, slope: float) -> Image.Image:
-    return _affine(image, (1, slope * _sign(), 0, 0, 1, 0), Image.Resampling.BICUBIC)
+def _shear_x(image: Image.Image, slope: float, rng: Random) -> Image.Image:
+    return shear_x(image, slope * _sign(rng), GREY[0])
 
 
-def _shear_y(image: Image.Image, slope: float) -> Image.Image:
-    return _affine(image, (1, 0, 0, slope * _sign(), 1, 0), Image.Resampling.BICUBIC)
+def _shear_y(image: Image.Image, slope: float, rng: Random) -> Image.Image:
+    return shear_y(image, slope * _sign(rng), GREY[0])
 
 
-def _translate_x(image: Image.Image, fraction: float) -> Image.Image:
-    shift = fraction * image.width * _sign()
-    return _affine(image, (1, 0, shift, 0, 1, 0), Image.Resampling.NEAREST)
+def _translate_x(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
+    return _moved(image, fraction * image.width * _sign(rng), 0)
 
 
-def _translate_y(image: Image.Image, fraction: float) -> Image.Image:
-    shift = fraction * image.height * _sign()
-    return _affine(image, (1, 0, 0, 0, 1, shift), Image.Resampling.NEAREST)
+def _translate_y(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
+    return _moved(image, 0, fraction * image.height * _sign(rng))
 
 
-def _rotate(image: Image.Image, degrees: float) -> Image.Image:
+def _rotate(image: Image.Image, degrees: float, rng: Random) -> Image.Image:
     # No random sign: the package, with which the published results were made, rotates
     # anticlockwise only.
     return image.rotate(degrees, fillcolor=GREY)
 
 
-def _small_cutout(image: Image.Image, pixels: float) -> Image.Image:
+def _small_cutout(image: Image.Image, pixels: float, rng: Random) -> Image.Image:
     # The side is in pixels whatever the size of the image, as in the package: at 448 pixels such a
     # cutout hides almost nothing. It is rounded down to an even number, and the last corner is not
     # part of it.
-    x, y = _random_pixel(image)
+    x, y = _random_pixel(image, rng)
     half = int(pixels) // 2
 
     covered = image.copy()
@@ -104,29 +98,34 @@ def _small_cutout(image: Image.Image, pixels: float) -> Image.Image:
     return covered
 
 
-def _enhance(image: Image.Image, strength: float, kind: type[Any]) -> Image.Image:
+def _enhance(image: Image.Image, strength: float, rng: Random, *, kind: type[Any]) -> Image.Image:
     # `kind` is one of Pillow's enhancements.
-    return kind(image).enhance(1 + strength * _sign())
+    return kind(image).enhance(1 + strength * _sign(rng))
 
 
-def _posterize(image: Image.Image, bits: float) -> Image.Image:
+def _sharpness(image: Image.Image, strength: float, rng: Random) -> Image.Image:
+    # Pillow's ImageEnhance.Sharpness.
+    return Image.blend(smoothed(image), image, 1 + strength * _sign(rng))
+
+
+def _posterize(image: Image.Image, bits: float, rng: Random) -> Image.Image:
     return ImageOps.posterize(image, int(bits))
 
 
-def _solarize(image: Image.Image, threshold: float) -> Image.Image:
+def _solarize(image: Image.Image, threshold: float, rng: Random) -> Image.Image:
     # Pillow only compares with the threshold, so that a fraction is fine.
     return ImageOps.solarize(image, threshold)  # type: ignore[arg-type]
 
 
-def _autocontrast(image: Image.Image, _: float) -> Image.Image:
+def _autocontrast(image: Image.Image, _: float, rng: Random) -> Image.Image:
     return ImageOps.autocontrast(image)
 
 
-def _equalize(image: Image.Image, _: float) -> Image.Image:
+def _equalize(image: Image.Image, _: float, rng: Random) -> Image.Image:
     return ImageOps.equalize(image)
 
 
-def _invert(image: Image.Image, _: float) -> Image.Image:
+def _invert(image: Image.Image, _: float, rng: Random) -> Image.Image:
     return ImageOps.invert(image)
 
 
@@ -151,7 +150,7 @@ OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
     ),  # distance of the factor from 1
     "contrast": (partial(_enhance, kind=ImageEnhance.Contrast), _levels(0, 0.9)),
     "brightness": (partial(_enhance, kind=ImageEnhance.Brightness), _levels(0, 0.9)),
-    "sharpness": (partial(_enhance, kind=ImageEnhance.Sharpness), _levels(0, 0.9)),
+    "sharpness": (_sharpness, _levels(0, 0.9)),
     "posterize": (_posterize, _levels(8, 4, whole=True)),  # bits kept of each channel
     "solarize": (_solarize, _levels(256, 0)),  # values from here on are inverted
     "cutout": (_small_cutout, _levels(0, 20, whole=True)),  # pixels
@@ -164,20 +163,20 @@ OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
 class PairAugment:
     """Apply two random operations (of 15, with magnitudes 1 to 9), each with probability 0.5."""
 
-    def __call__(self, image: Image.Image) -> Image.Image:
+    def __call__(self, image: Image.Image, rng: Random) -> Image.Image:
         """Return the augmented RGB image, of the same size; the argument is not changed."""
         # Both operations are drawn before either probability, as in the package, which draws a pair
         # and then applies it. The order of the draws decides what a seed means.
-        for name, row in [self.draw(), self.draw()]:
-            if random.random() < PROBABILITY:
+        for name, row in [self.draw(rng), self.draw(rng)]:
+            if rng.random() < PROBABILITY:
                 operation, levels = OPERATIONS[name]
-                image = operation(image, levels[row])
+                image = operation(image, levels[row], rng)
         return image
 
     @staticmethod
-    def draw() -> tuple[str, int]:
+    def draw(rng: Random) -> tuple[str, int]:
         """Return the name of an operation and a row of its magnitude table, both uniform."""
-        return random.choice(_NAMES), random.randrange(1, NUM_LEVELS)
+        return rng.choice(_NAMES), rng.randrange(1, NUM_LEVELS)
 
 
 _NAMES = tuple(OPERATIONS)

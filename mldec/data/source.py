@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from PIL import Image
-from torch import Tensor
-
 from mldec.data.base import Classes, DataModule, LabelledImages, Split, StoredImages
 from mldec.data.cache import TableCache
 from mldec.data.folds import UNDIVIDED, Folds
 from mldec.data.sampling import SHUFFLED, Sampling
 from mldec.data.storage.image_files import ImageFiles
 from mldec.data.task import Task
+from mldec.data.transforms import Transform
 from mldec.data.view import View
 from mldec.errors import ConfigError, DataError
 
@@ -181,7 +179,7 @@ def _split(
     images: LabelledImages,
     classes: Classes,
     files: FileSettings,
-    transform: Callable[[Image.Image], Tensor],
+    transform: Transform,
 ) -> Split:
     """Return a split after checking that its images exist."""
     if not len(images):

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,8 +17,10 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from mldec.config.schema import MAX_IMAGE_SIZE
+from mldec.data.images import DECODERS
 from mldec.data.images import read_image as read_image  # for users, see docs/extending.md
 from mldec.data.official_augment import PairAugment, cutout
+from mldec.data.randomness import SampleRandom, seeded
 from mldec.errors import ConfigError, DataError, suggest
 
 MIN_TEST_CROP = 0.1  # 1/100 of the area; below it, far more pixels are resized than are kept
@@ -34,34 +37,93 @@ MAX_RESIZED = 178_956_970
 MAX_SIDE = math.isqrt(MAX_RESIZED)
 
 
-def resized(image: Image.Image, size: tuple[int, int], how: Image.Resampling) -> Image.Image:
-    """Resize with Pillow, unless that would need too much memory.
+# An RGB image of Pillow's, or uint8 [3, H, W].
+Picture = Image.Image | Tensor
+
+
+class Transform(Protocol):
+    """What makes an image into the model's input."""
+
+    @property
+    def decoder(self) -> str:
+        """The decoder of image files, one of `mldec.data.images.DECODERS`."""
+        ...
+
+    def __call__(self, image: Picture, rng: SampleRandom) -> Tensor:
+        """Return uint8 [3, S, S] of an RGB image, with the random choices of `rng`."""
+        ...
+
+
+def resized(image: Picture, size: tuple[int, int], interpolation: str) -> Picture:
+    """Resize an image of Pillow's with Pillow and a tensor with torch, each with antialiasing.
 
     Args:
         image: of any size.
         size: width and height of the result in pixels.
-        how: the interpolation.
+        interpolation: "bilinear" or "bicubic".
 
     Raises:
-        DataError: if the result, or the intermediate image in which Pillow has changed the width
-            but not yet the height, has more than `MAX_RESIZED` pixels.
+        DataError: if the result, or the intermediate image in which the width has changed but not
+            yet the height, has more than `MAX_RESIZED` pixels.
     """
     width, height = size
-    needed = width * max(height, image.height)
+    image_width, image_height = size_of(image)
+    needed = width * max(height, image_height)
     if needed > MAX_RESIZED:
         raise DataError(
-            f"its {image.width:,} x {image.height:,} pixels need {needed:,} pixels "
+            f"its {image_width:,} x {image_height:,} pixels need {needed:,} pixels "
             f"to be resized to {width:,} x {height:,}, and the limit is {MAX_RESIZED:,}"
         )
 
-    return image.resize(size, how)
+    if not isinstance(image, Tensor):
+        return image.resize(size, INTERPOLATIONS[interpolation])
+
+    # With the strides of this batch torch sees that the colours of a pixel lie side by side, if
+    # they do, and takes half the time.
+    batch = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
+    return torch.nn.functional.interpolate(
+        batch, size=(height, width), mode=interpolation, antialias=True
+    )[0]
 
 
-def to_tensor(image: Image.Image) -> Tensor:
+def size_of(image: Picture) -> tuple[int, int]:
+    """Return width and height of an image in pixels."""
+    if not isinstance(image, Tensor):
+        return image.size
+    return image.shape[2], image.shape[1]
+
+
+def as_pillow(image: Picture) -> Image.Image:
+    """Return an image as one of Pillow's."""
+    if not isinstance(image, Tensor):
+        return image
+
+    # Whatever lies side by side in memory, the colours of a pixel or the pixels of a colour.
+    if image.stride(0) == 1:
+        return Image.fromarray(image.permute(1, 2, 0).numpy())
+    return Image.merge("RGB", [Image.fromarray(channel) for channel in image.numpy()])
+
+
+def as_torch(image: Picture) -> Tensor:
+    """Return an image as uint8 [3, H, W], whose colours lie side by side in memory."""
+    if isinstance(image, Tensor):
+        return image
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+# The libraries that may resize, and what an image is made into for each.
+RESIZES: dict[str, Callable[[Picture], Picture]] = {"pillow": as_pillow, "tensor": as_torch}
+
+
+def to_tensor(image: Picture) -> Tensor:
     """Return an RGB image as uint8 [3, H, W], values 0 to 255, contiguous."""
-    # Stacking the channels takes half the time of transposing [H, W, 3].
-    channels = [np.asarray(channel) for channel in image.split()]
-    return torch.from_numpy(np.stack(channels))
+    if isinstance(image, Tensor):
+        return image.contiguous()
+
+    # Copying one channel after the other takes half the time of transposing [H, W, 3].
+    channels = [image.tobytes("raw", name) for name in "RGB"]
+    values = torch.frombuffer(bytearray().join(channels), dtype=torch.uint8)
+    return values.view(3, image.height, image.width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +141,8 @@ class EvalTransform:
         crop: side of the square as a fraction of the image's shorter side, from 0.1 to 1; None
             resizes the whole image, and its aspect ratio is lost.
         interpolation: "bilinear" or "bicubic".
+        decoder: of image files: "pillow", or "torchcodec" for JPEG files; the pixels are the same.
+        resize: "pillow", or "tensor" for torch, whose values differ by up to one level of 255.
 
     Raises:
         ConfigError: if a value is out of range, or even a square image would be resized to more
@@ -88,6 +152,8 @@ class EvalTransform:
     image_size: int
     crop: float | None = None
     interpolation: str = "bilinear"
+    decoder: str = "pillow"
+    resize: str = "pillow"
 
     def __post_init__(self) -> None:
         _check_size(self.image_size)
@@ -104,20 +170,27 @@ class EvalTransform:
             )
 
         _check_known("interpolation", self.interpolation, INTERPOLATIONS)
+        _check_known("decoder", self.decoder, DECODERS)
+        _check_known("resize", self.resize, RESIZES)
 
-    def __call__(self, image: Image.Image) -> Tensor:
-        """Return uint8 [3, S, S]; without `crop` bitwise equal to Pillow's resize.
+    def __call__(self, image: Picture, rng: SampleRandom | None = None) -> Tensor:
+        """Return uint8 [3, S, S]; without `crop` bitwise equal to the resize of its library.
+
+        Args:
+            image: RGB image, of either kind.
+            rng: not used; there are no random choices.
 
         Raises:
             DataError: if the image is so narrow that it cannot be resized, see `resized`.
         """
-        size, how = self.image_size, INTERPOLATIONS[self.interpolation]
+        size = self.image_size
+        image = RESIZES[self.resize](image)
         if self.crop is None:
-            return to_tensor(resized(image, (size, size), how))
+            return to_tensor(resized(image, (size, size), self.interpolation))
 
-        width, height, left, top = self._placed(image.size)
-        image = resized(image, (width, height), how)
-        return to_tensor(image.crop((left, top, left + size, top + size)))
+        width, height, left, top = self._placed(size_of(image))
+        whole = to_tensor(resized(image, (width, height), self.interpolation))
+        return whole[:, top : top + size, left : left + size].contiguous()
 
     @property
     def shorter_side(self) -> int:
@@ -160,9 +233,6 @@ class TrainTransform:
     The defaults are those of the official COCO recipe: no crop and no flip. `augment` does not
     include the cutout: no augmentation at all is `augment="none"` and `cutout=0`.
 
-    Random choices come from the global generators of `random`, numpy and torch, which the loader
-    seeds for every sample.
-
     Source: official train.py, Resize -> CutoutPIL(0.5) -> RandAugment -> ToTensor; for ImageNet
     timm's transforms_imagenet_train: crop 0.08, flip, "rand-...", erase.
     """
@@ -177,6 +247,8 @@ class TrainTransform:
         crop: float = 1.0,
         interpolation: str = "bilinear",
         erase: float = 0.0,
+        decoder: str = "pillow",
+        resize: str = "pillow",
     ) -> None:
         """Check the values and build the steps.
 
@@ -196,6 +268,8 @@ class TrainTransform:
             erase: probability in [0, 1] that a rectangle of 2 to 33 % of the area, with an aspect
                 ratio from 0.3 to 3.3, becomes the mean colour of ImageNet (timm's RandomErasing in
                 its mode "const").
+            decoder: see `EvalTransform`.
+            resize: likewise, also of the random crop.
 
         Raises:
             ConfigError: for a value out of its range.
@@ -206,30 +280,51 @@ class TrainTransform:
         _check_fraction("erase", erase, lowest="0 (off)", valid=0 <= erase <= 1)
         _check_known("interpolation", interpolation, [*INTERPOLATIONS, "random"])
 
+        _check_known("decoder", decoder, DECODERS)
+        _check_known("resize", resize, RESIZES)
+
         # With a random interpolation there is one resize operation for each.
         names = list(INTERPOLATIONS) if interpolation == "random" else [interpolation]
-        self.resizes = [_resize(image_size, crop, INTERPOLATIONS[name]) for name in names]
+        self.resizes = [_resize(image_size, crop, name) for name in names]
+        self.decoder = decoder
+        self.resize = resize
         self.flip = flip
         self.cutout = cutout
         self.augment = _augment(augment, image_size, interpolation)
         self.erase = _erasing(erase) if erase else None
 
-    def __call__(self, image: Image.Image) -> Tensor:
+        # The random crop, the erasing and the augmentations of libraries take no generator.
+        self.draws_globally = crop < 1 or erase > 0 or augment not in ("official", "none")
+
+    def __call__(self, image: Picture, rng: SampleRandom) -> Tensor:
         """Return uint8 [3, S, S] of an RGB image, which is not changed.
+
+        Args:
+            image: RGB image of any size and of either kind.
+            rng: source of all random choices, in its first state.
 
         Raises:
             DataError: if the image is so narrow that it cannot be resized, see `resized`.
         """
-        # `random.choice` of one operation would still draw a number, and change what a seed means.
-        resize = self.resizes[0] if len(self.resizes) == 1 else random.choice(self.resizes)
-        image = resize(image)
+        if not self.draws_globally:
+            return self._transformed(image, rng)
 
-        if self.flip and random.random() < 0.5:
+        with seeded(rng.initial_seed):
+            return self._transformed(image, rng)
+
+    def _transformed(self, picture: Picture, rng: SampleRandom) -> Tensor:
+        """Return uint8 [3, S, S]; see `__call__`."""
+        # A choice among one would still draw a number, and change what a seed means.
+        resize = self.resizes[0] if len(self.resizes) == 1 else rng.choice(self.resizes)
+        image = as_pillow(resize(RESIZES[self.resize](picture)))
+
+        if self.flip and rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        # The resize has made an image of its own, even of one that has the size already.
         if self.cutout:
-            image = cutout(image, self.cutout)
+            image = cutout(image, self.cutout, rng)
 
-        tensor = to_tensor(self.augment(image))
+        tensor = to_tensor(self.augment(image, rng))
         return self.erase(tensor) if self.erase else tensor
 
 
@@ -244,29 +339,53 @@ def _erasing(probability: float) -> Callable[[Tensor], Tensor]:
     return v2.RandomErasing(probability, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=MEAN_COLOUR)
 
 
-def _resize(size: int, crop: float, how: Image.Resampling) -> Callable[[Image.Image], Image.Image]:
+def _resize(size: int, crop: float, interpolation: str) -> Callable[[Picture], Picture]:
     """Build the operation that resizes an image, or a random crop of it, to a square."""
-    from torchvision.transforms import v2
-
     # Even with a scale of 1, torchvision would crop the longer side to reach its aspect ratio.
     if crop == 1:
-        return partial(resized, size=(size, size), how=how)
+        return partial(resized, size=(size, size), interpolation=interpolation)
 
+    from torchvision.transforms import v2
+
+    how = INTERPOLATIONS[interpolation]
     return v2.RandomResizedCrop(
         (size, size), scale=(crop, 1.0), ratio=(3 / 4, 4 / 3), interpolation=how
     )
 
 
-def _augment(name: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:
+Augment = Callable[[Image.Image, SampleRandom], Image.Image]
+
+
+@dataclass(frozen=True)
+class _LibraryAugment:
+    """An augmentation that draws from the global generators of torch, numpy and `random`."""
+
+    operation: Callable[[Image.Image], Image.Image]
+
+    def __call__(self, image: Image.Image, rng: SampleRandom) -> Image.Image:
+        """Apply it; `random` goes on where the generator of the sample stands."""
+        random.setstate(rng.getstate())
+        return self.operation(image)
+
+
+def _unchanged(image: Image.Image, rng: SampleRandom) -> Image.Image:
+    return image
+
+
+def _augment(name: str, size: int, interpolation: str) -> Augment:
     """Build the augmentation with this name, see `TrainTransform`."""
     if name.startswith("rand-"):
-        return _timm_augment(name, size, interpolation)
+        return _LibraryAugment(_timm_augment(name, size, interpolation))
 
     _check_known("augment", name, AUGMENTS)
+    if name == "official":
+        return PairAugment()
+    if name == "none":
+        return _unchanged
+
     from torchvision.transforms import v2
 
-    augmentations = {"official": PairAugment, "randaugment": v2.RandAugment, "none": v2.Identity}
-    return augmentations[name]()
+    return _LibraryAugment(v2.RandAugment())
 
 
 def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mldec.data.images import check_decoder
 from mldec.data.transforms import EvalTransform, TrainTransform
 
 # With these values a training image is the same in every epoch.
@@ -31,9 +32,11 @@ class View:
         test_size: side of the evaluated square in pixels; None is `image_size`.
         test_interpolation: "bilinear" or "bicubic"; None is `interpolation`, and bicubic where that
             is "random".
+        decoder: of image files, "pillow" or "torchcodec"; see `EvalTransform`, also for the next.
+        resize: "pillow" or "tensor", in training and evaluation.
 
     Raises:
-        ConfigError: for a value out of its range.
+        ConfigError: for a value out of its range, or a decoder that is not installed.
     """
 
     image_size: int = 448
@@ -46,11 +49,14 @@ class View:
     test_crop: float | None = None
     test_size: int | None = None
     test_interpolation: str | None = None
+    decoder: str = "pillow"
+    resize: str = "pillow"
 
     def __post_init__(self) -> None:
         # The transforms check the values: a wrong one must fail now, not at the first image.
         self.train()
         self.eval()
+        check_decoder(self.decoder)
 
     def train(self) -> TrainTransform:
         """Return the transform of training images: RGB image -> uint8 [3, S, S]."""
@@ -62,6 +68,8 @@ class View:
             crop=self.crop,
             interpolation=self.interpolation,
             erase=self.erase,
+            decoder=self.decoder,
+            resize=self.resize,
         )
 
     def eval(self) -> EvalTransform:
@@ -75,4 +83,6 @@ class View:
             image_size=self.image_size if self.test_size is None else self.test_size,
             crop=self.test_crop,
             interpolation=interpolation,
+            decoder=self.decoder,
+            resize=self.resize,
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 from mldec import build
 from mldec.checkpoint import Loaded, load_model, local
 from mldec.cli import chosen_model
+from mldec.data.base import fixed_sample
 from mldec.data.transforms import to_tensor
 from mldec.errors import ConfigError, DataError, UserError, say, writing
 from mldec.export.program import Program, of_other_classes, open_axes, traced
@@ -56,6 +57,11 @@ def run(args: argparse.Namespace) -> None:
     if args.classes is not None:
         loaded = with_classes(loaded, args.classes, args.vectors)
     thresholds, rule = chosen_thresholds(loaded, args)
+    if args.any_size and loaded.transform.resize != "pillow":
+        raise ConfigError(
+            f"--any-size resizes as Pillow does, and {path} was trained with "
+            f"data.resize={loaded.transform.resize}; leave --any-size out"
+        )
 
     program = Program(
         loaded,
@@ -154,6 +160,7 @@ def describe(program: Program, loaded: Loaded, args: argparse.Namespace, path: P
         image_size=loaded.transform.image_size,
         crop=loaded.transform.crop,
         interpolation=loaded.transform.interpolation,
+        resize=loaded.transform.resize,
         resizes=args.any_size,
         mean=mean.flatten().tolist() if isinstance(mean, Tensor) else None,
         std=std.flatten().tolist() if isinstance(std, Tensor) else None,
@@ -221,7 +228,7 @@ def training_images(loaded: Loaded) -> Iterator[Image.Image]:
         dataset = build.data(build.check(loaded.config, ["data"])).train.dataset
         count = len(dataset)
         for index in range(0, count, max(1, count // CALIBRATION_IMAGES)):
-            pixels, _ = dataset[index]
+            pixels, _ = fixed_sample(dataset, index)
             yield Image.fromarray(pixels.permute(1, 2, 0).numpy())
     except UserError as error:
         raise ConfigError(

@@ -36,8 +36,9 @@ class Metadata:
         image_size: pixels per side S of the network's images.
         crop: see `EvalTransform`.
         interpolation: likewise.
+        resize: likewise; "pillow" in older files.
         resizes: the resize is inside, and images of any size are the input. Otherwise images are
-            resized outside, with Pillow's filters.
+            resized outside, see `resize`.
         mean: of the channels of images in [0, 1]; the normalisation is inside.
         std: likewise.
         precision: "fp32", "fp16" or "int8".
@@ -61,6 +62,7 @@ class Metadata:
     versions: dict[str, str]
     checkpoint: dict[str, str]
     date: str
+    resize: str = "pillow"
 
     def to_json(self) -> str:
         """Return the text that the file holds."""

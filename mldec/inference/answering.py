@@ -54,7 +54,8 @@ class Answering:
         self._on_gpu = device.type == "cuda"
         self._batch_size = batch_size or (BATCH_SIZE_GPU if self._on_gpu else BATCH_SIZE)
         self._workers = _default_workers(self._on_gpu) if workers is None else workers
-        self._decoder = Decoder(engine.transform, DRAFT * engine.shorter_side if draft else None)
+        smallest = DRAFT * engine.shorter_side if draft else None
+        self._decoder = Decoder(engine.transform, smallest, engine.decoder)
         self._features = features
         self._pictures = pictures
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mldec.data.images import load_image, read_image
+from mldec.data.transforms import Picture
 from mldec.data.workers import start_worker, unwrap
 from mldec.errors import DataError, visible
 from mldec.files.text import open_binary
@@ -32,16 +33,18 @@ class Decoder(Dataset[Tensor | str]):
     Attributes:
         transform: an RGB image -> uint8 [3, H, W].
         draft: see `read_image`.
+        decoder: see `load_image`.
     """
 
-    transform: Callable[[Image.Image], Tensor]
+    transform: Callable[[Picture], Tensor]
     draft: int | None = None
+    decoder: str = "pillow"
 
     def __getitem__(self, item: Item) -> Tensor | str:
         """Return the image, or the sentence that says why it cannot be read."""
         try:
             path, content = located(item)
-            return load_image(path, self.transform, content, draft=self.draft)
+            return load_image(path, self.transform, content, draft=self.draft, decoder=self.decoder)
         except DataError as error:
             return str(error)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from mldec.calibration.stored import stored_thresholds
 from mldec.checkpoint import Loaded, check_queries
 from mldec.data.base import Classes
-from mldec.data.transforms import EvalTransform, to_tensor
+from mldec.data.images import check_decoder
+from mldec.data.transforms import EvalTransform, Picture, to_tensor
 from mldec.errors import CheckpointError, ConfigError
 from mldec.exported.metadata import SUFFIXES
 from mldec.exported.opened import Exported, open_exported
@@ -37,6 +37,7 @@ class Engine(Protocol):
         thresholds: the lowest score of a present class [K]; None if the file has none, or an image
             has one label.
         transform: an RGB image -> uint8 [3, H, W].
+        decoder: of image files, see `mldec.data.images.load_image`.
         image_size: pixels per side of the network's input.
         shorter_side: pixels of the shorter side of an image that the network's input is made of; a
             smaller image would have to be enlarged.
@@ -45,7 +46,8 @@ class Engine(Protocol):
 
     classes: Classes
     thresholds: Sequence[float] | None
-    transform: Callable[[Image.Image], Tensor]
+    transform: Callable[[Picture], Tensor]
+    decoder: str
     image_size: int
     shorter_side: int
     zero_shot: bool
@@ -86,7 +88,9 @@ class TorchEngine:
         self.loaded = loaded
         self.classes = loaded.classes
         self.thresholds: Sequence[float] | None = stored_thresholds(loaded)
-        self.transform: Callable[[Image.Image], Tensor] = loaded.transform
+        self.transform: Callable[[Picture], Tensor] = loaded.transform
+        self.decoder = loaded.transform.decoder
+        check_decoder(self.decoder)
         self.image_size = loaded.transform.image_size
         self.shorter_side = loaded.transform.shorter_side
         self.device = next(loaded.model.parameters()).device
@@ -136,10 +140,12 @@ class ExportedEngine:
             image_size=metadata.image_size,
             crop=metadata.crop,
             interpolation=metadata.interpolation,
+            resize=metadata.resize,
         )
+        self.decoder = eval_transform.decoder
         self.shorter_side = eval_transform.shorter_side
         self._resizes = metadata.resizes
-        self.transform: Callable[[Image.Image], Tensor] = eval_transform
+        self.transform: Callable[[Picture], Tensor] = eval_transform
         if self._resizes:
             self.transform = to_tensor
 

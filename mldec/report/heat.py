@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from mldec.checkpoint import Loaded
-from mldec.data.base import DataModule
-from mldec.data.loader import sample_seed, seeded
+from mldec.data.base import DataModule, fixed_sample
 from mldec.errors import ConfigError
 from mldec.explain import Explainer
 
@@ -52,14 +51,14 @@ def heat_maps(
     if classes.queries is not None:
         column_of = {name: column for column, name in enumerate(classes.names)}
 
-    model = loaded.model.to(device)
+    model, dataset = loaded.model.to(device), data.val.dataset
     try:
         explainer = Explainer(model, data.transform.image_size, classes.queries)
         images = list(places)
         for first in range(0, len(images), BATCH):
             batch = images[first : first + BATCH]
             wanted = [[column_of[classes.names[pairs[p][1]]] for p in places[i]] for i in batch]
-            inputs = torch.stack([_input(data, index) for index in batch]).to(device)
+            inputs = torch.stack([fixed_sample(dataset, index)[0] for index in batch]).to(device)
             for index, maps in zip(batch, explainer.maps(inputs, wanted), strict=True):
                 for place, heat in zip(places[index], maps, strict=True):
                     heats[place] = _as_bytes(heat.numpy())
@@ -68,12 +67,6 @@ def heat_maps(
     finally:
         model.cpu()
     return HeatMaps(heats, explainer.method, [])
-
-
-def _input(data: DataModule, index: int) -> torch.Tensor:
-    """Return an image as the evaluation shows it to the model, uint8 [3, S, S]."""
-    with seeded(sample_seed(0, 0, index, 0)):
-        return data.val.dataset[index][0]
 
 
 def _as_bytes(heat: np.ndarray) -> np.ndarray | None:

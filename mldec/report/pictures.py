@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from mldec.data.base import ImageDataset, StoredImages, picture
+from mldec.data.base import ImageDataset, StoredImages, fixed_sample, picture
 from mldec.data.transforms import EvalTransform
 from mldec.report.content import Picture
 
@@ -73,7 +73,8 @@ def thumbnail(dataset: ImageDataset, index: int) -> Image.Image:
     if sees_all(dataset):
         shown = picture(dataset, index)
     else:
-        shown = Image.fromarray(dataset[index][0].permute(1, 2, 0).numpy())
+        image, _ = fixed_sample(dataset, index)
+        shown = Image.fromarray(image.permute(1, 2, 0).numpy())
     shown.thumbnail((SIDE, SIDE))
     return shown
 

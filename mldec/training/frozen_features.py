@@ -2,13 +2,12 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -16,6 +15,8 @@ from mldec.config.schema import Config
 from mldec.data.base import DataModule, LabelledImages, Split, StoredImages
 from mldec.data.cache import cache_folder
 from mldec.data.loader import eval_loader
+from mldec.data.randomness import SampleRandom
+from mldec.data.transforms import Transform
 from mldec.data.workers import end_workers, unwrap
 from mldec.errors import ConfigError, DataError, Stopped
 from mldec.evaluation import autocast
@@ -42,13 +43,13 @@ class StoredTokens(StoredImages):
     def __init__(
         self,
         images: LabelledImages,
-        transform: Callable[[Image.Image], Tensor],
+        transform: Transform,
         files: Sequence[Path],
     ) -> None:
         super().__init__(images, transform)
         self.files = files
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the tokens float32 [T, C] and the target int8 [K] of an image.
 
         Raises:
@@ -60,7 +61,7 @@ class StoredTokens(StoredImages):
             return torch.from_numpy(np.load(file)), target
         except FileNotFoundError:
             # Reading the image once more tells what is wrong with it.
-            super().__getitem__(index)
+            super().load(index, rng)
             fault = "is gone"
         except (OSError, ValueError, EOFError):
             fault = "is damaged: delete it"

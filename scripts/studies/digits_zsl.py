@@ -22,6 +22,7 @@ from mldec import build
 from mldec.benchmark import environment
 from mldec.config.compose import compose
 from mldec.config.schema import Config
+from mldec.data.base import fixed_sample
 from mldec.errors import ConfigError, one_line
 from mldec.train import run
 
@@ -64,7 +65,8 @@ def references(config: Config) -> dict[str, float]:
         unseen class; `colours_only` and `digits_only`, of models that know every colour, or digit.
     """
     data = build.data(build.check(config, ["data"]))
-    targets = torch.stack([data.val.dataset[index][1] for index in range(len(data.val.dataset))])
+    dataset = data.val.dataset
+    targets = torch.stack([fixed_sample(dataset, i)[1] for i in range(len(dataset))])
 
     # Each answer scores a class by the part of its name that the model knows.
     shown = targets.unflatten(1, (-1, 10))  # [N, colours, digits]

@@ -36,6 +36,7 @@ from mldec.checkpoint import Loaded, load_model
 from mldec.data.digits.grey import compose, digits
 from mldec.data.digits.scenes import SceneSettings, split_writings
 from mldec.data.images import load_image, read_image
+from mldec.data.randomness import SampleRandom
 from mldec.errors import DataError, one_line
 from mldec.explain import Explainer, relevance
 
@@ -104,8 +105,10 @@ def digit_scenes(loaded: Loaded) -> Scenes:
     size = settings.image_size
     images, boxes = [], []
     for index in range(len(dataset)):
-        image, target = dataset[index]
-        _, placed = compose(dataset.generator(index), writings, size=size, max_digits=MAX_DIGITS)
+        rng = SampleRandom(0)  # validation scenes draw nothing from it
+        image, target = dataset.load(index, rng)
+        generator = dataset.generator(index, rng)
+        _, placed = compose(generator, writings, size=size, max_digits=MAX_DIGITS)
 
         own: dict[int, list[Box]] = {}
         for row, (left, top, right, bottom) in placed:

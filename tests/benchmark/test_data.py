@@ -1,51 +1,69 @@
-"""The benchmark of the training transform compares like with like."""
+"""The benchmark of the training transform measures every part of every way."""
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pictures import picture, saved
 
 from mldec.benchmark import data as measure_data
-from mldec.data.transforms import TrainTransform, read_image
+from mldec.benchmark.pipelines import PARTS
+from mldec.data.images import read_image
+
+pytest.importorskip("torchcodec", reason="the fast path needs it")
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_without_random_operations_both_pipelines_give_the_same_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    monkeypatch.setattr(measure_data, "_random_operations", lambda: lambda image: image)
-    file = tmp_path / "photo.jpg"
-    measure_data._photo().save(file, quality=90)
-    assert read_image(file).size == (640, 480)
-    random.seed(seed)
-    ours = TrainTransform(image_size=448, augment="none")(read_image(file))
-    random.seed(seed)
-    official = measure_data._official(file)()
-    assert official.dtype == torch.float32
-    assert torch.equal((255 * official).round().to(torch.uint8), ours)
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure next to nothing."""
+    for name, value in {"ROUNDS": 1, "IMAGES": 2, "SIZE": 64, "LOADED": 64, "LOADS": 1}.items():
+        monkeypatch.setattr(measure_data, name, value)
 
 
-def test_the_random_operations_are_drawn_as_in_the_official_package() -> None:
-    operations = measure_data._random_operations()
-    assert (operations.num_layers, len(operations.ops)) == (2, 15)
-    assert {operation.prob for operation in operations.ops} == {0.5}
-    assert {operation.magnitude_std for operation in operations.ops} == {float("inf")}
+def test_the_job_writes_its_figures(cli: Callable[..., Any], tmp_path: Path, small: None) -> None:
+    photos = tmp_path / "photos"
+    (photos / "deeper").mkdir(parents=True)
+    for number in range(3):
+        saved(picture(160, 120, seed=number), photos / "deeper" / f"{number}.jpg")
+    (photos / "notes.txt").write_text("no image")
 
-
-def test_the_job_writes_its_figures(
-    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure_data, "ROUNDS", 1)
-    monkeypatch.setattr(measure_data, "IMAGES", 2)
     threads = torch.get_num_threads()
-    status, out, err = cli("benchmark", "data", "--json", tmp_path / "r.json")
+    status, out, err = cli("benchmark", "data", photos, "--json", tmp_path / "r.json")
     assert status == 0, err
-    assert "times_faster" in out
     assert torch.get_num_threads() == threads
+    assert "milliseconds per image, of the photos" in out
+    assert out.count("official transform") == 2
+
     figures = json.loads((tmp_path / "r.json").read_text())["figures"]
-    assert figures["images_per_second"] > 1
+    assert all(isinstance(value, int | float) for value in figures.values())
+    for subject in ("made", "photos"):
+        for way in measure_data.WAYS:
+            parts = [figures.get(f"{subject}_{way}_{part}_ms", 0.0) for part in PARTS]
+            own = figures.get(f"{subject}_{way}_seeding_ms", 0.0)
+            assert sum(parts) + own == pytest.approx(figures[f"{subject}_{way}_all_ms"])
+
+    # A file that scripts may read.
+    assert figures["images_per_second"] == figures["made_default_images_per_second"] > 1
+    assert figures["official_images_per_second"] > 1
+    assert figures["times_official"] == figures["photos_times_official"] > 0
+    assert figures["times_official_fast"] == figures["photos_times_official_fast"] > 0
+    assert figures["workers_2_of_1"] > 0
+    assert figures["seeding_microseconds"] < figures["swapping_microseconds"]
     assert figures["file_kib"] > 50
+
+
+def test_a_folder_without_images_is_refused(cli: Callable[..., Any], tmp_path: Path) -> None:
+    status, _, err = cli("benchmark", "data", tmp_path)
+    assert status == 1
+    assert err == f"mldec: {tmp_path}: no images; name a folder with photos\n"
+
+
+def test_files_are_made_smaller_as_for_shards(tmp_path: Path) -> None:
+    large = saved(picture(1200, 900), tmp_path / "large.jpg")
+    made = measure_data._smaller(large, tmp_path / "made.jpg")
+    assert read_image(made).size == (597, 448)
+    small = saved(picture(500, 400), tmp_path / "small.jpg")
+    assert measure_data._smaller(small, tmp_path / "unused.jpg") == small

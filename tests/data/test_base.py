@@ -9,10 +9,22 @@ import pytest
 import torch
 from pictures import pixels
 from PIL import Image
+from torch import Tensor
 
-from mldec.data.base import Classes, DataModule, LabelledImages, Split, StoredImages, picture
+from mldec.data.base import (
+    Classes,
+    DataModule,
+    LabelledImages,
+    Split,
+    StoredImages,
+    fixed_sample,
+    picture,
+)
 from mldec.data.labels import from_dense
-from mldec.data.transforms import EvalTransform
+from mldec.data.loader import eval_loader
+from mldec.data.randomness import SampleRandom
+from mldec.data.transforms import EvalTransform, Picture
+from mldec.data.workers import unwrap
 from mldec.errors import ConfigError, DataError
 
 NAMES = ("cat", "dog", "cow")
@@ -45,6 +57,29 @@ def png(seed: int) -> bytes:
     return file.getvalue()
 
 
+class Generated:
+    """Images that are stored nowhere."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+        image = torch.full((3, 8, 8), index, dtype=torch.uint8)
+        return image, torch.zeros(3, dtype=torch.int8)
+
+    def name(self, index: int) -> str:
+        return f"number {index}"
+
+
+class Drawn:
+    """A transform that shows the random number that it is given."""
+
+    decoder = "pillow"
+
+    def __call__(self, image: Picture, rng: SampleRandom) -> Tensor:
+        return torch.tensor(rng.random())
+
+
 @pytest.fixture
 def images() -> LabelledImages:
     storage: Any = InMemory([png(seed) for seed in range(4)])
@@ -55,7 +90,7 @@ def test_an_item_is_the_image_and_its_target(images: LabelledImages) -> None:
     dataset = StoredImages(images, EvalTransform(image_size=8))
     assert len(dataset) == len(images) == 4
     for index in range(4):
-        image, target = dataset[index]
+        image, target = fixed_sample(dataset, index)
         assert np.array_equal(image.permute(1, 2, 0).numpy(), pixels(8, 8, 3, seed=index))
         assert target.dtype == torch.int8
         assert target.tolist() == DENSE[index].tolist()
@@ -66,39 +101,45 @@ def test_a_picture_is_the_stored_image_or_else_the_input(images: LabelledImages)
     small = StoredImages(images, EvalTransform(image_size=4))
     assert np.array_equal(np.asarray(picture(small, 2)), pixels(8, 8, 3, seed=2))
 
-    generated: Any = [small[index] for index in range(4)]
-    seen = np.asarray(picture(generated, 2))
-    assert np.array_equal(seen, small[2][0].permute(1, 2, 0).numpy())
+    seen = np.asarray(picture(Generated(), 2))
+    assert np.array_equal(seen, Generated().load(2, SampleRandom(0))[0].permute(1, 2, 0).numpy())
 
 
 def test_a_split_is_viewed_through_another_transform(images: LabelledImages) -> None:
     split = Split(StoredImages(images, EvalTransform(image_size=4)), Classes(NAMES))
     viewed = split.viewed(EvalTransform(image_size=16))
-    assert viewed.dataset[1][0].shape == (3, 16, 16)
-    assert viewed.dataset[1][1].tolist() == DENSE[1].tolist()
-    assert split.dataset[1][0].shape == (3, 4, 4)
+    assert fixed_sample(viewed.dataset, 1)[0].shape == (3, 16, 16)
+    assert fixed_sample(viewed.dataset, 1)[1].tolist() == DENSE[1].tolist()
+    assert fixed_sample(split.dataset, 1)[0].shape == (3, 4, 4)
 
-    generated: Any = [split.dataset[0]]
-    assert Split(generated, Classes(NAMES)).viewed(EvalTransform(image_size=16)).dataset == [
-        generated[0]
-    ]
+    generated = Split(Generated(), Classes(NAMES))
+    assert generated.viewed(EvalTransform(image_size=16)) is generated
 
 
 @pytest.mark.parametrize("index", [-1, 4])
 def test_an_index_out_of_range_is_refused_whatever_the_storage_takes(
     images: LabelledImages, index: int
 ) -> None:
-    dataset = StoredImages(images, lambda image: pytest.fail("it was read"))
+    dataset = StoredImages(images, lambda image, rng: pytest.fail("it was read"))
     with pytest.raises(IndexError):
-        dataset[index]
-    assert len(list(StoredImages(images, EvalTransform(image_size=8)))) == 4  # type: ignore[arg-type]
+        dataset.load(index, SampleRandom(0))
+
+
+def test_a_fixed_sample_is_the_one_of_an_evaluation(images: LabelledImages) -> None:
+    drawn = StoredImages(images, Drawn())
+    split = Split(drawn, Classes(NAMES))
+    data = module(lambda name: split)
+    loader = eval_loader(data, batch_size=4, workers=0, pin=False)
+    (batch,) = unwrap(loader)
+    assert batch.images.tolist() == [fixed_sample(drawn, index)[0].item() for index in range(4)]
+    assert len(set(batch.images.tolist())) == 4
 
 
 def test_an_image_that_cannot_be_read_is_named() -> None:
     storage: Any = InMemory([b"no image"])
     images = LabelledImages(storage, from_dense(DENSE[:1]), NAMES)
     with pytest.raises(DataError, match=r"^image 0: "):
-        StoredImages(images, EvalTransform(image_size=8))[0]
+        fixed_sample(StoredImages(images, EvalTransform(image_size=8)), 0)
 
 
 @pytest.mark.parametrize("chosen", [np.array([2, 0]), np.array([True, False, True, False])])

@@ -2,15 +2,17 @@ import os
 import random
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pictures import picture, pixels, saved
 from PIL import Image
 
 from mldec.data import transforms
-from mldec.data.images import read_image
-from mldec.errors import DataError
+from mldec.data.images import DECODERS, check_decoder, open_image, read_image
+from mldec.errors import ConfigError, DataError
 
 
 def test_rgb_is_unchanged(tmp_path):
@@ -273,3 +275,94 @@ def test_what_is_wrong_with_bytes_does_not_depend_on_a_file_of_their_name(tmp_pa
             read_image(tmp_path / name, b"text")
         with pytest.raises(DataError, match=r": an empty file \(0 bytes\)"):
             read_image(tmp_path / name, b"")
+
+
+# The other decoder
+
+
+@pytest.fixture
+def torchcodec() -> None:
+    pytest.importorskip("torchcodec", reason="an extra")
+
+
+def as_array(image: Image.Image | torch.Tensor) -> np.ndarray:
+    if isinstance(image, torch.Tensor):
+        image = image.permute(1, 2, 0).numpy()
+    return np.asarray(image)
+
+
+@pytest.mark.usefixtures("torchcodec")
+@pytest.mark.parametrize(
+    ("mode", "options", "by_torchcodec"),
+    [
+        ("RGB", {}, True),
+        ("RGB", {"progressive": True, "subsampling": 0}, True),
+        ("RGB", {"quality": 20, "subsampling": 1}, True),
+        ("L", {}, True),
+        ("CMYK", {}, False),
+    ],
+)
+def test_torchcodec_has_the_pixels_of_pillow(
+    tmp_path: Path, mode: str, options: dict[str, Any], by_torchcodec: bool
+) -> None:
+    for size in ((97, 63), (16, 16), (1, 1)):
+        path = saved(picture(*size).convert(mode), tmp_path / "a.jpg", **options)
+        image = open_image(path, decoder="torchcodec")
+        assert isinstance(image, torch.Tensor) is by_torchcodec
+        assert np.array_equal(as_array(image), read_image(path))
+
+
+@pytest.mark.usefixtures("torchcodec")
+@pytest.mark.parametrize("orientation", [0, *STORED, 77])
+def test_torchcodec_turns_images_upright(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = saved(picture(40, 30), tmp_path / "a.jpg", exif=exif)
+    image = open_image(path, decoder="torchcodec")
+    assert isinstance(image, torch.Tensor)
+    assert np.array_equal(as_array(image), read_image(path))
+
+
+@pytest.mark.usefixtures("torchcodec")
+def test_torchcodec_has_the_pixels_of_pillow_on_photos(sample_data: Path) -> None:
+    for path in sorted((sample_data / "coco2014_mini" / "val2014").glob("*.jpg"))[:10]:
+        image = open_image(path, decoder="torchcodec")
+        assert isinstance(image, torch.Tensor)
+        assert np.array_equal(as_array(image), read_image(path))
+
+
+@pytest.mark.usefixtures("torchcodec")
+def test_pillow_reads_what_torchcodec_does_not_and_says_what_is_wrong(tmp_path: Path) -> None:
+    path = saved(picture(40, 30), tmp_path / "a.png")
+    assert np.array_equal(as_array(open_image(path, decoder="torchcodec")), read_image(path))
+
+    # A shrunk image is Pillow's too.
+    large = saved(picture(400, 300), tmp_path / "a.jpg")
+    shrunk = open_image(large, draft=100, decoder="torchcodec")
+    assert np.array_equal(as_array(shrunk), read_image(large, draft=100))
+
+    content = large.read_bytes()
+    for damaged in (b"", b"no image", content[:200], content[: len(content) // 2]):
+        large.write_bytes(damaged)
+        messages = []
+        for decoder in DECODERS:
+            with pytest.raises(DataError) as caught:
+                open_image(large, decoder=decoder)
+            messages.append(str(caught.value))
+        assert messages[0] == messages[1]
+
+
+def test_too_large_an_image_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torchcodec: None
+) -> None:
+    path = saved(picture(40, 30), tmp_path / "a.jpg")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 30 // 2 - 1)
+    with pytest.raises(DataError, match="too large an image"):
+        open_image(path, decoder="torchcodec")
+
+
+def test_a_missing_decoder_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_decoder("pillow")
+    with pytest.raises(ConfigError, match=r"^data.decoder: torchcodec .* 'mldec\[fast\]'"):
+        check_decoder("torchcodec")

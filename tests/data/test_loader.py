@@ -6,7 +6,7 @@ import torch
 from numbered import Numbers, as_data
 from torch import Tensor
 
-from mldec.data.loader import TrainBatches, collate, eval_loader, sample_seed, seeded, train_loader
+from mldec.data.loader import TrainBatches, collate, eval_loader, train_loader
 from mldec.data.workers import unwrap
 from mldec.errors import ConfigError, DataError
 
@@ -185,15 +185,3 @@ def test_a_batch_keeps_uint8_and_int8() -> None:
     assert batch.images.dtype == torch.uint8
     assert batch.targets.dtype == torch.int8
     assert batch.indices.tolist() == [3, 3]
-
-
-def test_seeds_are_well_mixed() -> None:
-    seeds = {
-        sample_seed(seed, epoch, index)
-        for seed in range(10)
-        for epoch in range(10)
-        for index in range(100)
-    }
-    assert len(seeds) == 10_000
-    with seeded(max(seeds)):
-        pass

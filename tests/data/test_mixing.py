@@ -13,8 +13,9 @@ from torch import Tensor
 
 from mldec.config.schema import Mix, MixLabels, MixMode
 from mldec.data.base import Classes, DataModule, Split
-from mldec.data.loader import TrainBatches, sample_seed, seeded, train_loader
+from mldec.data.loader import TrainBatches, train_loader
 from mldec.data.mixing import Mixing
+from mldec.data.randomness import SampleRandom, sample_seed, seeded
 from mldec.data.transforms import EvalTransform
 from mldec.data.workers import unwrap
 from mldec.errors import ConfigError, DataError
@@ -249,10 +250,11 @@ class Coloured:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         if index == self.broken:
             raise DataError("broken")
-        image = torch.randint(256, (3, 8, 8), dtype=torch.uint8)
+        generator = torch.Generator().manual_seed(rng.initial_seed)
+        image = torch.randint(256, (3, 8, 8), dtype=torch.uint8, generator=generator)
         return image, torch.nn.functional.one_hot(torch.tensor(index % K), K).to(torch.int8)
 
     def name(self, index: int) -> str:

@@ -2,19 +2,21 @@ import random
 
 import numpy as np
 import pytest
-from pictures import picture, seed_everything
+import torch
+from pictures import picture
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from mldec.data.official_augment import GREY, OPERATIONS, PATCH, PairAugment, cutout
+from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import TrainTransform
 
 
 def test_cutout_covers_one_square_of_one_colour():
-    random.seed(0)
+    rng = random.Random(0)
     black = Image.new("RGB", (60, 60))
     areas, colours = [], []
     for _ in range(300):
-        covered = np.asarray(cutout(black, 0.5)).reshape(60, 60, 3)
+        covered = np.asarray(cutout(black.copy(), 0.5, rng)).reshape(60, 60, 3)
         rows, columns = covered.any(2).any(1).nonzero()[0], covered.any(2).any(0).nonzero()[0]
         inside = covered[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].reshape(-1, 3)
         assert (inside == inside[0]).all()
@@ -30,23 +32,23 @@ def test_cutout_covers_one_square_of_one_colour():
 
 
 def test_cutout_rounds_its_side_and_takes_each_side_by_itself():
-    random.seed(0)
+    rng = random.Random(0)
     sizes = set()
     for _ in range(300):
-        covered = np.asarray(cutout(Image.new("RGB", (31, 11)), 0.5)).any(2)
+        covered = np.asarray(cutout(Image.new("RGB", (31, 11)), 0.5, rng)).any(2)
         sizes.add((int(covered.any(0).sum()), int(covered.any(1).sum())))
     assert max(width for width, _ in sizes) == 17  # int(15.5 + 0.5), and one more
     assert max(height for _, height in sizes) == 7
 
 
-def official_cutout(image, fraction):
+def official_cutout(image, fraction, rng):
     """CutoutPIL of the official helper_functions.py, which gives both corners to Pillow."""
     side = image.width
     patch = int(fraction * side + 0.5)
-    x_c, y_c = random.randrange(side), random.randrange(side)
+    x_c, y_c = rng.randrange(side), rng.randrange(side)
     x1, x2 = np.clip([x_c - patch // 2, x_c + patch // 2], 0, side)
     y1, y2 = np.clip([y_c - patch // 2, y_c + patch // 2], 0, side)
-    colour = tuple(random.randint(0, 255) for _ in range(3))
+    colour = tuple(rng.randint(0, 255) for _ in range(3))
     covered = image.copy()
     ImageDraw.Draw(covered).rectangle([x1, y1, x2, y2], fill=colour)
     return covered
@@ -57,10 +59,10 @@ def test_cutout_equals_the_official_one_to_the_bit(side, widest):
     image = picture(side, side)
     ours, officials = [], []
     for function, results in ((cutout, ours), (official_cutout, officials)):
-        random.seed(0)
-        results += [np.asarray(function(image, 0.5)) for _ in range(60)]
+        rng = random.Random(0)
+        results += [np.asarray(function(image.copy(), 0.5, rng)) for _ in range(60)]
     assert np.array_equal(ours, officials)
-    black = [np.asarray(cutout(Image.new("RGB", (side, side)), 0.5)).any(2) for _ in range(60)]
+    black = [np.asarray(cutout(Image.new("RGB", (side, side)), 0.5, rng)).any(2) for _ in range(60)]
     assert max(int(covered.any(0).sum()) for covered in black) == widest
 
 
@@ -85,20 +87,20 @@ def test_fifteen_operations_with_the_ranges_of_the_description():
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_every_operation_at_every_magnitude(name):
-    random.seed(0)
+    rng = random.Random(0)
     operation, levels = OPERATIONS[name]
     image = picture(45, 33)
     before = np.array(image)
     for level in levels:
-        result = operation(image, level)
+        result = operation(image, level, rng)
         assert (result.mode, result.size) == ("RGB", (45, 33))
     assert np.array_equal(np.asarray(image), before)
-    assert not np.array_equal(np.asarray(operation(image, levels[-1])), before)
+    assert not np.array_equal(np.asarray(operation(image, levels[-1], rng)), before)
 
 
 def test_draws_are_uniform_over_operations_and_levels_one_to_nine():
-    random.seed(0)
-    draws = [PairAugment.draw() for _ in range(27_000)]
+    rng = random.Random(0)
+    draws = [PairAugment.draw(rng) for _ in range(27_000)]
     counts = {draw: draws.count(draw) for draw in set(draws)}
     assert {name for name, _ in counts} == set(OPERATIONS)
     assert {row for _, row in counts} == set(range(1, 10))
@@ -112,25 +114,27 @@ def test_each_of_two_operations_is_applied_half_the_time(monkeypatch):
     monkeypatch.setattr(
         "mldec.data.official_augment.OPERATIONS",
         {
-            name: (lambda image, level: applied.append(level) or image, levels)
+            name: (lambda image, level, rng: applied.append(level) or image, levels)
             for name, (_, levels) in OPERATIONS.items()
         },
     )
-    random.seed(0)
+    rng = random.Random(0)
     image = Image.new("RGB", (4, 4))
     counts = [0, 0, 0]
     for _ in range(4000):
         applied.clear()
-        PairAugment()(image)
+        PairAugment()(image, rng)
         counts[len(applied)] += 1
     assert np.array(counts) / 4000 == pytest.approx([0.25, 0.5, 0.25], abs=0.03)
 
 
 def test_a_quarter_of_the_images_or_a_few_more_stay_as_they_are():
-    random.seed(0)
+    rng = random.Random(0)
     image = picture(24, 24)
     before = np.asarray(image)
-    same = np.mean([np.array_equal(np.asarray(PairAugment()(image)), before) for _ in range(1500)])
+    same = np.mean(
+        [np.array_equal(np.asarray(PairAugment()(image, rng)), before) for _ in range(1500)]
+    )
     assert (
         0.23 < same < 0.33
     )  # some operations change nothing: posterize to 8 bits, autocontrast of a full range
@@ -144,9 +148,9 @@ def edge(width=100, height=100):
 
 
 def results_of(name, image, row=9, draws=40):
-    random.seed(0)
+    rng = random.Random(0)
     operation, levels = OPERATIONS[name]
-    return [np.asarray(operation(image, levels[row])).astype(int) for _ in range(draws)]
+    return [np.asarray(operation(image, levels[row], rng)).astype(int) for _ in range(draws)]
 
 
 def test_translation_goes_both_ways_by_its_fraction_and_uncovers_grey():
@@ -227,15 +231,16 @@ def test_invert_equalize_autocontrast():
         assert (result.min(), result.max()) == (0, 255)
 
 
-def test_no_state_outside_the_global_generators():
-    transform = TrainTransform(image_size=16)
-    seed_everything(0)
-    state = random.getstate()
-    transform(picture())
-    assert random.getstate() != state
-    numpy_state = np.random.get_state()[1].copy()
-    transform(picture())
-    assert np.array_equal(np.random.get_state()[1], numpy_state)
+def test_no_state_outside_the_generator_of_the_sample():
+    transform, image = TrainTransform(image_size=16), picture()
+    states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].copy()
+    rng = SampleRandom(0)
+    before = rng.getstate()
+    transform(image, rng)
+    assert rng.getstate() != before
+    assert random.getstate() == states[0]
+    assert torch.equal(torch.get_rng_state(), states[1])
+    assert np.array_equal(np.random.get_state()[1], states[2])
 
 
 @pytest.mark.parametrize(
@@ -284,14 +289,13 @@ def test_two_draws_come_before_the_two_probabilities():
     """The order of the random numbers, which decides what a seed means."""
     image = picture()
     for seed in range(20):
-        random.seed(seed)
-        ours = PairAugment()(image)
+        ours = PairAugment()(image, random.Random(seed))
 
-        random.seed(seed)
+        rng = random.Random(seed)
         expected = image
-        pairs = [(random.choice(list(OPERATIONS)), random.randrange(1, 10)) for _ in range(2)]
+        pairs = [(rng.choice(list(OPERATIONS)), rng.randrange(1, 10)) for _ in range(2)]
         for name, row in pairs:
-            if random.random() < 0.5:
+            if rng.random() < 0.5:
                 operation, levels = OPERATIONS[name]
-                expected = operation(expected, levels[row])
+                expected = operation(expected, levels[row], rng)
         assert np.array_equal(np.asarray(ours), np.asarray(expected))

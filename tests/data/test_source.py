@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from support import made
 
-from mldec.data.base import LabelledImages
+from mldec.data.base import LabelledImages, fixed_sample
 from mldec.data.cache import TableCache
 from mldec.data.labels import from_dense
 from mldec.data.readers.coco import coco
@@ -71,11 +71,12 @@ def test_both_splits_have_images_targets_and_a_transform(root: Path) -> None:
     for name, split in (("train", data.train), ("val", data.val)):
         assert split.classes.names == NAMES
         assert split.dataset.name(2) == str(root / name / "2.png")
-        image, target = split.dataset[2]
+        image, target = fixed_sample(split.dataset, 2)
         assert target.tolist() == [0, 0, 1]
         assert (image.shape, image.dtype) == ((3, 8, 8), torch.uint8)
-    assert data.val.dataset[2][0][0].unique().tolist() == [80]
-    assert data.train.dataset[2][0][0].unique().tolist() != [80]  # the cutout covers all
+    assert fixed_sample(data.val.dataset, 2)[0][0].unique().tolist() == [80]
+    # The cutout covers all.
+    assert fixed_sample(data.train.dataset, 2)[0][0].unique().tolist() != [80]
 
 
 def test_a_split_is_loaded_once_and_when_it_is_used(root: Path) -> None:
@@ -102,8 +103,8 @@ def test_training_labels_may_be_loaded_in_another_way(root: Path) -> None:
         return replace(images, labels=images.labels.recode({1: -1}))
 
     data = assemble(replace(whole, load_train=load_train), PLAIN, FileSettings())
-    assert data.train.dataset[0][1].tolist() == [-1, 0, 0]
-    assert data.val.dataset[0][1].tolist() == [1, 0, 0]
+    assert fixed_sample(data.train.dataset, 0)[1].tolist() == [-1, 0, 0]
+    assert fixed_sample(data.val.dataset, 0)[1].tolist() == [1, 0, 0]
 
 
 def test_the_cache_is_that_of_the_settings(root: Path) -> None:
@@ -153,7 +154,10 @@ def test_absent_images_stop_are_left_out_or_are_not_looked_for(
     assert message.startswith(f"{root}: 1 of 3 listed images are absent, the first is {gone}")
 
     data = assemble(source(root), PLAIN, FileSettings(absent="skip"))
-    assert [data.val.dataset[index][1].tolist() for index in range(2)] == [[1, 0, 0], [0, 0, 1]]
+    assert [fixed_sample(data.val.dataset, index)[1].tolist() for index in range(2)] == [
+        [1, 0, 0],
+        [0, 0, 1],
+    ]
     assert len(data.train.dataset) == 3
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert caplog.messages == [f"{root}: 1 of 3 listed images are absent and left out"]
@@ -161,7 +165,7 @@ def test_absent_images_stop_are_left_out_or_are_not_looked_for(
     data = assemble(source(root), PLAIN, FileSettings(absent="unchecked"))
     assert len(data.val.dataset) == 3
     with pytest.raises(DataError, match=r"1\.png: no such file"):
-        data.val.dataset[1]
+        fixed_sample(data.val.dataset, 1)
 
 
 def test_without_any_image_there_is_nothing_to_skip_to(root: Path) -> None:

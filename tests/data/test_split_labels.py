@@ -11,6 +11,7 @@ from mldec.data.base import Classes, LabelledImages, Split, StoredImages
 from mldec.data.digits.grey import digits
 from mldec.data.digits.scenes import Scenes, SceneSettings
 from mldec.data.labels import from_dense
+from mldec.data.randomness import SampleRandom
 from mldec.data.split_labels import labels_of, training_labels
 
 NAMES = ("thing 0", "thing 1", "thing 2")
@@ -26,7 +27,7 @@ class Painted:
     def __len__(self) -> int:
         return len(self.dense)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def load(self, index: int, rng: SampleRandom) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.zeros(3, 4, 4, dtype=torch.uint8), torch.from_numpy(self.dense[index])
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 from mldec.config.schema import MAX_IMAGE_SIZE
 from mldec.data.images import load_image, read_image
 from mldec.data.official_augment import PairAugment, cutout
+from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import MAX_RESIZED, EvalTransform, TrainTransform, to_tensor
 from mldec.errors import ConfigError, DataError
 
@@ -76,6 +77,8 @@ def test_eval_transform_travels_as_plain_values():
         "image_size": 96,
         "crop": None,
         "interpolation": "bilinear",
+        "decoder": "pillow",
+        "resize": "pillow",
     }
     assert EvalTransform(**dataclasses.asdict(transform)) == transform
     assert (
@@ -111,6 +114,8 @@ def test_squashing_with_another_interpolation():
         ({"crop": 0.0}, "test crop: 0.0"),
         ({"crop": 1.1}, "test crop: 1.1"),
         ({"interpolation": "random"}, "interpolation: 'random'"),
+        ({"decoder": "x"}, "decoder: 'x'.*pillow, torchcodec"),
+        ({"resize": "x"}, "resize: 'x'.*pillow, tensor"),
     ],
 )
 def test_eval_transform_refuses_wrong_values(arguments, expected):
@@ -124,19 +129,18 @@ def test_eval_transform_refuses_wrong_values(arguments, expected):
 def test_without_augmentation_train_equals_eval():
     image = picture(100, 60)
     train = TrainTransform(image_size=48, augment="none", cutout=0)
-    assert torch.equal(train(image), EvalTransform(image_size=48)(image))
+    assert torch.equal(train(image, SampleRandom(0)), EvalTransform(image_size=48)(image))
 
 
 @pytest.mark.parametrize("augment", ["official", "randaugment"])
-def test_random_choices_follow_the_global_seeds(augment):
+def test_random_choices_follow_the_seed_of_the_sample(augment):
     image = picture(100, 60)
     transform = TrainTransform(image_size=48, augment=augment, flip=True, crop=0.3)
 
     def draw(seed):
-        seed_everything(seed)
-        return [transform(image) for _ in range(6)]
+        return [transform(image, SampleRandom(seed + sample)) for sample in range(6)]
 
-    first, again, other = draw(3), draw(3), draw(4)
+    first, again, other = draw(10), draw(10), draw(20)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     assert all(image.shape == (3, 48, 48) and image.dtype == torch.uint8 for image in first)
@@ -146,8 +150,7 @@ def test_randaugment_is_torchvisions():
     from torchvision.transforms import v2
 
     image = picture(48, 48)
-    seed_everything(1)
-    ours = TrainTransform(image_size=48, augment="randaugment", cutout=0)(image)
+    ours = TrainTransform(image_size=48, augment="randaugment", cutout=0)(image, SampleRandom(1))
     seed_everything(1)
     assert torch.equal(
         ours, to_tensor(v2.RandAugment(num_ops=2, magnitude=9, num_magnitude_bins=31)(image))
@@ -157,10 +160,10 @@ def test_randaugment_is_torchvisions():
 def test_the_order_is_resize_cutout_pair():
     image = picture(100, 60)
     for seed in range(20):
-        seed_everything(seed)
-        ours = TrainTransform(image_size=48)(image)
-        seed_everything(seed)
-        step = PairAugment()(cutout(image.resize((48, 48), Image.Resampling.BILINEAR), 0.5))
+        ours = TrainTransform(image_size=48)(image, SampleRandom(seed))
+        rng = random.Random(seed)
+        small = image.resize((48, 48), Image.Resampling.BILINEAR)
+        step = PairAugment()(cutout(small, 0.5, rng), rng)
         assert torch.equal(ours, to_tensor(step))
 
 
@@ -184,8 +187,7 @@ def test_rand_augment_is_that_of_timms_pipeline(text, interpolation):
     )
     changed = 0
     for seed in range(10):
-        seed_everything(seed)
-        ours = transform(image)
+        ours = transform(image, SampleRandom(seed))
         seed_everything(seed)
         # Our resize draws its interpolation first.
         if interpolation == "random":
@@ -198,16 +200,16 @@ def test_rand_augment_is_that_of_timms_pipeline(text, interpolation):
 @pytest.mark.parametrize("text", ["rand-m10-p1-inc1", "rand-m0-p1-inc0"])
 def test_the_strongest_posterize_does_not_end_the_run(text):
     transform = TrainTransform(image_size=16, augment=text, cutout=0)
-    seed_everything(0)
-    assert {transform(picture(16, 16)).shape for _ in range(100)} == {(3, 16, 16)}
+    image = picture(16, 16)
+    shapes = {transform(image, SampleRandom(seed)).shape for seed in range(100)}
+    assert shapes == {(3, 16, 16)}
 
 
 def test_erasing_covers_a_rectangle_with_the_mean_colour():
     image = Image.new("RGB", (64, 64), (255, 255, 255))
     transform = TrainTransform(image_size=64, augment="none", cutout=0, erase=0.5)
-    seed_everything(0)
     shares = []
-    for result in (transform(image) for _ in range(300)):
+    for result in (transform(image, SampleRandom(seed)) for seed in range(300)):
         assert result.dtype == torch.uint8
         covered = (result == torch.tensor([124, 116, 104], dtype=torch.uint8)[:, None, None]).all(0)
         rows, columns = covered.any(1), covered.any(0)
@@ -229,8 +231,7 @@ def test_interpolations_of_the_crop():
         transform = TrainTransform(
             image_size=32, augment="none", cutout=0, crop=0.08, interpolation=interpolation
         )
-        seed_everything(5)
-        return transform(image)
+        return transform(image, SampleRandom(5))
 
     for name, how in (
         ("bilinear", Image.Resampling.BILINEAR),
@@ -240,8 +241,7 @@ def test_interpolations_of_the_crop():
         plain = v2.RandomResizedCrop((32, 32), scale=(0.08, 1), interpolation=how)(image)
         assert torch.equal(crops(name), to_tensor(plain))
     plain = TrainTransform(image_size=32, augment="none", cutout=0, interpolation="random")
-    seed_everything(0)
-    found = {plain(image).numpy().tobytes() for _ in range(40)}
+    found = {plain(image, SampleRandom(seed)).numpy().tobytes() for seed in range(40)}
     assert found == {
         EvalTransform(image_size=32, interpolation=name)(image).numpy().tobytes()
         for name in ("bilinear", "bicubic")
@@ -249,22 +249,20 @@ def test_interpolations_of_the_crop():
 
 
 def test_flip_mirrors_half_of_the_images():
-    seed_everything(0)
     image = picture(32, 32)
     transform = TrainTransform(image_size=32, augment="none", cutout=0, flip=True)
     plain = to_tensor(image)
-    results = [transform(image) for _ in range(300)]
+    results = [transform(image, SampleRandom(seed)) for seed in range(300)]
     flipped = sum(torch.equal(result, plain.flip(2)) for result in results)
     assert flipped + sum(torch.equal(result, plain) for result in results) == 300
     assert 110 < flipped < 190
 
 
 def test_crop_takes_areas_and_ratios_from_its_range():
-    seed_everything(0)
     ramp = np.arange(256, dtype=np.uint8)
     image = Image.fromarray(np.stack([*np.meshgrid(ramp, ramp), np.zeros((256, 256), np.uint8)], 2))
     transform = TrainTransform(image_size=256, augment="none", cutout=0, crop=0.25)
-    crops = torch.stack([transform(image) for _ in range(60)]).float()
+    crops = torch.stack([transform(image, SampleRandom(seed)) for seed in range(60)]).float()
     width = crops[:, 0].amax((1, 2)) - crops[:, 0].amin((1, 2)) + 1
     height = crops[:, 1].amax((1, 2)) - crops[:, 1].amin((1, 2)) + 1
     area, ratio = width * height / 256**2, width / height
@@ -278,16 +276,75 @@ def test_crop_takes_areas_and_ratios_from_its_range():
 def test_crop_one_is_a_plain_resize_whatever_the_ratio():
     image = picture(120, 30)  # 4 to 1: a crop would be cut to 4 to 3
     transform = TrainTransform(image_size=32, augment="none", cutout=0, crop=1.0)
-    assert torch.equal(transform(image), EvalTransform(image_size=32)(image))
+    assert torch.equal(transform(image, SampleRandom(0)), EvalTransform(image_size=32)(image))
+
+
+# Resized by torch
+
+
+def both(image: Image.Image) -> tuple[Image.Image, torch.Tensor, torch.Tensor]:
+    """Return an image in the forms that decoders return: with either order of memory."""
+    channels = to_tensor(image)
+    colours = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    assert colours.stride() != channels.stride()
+    return image, channels, colours
+
+
+@pytest.mark.parametrize("resize", ["pillow", "tensor"])
+def test_the_form_of_an_image_changes_no_pixel(resize: str) -> None:
+    evaluate = EvalTransform(image_size=48, crop=0.8, resize=resize)
+    train = TrainTransform(image_size=48, resize=resize, crop=0.5)
+    for transform in (evaluate, train):
+        results = [transform(image, SampleRandom(3)) for image in both(picture(100, 60))]
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert all(result.is_contiguous() for result in results)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(500, 333), (40, 30), (64, 64), (3, 200)])
+def test_torch_resizes_like_pillow_within_two_levels(
+    size: tuple[int, int], interpolation: str
+) -> None:
+    image = picture(*size)
+    for crop in (None, 0.875):
+        settings: dict[str, Any] = {"crop": crop, "interpolation": interpolation}
+        pillows = EvalTransform(image_size=64, **settings)(image)
+        torchs = EvalTransform(image_size=64, resize="tensor", **settings)(image)
+        difference = (torchs.int() - pillows.int()).abs()
+        assert difference.max() <= 2
+        assert difference.float().mean() < 0.3
+
+
+def test_torch_resizes_photos_like_pillow_within_a_level(sample_data: Path) -> None:
+    for path in sorted((sample_data / "coco2014_mini" / "val2014").glob("*.jpg"))[:5]:
+        image = read_image(path)
+        torchs = EvalTransform(image_size=448, resize="tensor")(image).int()
+        assert (torchs - EvalTransform(image_size=448)(image).int()).abs().max() == 1
+
+
+def test_random_choices_do_not_depend_on_who_resizes() -> None:
+    image = picture(100, 60)
+    settings: dict[str, Any] = {"image_size": 48, "flip": True, "crop": 0.5, "augment": "none"}
+    for seed in range(20):
+        pillows, torchs = (
+            TrainTransform(resize=resize, **settings)(image, SampleRandom(seed))
+            for resize in ("pillow", "tensor")
+        )
+        assert (torchs.int() - pillows.int()).abs().max() <= 2
+
+
+def test_torch_refuses_thin_images_too() -> None:
+    thin = torch.zeros(3, 1_000_000, 1, dtype=torch.uint8)
+    with pytest.raises(DataError, match="its 1 x 1,000,000 pixels need 448,000,000 pixels"):
+        EvalTransform(image_size=448, resize="tensor")(thin)
 
 
 def test_the_argument_is_not_changed():
-    seed_everything(0)
     image = picture(32, 32)  # of the final size, so that the resize has nothing to do
     before = np.array(image)
     transform = TrainTransform(image_size=32)
-    for _ in range(50):
-        transform(image)
+    for seed in range(50):
+        transform(image, SampleRandom(seed))
     assert np.array_equal(np.asarray(image), before)
 
 
@@ -297,7 +354,8 @@ def test_transforms_travel_to_spawned_workers():
         TrainTransform(image_size=32, augment="rand-m7-mstd0.5-inc1", erase=0.5),
         EvalTransform(image_size=32),
     ):
-        assert pickle.loads(pickle.dumps(transform))(picture()).shape == (3, 32, 32)
+        again = pickle.loads(pickle.dumps(transform))
+        assert again(picture(), SampleRandom(0)).shape == (3, 32, 32)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +374,8 @@ def test_transforms_travel_to_spawned_workers():
         ({"crop": 1.01}, "crop: 1.01"),
         ({"erase": 1.5}, "erase: 1.5"),
         ({"interpolation": "lanczos"}, "interpolation: 'lanczos'.*bicubic, bilinear, random"),
+        ({"decoder": "x"}, "decoder: 'x'.*pillow, torchcodec"),
+        ({"resize": "x"}, "resize: 'x'.*pillow, tensor"),
         (
             {"augment": "rand-m7-mstd"},
             "augment: 'rand-m7-mstd' is no RandAugment of timm's; write for example",
@@ -353,19 +413,21 @@ def test_a_thin_image_is_refused_before_it_fills_the_memory(
     message = str(caught.value)
     assert message.startswith(f"{path}: its {size[0]:,} x {size[1]:,} pixels need ")
     assert f"and the limit is {MAX_RESIZED:,}; restore the file or leave it out" in message
-    assert load_image(path, TrainTransform(image_size=32, crop=0.08)).shape == (3, 32, 32)
+    cropped = partial(TrainTransform(image_size=32, crop=0.08), rng=SampleRandom(0))
+    assert load_image(path, cropped).shape == (3, 32, 32)
 
 
 @pytest.mark.parametrize("make", [EvalTransform, partial(TrainTransform, augment="none", cutout=0)])
 def test_a_thin_image_is_refused_where_it_is_squashed(make: Callable[..., Any]) -> None:
     """Pillow changes the width first: 448 x a million pixels, from a file of a few kilobytes."""
+    rng = SampleRandom(0)
     with pytest.raises(
         DataError,
         match=r"its 1 x 1,000,000 pixels need 448,000,000 pixels to be resized to 448 x 448",
     ):
-        make(image_size=448)(Image.new("RGB", (1, 1_000_000)))
-    assert make(image_size=448)(Image.new("RGB", (1_000_000, 1))).shape == (3, 448, 448)
-    assert make(image_size=448)(Image.new("RGB", (40, 60_000))).shape == (3, 448, 448)
+        make(image_size=448)(Image.new("RGB", (1, 1_000_000)), rng)
+    assert make(image_size=448)(Image.new("RGB", (1_000_000, 1)), rng).shape == (3, 448, 448)
+    assert make(image_size=448)(Image.new("RGB", (40, 60_000)), rng).shape == (3, 448, 448)
 
 
 def test_no_ordinary_image_is_refused() -> None:
@@ -409,5 +471,6 @@ def test_squashing_is_that_of_torchvision() -> None:
 
     for size in ((640, 480), (16, 16), (3, 50)):
         image = picture(*size)
-        ours = TrainTransform(image_size=16, augment="none", cutout=0)(image)
+        transform = TrainTransform(image_size=16, augment="none", cutout=0)
+        ours = transform(image, SampleRandom(0))
         assert torch.equal(ours, to_tensor(v2.Resize((16, 16))(image)))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.data.view import View
 from mldec.errors import ConfigError
@@ -37,9 +38,9 @@ def test_training_takes_every_setting_of_its_transform() -> None:
     assert train.erase is not None
 
     image = Image.new("RGB", (20, 30), (10, 20, 30))
-    assert train(image).shape == (3, 16, 16)
+    assert train(image, SampleRandom(0)).shape == (3, 16, 16)
     plain = View(image_size=16, augment="none", cutout=0).train()
-    assert torch.equal(plain(image), EvalTransform(image_size=16)(image))
+    assert torch.equal(plain(image, SampleRandom(0)), EvalTransform(image_size=16)(image))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,7 @@ def test_training_takes_every_setting_of_its_transform() -> None:
             EvalTransform(image_size=32, interpolation="bilinear"),
         ),
         ({"test_interpolation": "bicubic"}, EvalTransform(image_size=32, interpolation="bicubic")),
+        ({"resize": "tensor"}, EvalTransform(image_size=32, resize="tensor")),
     ],
 )
 def test_evaluation_has_settings_of_its_own(
@@ -82,3 +84,18 @@ def test_a_wrong_value_is_refused_when_the_view_is_made(settings: dict[str, Any]
     (value,) = settings.values()
     with pytest.raises(ConfigError, match=str(value)):
         View(**settings)
+
+
+def test_decoder_and_resize_are_those_of_both_transforms() -> None:
+    pytest.importorskip("torchcodec", reason="an extra")
+    view = View(decoder="torchcodec", resize="tensor")
+    for transform in (view.train(), view.eval()):
+        assert (transform.decoder, transform.resize) == ("torchcodec", "tensor")
+
+
+def test_a_decoder_that_is_not_installed_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^data.decoder: torchcodec is not installed; run pip"):
+        View(decoder="torchcodec")

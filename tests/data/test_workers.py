@@ -11,15 +11,16 @@ from numbered import Numbers, as_data
 from torch import Tensor
 
 from mldec.data.loader import eval_loader
+from mldec.data.randomness import SampleRandom
 from mldec.data.workers import end_workers, unwrap
 from mldec.errors import DataError
 
 
 class Dying(Numbers):
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         if index == self.broken:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
+        return super().load(index, rng)
 
 
 def test_a_dead_worker_is_one_line() -> None:
@@ -51,11 +52,11 @@ def test_a_worker_killed_between_two_batches_is_noticed_at_the_next_wait() -> No
 class Unsendable(Numbers):
     """From sample 4 on, a worker gets no more shared memory."""
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         if index == 4:
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-        return super().__getitem__(index)
+        return super().load(index, rng)
 
 
 def test_a_batch_that_cannot_be_handed_over_is_one_line() -> None:
@@ -78,7 +79,7 @@ def test_workers_that_cannot_be_started_are_one_line(monkeypatch: pytest.MonkeyP
 
 
 class Buggy(Numbers):
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         raise RuntimeError("a bug")
 
 

@@ -20,6 +20,7 @@ from support import QUICK, made, one_line, write_coco
 import mldec
 from mldec import checkpoint
 from mldec.checkpoint import load_model
+from mldec.data.base import fixed_sample
 from mldec.data.digits.grey import digits
 from mldec.data.digits.scenes import NAMES
 from mldec.files.torch_files import read_torch
@@ -34,7 +35,9 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "deeper").mkdir()
     dataset = made(digits, val_images=3).val.dataset
     for index, name in enumerate(["a.png", "b.jpg", "deeper/c.PNG"]):
-        Image.fromarray(dataset[index][0].permute(1, 2, 0).numpy()).save(folder / name)
+        Image.fromarray(fixed_sample(dataset, index)[0].permute(1, 2, 0).numpy()).save(
+            folder / name
+        )
     (folder / "notes.txt").write_text("no image")
     return folder
 

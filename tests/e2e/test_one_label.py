@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 from support import QUICK, made, one_line
 
+from mldec.data.base import fixed_sample
 from mldec.data.digits.grey import digit
 from mldec.data.digits.scenes import NAMES
 
@@ -31,9 +32,9 @@ def test_the_whole_way_with_the_parts_of_the_imagenet_recipe(
     metrics = json.loads(Path("results.json").read_text())["metrics"]
     assert list(metrics) == ["top1", "top5", "class_accuracy", "ECE"]
     for index in range(2):
-        Image.fromarray(made(digit).val.dataset[index][0].permute(1, 2, 0).numpy()).save(
-            f"{index}.png"
-        )
+        Image.fromarray(
+            fixed_sample(made(digit).val.dataset, index)[0].permute(1, 2, 0).numpy()
+        ).save(f"{index}.png")
     status, out, err = cli("predict", best, "0.png", "1.png", "--plugin", "patches", "--json", "-")
     assert status == 0, err
     for answer in json.loads(out):  # a softmax: one label an image, however the model was trained

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
-from mldec.data.base import Classes, DataModule, Split
+from mldec.data.base import Classes, DataModule, Split, fixed_sample
 from mldec.data.loader import Batch
+from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError, DataError
 from mldec.evaluation import (
@@ -42,7 +43,7 @@ class Shades:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         if index in self.bad:
             raise DataError(f"image {index} is broken")
         generator = torch.Generator().manual_seed(index)
@@ -87,7 +88,7 @@ def config() -> Config:
 @pytest.mark.parametrize("words", [True, False])
 def test_each_image_counts_once(config: Config, bad: tuple[int, ...], words: bool) -> None:
     images = [index for index in range(20) if index not in bad]
-    shown = [Shades(20)[index] for index in images]
+    shown = [fixed_sample(Shades(20), index) for index in images]
     logits = torch.stack([image.float().mean((1, 2)) / 64 - 2 for image, _ in shown])
     targets = torch.stack([target for _, target in shown])
 
@@ -111,7 +112,7 @@ def test_the_scores_of_a_batch_come_with_its_images(config: Config) -> None:
     assert indices == [index for index in range(20) if index not in bad]
     readable = [logits for batch, [logits] in batches if len(batch.images)]
     for index, row in zip(indices, torch.cat(readable), strict=True):
-        assert torch.equal(row, Shades(20)[index][0].float().mean((1, 2)) / 64 - 2)
+        assert torch.equal(row, fixed_sample(Shades(20), index)[0].float().mean((1, 2)) / 64 - 2)
 
 
 def test_several_models_share_one_reading_of_the_images(config: Config) -> None:
@@ -161,7 +162,7 @@ def test_all_scores_are_those_of_the_images_that_can_be_read(config: Config) -> 
     assert scores.indices.tolist() == [index for index in range(20) if index not in bad]
     assert [message.partition(" is")[0] for message in scores.bad] == [f"image {i}" for i in bad]
     for index, labels, logits in zip(scores.indices, scores.labels, scores.logits, strict=True):
-        image, target = Shades(20)[int(index)]
+        image, target = fixed_sample(Shades(20), int(index))
         assert logits.tolist() == (image.float().mean((1, 2)) / 64 - 2).tolist()
         assert labels.tolist() == target.tolist()
 
@@ -178,7 +179,7 @@ def test_scores_that_are_not_finite_name_the_checkpoint(config: Config) -> None:
 def test_thresholds_take_the_place_of_those_of_the_data(config: Config) -> None:
     thresholds = torch.tensor([-0.1, 0.0, 0.1], dtype=torch.float64)
     results = evaluate(Colours(), data(), config, device=CPU, logit_threshold=thresholds)
-    shown = [Shades(20)[index] for index in range(20)]
+    shown = [fixed_sample(Shades(20), index) for index in range(20)]
     logits = torch.stack([image.float().mean((1, 2)) / 64 - 2 for image, _ in shown])
     targets = torch.stack([target for _, target in shown])
     for k in range(3):
@@ -193,7 +194,7 @@ def test_confusions_are_counted_where_an_image_has_one_label(config: Config) -> 
     results = evaluate(Colours(), data(exclusive=True), config, device=CPU)
     expected: dict[tuple[int, int], int] = {}
     for index in range(20):
-        image, target = Shades(20)[index]
+        image, target = fixed_sample(Shades(20), index)
         pair = (int(target.argmax()), int(image.float().mean((1, 2)).argmax()))
         expected[pair] = expected.get(pair, 0) + 1
     assert results.confusions is not None

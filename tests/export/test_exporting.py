@@ -179,6 +179,16 @@ def test_wrong_options_are_one_line(
 
 
 @pytest.mark.usefixtures("no_export")
+def test_images_that_torch_resized_are_not_resized_inside(cli: Cli, tmp_path: Path) -> None:
+    state = hostile.good()
+    state["transform"]["resize"] = "tensor"
+    torch.save(state, tmp_path / "best.pt")
+    status, _, err = cli("export", tmp_path / "best.pt", tmp_path / "x.onnx", "--any-size")
+    assert status == 1
+    one_line(err, "--any-size resizes as Pillow does")
+
+
+@pytest.mark.usefixtures("no_export")
 def test_a_missing_extra_names_the_pip_command(
     cli: Cli, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

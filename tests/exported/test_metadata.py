@@ -62,6 +62,12 @@ def test_another_suffix_is_refused() -> None:
         check_suffix(Path("best.pt"))
 
 
+def test_the_resize_of_older_files_is_pillows() -> None:
+    content = json.loads(METADATA.to_json())
+    assert content.pop("resize") == "pillow"
+    assert parse(json.dumps(content), Path("x.onnx")) == METADATA
+
+
 def test_unknown_entries_are_those_of_another_version() -> None:
     content = json.loads(METADATA.to_json())
     with pytest.raises(CheckpointError, match="x does not say"):

@@ -29,6 +29,7 @@ class MeanColours:
     classes = Classes(("r", "g", "b"))
     thresholds = None
     transform = EvalTransform(image_size=8)
+    decoder = "pillow"
     image_size = shorter_side = 8
 
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:

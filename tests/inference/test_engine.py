@@ -10,7 +10,7 @@ from pictures import picture
 from mldec.checkpoint import Loaded, load_model
 from mldec.data.base import Classes
 from mldec.data.transforms import EvalTransform, to_tensor
-from mldec.errors import CheckpointError, OutOfMemoryError
+from mldec.errors import CheckpointError, ConfigError, OutOfMemoryError
 from mldec.exported.metadata import Metadata
 from mldec.inference import engine as engine_module
 from mldec.inference.engine import ExportedEngine, TorchEngine, is_exported
@@ -124,6 +124,22 @@ def test_an_exported_file_answers_with_its_own_classes(monkeypatch: pytest.Monke
     assert [list(tensor.shape) for [tensor] in file.inputs] == [[2, 3, 24, 24]]
     with pytest.raises(CheckpointError, match="--features: an exported file holds no features"):
         engine.answer([expected], features=True)
+
+
+def test_the_resize_of_an_exported_file_is_the_one_it_was_trained_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, _ = exported(monkeypatch, resize="tensor")
+    transform = EvalTransform(image_size=24, crop=0.75, interpolation="bicubic", resize="tensor")
+    assert engine.transform == transform
+
+
+def test_a_checkpoint_needs_its_decoder(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    transform = dataclasses.replace(loaded.transform, decoder="torchcodec")
+    loaded = dataclasses.replace(loaded, transform=transform)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^data.decoder: torchcodec is not installed"):
+        TorchEngine(loaded)
 
 
 def test_a_file_that_resizes_gets_whole_images_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

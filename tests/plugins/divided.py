@@ -12,6 +12,7 @@ from patches import Patches
 
 from mldec.config.compose import compose
 from mldec.data.base import Classes, DataModule, Split
+from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
 from mldec.errors import DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
@@ -30,7 +31,7 @@ class Noise:
     def __len__(self) -> int:
         return 56  # so that four micro-batches share the last batch
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def load(self, index: int, rng: SampleRandom) -> tuple[torch.Tensor, torch.Tensor]:
         if index in (7, 30):
             raise DataError(f"image {index} is broken")
         generator = torch.Generator().manual_seed(index)

@@ -1,12 +1,10 @@
 """A dataset that shows what the loader does with it."""
 
-import random
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from mldec.data.base import Classes, DataModule, Split
+from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
 from mldec.errors import DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
@@ -21,10 +19,10 @@ class Numbers:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         if index == self.broken:
             raise DataError(f"number {index} is broken; mend it")
-        drawn = [torch.rand(()).item(), random.random(), np.random.rand()]
+        drawn = [rng.random() for _ in range(3)]
         return torch.tensor([float(index), *drawn]), torch.tensor([index % 2], dtype=torch.int8)
 
     def name(self, index: int) -> str:

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 from support import made
 
-from mldec.data.base import DataModule, Split
+from mldec.data.base import DataModule, ImageDataset, Split, fixed_sample
+from mldec.data.randomness import SampleRandom
 from mldec.data.source import Source
 from mldec.errors import DataError
 
@@ -63,7 +64,13 @@ def names(split: Split) -> list[str]:
 
 def targets(split: Split) -> list[list[int]]:
     """Return the target of each image."""
-    return [split.dataset[index][1].tolist() for index in range(len(split.dataset))]
+    return [fixed_sample(split.dataset, index)[1].tolist() for index in range(len(split.dataset))]
+
+
+def versions(dataset: ImageDataset, index: int = 0) -> set[bytes]:
+    """Return the different pixels of an image that is loaded with eight seeds."""
+    loaded = [dataset.load(index, SampleRandom(seed))[0] for seed in range(8)]
+    return {image.numpy().tobytes() for image in loaded}
 
 
 def labels(split: Split) -> list[int]:

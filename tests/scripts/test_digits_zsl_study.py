@@ -11,6 +11,7 @@ import torch
 from support import made
 
 from mldec.config.compose import compose
+from mldec.data.base import fixed_sample
 from mldec.data.digits.coloured import choose_unseen, digits_zsl
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "studies" / "digits_zsl.py"
@@ -54,7 +55,9 @@ def test_chance_is_the_prior_and_half_the_attributes_are_worth_more(script: dict
     dataset = made(
         digits_zsl, val_images=1500, image_size=40, colours=4, unseen=8
     ).val.dataset  # as the experiment
-    prior = torch.stack([dataset[index][1] for index in range(1500)])[:, choose_unseen(4, 8, 0)]
+    prior = torch.stack([fixed_sample(dataset, index)[1] for index in range(1500)])[
+        :, choose_unseen(4, 8, 0)
+    ]
     assert chances["chance"] == pytest.approx(100 * prior[prior.any(1)].float().mean().item())
     assert 10 < chances["chance"] < 18
     assert chances["digits_only"] > 2 * chances["chance"]

@@ -19,7 +19,7 @@ from mldec import build
 from mldec.backbones import TimmBackbone
 from mldec.config.compose import compose
 from mldec.config.schema import Config
-from mldec.data.base import DataModule
+from mldec.data.base import DataModule, fixed_sample
 from mldec.errors import ConfigError, DataError, Stopped
 from mldec.runtime import distributed
 from mldec.runtime.signals import StopRequest
@@ -97,8 +97,8 @@ def test_tokens_are_those_of_the_backbone() -> None:
     for split, expected in ((data.train, plain.train), (data.val, plain.val)):
         assert len(split.dataset) == len(expected.dataset)
         for index in range(len(split.dataset)):
-            tokens, target = split.dataset[index]
-            image, label = expected.dataset[index]
+            tokens, target = fixed_sample(split.dataset, index)
+            image, label = fixed_sample(expected.dataset, index)
             torch.testing.assert_close(tokens, network(image[None])[0].detach())
             assert torch.equal(target, label)
             assert split.dataset.name(index) == expected.dataset.name(index)
@@ -112,7 +112,9 @@ def test_a_second_run_computes_nothing(caplog: pytest.LogCaptureFixture) -> None
     assert "tokens of 0 of 16 training images are in cache/tokens-" in caplog.text
 
     again = cached(backbone)
-    assert torch.equal(again.train.dataset[3][0], data.train.dataset[3][0])
+    assert torch.equal(
+        fixed_sample(again.train.dataset, 3)[0], fixed_sample(data.train.dataset, 3)[0]
+    )
     assert len(again.val.dataset) == 8
     assert backbone.images == 24
     assert "tokens of 16 of 16 training images are in cache/tokens-" in caplog.text
@@ -160,8 +162,8 @@ def test_nothing_stale_is_read(change: str, computed: int, own_photos: Path) -> 
     config, data = composed(*settings)
     again = with_tokens(data, backbone, config, device=CPU, stop=StopRequest())
     backbone.eval()
-    expected = backbone(data.train.dataset[3][0][None])[0]
-    torch.testing.assert_close(again.train.dataset[3][0], expected.detach())
+    expected = backbone(fixed_sample(data.train.dataset, 3)[0][None])[0]
+    torch.testing.assert_close(fixed_sample(again.train.dataset, 3)[0], expected.detach())
     assert backbone.images == 16 + computed + 1
 
 
@@ -179,8 +181,8 @@ def test_two_runs_may_compute_the_same_tokens_at_once() -> None:
 
     _, plain = composed()
     for index in range(16):
-        expected = other.eval()(plain.train.dataset[index][0][None])[0]
-        torch.testing.assert_close(dataset[index][0], expected.detach())
+        expected = other.eval()(fixed_sample(plain.train.dataset, index)[0][None])[0]
+        torch.testing.assert_close(fixed_sample(dataset, index)[0], expected.detach())
     assert not list(Path("cache").rglob("*.tmp"))
 
 
@@ -202,8 +204,8 @@ def test_files_that_appear_while_the_run_looks_for_them_do_no_harm(
 
     _, plain = composed()
     for index in range(16):
-        expected = backbone.eval()(plain.train.dataset[index][0][None])[0]
-        torch.testing.assert_close(dataset[index][0], expected.detach())
+        expected = backbone.eval()(fixed_sample(plain.train.dataset, index)[0][None])[0]
+        torch.testing.assert_close(fixed_sample(dataset, index)[0], expected.detach())
 
 
 @pytest.mark.parametrize("fault", ["is damaged", "is gone"])
@@ -215,7 +217,7 @@ def test_lost_tokens_are_named(fault: str) -> None:
     else:
         file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(DataError, match=f"{file} {fault}.*; pass resume=auto"):
-        dataset[3]
+        fixed_sample(dataset, 3)
 
 
 def test_an_unreadable_image_ends_the_work_or_is_left_out(own_photos: Path) -> None:
@@ -225,9 +227,9 @@ def test_an_unreadable_image_ends_the_work_or_is_left_out(own_photos: Path) -> N
 
     dataset = cached(Counting(), "data.bad_images=skip").train.dataset
     with pytest.raises(DataError, match=r"own/2\.png"):
-        dataset[2]
-    assert dataset[1][0].isfinite().all()
-    assert dataset[3][0].isfinite().all()
+        fixed_sample(dataset, 2)
+    assert fixed_sample(dataset, 1)[0].isfinite().all()
+    assert fixed_sample(dataset, 3)[0].isfinite().all()
 
 
 def test_after_a_stop_the_work_goes_on() -> None:

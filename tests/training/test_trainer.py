@@ -17,6 +17,7 @@ from mldec.checkpoint import Best
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
 from mldec.data.base import Classes, DataModule, Split
+from mldec.data.randomness import SampleRandom
 from mldec.data.sampling import SHUFFLED, Sampling
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, DataError, NonFiniteError
@@ -45,9 +46,10 @@ class Squares:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        image = torch.randint(60, (3, 16, 16), dtype=torch.uint8)
-        row, column = torch.randint(2, (2,)).tolist()
+    def load(self, index: int, rng: SampleRandom) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(rng.initial_seed)
+        image = torch.randint(60, (3, 16, 16), dtype=torch.uint8, generator=generator)
+        row, column = torch.randint(2, (2,), generator=generator).tolist()
         colour = index % 4
         channels = slice(None) if colour == 3 else slice(colour, colour + 1)
         image[channels, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] += 150
@@ -694,10 +696,10 @@ def test_overflow_in_fp16_is_the_scalers_and_is_counted(config: Config, tmp_path
 class Holes(Squares):
     """Squares of which three cannot be read."""
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def load(self, index: int, rng: SampleRandom) -> tuple[torch.Tensor, torch.Tensor]:
         if index in (3, 4, 21):
             raise DataError(f"square {index} is broken; restore it")
-        return super().__getitem__(index)
+        return super().load(index, rng)
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])

@@ -110,8 +110,8 @@ def split_writings(seed: int) -> tuple[Writings, Writings]:
 class Scenes:
     """Scenes that are drawn on demand; see `mldec.data.base.ImageDataset`.
 
-    Without a seed every access draws a new scene, with Python's global generator, which the loader
-    seeds for each (seed, epoch, index). With a seed a scene depends on the seed and the index only.
+    Without a seed a scene depends on the generator that it is loaded with, with a seed on the seed
+    and the index only.
 
     Args:
         draw: generator -> RGB scene and its target, int8 [K] of 1 and 0.
@@ -129,35 +129,34 @@ class Scenes:
     def __len__(self) -> int:
         return self.num_images
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def load(self, index: int, rng: random.Random) -> tuple[Tensor, Tensor]:
         """Return the scene, uint8 [3, S, S], and its target, int8 [K] of 1 and 0.
 
         Raises:
             IndexError: The index is not from 0 to `num_images` - 1.
         """
-        # Iteration over a sequence without an iterator ends at the first IndexError.
         if not 0 <= index < self.num_images:
             raise IndexError(f"scene {index} of {self.num_images}")
 
-        scene, target = self.draw(self.generator(index))
+        scene, target = self.draw(self.generator(index, rng))
         return to_tensor(scene), target
 
-    def generator(self, index: int) -> np.random.Generator:
+    def generator(self, index: int, rng: random.Random) -> np.random.Generator:
         """Return the generator that a scene is drawn with: with a seed always in the same state.
 
         Whoever draws the scene again with it, as `grey.compose` does, also learns its squares.
         """
-        seed = random.getrandbits(64) if self.seed is None else (self.seed, index)
+        seed = rng.getrandbits(64) if self.seed is None else (self.seed, index)
         return np.random.default_rng(seed)
 
-    def target(self, index: int) -> Tensor:
+    def target(self, index: int, rng: random.Random) -> Tensor:
         """Return the target of a scene, int8 [K].
 
-        Where every access draws a new scene, it is a target of the same distribution.
+        Without a seed it is a target of the same distribution.
         """
         if self.seed is not None or self.draw_target is None:
-            return self[index][1]
-        return self.draw_target(np.random.default_rng(random.getrandbits(64)))
+            return self.load(index, rng)[1]
+        return self.draw_target(np.random.default_rng(rng.getrandbits(64)))
 
     def name(self, index: int) -> str:
         """Describe the scene in messages: it has no path."""

@@ -1,13 +1,14 @@
 import colorsys
 import pickle
-import random
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from readers import versions
 from support import made
 
+from mldec.data.base import fixed_sample
 from mldec.data.digits.coloured import (
     COLOURS,
     choose_unseen,
@@ -18,6 +19,7 @@ from mldec.data.digits.coloured import (
     draw_coloured,
 )
 from mldec.data.digits.scenes import NAMES, split_writings
+from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError
 
@@ -33,8 +35,8 @@ def zero_shot():
 
 
 def drawn(dataset, seed=0):
-    random.seed(seed)
-    return torch.stack([dataset[index][1] for index in range(len(dataset))])
+    rng = SampleRandom(seed)
+    return torch.stack([dataset.load(index, rng)[1] for index in range(len(dataset))])
 
 
 def test_what_the_rest_needs(closed):
@@ -43,13 +45,14 @@ def test_what_the_rest_needs(closed):
     assert (len(names), len(set(names)), names[0], names[-1]) == (120, 120, "red zero", "rose nine")
     assert closed.train.classes.queries is None
     assert closed.transform == EvalTransform(image_size=64)
-    image, target = closed.val.dataset[0]
+    image, target = fixed_sample(closed.val.dataset, 0)
     assert (image.shape, image.dtype) == ((3, 64, 64), torch.uint8)
     assert (target.shape, target.dtype) == ((120,), torch.int8)
-    assert pickle.loads(pickle.dumps(closed.val.dataset))[3][0].equal(closed.val.dataset[3][0])
+    again = pickle.loads(pickle.dumps(closed.val.dataset))
+    assert fixed_sample(again, 3)[0].equal(fixed_sample(closed.val.dataset, 3)[0])
     assert closed.val.dataset.name(7) != closed.val.dataset.name(8)
     with pytest.raises(IndexError):
-        closed.val.dataset[300]
+        fixed_sample(closed.val.dataset, 300)
 
 
 @pytest.mark.parametrize("make", [coloured_digits, digits_zsl])
@@ -60,14 +63,11 @@ def test_training_and_validation_share_no_writing(make):
 
 
 def test_validation_scenes_never_change_and_training_scenes_are_new(closed):
-    random.seed(5)
-    state = random.getstate()
-    first = closed.val.dataset[4]
-    assert random.getstate() == state
-    again = made(coloured_digits, val_images=5).val.dataset[4]
+    first = fixed_sample(closed.val.dataset, 4)
+    again = fixed_sample(made(coloured_digits, val_images=5).val.dataset, 4)
     assert first[0].equal(again[0])
     assert first[1].equal(again[1])
-    assert not closed.train.dataset[0][0].equal(closed.train.dataset[0][0])
+    assert len(versions(closed.train.dataset)) == 8
     assert drawn(closed.train.dataset, 1).equal(drawn(closed.train.dataset, 1))
 
 
@@ -152,8 +152,7 @@ def test_training_never_shows_an_unseen_class_and_validation_shows_all(zero_shot
 
 def test_the_columns_of_training_targets_are_the_seen_classes(zero_shot):
     dataset = zero_shot.train.dataset
-    random.seed(3)
-    _, target = dataset[0]
+    _, target = dataset.load(0, SampleRandom(3))
     assert target.any()
 
     all_names, names = zero_shot.val.classes.names, zero_shot.train.classes.names
@@ -161,8 +160,7 @@ def test_the_columns_of_training_targets_are_the_seen_classes(zero_shot):
     seen = [all_names.index(name) for name in names]
 
     # Draw the same scene again, for the picture.
-    random.seed(3)
-    rng = np.random.default_rng(random.getrandbits(64))
+    rng = np.random.default_rng(SampleRandom(3).getrandbits(64))
     writings = dataset.draw.keywords["writings"]
     scene, _ = draw_coloured(rng, writings=writings, classes=seen, size=64, max_digits=2, full=True)
 

@@ -8,15 +8,17 @@ import torch
 from PIL import Image
 from support import made
 
+from mldec.data.base import fixed_sample
 from mldec.data.digits.grey import compose, digit, digits
 from mldec.data.digits.scenes import EMPTY, NAMES, OVERLAP, split_writings
+from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError
 from mldec.evaluators.single_label import SingleLabelEvaluator
 
 
 def scenes(dataset, count):
-    return torch.stack([dataset[index][0] for index in range(count)])
+    return torch.stack([fixed_sample(dataset, index)[0] for index in range(count)])
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +32,13 @@ def test_what_the_rest_needs(data):
     assert not data.train.classes.exclusive
     assert data.transform == EvalTransform(image_size=64)
     assert (len(data.train.dataset), len(data.val.dataset)) == (8192, 600)
-    image, target = data.val.dataset[0]
+    image, target = fixed_sample(data.val.dataset, 0)
     assert (image.shape, image.dtype) == ((3, 64, 64), torch.uint8)
     assert (target.shape, target.dtype) == ((10,), torch.int8)
     assert image.is_contiguous()
     assert data.val.dataset.name(7) != data.val.dataset.name(8)
-    assert pickle.loads(pickle.dumps(data.val.dataset))[3][0].equal(data.val.dataset[3][0])
+    again = pickle.loads(pickle.dumps(data.val.dataset))
+    assert fixed_sample(again, 3)[0].equal(fixed_sample(data.val.dataset, 3)[0])
 
 
 @pytest.mark.parametrize(("threshold", "recall"), [(0.5, 100), (0.75, 0)])
@@ -49,10 +52,10 @@ def test_the_evaluator_gets_the_threshold(threshold, recall):
 
 
 def test_beyond_the_end_there_is_nothing(data):
-    assert len(list(made(digits, train_images=3).train.dataset)) == 3
+    assert len(made(digits, train_images=3).train.dataset) == 3
     for index in (600, -1):
         with pytest.raises(IndexError):
-            data.val.dataset[index]
+            data.val.dataset.load(index, SampleRandom(0))
 
 
 def test_each_split_uses_its_own_writings(data):
@@ -67,8 +70,10 @@ def test_each_split_uses_its_own_writings(data):
 def test_a_scene_that_is_drawn_again_has_the_squares_of_its_labels(data):
     dataset, (_, writings) = data.val.dataset, split_writings(0)
     for index in range(30):
-        image, target = dataset[index]
-        scene, placed = compose(dataset.generator(index), writings, size=64, max_digits=4)
+        image, target = fixed_sample(dataset, index)
+        scene, placed = compose(
+            dataset.generator(index, SampleRandom(0)), writings, size=64, max_digits=4
+        )
         assert np.array_equal(np.asarray(scene).transpose(2, 0, 1), image.numpy())
         labels = {int(writings.labels[row]) for row, _ in placed}
         assert labels == set(target.nonzero().flatten().tolist())
@@ -80,8 +85,8 @@ def test_validation_scenes_never_change(data):
     torch.manual_seed(99)
     state = random.getstate()
     again = made(digits, val_images=20, train_images=5).val.dataset
-    backwards = torch.stack([again[index][0] for index in reversed(range(20))]).flip(0)
-    assert torch.equal(first, backwards)
+    backwards = [fixed_sample(again, index)[0] for index in reversed(range(20))]
+    assert torch.equal(first, torch.stack(backwards).flip(0))
     assert random.getstate() == state
     assert len({scene.numpy().tobytes() for scene in first}) == 20
 
@@ -90,10 +95,10 @@ def test_validation_scenes_follow_the_seed(data):
     assert not torch.equal(scenes(made(digits, seed=1).val.dataset, 3), scenes(data.val.dataset, 3))
 
 
-def test_training_scenes_are_new_at_each_draw_and_follow_the_global_seed(data):
+def test_training_scenes_are_new_at_each_draw_and_follow_the_generator(data):
     def draw(seed):
-        random.seed(seed)
-        return [data.train.dataset[0] for _ in range(5)]
+        rng = SampleRandom(seed)
+        return [data.train.dataset.load(0, rng) for _ in range(5)]
 
     first, again, other = draw(1), draw(1), draw(2)
     assert all(
@@ -116,7 +121,7 @@ def composed():
 def test_targets_are_what_was_placed(data):
     writings = data.val.dataset.draw.keywords["writings"]
     for index in range(100):
-        image, target = data.val.dataset[index]
+        image, target = fixed_sample(data.val.dataset, index)
         scene, placed = compose(np.random.default_rng((0, index)), writings, size=64, max_digits=4)
         assert np.array_equal(image.permute(1, 2, 0).numpy(), np.asarray(scene))
         shown = {int(writings.labels[row]) for row, _ in placed}
@@ -220,7 +225,7 @@ def test_without_digits_there_is_clutter_only():
 
 def test_classes_are_balanced():
     dataset = made(digits, val_images=2048).val.dataset
-    share = torch.stack([dataset[index][1] for index in range(2048)]).float().mean(0)
+    share = torch.stack([fixed_sample(dataset, index)[1] for index in range(2048)]).float().mean(0)
     assert share.min() > 0.14
     assert share.max() < 0.26
     assert share.max() / share.min() < 1.3
@@ -230,8 +235,8 @@ def test_classes_are_balanced():
 def test_other_sizes(size):
     data = made(digits, image_size=size, val_images=5, max_digits=6)
     for index in range(5):
-        assert data.val.dataset[index][0].shape == (3, size, size)
-        assert data.train.dataset[index][0].shape == (3, size, size)
+        assert fixed_sample(data.val.dataset, index)[0].shape == (3, size, size)
+        assert fixed_sample(data.train.dataset, index)[0].shape == (3, size, size)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +260,7 @@ def test_wrong_values_are_refused(arguments, expected):
 
 def test_needs_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made(digits, val_images=1).val.dataset[0]
+    fixed_sample(made(digits, val_images=1).val.dataset, 0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -272,12 +277,15 @@ def test_a_single_digit_is_one_label_of_a_writing_that_training_never_shows() ->
     for split, writings in ((data.train, train), (data.val, val)):
         assert set(split.dataset.draw.keywords["writings"].rows) == set(writings.rows)
         for index in range(40):
-            image, target = split.dataset[index]
+            image, target = fixed_sample(split.dataset, index)
             assert image.shape == (3, 32, 32)
             assert target.sum() == 1
             shown.add(int(target.argmax()))
     assert shown == set(range(10))
-    assert torch.equal(data.val.dataset[3][0], made(digit, val_images=5).val.dataset[3][0])
+    assert torch.equal(
+        fixed_sample(data.val.dataset, 3)[0],
+        fixed_sample(made(digit, val_images=5).val.dataset, 3)[0],
+    )
     assert isinstance(data.evaluator(), SingleLabelEvaluator)
 
 

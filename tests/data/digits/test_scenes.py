@@ -24,6 +24,7 @@ from mldec.data.digits.scenes import (
     split_writings,
     tilted,
 )
+from mldec.data.randomness import SampleRandom
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -127,35 +128,35 @@ def draw_number(rng: np.random.Generator, *, size: int) -> tuple[Image.Image, Te
     return scene, torch.tensor([1, 0], dtype=torch.int8)
 
 
-def values(scenes: Scenes) -> list[int]:
-    return [int(scenes[index][0][0, 0, 0]) for index in range(len(scenes))]
+def values(scenes: Scenes, seed: int = 0) -> list[int]:
+    rng = SampleRandom(seed)
+    return [int(scenes.load(index, rng)[0][0, 0, 0]) for index in range(len(scenes))]
 
 
-def test_scenes_of_a_seed_never_change_and_touch_no_other_numbers() -> None:
-    state = random.getstate()
+def test_scenes_of_a_seed_never_change_and_draw_no_other_numbers() -> None:
     scenes = Scenes(partial(draw_number, size=4), 8, seed=3)
     assert values(scenes) == values(pickle.loads(pickle.dumps(scenes)))
+    assert values(scenes, 1) == values(scenes, 2)
     assert values(scenes) != values(Scenes(partial(draw_number, size=4), 8, seed=4))
     assert len(set(values(scenes))) > 4
-    assert random.getstate() == state
-    assert scenes[0][0].shape == (3, 4, 4)
+    assert scenes.load(0, SampleRandom(0))[0].shape == (3, 4, 4)
     assert scenes.name(2) == "digit scene 2 of seed 3"
 
 
-def test_scenes_without_a_seed_follow_the_global_generator() -> None:
+def test_scenes_without_a_seed_follow_the_generator_of_the_sample() -> None:
+    state = random.getstate()
     scenes = Scenes(partial(draw_number, size=4), 8)
-    random.seed(1)
-    first = values(scenes)
-    assert values(scenes) != first
-    random.seed(1)
-    assert values(scenes) == first
+    first = values(scenes, 1)
+    assert values(scenes, 2) != first
+    assert values(scenes, 1) == first
+    assert random.getstate() == state
     assert scenes.name(2) == "digit scene 2 (drawn anew each time)"
 
 
 @pytest.mark.parametrize("index", [-1, 8])
 def test_there_is_no_scene_beyond_the_end(index: int) -> None:
     with pytest.raises(IndexError):
-        Scenes(partial(draw_number, size=4), 8)[index]
+        Scenes(partial(draw_number, size=4), 8).load(index, SampleRandom(0))
 
 
 @pytest.mark.parametrize(
@@ -173,10 +174,10 @@ def test_only_validation_scenes_have_a_seed() -> None:
     assert (len(train), len(val)) == (3, 2)
     assert (train.seed, val.seed) == (None, 5)
     expected = [writings.masks.sum() % 256 for writings in split_writings(5)]
-    assert [int(scenes[0][0][0, 0, 0]) for scenes in (train, val)] == expected
-    assert train[0][0].shape == (3, 16, 16)
-    assert train.target(0).tolist() == [7]
-    assert val.target(0).tolist() == [1]
+    assert [values(scenes)[0] for scenes in (train, val)] == expected
+    assert train.load(0, SampleRandom(0))[0].shape == (3, 16, 16)
+    assert train.target(0, SampleRandom(0)).tolist() == [7]
+    assert val.target(0, SampleRandom(0)).tolist() == [1]
 
 
 def draw_ink(rng: np.random.Generator, writings: Writings, size: int) -> tuple[Image.Image, Tensor]:

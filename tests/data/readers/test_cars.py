@@ -4,6 +4,7 @@ import torch
 from readers import Reader, labels, write_picture
 from scipy.io import loadmat, savemat
 
+from mldec.data.base import fixed_sample
 from mldec.data.readers.cars import _parse, cars
 from mldec.data.transforms import EvalTransform, read_image
 from mldec.errors import DataError
@@ -64,7 +65,8 @@ def test_classes_count_from_one_and_test_labels_have_a_file_of_their_own(build, 
     assert labels(data.val) == [1, 2, 2]
     assert data.val.dataset.name(2) == str(root / "cars_test" / "cars_test" / "00003.jpg")
     assert torch.equal(
-        data.val.dataset[1][0], EvalTransform(image_size=16)(read_image(data.val.dataset.name(1)))
+        fixed_sample(data.val.dataset, 1)[0],
+        EvalTransform(image_size=16)(read_image(data.val.dataset.name(1))),
     )
 
 

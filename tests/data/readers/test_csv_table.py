@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from readers import Reader, names, targets, write_picture
 
+from mldec.data.base import fixed_sample
 from mldec.data.readers import csv_table as module
 from mldec.data.readers.csv_table import csv_table
 from mldec.errors import ConfigError, DataError
@@ -53,7 +54,7 @@ def test_several_labels(build):
     assert targets(data.val) == [[1, 0, 0]]
     assert targets(build(val="test").val) == [[0, 1, 0]]
     assert isinstance(data.evaluator(), MultiLabelEvaluator)
-    assert data.train.dataset[2][0].shape == (3, 16, 16)
+    assert fixed_sample(data.train.dataset, 2)[0].shape == (3, 16, 16)
 
 
 def test_negatives_make_the_rest_unknown(build):
@@ -65,7 +66,7 @@ def test_negatives_make_the_rest_unknown(build):
     assert data.train.classes.names == ("cat", "dog", "eel")
     assert targets(data.train) == [[1, 0, -1], [-1, -1, -1]]
     assert targets(data.val) == [[1, 0, 0]]
-    assert data.val.dataset[0][1].dtype == torch.int8
+    assert fixed_sample(data.val.dataset, 0)[1].dtype == torch.int8
 
 
 def test_one_label(build):
@@ -115,7 +116,7 @@ def test_windows_separators_and_a_folder_of_images(build):
     data = build("path,labels,split\n.\\1.png,dog,train\n2.png,cat,val\n", images="a")
     assert names(data.train) == ["1.png"]
     data = build("path,labels,split\na\\1.png,dog,train\nb\\4.png,cat,val\n")
-    assert data.train.dataset[0][0].shape == (3, 16, 16)
+    assert fixed_sample(data.train.dataset, 0)[0].shape == (3, 16, 16)
 
 
 def test_a_class_without_a_positive_is_logged(build, caplog):

@@ -8,6 +8,7 @@ from PIL import Image
 from readers import Reader, labels
 from support import made
 
+from mldec.data.base import fixed_sample
 from mldec.data.labels import from_single
 from mldec.data.readers.imagenet import _with_real_labels, imagenet, readable
 from mldec.data.table import Table, encode_paths
@@ -79,9 +80,9 @@ def test_class_maps(build, root, tmp_path):
 
 def test_the_evaluated_size_may_be_another_one(build):
     data = build(image_size=32, test_size=48)
-    assert data.train.dataset[0][0].shape == (3, 32, 32)
-    assert data.val.dataset[0][0].shape == (3, 48, 48)
-    assert build(image_size=32).val.dataset[0][0].shape == (3, 32, 32)
+    assert fixed_sample(data.train.dataset, 0)[0].shape == (3, 32, 32)
+    assert fixed_sample(data.val.dataset, 0)[0].shape == (3, 48, 48)
+    assert fixed_sample(build(image_size=32).val.dataset, 0)[0].shape == (3, 32, 32)
 
 
 def test_mac_files_are_left_out(build, root):
@@ -113,7 +114,7 @@ def test_kaggles_layout(build, kaggle, inner):
         "0009.JPEG",
         "0008.JPEG",
     ]
-    assert data.val.dataset[0][0].shape == (3, 16, 16)
+    assert fixed_sample(data.val.dataset, 0)[0].shape == (3, 16, 16)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_real_labels(build, tmp_path):
     evaluator = data.evaluator()
     logits = torch.zeros(2, 1000)
     logits[:, 5] = 1
-    evaluator.update(logits, torch.stack([data.val.dataset[i][1] for i in range(2)]))
+    evaluator.update(logits, torch.stack([fixed_sample(data.val.dataset, i)[1] for i in range(2)]))
     metrics = evaluator.compute()
     assert metrics["top1_real"] == 50
     for content, expected in [
@@ -198,7 +199,7 @@ def test_the_sample(sample_data, tmp_path):
         cache_dir=str(tmp_path),
     )
     assert few.val.classes.names == tuple(name for _, _, name in sorted(lines))
-    image, target = few.val.dataset[9]
+    image, target = fixed_sample(few.val.dataset, 9)
     expected = EvalTransform(image_size=32, crop=0.95, interpolation="bicubic")
     assert torch.equal(image, expected(read_image(few.val.dataset.name(9))))
     assert target.nonzero().tolist() == [[1]]

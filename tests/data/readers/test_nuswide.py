@@ -9,6 +9,7 @@ import torch
 from readers import Reader, write_picture
 from support import made
 
+from mldec.data.base import fixed_sample
 from mldec.data.readers import nuswide as module
 from mldec.data.readers.nuswide import nuswide81, nuswide_zsl
 from mldec.errors import ConfigError, DataError
@@ -112,7 +113,7 @@ def test_trap_14_classes_are_sorted_whatever_the_order_of_the_list(build, root):
 
 
 def test_samples(build, root):
-    image, target = build().val.dataset[0]
+    image, target = fixed_sample(build().val.dataset, 0)
     assert (image.shape, image.dtype, target.dtype) == ((3, 16, 16), torch.uint8, torch.int8)
     assert target.tolist() == [0, 1, 1, 0, 1]
     assert build().val.dataset.name(0) == str(
@@ -350,7 +351,7 @@ def test_the_sample_of_nus_wide(sample_data, tmp_path):
     assert data.val.classes.queries.shape == (1006, 300)
     assert torch.equal(data.train.classes.queries[-1], torch.from_numpy(raw[:, names.index("zoo")]))
     assert (len(data.train.dataset), len(data.val.dataset)) == (6, 5000 - 1131)
-    image, target = data.train.dataset[0]
+    image, target = fixed_sample(data.train.dataset, 0)
     assert (image.shape, int(target.sum())) == ((3, 224, 224), 925)
     every = made(
         nuswide_zsl, split_file=str(sample / "benchmark_81_v0.json"), val_images="all", **arguments

@@ -5,6 +5,7 @@ import torch
 from PIL import Image
 from readers import Reader, write_picture
 
+from mldec.data.base import fixed_sample
 from mldec.data.readers import nuswide_official as module
 from mldec.data.readers.nuswide_official import nuswide_official
 
@@ -49,7 +50,9 @@ def build(root):
 
 def targets(split):
     names = [Path(split.dataset.name(index)).name for index in range(len(split.dataset))]
-    return {name: split.dataset[index][1].tolist() for index, name in enumerate(names)}
+    return {
+        name: fixed_sample(split.dataset, index)[1].tolist() for index, name in enumerate(names)
+    }
 
 
 def test_trap_16_backslashes_and_the_labels_of_both_kinds(build, root):

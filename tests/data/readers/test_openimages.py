@@ -10,6 +10,7 @@ from support import made
 
 from mldec.build import check
 from mldec.config.compose import compose
+from mldec.data.base import fixed_sample
 from mldec.data.labels import from_entries, from_statements
 from mldec.data.readers.openimages import class_names, openimages, read_descriptions
 from mldec.data.readers.openimages_miil import openimages_miil
@@ -85,7 +86,8 @@ def build(root: Path) -> Reader:
 def test_unknown_is_neither_present_nor_absent(build: Reader) -> None:  # trap 8
     data = build()
     assert targets(data.val) == TARGETS
-    assert data.val.dataset[0][1].dtype == torch.int8  # trap 20: a quarter of what floats would be
+    # Trap 20: a quarter of what floats would be.
+    assert fixed_sample(data.val.dataset, 0)[1].dtype == torch.int8
     assert data.val.dataset.labels.default == -1
     assert names(data.val) == [
         "0a00000000000002.jpg",
@@ -271,4 +273,4 @@ def test_the_real_box_file_as_labels(build: Reader, sample_data: Path, root: Pat
     split = build().val
     assert len(split.dataset) == 100
     assert len(split.dataset.labels.values) == len(set(rows)) == 442
-    assert split.dataset[99][0].shape == (3, 16, 16)
+    assert fixed_sample(split.dataset, 99)[0].shape == (3, 16, 16)

@@ -8,6 +8,7 @@ import torch
 from readers import Reader, targets, write_picture
 from support import made
 
+from mldec.data.base import fixed_sample
 from mldec.data.readers.openimages_miil import openimages_miil
 from mldec.errors import ConfigError
 from mldec.files import text as inputs
@@ -183,7 +184,7 @@ def test_the_real_sample(sample_data: Path, tmp_path: Path) -> None:
         assert len(dataset.labels.values) == statements
         assert (dataset.labels.values == 1).all()  # the sample has no negatives
         assert (dataset.labels.counts() > 0).sum() == classes
-    image, target = train[0]
+    image, target = fixed_sample(train, 0)
     assert image.shape == (3, 16, 16)
     named = [
         name

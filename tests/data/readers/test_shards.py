@@ -16,6 +16,8 @@ import torch
 from packed import DENSE, FIRST_GREY, change_index, index_arrays, picture, write_packed, write_tar
 from support import made, one_line
 
+from mldec.data.base import fixed_sample
+from mldec.data.randomness import SampleRandom
 from mldec.data.readers.shards import shards
 from mldec.errors import ConfigError, DataError
 
@@ -36,16 +38,15 @@ def test_images_targets_and_classes(root: Path) -> None:
         assert split.classes.queries.tolist() == [[0, 1], [2, 3], [4, 5]]
         assert len(split.dataset) == 4
         for index in range(4):
-            image, target = split.dataset[index]
+            image, target = fixed_sample(split.dataset, index)
             assert image[:, 0, 0].tolist() == [FIRST_GREY[name] + index, 50, 100]
             assert target.tolist() == DENSE[index].tolist()
-        with pytest.raises(IndexError):
-            split.dataset[4]
-        with pytest.raises(IndexError):
-            split.dataset[-1]
+        for index in (4, -1):
+            with pytest.raises(IndexError):
+                split.dataset.load(index, SampleRandom(0))
     assert data.val.dataset.name(2) == f"{root / 'val' / 'shard-000001.tar'}, image 000000002"
     again = pickle.loads(pickle.dumps(data.val.dataset))  # as for a spawned worker
-    assert torch.equal(again[3][0], data.val.dataset[3][0])
+    assert torch.equal(fixed_sample(again, 3)[0], fixed_sample(data.val.dataset, 3)[0])
 
 
 @pytest.mark.parametrize(
@@ -91,8 +92,8 @@ def test_a_bad_image_is_named(root: Path) -> None:
     change_index(root)
     dataset = made(shards, root=str(root)).val.dataset
     with pytest.raises(DataError, match=r"shard-000001\.tar, image 000000002: not an image"):
-        dataset[2]
-    assert dataset[3][1].tolist() == [1, 1, 1]
+        fixed_sample(dataset, 2)
+    assert fixed_sample(dataset, 3)[1].tolist() == [1, 1, 1]
 
 
 def test_a_folder_or_a_split_that_is_absent(root: Path) -> None:

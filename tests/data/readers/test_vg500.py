@@ -4,6 +4,7 @@ import pytest
 from readers import Reader, write_picture
 from support import made
 
+from mldec.data.base import fixed_sample
 from mldec.data.readers.vg500 import vg500
 from mldec.errors import ConfigError, DataError
 from mldec.files.text import read_lines
@@ -40,7 +41,7 @@ def test_images_in_the_order_of_the_lists(build, root):
     assert data.train.dataset.name(2) == str(root / "VG_100K" / "20.jpg")
     assert data.val.classes.names[7] == "class 7"
     assert len(data.val.classes) == 500
-    assert data.val.dataset[0][0].shape == (3, 16, 16)
+    assert fixed_sample(data.val.dataset, 0)[0].shape == (3, 16, 16)
 
 
 def test_names_from_a_file(build, root):
