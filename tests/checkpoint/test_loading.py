@@ -185,7 +185,13 @@ def test_a_checkpoint_is_a_whole_fact(digits_run: Path) -> None:
     assert state["versions"].keys() == {"mldec", "torch", "timm"}
     assert state["epoch"] == 2
     assert state["step"] == 8
-    assert state["transform"] == {"image_size": 64, "crop": None, "interpolation": "bilinear"}
+    assert state["transform"] == {
+        "image_size": 64,
+        "crop": None,
+        "interpolation": "bilinear",
+        "decoder": "pillow",
+        "resize": "pillow",
+    }
     loaded = load_model(digits_run / "checkpoints" / "last.pt", plugins=["patches"])
     assert loaded.config.name == "digits"
     assert not loaded.model.training

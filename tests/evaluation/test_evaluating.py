@@ -123,9 +123,9 @@ def test_several_models_share_one_reading_of_the_images(config: Config) -> None:
     read: list[int] = []
 
     class Counted(Shades):
-        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
             read.append(index)
-            return super().__getitem__(index)
+            return super().load(index, rng)
 
     module = data(20, (1,))
     counted = replace(module, load_val=lambda: Split(Counted(20, (1,)), module.val.classes))
