@@ -23,7 +23,8 @@ from mldec.runtime import signals
 
 Cli = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
-# Forward passes of an epoch: 1 to 4 train, 5 and 6 evaluate.
+# Forward passes of an epoch: 1 to 4 train, 5 and 6 evaluate a batch with the average and the weights;
+# with batches of 20 images 7 and 8 evaluate another one.
 MOMENTS = [("SIGTERM", 3), ("SIGTERM", 5), ("SIGUSR1", 8), ("SIGINT", 4), ("SIGINT", 10)]
 
 
@@ -51,7 +52,8 @@ def test_a_signal_saves_and_ends_with_its_status(
     monkeypatch.setattr(patches, "forwards", 0)
     monkeypatch.setenv("PATCHES_SIGNAL", f"{name}:{forward}")
     before = signal.getsignal(signal.SIGTERM)
-    status, _, err = cli("train", *QUICK)
+    # An evaluation ends before its next batch: there must be one.
+    status, _, err = cli("train", *QUICK, *(["train.eval_batch_size=20"] if forward == 5 else []))
     assert status == (130 if name == "SIGINT" else 143)
     one_line(err, f"stopped by {name} ", "resume=auto goes on")
     assert ("in the evaluation" in err) == (forward == 5)
