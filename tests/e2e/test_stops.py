@@ -23,8 +23,8 @@ from mldec.runtime import signals
 
 Cli = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
-# Forward passes of an epoch: 1 to 4 train, 5 and 6 evaluate a batch with the average and the weights;
-# with batches of 20 images 7 and 8 evaluate another one.
+# Forward passes of an epoch: 1 to 4 train; 5 and 6 evaluate the average and the weights on a batch,
+# and with batches of 20 images 7 and 8 on another one.
 MOMENTS = [("SIGTERM", 3), ("SIGTERM", 5), ("SIGUSR1", 8), ("SIGINT", 4), ("SIGINT", 10)]
 
 
