@@ -190,5 +190,6 @@ def _clutter(rng: np.random.Generator, mean: float) -> tuple[int, int, int]:
 
 def _shade(rng: np.random.Generator, grey: float) -> tuple[int, int, int]:
     """Return an RGB colour near a grey value, clipped to 0 to 255."""
-    red, green, blue = np.clip(grey + rng.uniform(-TINT, TINT, 3), 0, 255).astype(int).tolist()
+    tints = rng.uniform(-TINT, TINT, 3).tolist()
+    red, green, blue = (int(min(max(grey + tint, 0), 255)) for tint in tints)
     return red, green, blue

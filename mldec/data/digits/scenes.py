@@ -292,5 +292,5 @@ def noisy(rng: np.random.Generator, scene: Image.Image) -> Image.Image:
     )
 
     # The sum does not fit into 8 bits.
-    values = np.asarray(scene) + noise.astype(np.int16)
-    return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
+    values = np.add(scene, noise, dtype=np.int16)
+    return Image.fromarray(np.clip(values, 0, 255, out=values).astype(np.uint8))
