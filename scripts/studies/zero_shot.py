@@ -61,8 +61,8 @@ CPU = torch.device("cpu")
 
 SEEDS = (0, 1, 2)
 TUNING_SEED = 100
-GRID = (("adamw", 1e-3), ("adamw", 3e-3), ("muon", 3e-3), ("muon", 1e-2))
-EPOCHS = {"digits": 6, "photos": 6}
+GRID = (("adamw", 1e-3), ("muon", 3e-3), ("muon", 1e-2))
+EPOCHS = {"digits": 5, "photos": 6}
 TUNING_EPOCHS = {"digits": 2, "photos": 6}
 METRICS = ("zsl_mAP", "seen_mAP", "gzsl_mAP", "harmonic_mAP")
 
