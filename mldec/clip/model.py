@@ -114,7 +114,8 @@ class ClipModel:
     @property
     def preprocessing(self) -> dict[str, Any]:
         """How images are made its input: size, mean, std, interpolation, resize_mode."""
-        return dict(self.model.visual.preprocess_cfg)
+        visual: Any = self.model.visual
+        return dict(visual.preprocess_cfg)
 
     @cached_property
     def sha256(self) -> str:

@@ -1,18 +1,23 @@
 """The text tower of a model of open_clip: texts in, vectors of length 1 out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
+from tqdm import tqdm
 
 from mldec.clip.model import ClipSource, open_model
+from mldec.clip.prompts import PLACE
+from mldec.runtime import distributed
+from mldec.runtime.console import on_terminal
 
 BATCH_SIZE = 256  # texts
 
 
 class TextEncoder:
-    """A text tower, with its tokenizer and without the image tower.
+    """A text tower, with its tokenizer and without the image tower; on the GPU if there is one.
 
     Attributes:
         source: what it was opened from.
@@ -39,7 +44,8 @@ class TextEncoder:
         self.source = source
         self.width = width
         self.sha256 = sha256
-        self._model: Any = model
+        self._device = distributed.pick_device("auto")
+        self._model: Any = model.to(self._device)
         self._tokenizer = tokenizer
 
     @classmethod
@@ -64,20 +70,34 @@ class TextEncoder:
         )
 
     @torch.no_grad()
-    def encode(
-        self,
-        texts: Sequence[str],
-        progress: Callable[[Sequence[int]], Iterator[int]] = iter,
-    ) -> Tensor:
-        """Return the vectors of N texts, float32 [N, D], each of length 1.
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        """Return the vectors of N texts, float32 [N, D] on the CPU, each of length 1.
 
         Args:
             texts: one longer than the context of the model is cut.
-            progress: wraps the numbers of the first texts of all batches, as a progress bar does.
         """
         vectors = torch.empty(len(texts), self.width)
-        for start in progress(range(0, len(texts), BATCH_SIZE)):
+        for start in range(0, len(texts), BATCH_SIZE):
             tokens = self._tokenizer(list(texts[start : start + BATCH_SIZE]))
-            encoded = self._model.encode_text(tokens, normalize=True)
-            vectors[start : start + BATCH_SIZE] = encoded.float()
+            encoded = self._model.encode_text(tokens.to(self._device), normalize=True)
+            vectors[start : start + BATCH_SIZE] = encoded.float().cpu()
         return vectors
+
+    def encode_names(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
+        """Return the vectors of K names, float32 [K, D] on the CPU, each of length 1.
+
+        That of a name is the mean over the templates, made of length 1 again, as in CLIP.
+
+        Args:
+            names: of the classes.
+            templates: sentences with {} for the name.
+        """
+        per_batch = max(1, BATCH_SIZE // len(templates))
+        batches = [names[start : start + per_batch] for start in range(0, len(names), per_batch)]
+
+        rows = [torch.empty(0, self.width)]
+        for batch in tqdm(batches, desc="word vectors", leave=False, disable=not on_terminal()):
+            texts = [template.replace(PLACE, name) for name in batch for template in templates]
+            encoded = self.encode(texts).unflatten(0, (len(batch), len(templates)))
+            rows.append(normalize(encoded.mean(1), dim=1))
+        return torch.cat(rows)

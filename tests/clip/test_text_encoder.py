@@ -4,6 +4,7 @@ import torch
 from clip_towers import clip_folder, siglip_folder
 
 from mldec.clip import TextEncoder
+from mldec.clip.prompts import read_templates
 from mldec.clip.text_encoder import BATCH_SIZE
 
 
@@ -36,8 +37,18 @@ def test_images_are_not_kept(tmp_path) -> None:
     assert len(encoder.sha256) == 64
 
 
-def test_progress_is_by_batch(tmp_path) -> None:
-    seen = []
-    encoder = TextEncoder.open(f"clip:{clip_folder(tmp_path / 'model')}")
-    encoder.encode(["ox"] * (BATCH_SIZE + 1), lambda starts: seen.append(list(starts)) or starts)
-    assert seen == [[0, BATCH_SIZE]]
+def test_templates_are_averaged_as_in_clip(tmp_path) -> None:
+    path = clip_folder(tmp_path / "model")
+    encoder = TextEncoder.open(f"clip:{path}")
+    templates = read_templates("clip80", tmp_path)
+    names = ["zebra", "traffic jam", "ox", "tea"]
+
+    model = open_clip.create_model(f"local-dir:{path}").eval()
+    tokenizer = open_clip.get_tokenizer(f"local-dir:{path}")
+    # The library's own classifier, its weights [D, K].
+    wanted = open_clip.build_zero_shot_classifier(
+        model, tokenizer, names, open_clip.OPENAI_IMAGENET_TEMPLATES, num_classes_per_batch=None
+    )
+    vectors = encoder.encode_names(names, templates)
+    torch.testing.assert_close(vectors, wanted.T, atol=1e-6, rtol=1e-5)
+    assert encoder.encode_names([], templates).shape == (0, encoder.width)
