@@ -164,9 +164,13 @@ def open_model(source: str) -> ClipModel:
                 f"({_reason(error)}); give the weights of this model"
             ) from error
 
-        # Its files may have to be downloaded, and the library may raise anything.
+        # Its files may have to be downloaded, and the library may raise anything. A tokenizer of
+        # transformers could run the code of a stranger.
+        settings = {}
+        if config["text_cfg"].get("hf_tokenizer_name"):
+            settings["trust_remote_code"] = False
         try:
-            tokenizer = library.get_tokenizer(parsed.model)
+            tokenizer = library.get_tokenizer(parsed.model, **settings)
         except Exception as error:
             raise ConfigError(
                 f"{source}: its tokenizer cannot be had ({_reason(error)}); without network give "
@@ -198,15 +202,10 @@ def _config(library: ModuleType, source: ClipSource) -> dict[str, Any]:
     if config is None:
         hint = suggest(source.model, library.list_models())
         raise ConfigError(f"{source.text}: open_clip has no model {source.model!r}{hint}")
-    if not isinstance(config, dict) or type(config.get("embed_dim")) is not int:
+    is_whole = isinstance(config, dict) and isinstance(config.get("text_cfg"), dict)
+    if not is_whole or type(config.get("embed_dim")) is not int:
         raise ConfigError(f"{source.text}: {CONFIG} holds no architecture; give another folder")
 
-    # These settings reach transformers, and this one lets it run the code of a stranger.
-    text = config.get("text_cfg")
-    if not isinstance(text, dict) or "trust_remote_code" in text.get("tokenizer_kwargs", {}):
-        raise ConfigError(
-            f"{source.text}: {CONFIG} is refused: it has no text tower, or its tokenizer runs code"
-        )
     return config
 
 

@@ -6,6 +6,7 @@ Language Supervision", arXiv 2103.00020, section 3.1.4.
 
 import importlib.util
 import runpy
+from collections.abc import Sequence
 from pathlib import Path
 
 from mldec.errors import ConfigError, suggest
@@ -37,7 +38,7 @@ def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
     if prompts in LISTS:
         return _of_open_clip(prompts)
     if PLACE in prompts:
-        return checked((prompts,), "data.prompts")
+        return _checked((prompts,), "data.prompts")
 
     path = folder / Path(prompts).expanduser()
     if not prompts or not path.is_file():
@@ -46,27 +47,28 @@ def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
             f"data.prompts {prompts!r} has no {PLACE} for the name, and is neither a file nor a "
             f"list of CLIP{hint}; write a sentence such as {DEFAULT!r}"
         )
-    return checked(tuple(read_lines(path, _SEE)), f"data.prompts: {path}")
+    return _checked(tuple(read_lines(path, _SEE)), f"data.prompts: {path}")
 
 
-def checked(templates: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """Return the templates unchanged, after checking each.
-
-    Raises:
-        ConfigError: if one lacks {} or is too long, or there are too many.
-    """
+def templates_fault(templates: Sequence[str]) -> str | None:
+    """Return what is wrong with templates, such as "template 2, 'a cat', has no {}", or None."""
     if len(templates) > MAX_TEMPLATES:
-        raise ConfigError(f"{where}: {len(templates):,} templates are more than {MAX_TEMPLATES:,}")
+        return f"{len(templates):,} templates are more than {MAX_TEMPLATES:,}"
+
     for number, template in enumerate(templates, 1):
+        if not isinstance(template, str):
+            return f"template {number} is no text"
         if PLACE not in template:
-            raise ConfigError(
-                f"{where}: template {number}, {template[:60]!r}, has no {PLACE} for the name"
-            )
+            return f"template {number}, {template[:60]!r}, has no {PLACE} for the name"
         if len(template) > MAX_LENGTH:
-            raise ConfigError(
-                f"{where}: template {number} has {len(template):,} characters, more than "
-                f"{MAX_LENGTH:,}"
-            )
+            return f"template {number} has {len(template):,} characters, more than {MAX_LENGTH:,}"
+    return None
+
+
+def _checked(templates: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """Return the templates unchanged; raise a `ConfigError` for a fault of them."""
+    if fault := templates_fault(templates):
+        raise ConfigError(f"{where}: {fault}; see {DEFAULT!r}")
     return templates
 
 

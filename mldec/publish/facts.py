@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from timm.models import get_pretrained_cfg
 
 from mldec.backbones import TimmBackbone
 from mldec.checkpoint import Checkpoint, Loaded
+from mldec.data.vector_origin import VectorOrigin
 from mldec.files.run_folder import LOG_FILE, read_facts
 from mldec.report.training import folder_of_run
 from mldec.runtime.cost import count_parameters, multiply_accumulates
@@ -54,6 +56,14 @@ def published_config(value: Any) -> Any:
     if isinstance(value, list):
         return [published_config(item) for item in value]
     return without_folders(value) if isinstance(value, str) else value
+
+
+def published_origin(origin: VectorOrigin | None) -> VectorOrigin | None:
+    """Return how word vectors were made, without the folders of a text encoder's files."""
+    if origin is None:
+        return None
+    parts = [without_folders(part) for part in origin.source.split(":")]
+    return replace(origin, source=":".join(parts))
 
 
 def start_of(checkpoint: Checkpoint, loaded: Loaded) -> Start:

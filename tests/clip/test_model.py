@@ -107,16 +107,38 @@ def test_weights_that_do_not_fit(tmp_path: Path, clip: Path) -> None:
     assert open_model(f"clip:{bare}").weights == bare / "one.pt"
 
 
-def test_a_stranger_s_folder_runs_no_code(tmp_path: Path) -> None:
+def test_a_stranger_s_folder_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
     path = siglip_folder(tmp_path / "model")
     file = path / "open_clip_config.json"
     config = json.loads(file.read_text())
     config["model_cfg"]["text_cfg"]["tokenizer_kwargs"]["trust_remote_code"] = True
     file.write_text(json.dumps(config))
-    assert "is refused" in fault(f"clip:{path}")
+    (path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Mine: pass\n")
+    settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
 
-    for content in ("[", "{}", '{"model_cfg": {"embed_dim": 3, "text_cfg": 5}}', "[1]"):
-        file.write_text(content)
+    # Without the setting of ours the file would be run, so the trap is a real one.
+    with pytest.raises(AttributeError, match="'Mine'"):
+        open_clip.get_tokenizer(f"local-dir:{path}")
+    (tmp_path / "ran").unlink()
+    fault(f"clip:{path}")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_configurations_that_are_none(tmp_path: Path, clip: Path) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(clip, path)
+    for content in (
+        "[",
+        "[1]",
+        "{}",
+        '{"model_cfg": 3}',
+        '{"model_cfg": {"embed_dim": 3, "text_cfg": 5}}',
+        '{"model_cfg": {"embed_dim": "x", "text_cfg": {}}}',
+        '{"model_cfg": {"embed_dim": 3, "text_cfg": {}}}',
+    ):
+        (path / "open_clip_config.json").write_text(content)
         fault(f"clip:{path}")
 
 

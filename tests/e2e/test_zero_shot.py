@@ -175,12 +175,15 @@ def test_predict_knows_its_own_classes_and_new_ones(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--classes", "redfive"], "--classes and --vectors need each other"),
-        (["--vectors", "data/wordvec_array.pth"], "--classes and --vectors need each other"),
+        (
+            ["--classes", "redfive"],
+            "was trained with the word vectors of wordvec_array.pth (sha256 ",
+        ),
+        (["--vectors", "data/wordvec_array.pth"], "no effect without --classes"),
         (["--classes", " ,", "--vectors", "data/wordvec_array.pth"], "names no class"),
         (
             ["--classes", "redfive,redfive", "--vectors", "data/wordvec_array.pth"],
-            "the classes 0 and 1 are both called 'redfive'",
+            "--classes names 'redfive' twice",
         ),
         (
             ["--classes", "zebra", "--vectors", "data/wordvec_array.pth"],
@@ -190,6 +193,10 @@ def test_predict_knows_its_own_classes_and_new_ones(
             ["--classes", "zebra", "--vectors", "narrow.txt"],
             "of 14 numbers, the data has vectors of 2 numbers",
         ),
+        (
+            ["--classes", "zebra", "--vectors", "other.txt"],
+            "was trained with other word vectors: those of 1 classes that both know, such as 'blue",
+        ),
         (["--classes", "zebra", "--vectors", "data/data.csv"], "data.csv"),
         (["--classes", "zebra", "--vectors", "nowhere.txt"], "nowhere.txt cannot be read"),
     ],
@@ -198,6 +205,10 @@ def test_predict_refuses_in_one_line(
     command: Cli, folder: Path, words: list[str], part: str
 ) -> None:
     (folder / "narrow.txt").write_text("zebra 1.0 2.5\nhorse 1.0 2.0\n")
+    # A file of the same width that has one name of the training, with other numbers.
+    numbers = "-0.5 " * 14
+    name = checkpoint.load(folder / "outputs/zsl/checkpoints/best.pt").classes.names[0]
+    (folder / "other.txt").write_text(f"zebra {numbers}\n{name} {numbers}\n")
     status, _, err = command("predict", some_image(folder), *words)
     assert status == 1
     one_line(err, part)
