@@ -11,6 +11,7 @@ from timm.models import get_pretrained_cfg
 
 from mldec.backbones import TimmBackbone
 from mldec.checkpoint import Checkpoint, Loaded
+from mldec.clip import PREFIX
 from mldec.data.vector_origin import VectorOrigin
 from mldec.files.run_folder import LOG_FILE, read_facts
 from mldec.report.training import folder_of_run
@@ -40,6 +41,9 @@ def without_folders(text: str) -> str:
     # A list of paths is one word of a command.
     if text.startswith("["):
         return _IN_LIST.sub(lambda path: without_folders(path[0]), text)
+    # A text encoder is a name, a folder, or a name and a file.
+    if text.startswith(PREFIX):
+        return ":".join(without_folders(part) for part in text.split(":"))
 
     name = Path(text).name
     return f".../{name}" if text.startswith(("/", "~")) and name else text
@@ -60,10 +64,7 @@ def published_config(value: Any) -> Any:
 
 def published_origin(origin: VectorOrigin | None) -> VectorOrigin | None:
     """Return how word vectors were made, without the folders of a text encoder's files."""
-    if origin is None:
-        return None
-    parts = [without_folders(part) for part in origin.source.split(":")]
-    return replace(origin, source=":".join(parts))
+    return None if origin is None else replace(origin, source=without_folders(origin.source))
 
 
 def start_of(checkpoint: Checkpoint, loaded: Loaded) -> Start:

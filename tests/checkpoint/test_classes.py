@@ -262,5 +262,10 @@ def test_other_vectors_are_refused_with_both_widths(current: Classes, given: str
 
 def test_a_run_goes_on_with_the_same_vectors_only() -> None:
     check_classes(words(), words(), PATH)
+    queries = words().queries
+    assert queries is not None
+    check_classes(words(), replace(words(), queries=queries + 1e-6), PATH)
+    with pytest.raises(CheckpointError, match="of other word vectors"):
+        check_classes(words(), replace(words(), queries=queries[:, :4]), PATH)
     with pytest.raises(CheckpointError, match=r"x\.pt is of other word vectors .*data\.vectors"):
         check_classes(words(), words(seed=1), PATH)

@@ -11,10 +11,12 @@ from pathlib import Path
 import official
 import pytest
 import torch
+from clip_towers import siglip_folder
 from support import CONFIGS, one_line
 
 from mldec import checkpoint
 from mldec.checkpoint import check_classes, check_queries, load_model
+from mldec.clip import TextEncoder
 from mldec.data.base import Classes
 from mldec.data.transforms import read_image
 from mldec.data.zero_shot.vectors import read_vectors
@@ -288,6 +290,48 @@ def test_a_head_of_another_width_than_the_vectors(
     [line] = [line for line in err.splitlines() if line.startswith("mldec: ")]
     assert "head.word_dim=15 needs word queries of that width, [K, 15] floating point, got " in line
     assert "Traceback" not in err
+
+
+def test_other_classes_from_the_checkpoint_alone_after_a_text_encoder(
+    cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = f"clip:{siglip_folder(tmp_path / 'tower')}"
+    settings = [f"data.root={folder / 'data'}", f"data.vectors={source}", "data.prompts=simple7"]
+    status, _, err = cli("train", *QUICK, *settings, "head.word_dim=16")
+    assert status == 0, err
+    best = tmp_path / "outputs/zsl/checkpoints/best.pt"
+    origin = checkpoint.load(best).classes.origin
+    assert origin is not None
+    assert origin.source == source
+    assert len(origin.templates) == 7
+
+    def predicted(path: Path, *words: str | Path) -> dict[str, float]:
+        options = ["--plugin", "patches", "--classes", "zebra, traffic jam", *words]
+        status, out, err = cli("predict", path, some_image(folder), *options, "--json", "-")
+        assert status == 0, err
+        [row] = json.loads(out)
+        return {item["name"]: item["score"] for item in row["predictions"]}
+
+    alone = predicted(best)
+    loaded = load_model(best, plugins=["patches"])
+    vectors = TextEncoder.open(source).encode_names(["zebra", "traffic jam"], origin.templates)
+    image = loaded.transform(read_image(some_image(folder)))
+    with torch.no_grad():
+        wanted = loaded.model(image[None], vectors)[0].sigmoid().tolist()
+    assert [alone["zebra"], alone["traffic jam"]] == pytest.approx(wanted, abs=1e-6)
+
+    # The published form has no folder of this machine, and takes the encoder by its name.
+    out = tmp_path / "published"
+    status, _, err = cli("publish", best, "me/x", "--plugin", "patches", "--dry-run", out)
+    assert status == 0, err
+    assert str(tmp_path) not in (out / "config.json").read_text()
+    assert predicted(out, "--vectors", source) == pytest.approx(alone, abs=1e-6)
+    words = ["--plugin", "patches", "--classes", "zebra"]
+    status, _, err = cli("predict", out, some_image(folder), *words)
+    assert status == 1
+    one_line(err, "makes word vectors by clip:.../tower (sha256 ", "with --vectors clip:MODEL:FILE")
 
 
 def test_check_data_lists_the_nearest_seen_classes(cli: Cli, folder: Path, tmp_path: Path) -> None:
