@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -65,7 +66,7 @@ class ClipSource:
         if name.startswith(LOCAL) or folder.is_dir():
             if not (folder / CONFIG).is_file():
                 raise ConfigError(f"{text}: {folder} holds no {CONFIG}; give a folder that has one")
-            return cls(text, f"{LOCAL}{folder}", None)
+            return cls(text, f"{LOCAL}{folder.absolute()}", None)
         if name.startswith(HUB):
             return cls(text, name, None)
 
@@ -79,7 +80,15 @@ class ClipSource:
         if not model or (len(path.parts) > 1 and not path.is_file()):
             missing = f"no file at {path}" if model else "it names no model"
             raise ConfigError(f"{text}: {missing}; write clip:MODEL:WEIGHTS or clip:FOLDER")
-        return cls(text, model, str(path) if path.is_file() else weights or DEFAULT_WEIGHTS)
+        if path.is_file():
+            weights = str(path.absolute())
+        return cls(text, model, weights or DEFAULT_WEIGHTS)
+
+    @property
+    def anywhere(self) -> str:
+        """The text that names the same model in any working directory."""
+        name = self.model.removeprefix(LOCAL)
+        return f"{PREFIX}{name}" if self.weights is None else f"{PREFIX}{name}:{self.weights}"
 
     @property
     def folder(self) -> Path | None:
@@ -200,8 +209,12 @@ def _config(library: ModuleType, source: ClipSource) -> dict[str, Any]:
         ) from error
 
     if config is None:
-        hint = suggest(source.model, library.list_models())
-        raise ConfigError(f"{source.text}: open_clip has no model {source.model!r}{hint}")
+        near = get_close_matches(source.model, library.list_models(), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "open_clip.list_models() names all"
+        raise ConfigError(
+            f"{source.text}: open_clip has no model {source.model!r}, and there is no such folder; "
+            f"{hint}"
+        )
     is_whole = isinstance(config, dict) and isinstance(config.get("text_cfg"), dict)
     if not is_whole or type(config.get("embed_dim")) is not int:
         raise ConfigError(f"{source.text}: {CONFIG} holds no architecture; give another folder")

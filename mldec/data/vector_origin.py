@@ -15,8 +15,8 @@ class VectorOrigin:
     """The source of word vectors.
 
     Attributes:
-        source: of a text encoder as the user wrote it, such as "clip:ViT-B-32:openai"; or the name
-            of a file of vectors, without its folder.
+        source: a text encoder, such as "clip:ViT-B-32:openai", with absolute paths; or the name of
+            a file of vectors, without its folder.
         sha256: of the encoder's weights, or of the file.
         templates: sentences with {} for the name, whose vectors were averaged; none for a file.
     """

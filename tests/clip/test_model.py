@@ -44,13 +44,36 @@ def test_sources(tmp_path: Path, clip: Path) -> None:
         assert source.folder == (clip if weights is None and "hub" not in text else None)
 
 
+def test_a_source_is_the_same_in_another_working_directory(
+    tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "weights.pt").touch()
+    monkeypatch.chdir(tmp_path)
+    link = Path("link")
+    link.symlink_to(clip)
+    for text, anywhere in (
+        ("clip:link", f"clip:{tmp_path}/link"),
+        ("clip:local-dir:link", f"clip:{tmp_path}/link"),
+        ("clip:ViT-B-32:weights.pt", f"clip:ViT-B-32:{tmp_path}/weights.pt"),
+        ("clip:ViT-B-32", "clip:ViT-B-32:openai"),
+        ("clip:hf-hub:owner/name", "clip:hf-hub:owner/name"),
+    ):
+        source = ClipSource.parse(text)
+        assert source.anywhere == anywhere
+        again = ClipSource.parse(anywhere)
+        assert (again.model, again.weights) == (source.model, source.weights)
+
+
 def test_sources_that_cannot_be(tmp_path: Path, clip: Path) -> None:
     assert "names no model" in fault("clip:")
     assert "names no model" in fault("clip::openai")
     assert "holds no open_clip_config.json" in fault(f"clip:{tmp_path}")
     assert f"no file at {tmp_path}/none.pt" in fault(f"clip:ViT-B-32:{tmp_path}/none.pt")
     assert f"write clip:{clip}" in fault(f"clip:ViT-B-32:{clip}")
-    assert "no model 'ViT-B-23'; did you mean 'ViT-B-32'?" in fault("clip:ViT-B-23:openai")
+    assert "no model 'ViT-B-23', and there is no such folder; did you mean 'ViT-" in (
+        fault("clip:ViT-B-23:openai")
+    )
+    assert fault("clip:something").endswith("open_clip.list_models() names all")
     assert "no weights 'webly' of ViT-B-16-SigLIP2, and there is no such file; did you mean " in (
         fault("clip:ViT-B-16-SigLIP2:webly")
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mldec.clip import PREFIX
+from mldec.clip import PREFIX, ClipSource
 from mldec.clip.names import encode_names
 from mldec.clip.prompts import DEFAULT, read_templates
 from mldec.data.names import names_fault
@@ -116,7 +116,8 @@ def word_vectors(
 
     if source.startswith(PREFIX):
         queries, sha256 = encode_names(source, all_names, templates, cache_dir)
-        return WordVectors(all_names, queries, VectorOrigin(source, sha256, tuple(templates)))
+        origin = VectorOrigin(ClipSource.parse(source).anywhere, sha256, tuple(templates))
+        return WordVectors(all_names, queries, origin)
 
     path = Path(source)
     vectors = look_up(path, names, order=order, optional=optional)
