@@ -35,7 +35,12 @@ class Encoded:
 
 
 def encode_names(
-    source: str, names: Sequence[str], templates: Sequence[str], cache_dir: str | None = None
+    source: str,
+    names: Sequence[str],
+    templates: Sequence[str],
+    cache_dir: str | None = None,
+    *,
+    keep: bool = True,
 ) -> tuple[Tensor, str]:
     """Return the vectors of K names, float32 [K, D] of length 1, and the hash of the weights.
 
@@ -47,6 +52,7 @@ def encode_names(
         names: of the classes.
         templates: sentences with {} for the name, whose vectors are averaged.
         cache_dir: see `cache_folder`.
+        keep: write the vectors of new names to the cache.
 
     Raises:
         ConfigError: if the text encoder is needed and cannot be had.
@@ -65,7 +71,8 @@ def encode_names(
         encoded = encoder.encode_names(missing, templates).numpy()
         new = dict(zip(missing, encoded, strict=True))
         cached = Encoded({**cached.vectors, **new}, encoder.sha256)
-        _store(path, key, cached)
+        if keep:
+            _store(path, key, cached)
 
     vectors = np.stack([cached.vectors[name] for name in names])
     return torch.from_numpy(vectors), cached.sha256

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+from collections import Counter
 from dataclasses import replace
 
 from mldec.checkpoint import Loaded, check_queries
@@ -42,13 +43,15 @@ def class_names(text: str) -> tuple[str, ...]:
     if not names:
         raise ConfigError(f"--classes {text!r} names no class: pass names with commas between them")
 
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        raise ConfigError(f"--classes names {repeated!r} twice: name each class once")
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"--classes names {name!r} twice: name each class once")
     return names
 
 
-def read_classes(text: str, vectors: str | None, trained: Classes | None) -> Classes:
+def read_classes(
+    text: str, vectors: str | None, trained: Classes | None, *, keep: bool = True
+) -> Classes:
     """Return classes that a zero-shot model is to score.
 
     Args:
@@ -56,6 +59,7 @@ def read_classes(text: str, vectors: str | None, trained: Classes | None) -> Cla
         vectors: a file of their word vectors, or a text encoder, see `word_vectors`; of the kind
             that the model was trained with. None makes them as those of the training were made.
         trained: the classes of the training, with their word vectors; None if these are not known.
+        keep: see `word_vectors`.
 
     Raises:
         ConfigError: if no class is named, or the text encoder cannot be had.
@@ -66,13 +70,13 @@ def read_classes(text: str, vectors: str | None, trained: Classes | None) -> Cla
     names = class_names(text)
     origin = None if trained is None else trained.origin
     if vectors is None:
-        made = _as_before(names, origin)
+        made = _as_before(names, origin, keep=keep)
     else:
         # A few classes of the training, whose vectors are known, are made too.
         known = () if trained is None else trained.names
         others = [name for name in known if name not in names][:COMPARED]
         templates = origin.templates if origin is not None and origin.is_encoder else (DEFAULT,)
-        made = word_vectors(vectors, names, optional=others, templates=templates)
+        made = word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
 
     if trained is not None:
         check_queries(trained, Classes(made.names, queries=made.queries), "the checkpoint")
@@ -84,7 +88,7 @@ def can_make(trained: Classes) -> bool:
     return trained.origin is not None and trained.origin.is_encoder
 
 
-def _as_before(names: tuple[str, ...], origin: VectorOrigin | None) -> WordVectors:
+def _as_before(names: tuple[str, ...], origin: VectorOrigin | None, *, keep: bool) -> WordVectors:
     """Make word vectors as those of the training were made."""
     if origin is None:
         raise CheckpointError(
@@ -98,7 +102,7 @@ def _as_before(names: tuple[str, ...], origin: VectorOrigin | None) -> WordVecto
         )
 
     try:
-        made = word_vectors(origin.source, names, templates=origin.templates)
+        made = word_vectors(origin.source, names, templates=origin.templates, keep=keep)
     except ConfigError as error:
         raise ConfigError(
             f"--classes: the checkpoint makes word vectors by {origin.described()}, which cannot "

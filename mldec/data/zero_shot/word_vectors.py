@@ -94,6 +94,7 @@ def word_vectors(
     order: Sequence[str] | None = None,
     templates: Sequence[str] = (DEFAULT,),
     cache_dir: str | None = None,
+    keep: bool = True,
 ) -> WordVectors:
     """Return the word vectors of names from a file or a text encoder.
 
@@ -104,6 +105,7 @@ def word_vectors(
         order: see `vectors.read_vectors`.
         templates: sentences with {} for the name, for a text encoder.
         cache_dir: see `VectorSettings`.
+        keep: write the vectors of new names by a text encoder to the cache.
 
     Raises:
         DataError: if a name is listed twice or not allowed, or a file is at fault, see
@@ -115,7 +117,7 @@ def word_vectors(
         raise DataError(f"the class names: {fault}; {_SEE}")
 
     if source.startswith(PREFIX):
-        queries, sha256 = encode_names(source, all_names, templates, cache_dir)
+        queries, sha256 = encode_names(source, all_names, templates, cache_dir, keep=keep)
         origin = VectorOrigin(ClipSource.parse(source).anywhere, sha256, tuple(templates))
         return WordVectors(all_names, queries, origin)
 
