@@ -177,10 +177,9 @@ class Answerer:
         if len(names) > MAX_CLASSES:
             raise ConfigError(f"{len(names):,} classes: name at most {MAX_CLASSES:,}")
         if names not in self._engines:
-            engine = self.engine.for_classes(
-                read_classes(classes, self._vectors, self.engine.classes)
-            )
-            self._engines[names] = engine
+            # What strangers type is not written to this machine.
+            named = read_classes(classes, self._vectors, self.engine.classes, keep=False)
+            self._engines[names] = self.engine.for_classes(named)
         self._engines.move_to_end(names)
         while len(self._engines) > CLASS_LISTS:
             self._engines.popitem(last=False)
