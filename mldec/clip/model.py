@@ -180,6 +180,10 @@ def open_model(source: str) -> ClipModel:
             settings["trust_remote_code"] = False
         try:
             tokenizer = library.get_tokenizer(parsed.model, **settings)
+        except ImportError as error:
+            raise ConfigError(
+                f"{source}: its tokenizer needs {error.name}: pip install 'mldec[text]'"
+            ) from error
         except Exception as error:
             raise ConfigError(
                 f"{source}: its tokenizer cannot be had ({_reason(error)}); without network give "

@@ -1,12 +1,13 @@
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
-from clip_towers import clip_folder, siglip_folder
+from clip_towers import CLIP, clip_folder, siglip_folder
 from safetensors.torch import load_file
 
 from mldec.clip import ClipSource, open_model
@@ -16,6 +17,19 @@ from mldec.errors import ConfigError
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return clip_folder(tmp_path_factory.mktemp("clip") / "model")
+
+
+@pytest.fixture
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict], None]:
+    """Give a small model a name of open_clip: those that have one are large."""
+    monkeypatch.setattr("open_clip.factory._MODEL_CONFIG_PATHS", [])
+    monkeypatch.setattr("open_clip.factory._MODEL_CONFIGS", {})
+
+    def register(name: str, config: dict) -> None:
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+        open_clip.add_model_config(tmp_path / f"{name}.json")
+
+    return register
 
 
 def fault(source: str) -> str:
@@ -112,12 +126,17 @@ def test_a_folder_holds_all_of_a_model(folder, tmp_path: Path, monkeypatch) -> N
     assert tuple(ours.preprocessing["std"]) == tuple(normalise.std)
 
 
-def test_weights_that_do_not_fit(tmp_path: Path, clip: Path) -> None:
+def test_weights_that_do_not_fit(tmp_path: Path, clip: Path, register) -> None:
     weights = clip / "open_clip_model.safetensors"
-    assert "does not fit the model" in fault(f"clip:ViT-B-32:{weights}")
+    register("Tiny", CLIP)
+    register("Wide", {**CLIP, "embed_dim": 24})
+    register("Deep", {**CLIP, "text_cfg": {**CLIP["text_cfg"], "layers": 3}})
+    assert open_model(f"clip:Tiny:{weights}").width == 16
+    for name in ("Wide", "Deep"):
+        assert "does not fit the model" in fault(f"clip:{name}:{weights}")
 
     (tmp_path / "page.pt").write_text("<html>")
-    assert "cannot be read" in fault(f"clip:ViT-B-32:{tmp_path / 'page.pt'}")
+    assert "cannot be read" in fault(f"clip:Tiny:{tmp_path / 'page.pt'}")
 
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -165,23 +184,20 @@ def test_configurations_that_are_none(tmp_path: Path, clip: Path) -> None:
         fault(f"clip:{path}")
 
 
-def test_a_tokenizer_that_is_not_there(tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = siglip_folder(tmp_path / "model")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "transformers", None)
+        assert fault(f"clip:{path}").endswith("needs transformers: pip install 'mldec[text]'")
     (path / "tokenizer.json").unlink()
     (path / "tokenizer_config.json").unlink()
     assert "its tokenizer cannot be had" in fault(f"clip:{path}")
 
 
 def test_a_tag_says_the_activation_and_the_normalisation(
-    clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clip: Path, tmp_path: Path, register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Built-in models are too large for a test; their configuration is known all the same.
-    (tmp_path / "Tiny.json").write_text(
-        json.dumps(json.loads((clip / "open_clip_config.json").read_text())["model_cfg"])
-    )
-    monkeypatch.setattr("open_clip.factory._MODEL_CONFIG_PATHS", [])
-    monkeypatch.setattr("open_clip.factory._MODEL_CONFIGS", {})
-    open_clip.add_model_config(tmp_path / "Tiny.json")
+    register("Tiny", CLIP)
     tag = {
         "file": str(clip / "open_clip_model.safetensors"),
         "quick_gelu": True,
