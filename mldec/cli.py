@@ -79,10 +79,13 @@ def add_class_options(arguments: argparse._ActionsContainer) -> None:
     arguments.add_argument(
         "--classes",
         metavar="NAMES",
-        help="other classes of a zero-shot model, with commas between; needs --vectors",
+        help="other classes of a zero-shot model, with commas between",
     )
     arguments.add_argument(
-        "--vectors", metavar="FILE", help="word vectors of --classes; see DATASETS.md, Word vectors"
+        "--vectors",
+        metavar="FILE|clip:MODEL",
+        help="word vectors of --classes, or a text encoder; default: the text encoder of the "
+        "training; see DATASETS.md, Word vectors",
     )
 
 

@@ -15,7 +15,8 @@ also has `image_bytes`: all bytes of the path in hexadecimal, for `bytes.fromhex
 `--pictures` draws each image beside a heat map per class that it prints: where the model looked.
 The row then has `picture`, the path of that JPEG file.
 
-A zero-shot checkpoint scores other classes too: `--classes "zebra,umbrella" --vectors glove.txt`.
+A zero-shot checkpoint scores other classes too: `--classes "zebra, umbrella"`. Their word vectors
+are made by the text encoder of its training; after training on a file, pass `--vectors glove.txt`.
 
 Files of mldec.export (.onnx, .pt2) are answered from as well.
 """

@@ -18,6 +18,7 @@ LAYERS = [
     (
         "mldec.files",
         "mldec.figures",
+        "mldec.clip",
         "mldec.runtime",
         "mldec.heads",
         "mldec.backbones",

@@ -9,6 +9,7 @@ from support import read_option
 
 from mldec.build import SHARED
 from mldec.config.compose import config_dir
+from mldec.data.zero_shot.word_vectors import VectorSettings
 
 TEXT = (Path(__file__).parents[1] / "DATASETS.md").read_text(encoding="utf-8")
 HEADINGS = re.findall(r"^## (.*)$", TEXT, re.MULTILINE)
@@ -24,7 +25,8 @@ def test_options_and_arguments_exist(group: str) -> None:
         assert named == set(options), "an option without a section"
     known = {name for part, _ in options.values() for name in signature(part).parameters}
     if group == "data":
-        known |= {name for shared in SHARED for name in signature(shared).parameters}
+        groups = (*SHARED, VectorSettings)
+        known |= {name for kind in groups for name in signature(kind).parameters}
         known.add("changed")
     arguments = set(re.findall(rf"(?<!/)\b{group}\.(\w+)", TEXT))
     assert arguments - {"csv", "jpg"} <= known

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 
 from mldec.data.base import Classes
 from mldec.data.names import names_fault
@@ -14,6 +15,9 @@ from mldec.files.text import read_text
 
 log = logging.getLogger("mldec")
 
+# Mean cosine between two vectors of a name: near 0 if their sources were trained apart, well above
+# one half between the prompts of one text encoder, and close to 1 after rounding.
+_SAME_KIND, _EQUAL = 0.5, 0.995
 _ONE_PER_LINE = "write one class name per line, in the checkpoint's order"
 
 
@@ -99,7 +103,8 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
         path: of the checkpoint, for messages.
 
     Raises:
-        CheckpointError: if the classes differ, or word vectors of the same width are missing.
+        CheckpointError: if the classes differ, or word vectors of the same width and kind are
+            missing.
     """
     if trained.queries is None:
         _check_same_names(trained, current, path)
@@ -115,6 +120,41 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
             f"{path} asks by word vectors of {width} numbers, the data has {vectors}: "
             f"choose the vectors of its training"
         )
+    _check_same_kind(trained, current, path)
+
+
+def _check_same_kind(trained: Classes, current: Classes, path: str | Path) -> None:
+    """Compare the word vectors of the classes that checkpoint and data both know.
+
+    Vectors of another source have nothing to do with those of the training, and the scores would
+    mean nothing. Other prompts of the same text encoder change them a little, and that is allowed.
+    """
+    assert trained.queries is not None
+    assert current.queries is not None
+    row_of = {name: row for row, name in enumerate(current.names)}
+    shared = [row for row, name in enumerate(trained.names) if name in row_of]
+    if not shared:
+        return
+
+    before = trained.queries[shared].float()
+    now = current.queries[[row_of[trained.names[row]] for row in shared]].float()
+    cosine = cosine_similarity(before, now).mean().item()
+    if cosine < _SAME_KIND:
+        raise CheckpointError(
+            f"{path} was trained with other word vectors: those of {len(shared)} classes that both "
+            f"know, such as {trained.names[shared[0]]!r}, have a mean cosine of {cosine:.2f}; "
+            f"choose the vectors of its training{_of_origin(trained)}"
+        )
+    if cosine < _EQUAL:
+        log.warning(
+            f"{path}: its word vectors differ a little from those of its training, with a mean "
+            f"cosine of {cosine:.3f} over {len(shared)} classes"
+        )
+
+
+def _of_origin(classes: Classes) -> str:
+    """Return which word vectors a checkpoint was trained with, for the end of a message."""
+    return "" if classes.origin is None else f", {classes.origin.described()}"
 
 
 def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
@@ -130,7 +170,7 @@ def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
     """
     if trained.names == current.names:
         before, now = trained.queries, current.queries
-        if before is not None and now is not None and not torch.equal(before, now):
+        if before is not None and now is not None and not _almost_equal(before, now):
             raise CheckpointError(
                 f"{path} is of other word vectors than the data: put the same data.vectors back"
             )
@@ -145,6 +185,11 @@ def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
         f"{path} has other classes than the data: "
         f"number {index} is '{trained.names[index]}' there and '{current.names[index]}' here"
     )
+
+
+def _almost_equal(before: Tensor, now: Tensor) -> bool:
+    """Compare word vectors; those of a text encoder depend on the machine, by a rounding error."""
+    return before.shape == now.shape and torch.allclose(before, now, rtol=1e-3, atol=1e-5)
 
 
 def _check_same_names(trained: Classes, current: Classes, path: str | Path) -> None:

@@ -87,7 +87,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
 
     state = checkpoint.to_state()
     saved = {name: value for name, value in state.items() if name not in _TRAINING}
-    classes = {name: state["classes"][name] for name in ("names", "exclusive")}
+    classes = {name: state["classes"][name] for name in ("names", "exclusive", "origin")}
     content = {
         "library": LIBRARY,
         "layout": LAYOUT,

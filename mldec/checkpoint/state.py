@@ -20,6 +20,7 @@ from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.names import names_fault
 from mldec.data.transforms import EvalTransform
+from mldec.data.vector_origin import VectorOrigin
 from mldec.errors import CheckpointError, ConfigError
 
 # Format 1 is that of version 0.1, whose config lacks the arguments that were left at their
@@ -86,6 +87,7 @@ class Checkpoint:
             "names": list(self.classes.names),
             "exclusive": self.classes.exclusive,
             "queries": self.classes.queries,
+            "origin": _origin_state(self.classes.origin),
         }
 
         return {"format": FORMAT, **state}
@@ -216,7 +218,21 @@ def _classes_of(saved: dict[str, Any]) -> Classes:
         names=tuple(saved["names"]),
         exclusive=saved["exclusive"],
         queries=None if queries is None else queries.float(),
+        origin=_origin_of(saved.get("origin")),
     )
+
+
+def _origin_state(origin: VectorOrigin | None) -> dict[str, Any] | None:
+    """Return how word vectors were made as JSON can hold it."""
+    if origin is None:
+        return None
+    return {**dataclasses.asdict(origin), "templates": list(origin.templates)}
+
+
+def _origin_of(saved: dict[str, Any] | None) -> VectorOrigin | None:
+    if saved is None:
+        return None
+    return VectorOrigin(saved["source"], saved["sha256"], tuple(saved["templates"]))
 
 
 def _transform_of(saved: dict[str, Any], path: Path) -> EvalTransform:
@@ -282,12 +298,26 @@ def _classes(value: Any) -> bool:
         return False
 
     names, queries = value["names"], value["queries"]
+    if not _origin(value.get("origin")):
+        return False
     if not isinstance(names, list) or not names or names_fault(names):
         return False
 
     # Word queries are [K, D_w], one row per class.
     row_per_class = isinstance(queries, Tensor) and queries.ndim == 2 and len(queries) == len(names)
     return queries is None or (row_per_class and queries.is_floating_point())
+
+
+def _origin(value: Any) -> bool:
+    """Tell whether a value says how word vectors were made, or nothing, as in older versions."""
+    if value is None:
+        return True
+
+    keys = {field.name for field in dataclasses.fields(VectorOrigin)}
+    if not _mapping(value) or value.keys() != keys or not isinstance(value["templates"], list):
+        return False
+    origin = _origin_of(value)
+    return origin is not None and origin.fault() is None
 
 
 def _best(value: Any) -> bool:
@@ -370,7 +400,8 @@ _PARTS: dict[str, _Check] = {
     ),
     "classes": (
         _classes,
-        "different class names, whether one excludes another, and their word vectors or none",
+        "different class names, whether one excludes another, their word vectors or none, and how "
+        "these were made",
     ),
     "transform": (
         lambda value: _mapping(value) and _settings(value),

@@ -15,6 +15,7 @@ from mldec.data.names import names_fault
 from mldec.data.randomness import SampleRandom, sample_seed
 from mldec.data.sampling import SHUFFLED, Sampling
 from mldec.data.transforms import EvalTransform, Transform
+from mldec.data.vector_origin import VectorOrigin
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator
 
@@ -167,6 +168,9 @@ class Classes:
 
     # Word vectors [K, D] of zero-shot data; None for closed-set data.
     queries: Tensor | None = None
+
+    # How they were made; None if there are none, or it is not known.
+    origin: VectorOrigin | None = None
 
     def __post_init__(self) -> None:
         if fault := names_fault(self.names):

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +17,7 @@ from mldec.data.labels import Labels
 from mldec.data.names import names_fault
 from mldec.data.table import Table
 from mldec.files.arrays import read_npz
+from mldec.files.cached import cache_folder, write_cached
 from mldec.files.text import reading
 
 log = logging.getLogger("mldec")
@@ -70,19 +70,6 @@ class TableCache:
             table = parse()
             _store(file, key, table)
         return table
-
-
-def cache_folder(cache_dir: str | None) -> Path:
-    """Return the folder of the cache.
-
-    Args:
-        cache_dir: the setting; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
-    """
-    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mldec")
-    try:
-        return Path(cache_dir or default).expanduser()
-    except RuntimeError:  # an account without a home, as in some containers
-        return Path(tempfile.gettempdir(), "mldec")
 
 
 def _cache_file(name: str, cache_dir: str | None) -> Path:
@@ -154,11 +141,7 @@ def _files_fault(files: np.ndarray, images: int) -> str | None:
 
 
 def _store(cache: Path, key: str, table: Table) -> None:
-    """Write a table to the cache.
-
-    It is written to a temporary file and then renamed, so that other processes see a whole file or
-    none.
-    """
+    """Write a table to the cache."""
     arrays = {
         "key": key,
         "files": table.files,
@@ -169,19 +152,4 @@ def _store(cache: Path, key: str, table: Table) -> None:
         "classes": np.frombuffer(json.dumps(table.classes).encode(), np.uint8),
     }
 
-    # A cache that cannot be written is no fault of the run.
-    temporary = None
-    try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=cache.parent, suffix=".tmp", delete=False
-        ) as temporary:
-            np.savez(temporary, **arrays)  # type: ignore[arg-type]
-
-        Path(temporary.name).replace(cache)
-    except OSError as error:
-        message = "%s cannot be written (%s): the annotations are parsed at every start"
-        log.warning(message, cache, error.strerror)
-
-        if temporary is not None:
-            Path(temporary.name).unlink(missing_ok=True)
+    write_cached(cache, arrays, "the annotations are parsed at every start")

@@ -1,9 +1,9 @@
 """Show what a model answers on a web page: `python -m mldec.demo best.pt`, or `model.onnx`.
 
 Drop photos on the page: their classes with bars, the thresholds of the checkpoint or one of a
-slider, and heat maps of where the model looked (a checkpoint only). A zero-shot model with
---vectors FILE scores the classes that are typed into the page. The same answers come as JSON over
-HTTP: docs/demo.md.
+slider, and heat maps of where the model looked (a checkpoint only). A zero-shot model also scores
+the classes that are typed into the page; if it was trained on a file of word vectors, pass this
+file with --vectors. The same answers come as JSON over HTTP: docs/demo.md.
 
 The page is for this machine alone unless --host says otherwise. Photos stay in memory; nothing is
 written, and the page asks no other host for anything. Ctrl-C ends it.
@@ -24,9 +24,9 @@ def parser() -> argparse.ArgumentParser:
 
     arguments.add_argument(
         "--vectors",
-        metavar="FILE",
-        help="word vectors of the classes that are typed into the page, for a zero-shot model; "
-        "see DATASETS.md, Word vectors",
+        metavar="FILE|clip:MODEL",
+        help="word vectors of the classes that are typed into the page, for a zero-shot model, or "
+        "a text encoder; default: the text encoder of the training; see DATASETS.md, Word vectors",
     )
     arguments.add_argument(
         "--port",

@@ -14,7 +14,7 @@ from torch import Tensor
 from mldec.data.images import read_image
 from mldec.errors import ConfigError, DataError, visible
 from mldec.explain import Explainer
-from mldec.inference.classes import read_classes
+from mldec.inference.classes import can_make, class_names, read_classes
 from mldec.inference.engine import Engine, TorchEngine
 from mldec.inference.scoring import DEFAULT_THRESHOLD, decided
 from mldec.runtime import out_of_memory
@@ -89,7 +89,8 @@ class Answerer:
 
     Args:
         engine: that scores.
-        vectors: file of word vectors for other classes of a zero-shot model, see `read_vectors`.
+        vectors: where the word vectors of other classes of a zero-shot model come from, see
+            `read_classes`.
     """
 
     def __init__(self, engine: Engine, vectors: str | None = None) -> None:
@@ -103,7 +104,8 @@ class Answerer:
     @property
     def takes_classes(self) -> bool:
         """Other classes can be named."""
-        return self.engine.zero_shot and self._vectors is not None
+        has_source = self._vectors is not None or can_make(self.engine.classes)
+        return self.engine.zero_shot and has_source
 
     def answer(self, photos: Sequence[Photo], classes: str = "") -> Answers:
         """Score photos.
@@ -166,17 +168,18 @@ class Answerer:
             return self.engine
         if not self.engine.zero_shot:
             raise ConfigError("this model knows its own classes only: it is no zero-shot model")
-        if self._vectors is None:
+        if not self.takes_classes:
             raise ConfigError(
                 "other classes need word vectors: start mldec.demo with --vectors FILE"
             )
 
-        names = tuple(name.strip() for name in classes.split(",") if name.strip())
+        names = class_names(classes)
         if len(names) > MAX_CLASSES:
             raise ConfigError(f"{len(names):,} classes: name at most {MAX_CLASSES:,}")
         if names not in self._engines:
-            engine = self.engine.for_classes(read_classes(classes, self._vectors))
-            self._engines[names] = engine
+            # What strangers type is not written to this machine.
+            named = read_classes(classes, self._vectors, self.engine.classes, keep=False)
+            self._engines[names] = self.engine.for_classes(named)
         self._engines.move_to_end(names)
         while len(self._engines) > CLASS_LISTS:
             self._engines.popitem(last=False)

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from mldec.checkpoint import load_model
 from mldec.cli import chosen_model
 from mldec.data.base import Classes
-from mldec.data.zero_shot.vectors import read_vectors
+from mldec.data.zero_shot.word_vectors import word_vectors
 from mldec.demo.answering import Answerer, Answers, Photo
 from mldec.demo.door import Door
 from mldec.demo.shelf import Shelf
@@ -127,7 +127,7 @@ def _exported(args: argparse.Namespace) -> ExportedEngine:
         raise CheckpointError(f"{path} asks for word vectors: pass --vectors FILE")
 
     names = tuple(metadata.classes)
-    return ExportedEngine(path, Classes(names, queries=read_vectors(args.vectors, names)))
+    return ExportedEngine(path, Classes(names, queries=word_vectors(args.vectors, names).queries))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ that differs by more than 1e-4 (with --any-size 0.02), or an fp16 file whose mAP
 than 0.1, is not written, and the status is 1.
 
 A zero-shot checkpoint takes word vectors [K, D] as a second input, or scores the classes of
---classes and --vectors.
+--classes, whose vectors are those of --vectors or by the text encoder of the training.
 """
 
 import argparse

@@ -193,7 +193,7 @@ def open_engine(args: argparse.Namespace, checkpoint: Path, device: torch.device
     if is_exported(checkpoint):
         classes: Classes | None = None
         if args.classes is not None:
-            classes = read_classes(args.classes, args.vectors)
+            classes = read_classes(args.classes, args.vectors, None)
         return ExportedEngine(checkpoint, classes)
 
     loaded = load_model(**{**chosen_model(args), "path": checkpoint}, device=device)

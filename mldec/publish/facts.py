@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ from timm.models import get_pretrained_cfg
 
 from mldec.backbones import TimmBackbone
 from mldec.checkpoint import Checkpoint, Loaded
+from mldec.clip import PREFIX
+from mldec.data.vector_origin import VectorOrigin
 from mldec.files.run_folder import LOG_FILE, read_facts
 from mldec.report.training import folder_of_run
 from mldec.runtime.cost import count_parameters, multiply_accumulates
@@ -38,6 +41,9 @@ def without_folders(text: str) -> str:
     # A list of paths is one word of a command.
     if text.startswith("["):
         return _IN_LIST.sub(lambda path: without_folders(path[0]), text)
+    # A text encoder is a name, a folder, or a name and a file.
+    if text.startswith(PREFIX):
+        return ":".join(without_folders(part) for part in text.split(":"))
 
     name = Path(text).name
     return f".../{name}" if text.startswith(("/", "~")) and name else text
@@ -54,6 +60,11 @@ def published_config(value: Any) -> Any:
     if isinstance(value, list):
         return [published_config(item) for item in value]
     return without_folders(value) if isinstance(value, str) else value
+
+
+def published_origin(origin: VectorOrigin | None) -> VectorOrigin | None:
+    """Return how word vectors were made, without the folders of a text encoder's files."""
+    return None if origin is None else replace(origin, source=without_folders(origin.source))
 
 
 def start_of(checkpoint: Checkpoint, loaded: Loaded) -> Start:

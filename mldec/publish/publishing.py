@@ -10,7 +10,13 @@ from mldec.checkpoint import hub, load_model, local, portable, to_store
 from mldec.errors import CheckpointError, ConfigError, say
 from mldec.files.results import check_folder, write_file
 from mldec.publish.card import Known, card
-from mldec.publish.facts import command_of, cost_of, published_config, start_of
+from mldec.publish.facts import (
+    command_of,
+    cost_of,
+    published_config,
+    published_origin,
+    start_of,
+)
 from mldec.publish.results import of_checkpoint, read_results
 
 log = logging.getLogger("mldec")
@@ -82,7 +88,8 @@ def gather(args: argparse.Namespace) -> Known:
         calibration = replace(calibration, data=published_config(calibration.data))
     # Which packages are imported is the choice of whoever loads it.
     config = {**published_config(checkpoint.config), "plugins": []}
-    checkpoint = replace(checkpoint, config=config, calibration=calibration)
+    classes = replace(checkpoint.classes, origin=published_origin(checkpoint.classes.origin))
+    checkpoint = replace(checkpoint, config=config, calibration=calibration, classes=classes)
 
     measured = of_checkpoint(checkpoint, loaded.weights)
     if args.results is not None:

@@ -13,13 +13,13 @@ from tqdm import tqdm
 
 from mldec.config.schema import Config
 from mldec.data.base import DataModule, LabelledImages, Split, StoredImages
-from mldec.data.cache import cache_folder
 from mldec.data.loader import eval_loader
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import Transform
 from mldec.data.workers import end_workers, unwrap
 from mldec.errors import ConfigError, DataError, Stopped
 from mldec.evaluation import autocast
+from mldec.files.cached import cache_folder
 from mldec.files.results import replacing
 from mldec.runtime import distributed
 from mldec.runtime.console import on_terminal

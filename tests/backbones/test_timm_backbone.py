@@ -33,6 +33,14 @@ PARAMETERS = {
 }  # millions, counted by others
 SHALLOW = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 
+# Image encoders that were trained together with a text encoder, and their normalisation.
+CLIP_IMAGES = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+ALIGNED = {
+    "vit_base_patch16_clip_224.openai": CLIP_IMAGES,
+    "vit_base_patch16_clip_quickgelu_224.openai": CLIP_IMAGES,
+    "vit_base_patch16_siglip_224.v2_webli": ([0.5] * 3, [0.5] * 3),
+}
+
 # Name, further settings, side of the image in pixels, tokens a side. Small networks, small images.
 MAPS = [
     ("resnet18", {}, 64, 2),
@@ -56,6 +64,7 @@ SEQUENCES = [
     ),
     ("eva02_tiny_patch14_224", {"image_size": 56, "feature_norm": "none"}, 56, 4),
     ("volo_d1_224", {"image_size": 64}, 64, 4),
+    *((name, {"image_size": 64, "model_args": SHALLOW}, 64, 4) for name in ALIGNED),
 ]
 # The norm that stands behind the pooling.
 NORMS_BEHIND = [
@@ -209,6 +218,17 @@ class TestImages:
             assert not torch.allclose(ours(photos(64)), other(photos(64)))
             other.load_state_dict(ours.state_dict())
             assert torch.equal(ours(photos(64)), other(photos(64)))
+
+    @pytest.mark.parametrize("name", ALIGNED)
+    def test_an_encoder_aligned_with_text_has_its_own_normalisation(self, name):
+        backbone = TimmBackbone(name, image_size=64, model_args=SHALLOW)
+        mean, std = ALIGNED[name]
+        assert backbone.mean.flatten().tolist() == pytest.approx(mean)
+        assert backbone.std.flatten().tolist() == pytest.approx(std)
+        # The head takes tokens: the attention pooling of SigLIP has no part in them.
+        frozen = {key for key, value in backbone.named_parameters() if not value.requires_grad}
+        assert all(key.startswith("network.attn_pool.") for key in frozen)
+        assert bool(frozen) == ("siglip" in name)
 
     def test_the_type_is_that_of_the_parameters(self):
         backbone, images = build("resnet10t"), photos(64)

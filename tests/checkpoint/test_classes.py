@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mldec.checkpoint import check_classes, check_queries, load_model, scoring
 from mldec.checkpoint.classes import read_class_names
 from mldec.data.base import Classes
+from mldec.data.vector_origin import VectorOrigin
 from mldec.errors import CheckpointError, DataError
 from mldec.files.torch_files import read_torch, save
 
@@ -213,8 +214,40 @@ def test_a_closed_set_has_the_same_classes_in_the_same_order(
 
 
 def test_a_zero_shot_model_scores_any_classes_that_have_vectors_of_its_width() -> None:
-    for current in (words(), words(("x", "y")), words(NAMES, seed=1)):
+    for current in (words(), words(("x", "y")), words(("x", "y"), seed=1)):
         check_queries(words(), current, PATH)
+
+
+def test_vectors_of_another_source_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    origin = VectorOrigin("glove.txt", "0123456789ab" + "0" * 52)
+    for trained, then in (
+        (words(), r"choose the vectors of its training$"),
+        (replace(words(), origin=origin), r"training, glove\.txt \(sha256 0123456789ab\)$"),
+    ):
+        message = r"^x\.pt was trained with other word vectors: those of 3 classes .* such as 'a', "
+        with pytest.raises(CheckpointError, match=f"{message}have a mean cosine of 0.*{then}"):
+            check_queries(trained, words(NAMES, seed=1), PATH)
+
+    # One common name suffices, wherever it stands.
+    assert words().queries is not None
+    common = Classes(("z", "c"), queries=words().queries[[0, 2]])
+    check_queries(words(), common, PATH)
+    with pytest.raises(CheckpointError, match="those of 1 classes that both know, such as 'c'"):
+        check_queries(words(), replace(common, names=("c", "z")), PATH)
+    assert not caplog.messages
+
+
+def test_other_prompts_are_allowed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    queries = words().queries
+    assert queries is not None
+    near = replace(words(), queries=queries + 0.3 * torch.ones_like(queries))
+    check_queries(words(), near, PATH)
+    assert "differ a little from those of its training, with a mean cosine of 0.9" in caplog.text
+    caplog.clear()
+
+    # Rounding is no difference, and neither is length.
+    check_queries(words(), replace(words(), queries=3 * queries.half()), PATH)
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -229,5 +262,10 @@ def test_other_vectors_are_refused_with_both_widths(current: Classes, given: str
 
 def test_a_run_goes_on_with_the_same_vectors_only() -> None:
     check_classes(words(), words(), PATH)
+    queries = words().queries
+    assert queries is not None
+    check_classes(words(), replace(words(), queries=queries + 1e-6), PATH)
+    with pytest.raises(CheckpointError, match="of other word vectors"):
+        check_classes(words(), replace(words(), queries=queries[:, :4]), PATH)
     with pytest.raises(CheckpointError, match=r"x\.pt is of other word vectors .*data\.vectors"):
         check_classes(words(), words(seed=1), PATH)

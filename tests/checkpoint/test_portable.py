@@ -20,6 +20,7 @@ from mldec import build, checkpoint
 from mldec.checkpoint import Best, Calibration, Checkpoint, load, load_model
 from mldec.checkpoint.portable import CONFIG, QUERIES, WEIGHTS, with_weights, write
 from mldec.data.fingerprint import Fingerprint
+from mldec.data.vector_origin import VectorOrigin
 from mldec.errors import CheckpointError, ConfigError
 from mldec.files.torch_files import sha256_of
 from mldec.inference.scoring import scores
@@ -126,8 +127,14 @@ def test_a_zero_shot_model_keeps_its_word_vectors(
     assert cli("train", *words)[0] == 0
     path = checkpoint.local("outputs/digits_zsl")
     own = load_model(path, plugins=PLUGINS)
-    write(tmp_path / "mine", with_weights(load(path), own.weights, path))
+    # The vectors of this data are made by no file; those of a text encoder say how.
+    origin = VectorOrigin("clip:ViT-B-32:openai", "0" * 64, ("a {}", "the {}"))
+    saved = with_weights(load(path), own.weights, path)
+    saved = replace(saved, classes=replace(saved.classes, origin=origin))
+    write(tmp_path / "mine", saved)
     other = load_model(tmp_path / "mine", plugins=PLUGINS)
+    assert own.classes.origin is None
+    assert other.classes.origin == origin
     assert own.classes.queries is not None
     assert other.classes.queries is not None
     assert torch.equal(own.classes.queries, other.classes.queries)

@@ -2,15 +2,20 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import networks
 import numpy as np
 import pytest
 import torch
+from clip_towers import CLIP, write_folder
 from pictures import picture
 
+from mldec.clip import TextEncoder
+from mldec.data.base import Classes
 from mldec.data.images import read_image
+from mldec.data.zero_shot.word_vectors import word_vectors
 from mldec.demo import answering
 from mldec.demo.answering import Answerer, Photo, ranked, stored_or
 from mldec.errors import CheckpointError, ConfigError, DataError
@@ -147,6 +152,26 @@ def test_a_zero_shot_model_scores_the_classes_that_are_typed(
     [map] = answerer.heat(again, 0, [1])
     assert map.shape == (32, 32)
     assert len(answerer.again(again, "").photos[0].scores) == networks.CLASSES
+
+
+def test_typed_classes_by_the_text_encoder_of_the_training(
+    photo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tower = {**CLIP, "embed_dim": networks.WIDTH}
+    source = f"clip:{write_folder(tmp_path / 'tower', tower, {})}"
+    loaded = networks.loaded("words")
+    names, queries, origin = word_vectors(source, loaded.classes.names, keep=False)
+    classes = Classes(names, queries=queries, origin=origin)
+    engine = TorchEngine(replace(loaded, classes=classes))
+
+    answerer = Answerer(engine)
+    assert answerer.takes_classes
+    typed = answerer.answer([photo(1)], "umbrella, zebra").photos[0].scores
+    image = engine.transform(picture(40, 30, 1))[None]
+    vectors = TextEncoder.open(source).encode(["a photo of a umbrella.", "a photo of a zebra."])
+    torch.testing.assert_close(typed, loaded.model(image, vectors).sigmoid()[0])
+    assert not (tmp_path / "cache" / "mldec").exists(), "nothing that is typed is written"
 
 
 @pytest.mark.parametrize(

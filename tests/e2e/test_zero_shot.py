@@ -11,10 +11,12 @@ from pathlib import Path
 import official
 import pytest
 import torch
+from clip_towers import siglip_folder
 from support import CONFIGS, one_line
 
 from mldec import checkpoint
 from mldec.checkpoint import check_classes, check_queries, load_model
+from mldec.clip import TextEncoder
 from mldec.data.base import Classes
 from mldec.data.transforms import read_image
 from mldec.data.zero_shot.vectors import read_vectors
@@ -175,12 +177,15 @@ def test_predict_knows_its_own_classes_and_new_ones(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--classes", "redfive"], "--classes and --vectors need each other"),
-        (["--vectors", "data/wordvec_array.pth"], "--classes and --vectors need each other"),
+        (
+            ["--classes", "redfive"],
+            "was trained with the word vectors of wordvec_array.pth (sha256 ",
+        ),
+        (["--vectors", "data/wordvec_array.pth"], "no effect without --classes"),
         (["--classes", " ,", "--vectors", "data/wordvec_array.pth"], "names no class"),
         (
             ["--classes", "redfive,redfive", "--vectors", "data/wordvec_array.pth"],
-            "the classes 0 and 1 are both called 'redfive'",
+            "--classes names 'redfive' twice",
         ),
         (
             ["--classes", "zebra", "--vectors", "data/wordvec_array.pth"],
@@ -190,6 +195,10 @@ def test_predict_knows_its_own_classes_and_new_ones(
             ["--classes", "zebra", "--vectors", "narrow.txt"],
             "of 14 numbers, the data has vectors of 2 numbers",
         ),
+        (
+            ["--classes", "zebra", "--vectors", "other.txt"],
+            "was trained with other word vectors: those of 1 classes that both know, such as 'blue",
+        ),
         (["--classes", "zebra", "--vectors", "data/data.csv"], "data.csv"),
         (["--classes", "zebra", "--vectors", "nowhere.txt"], "nowhere.txt cannot be read"),
     ],
@@ -198,6 +207,10 @@ def test_predict_refuses_in_one_line(
     command: Cli, folder: Path, words: list[str], part: str
 ) -> None:
     (folder / "narrow.txt").write_text("zebra 1.0 2.5\nhorse 1.0 2.0\n")
+    # A file of the same width that has one name of the training, with other numbers.
+    numbers = "-0.5 " * 14
+    name = checkpoint.load(folder / "outputs/zsl/checkpoints/best.pt").classes.names[0]
+    (folder / "other.txt").write_text(f"zebra {numbers}\n{name} {numbers}\n")
     status, _, err = command("predict", some_image(folder), *words)
     assert status == 1
     one_line(err, part)
@@ -277,6 +290,48 @@ def test_a_head_of_another_width_than_the_vectors(
     [line] = [line for line in err.splitlines() if line.startswith("mldec: ")]
     assert "head.word_dim=15 needs word queries of that width, [K, 15] floating point, got " in line
     assert "Traceback" not in err
+
+
+def test_other_classes_from_the_checkpoint_alone_after_a_text_encoder(
+    cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = f"clip:{siglip_folder(tmp_path / 'tower')}"
+    settings = [f"data.root={folder / 'data'}", f"data.vectors={source}", "data.prompts=simple7"]
+    status, _, err = cli("train", *QUICK, *settings, "head.word_dim=16")
+    assert status == 0, err
+    best = tmp_path / "outputs/zsl/checkpoints/best.pt"
+    origin = checkpoint.load(best).classes.origin
+    assert origin is not None
+    assert origin.source == source
+    assert len(origin.templates) == 7
+
+    def predicted(path: Path, *words: str | Path) -> dict[str, float]:
+        options = ["--plugin", "patches", "--classes", "zebra, traffic jam", *words]
+        status, out, err = cli("predict", path, some_image(folder), *options, "--json", "-")
+        assert status == 0, err
+        [row] = json.loads(out)
+        return {item["name"]: item["score"] for item in row["predictions"]}
+
+    alone = predicted(best)
+    loaded = load_model(best, plugins=["patches"])
+    vectors = TextEncoder.open(source).encode_names(["zebra", "traffic jam"], origin.templates)
+    image = loaded.transform(read_image(some_image(folder)))
+    with torch.no_grad():
+        wanted = loaded.model(image[None], vectors)[0].sigmoid().tolist()
+    assert [alone["zebra"], alone["traffic jam"]] == pytest.approx(wanted, abs=1e-6)
+
+    # The published form has no folder of this machine, and takes the encoder by its name.
+    out = tmp_path / "published"
+    status, _, err = cli("publish", best, "me/x", "--plugin", "patches", "--dry-run", out)
+    assert status == 0, err
+    assert str(tmp_path) not in (out / "config.json").read_text()
+    assert predicted(out, "--vectors", source) == pytest.approx(alone, abs=1e-6)
+    words = ["--plugin", "patches", "--classes", "zebra"]
+    status, _, err = cli("predict", out, some_image(folder), *words)
+    assert status == 1
+    one_line(err, "makes word vectors by clip:.../tower (sha256 ", "with --vectors clip:MODEL:FILE")
 
 
 def test_check_data_lists_the_nearest_seen_classes(cli: Cli, folder: Path, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["x.pth"], "x.pth: the name of an exported file ends in .onnx (ONNX) or .pt2"),
     (["nowhere/x.onnx"], "cannot write nowhere/x.onnx: there is no folder nowhere"),
     (["x.pt2", "--precision", "int8"], "--precision int8: x.pt2 cannot have it"),
-    (["x.pt2", "--classes", "a,b"], "--classes and --vectors need each other"),
+    (["x.pt2", "--vectors", "f.txt"], "--vectors f.txt has no effect without --classes"),
     (
         ["x.pt2", "--classes", "a,b", "--vectors", "f.txt"],
         "--classes: the checkpoint knows its own",

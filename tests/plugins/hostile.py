@@ -338,6 +338,16 @@ CHANGES: dict[str, tuple[str, Any]] = {
     "exclusive text": ("classes/exclusive", "no"),
     "queries of text": ("classes/queries", "x"),
     "queries that do not fit": ("classes/queries", torch.zeros(2, 5)),
+    "an origin of text": ("classes/origin", "glove.txt"),
+    "an origin without a hash": ("classes/origin", {"source": "glove.txt", "templates": []}),
+    "an origin with a tensor": (
+        "classes/origin",
+        {"source": torch.zeros(2), "sha256": "0" * 64, "templates": []},
+    ),
+    "templates without a place": (
+        "classes/origin",
+        {"source": "clip:ViT-B-32:openai", "sha256": "0" * 64, "templates": ["a photo"]},
+    ),
     "huge image": ("transform", {"image_size": 10**9}),
     "large image": ("transform", {"image_size": 8192}),
     "no image": ("transform", {"image_size": 0}),

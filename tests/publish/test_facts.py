@@ -32,6 +32,9 @@ def loaded(saved: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Loade
         ("~/secret/x.csv", ".../x.csv"),
         ("/data", ".../data"),
         ("[/home/me/a.tar, 'b/c', \"~/d e.tar\"]", "[.../a.tar, 'b/c', \".../d e.tar\"]"),
+        ("clip:/home/me/tower", "clip:.../tower"),
+        ("clip:ViT-B-32:~/w.pt", "clip:ViT-B-32:.../w.pt"),
+        *((text, text) for text in ("clip:ViT-B-32:openai", "clip:hf-hub:me/x")),
         *((text, text) for text in ("", "/", ";", "data/voc", "../x", "zoo:x", "https://a.org/b")),
     ],
 )

@@ -14,7 +14,7 @@ from mldec.data.readers.coco import load_split
 from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder
 from mldec.data.zero_shot.task import ZeroShot, split_classes
-from mldec.data.zero_shot.vectors import class_vectors
+from mldec.data.zero_shot.word_vectors import DEFAULT_VECTORS, VectorSettings
 from mldec.errors import DataError
 
 _SEE = "see DATASETS.md, section MS-COCO zero-shot"
@@ -36,11 +36,11 @@ SEEN = tuple(name for name in COCO if name not in {*UNSEEN, *_UNUSED.split(",")}
 def coco_zsl(
     *,
     root: str,
-    vectors: str,
     train: str = "train2014",
     val: str = "val2014",
     val_images: str = "unseen",
     threshold: float = 0.5,
+    words: VectorSettings = DEFAULT_VECTORS,
 ) -> Source:
     """Return MS-COCO zero-shot: training on 48 classes, validation on 65, by category id.
 
@@ -48,13 +48,12 @@ def coco_zsl(
 
     Args:
         root: folder of MS-COCO, see `mldec.data.readers.coco.coco`.
-        vectors: file in `root` (or elsewhere, by an absolute path), or "clip:MODEL:WEIGHTS"; see
-            `read_vectors`. The columns of an array without a list of names beside it are the 80
-            classes in the order of the category ids.
         train: split to learn from.
         val: split to evaluate on.
         val_images: "unseen": only images with an unseen class; "all": images with any of the 65.
         threshold: see `MultiLabel`.
+        words: see `VectorSettings`. The columns of an array without a list of names beside it are
+            the 80 classes in the order of the category ids.
 
     Raises:
         DataError: see `Source.load`.
@@ -64,7 +63,7 @@ def coco_zsl(
     where = f"{folder} ({_SEE})"
     task = ZeroShot(
         roles=partial(split_classes, unseen=UNSEEN, seen=SEEN, where=where),
-        vectors=lambda names: class_vectors(folder, vectors, names, order=COCO),
+        vectors=lambda names: words.of_classes(folder, names, order=COCO),
         val_images=val_images,
         where=where,
         threshold=threshold,

@@ -21,7 +21,7 @@ from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, TableBuilder
 from mldec.data.task import MultiLabel
 from mldec.data.zero_shot.task import Roles, ZeroShot, split_classes
-from mldec.data.zero_shot.vectors import class_vectors
+from mldec.data.zero_shot.word_vectors import DEFAULT_VECTORS, VectorSettings
 from mldec.errors import DataError
 from mldec.files.text import csv_rows, open_binary, read_json, reading
 
@@ -37,9 +37,9 @@ def nuswide_zsl(
     root: str,
     csv_file: str = "data.csv",
     split_file: str = "benchmark_81_v0.json",
-    vectors: str = "wordvec_array.pth",
     val_images: str = "unseen",
     threshold: float = 0.5,
+    words: VectorSettings = DEFAULT_VECTORS,
 ) -> Source:
     """Return NUS-WIDE zero-shot: training on the seen classes, validation on all.
 
@@ -53,11 +53,10 @@ def nuswide_zsl(
             not by their names.
         split_file: JSON with the unseen classes, "test class", and optionally the seen ones, "train
             class".
-        vectors: file in `root` (or elsewhere, by an absolute path), or "clip:MODEL:WEIGHTS"; see
-            `read_vectors`. The columns of an array without a list of names beside it are the sorted
-            classes of the CSV.
         val_images: "unseen": only images with an unseen class, as in the official code; or "all".
         threshold: see `MultiLabel`.
+        words: see `VectorSettings`. The columns of an array without a list of names beside it are
+            the sorted classes of the CSV.
 
     Raises:
         DataError: see `Source.load`.
@@ -66,7 +65,7 @@ def nuswide_zsl(
     folder = check_folder(root, "NUS-WIDE", _SEE)
     task = ZeroShot(
         roles=partial(_roles, folder / split_file),
-        vectors=lambda names: class_vectors(folder, vectors, names, order=names),
+        vectors=lambda names: words.of_classes(folder, names, order=names),
         val_images=val_images,
         where=f"{folder / csv_file} ({_SEE})",
         threshold=threshold,

@@ -20,7 +20,7 @@ from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.zero_shot.task import ZeroShot, split_classes
-from mldec.data.zero_shot.vectors import class_vectors
+from mldec.data.zero_shot.word_vectors import DEFAULT_VECTORS, VectorSettings
 from mldec.errors import DataError
 from mldec.files.text import open_binary, read_bytes, read_lines, reading
 
@@ -34,9 +34,9 @@ def nuswide_official(
     *,
     root: str,
     images: str = "Flickr",
-    vectors: str = "wordvec_array.pth",
     val_images: str = "all",
     threshold: float = 0.5,
+    words: VectorSettings = DEFAULT_VECTORS,
 ) -> Source:
     """Return NUS-WIDE zero-shot by its official lists: 925 seen tags and 81 unseen concepts.
 
@@ -50,11 +50,10 @@ def nuswide_official(
         images: folder of the images in `root`, with the listed names (actor/0001_2124494179.jpg) or
             with other names whose second part is the Flickr number
             (140016_215548610_422b79b4d7_m.jpg).
-        vectors: file in `root` (or elsewhere, by an absolute path), or "clip:MODEL:WEIGHTS"; see
-            `read_vectors`. The columns of an array without a list of names beside it are the sorted
-            classes.
         val_images: "all", as in LESA and BiAM; or "unseen": only images with an unseen class.
         threshold: see `MultiLabel`.
+        words: see `VectorSettings`. The columns of an array without a list of names beside it are
+            the sorted classes.
 
     Raises:
         DataError: see `Source.load`.
@@ -67,7 +66,7 @@ def nuswide_official(
         roles=lambda names: split_classes(
             names, unseen=read_lines(concepts, _SEE), seen=None, where=where
         ),
-        vectors=lambda names: class_vectors(folder, vectors, names, order=names),
+        vectors=lambda names: words.of_classes(folder, names, order=names),
         val_images=val_images,
         where=f"{folder} ({_SEE})",
         threshold=threshold,

@@ -5,11 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from mldec.data.base import Classes, LabelledImages
 from mldec.data.zero_shot.vector_text import listed
 from mldec.data.zero_shot.vectors import nearest, twins
+from mldec.data.zero_shot.word_vectors import WordVectors
 from mldec.errors import DataError
 from mldec.evaluators import Evaluator
 from mldec.evaluators.zero_shot import IMAGES, ZeroShotEvaluator
@@ -30,7 +29,7 @@ class ZeroShot:
     Args:
         roles: maps the names of all classes to the indices of the seen and unseen ones, see
             `split_classes`.
-        vectors: maps the names of all K classes to word vectors [K, D].
+        vectors: maps the names of all K classes to their word vectors.
         val_images: "unseen": only images with an unseen class, as in the official code; "all": as
             in LESA and BiAM.
         where: folder of the data set and pointer to the documentation, for messages.
@@ -42,13 +41,13 @@ class ZeroShot:
     """
 
     roles: Callable[[Sequence[str]], Roles]
-    vectors: Callable[[Sequence[str]], Tensor]
+    vectors: Callable[[Sequence[str]], WordVectors]
     val_images: str
     where: str
     threshold: float = 0.5
 
     # Roles and vectors by class names: both are slow to read, and each split asks for them.
-    _known: dict[tuple[str, ...], tuple[Roles, Tensor]] = field(
+    _known: dict[tuple[str, ...], tuple[Roles, WordVectors]] = field(
         default_factory=dict, init=False, repr=False
     )
 
@@ -64,11 +63,13 @@ class ZeroShot:
         Raises:
             DataError: if no image has a seen class.
         """
-        (seen, _), queries = self._roles_and_vectors(images.classes)
+        (seen, _), vectors = self._roles_and_vectors(images.classes)
         with_seen, counts = self._showing(images, seen, "training images have a seen class")
         log.info("zero-shot: %s", counts)
         seen_only = with_seen.select_classes(seen)
-        return seen_only, Classes(seen_only.classes, queries=queries[seen])
+        return seen_only, Classes(
+            seen_only.classes, queries=vectors.queries[seen], origin=vectors.origin
+        )
 
     def validation(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
         """Return the images with an unseen class, or all images, and all classes.
@@ -76,14 +77,14 @@ class ZeroShot:
         Raises:
             DataError: if no image has an unseen class.
         """
-        (_, unseen), queries = self._roles_and_vectors(images.classes)
+        (_, unseen), vectors = self._roles_and_vectors(images.classes)
         what = "validation images have an unseen class"
         with_unseen, counts = self._showing(images, unseen, what)
 
         # The classes are all of them either way: the evaluator selects the unseen ones.
         used = images if self.val_images == "all" else with_unseen
         log.info("zero-shot: %s, %s are used", counts, f"{len(used):,}")
-        return used, Classes(images.classes, queries=queries)
+        return used, Classes(images.classes, queries=vectors.queries, origin=vectors.origin)
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """Return an evaluator that knows which of the classes are unseen."""
@@ -104,7 +105,7 @@ class ZeroShot:
             raise DataError(f"{self.where}: {counts}")
         return showing, counts
 
-    def _roles_and_vectors(self, names: tuple[str, ...]) -> tuple[Roles, Tensor]:
+    def _roles_and_vectors(self, names: tuple[str, ...]) -> tuple[Roles, WordVectors]:
         """Return the roles and the word vectors of all classes; both are read once."""
         if names not in self._known:
             seen, unseen = self.roles(names)

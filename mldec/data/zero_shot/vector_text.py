@@ -11,8 +11,6 @@ from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from mldec.errors import DataError
 from mldec.files.text import open_binary
@@ -22,7 +20,9 @@ log = logging.getLogger("mldec")
 _SHOWN = 10  # names in a message
 
 
-def read_text(path: Path, names: Sequence[str], see: str) -> Tensor:
+def read_text(
+    path: Path, names: Sequence[str], see: str, *, optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
     """Return the vectors of names from lines of "word number number ...".
 
     The first line may be "count width" instead. A name is looked up as it is, then with blanks, '_'
@@ -33,40 +33,39 @@ def read_text(path: Path, names: Sequence[str], see: str) -> Tensor:
         path: of the file.
         names: the K wanted names.
         see: pointer to the documentation, for messages.
+        optional: further names, which may have no vector.
 
     Returns:
-        float32 [K, D].
+        float32 [D] by name: the K, and those of the optional ones that have a vector.
 
     Raises:
-        DataError: if a name has no vector, a wanted line has another width, or the file has another
-            format.
+        DataError: if one of the K has no vector, a wanted line has another width, or the file has
+            another format.
         OSError: if the file cannot be read.
     """
     # The single words of a name are needed for the mean.
     wanted: set[bytes] = set()
-    for name in names:
+    for name in (*names, *optional):
         for text in (name, *_words(name)):
             wanted.update(spelling.encode() for spelling in _spellings(text))
 
     word_vectors = _scan(path, wanted, see)
-    vectors = {name: _look_up(name, word_vectors) for name in names}
+    vectors: dict[str, np.ndarray] = {}
+    by_mean = set()
+    for name in (*names, *optional):
+        vector = _look_up(name, word_vectors)
+        if vector is None and len(_words(name)) > 1:
+            vector = _mean(name, word_vectors)
+            by_mean.add(name)
+        if vector is not None:
+            vectors[name] = vector
 
-    # A mean counts only if every word has a vector: otherwise it would stand for another name.
-    by_mean = [name for name, vector in vectors.items() if vector is None and len(_words(name)) > 1]
-    for name in by_mean:
-        parts = [_look_up(word, word_vectors) for word in _words(name)]
-        known_parts = [part for part in parts if part is not None]
-        if len(known_parts) == len(parts):
-            vectors[name] = np.mean(known_parts, axis=0)
-
-    missing = [name for name, vector in vectors.items() if vector is None]
+    missing = [name for name in names if name not in vectors]
     if missing:
         raise DataError(f"{path}: {lacking(missing, len(names))}; {see}")
-    if by_mean:
-        log.warning("%s: the mean of their words' vectors serves %s", path, listed(by_mean))
-
-    rows = [vector for vector in vectors.values() if vector is not None]
-    return torch.from_numpy(np.stack(rows))
+    if means := [name for name in names if name in by_mean]:
+        log.warning("%s: the mean of their words' vectors serves %s", path, listed(means))
+    return vectors
 
 
 def lacking(missing: Sequence[str], total: int) -> str:
@@ -103,6 +102,14 @@ def _look_up(name: str, word_vectors: dict[bytes, np.ndarray]) -> np.ndarray | N
         if vector is not None:
             return vector
     return None
+
+
+def _mean(name: str, word_vectors: dict[bytes, np.ndarray]) -> np.ndarray | None:
+    """Return the mean over the words of a name; None if one of them has no vector."""
+    # Otherwise the mean would stand for another name.
+    parts = [_look_up(word, word_vectors) for word in _words(name)]
+    known_parts = [part for part in parts if part is not None]
+    return np.mean(known_parts, axis=0) if len(known_parts) == len(parts) else None
 
 
 def _scan(path: Path, wanted: set[bytes], see: str) -> dict[bytes, np.ndarray]:

@@ -1,11 +1,11 @@
-"""Word vectors of class names, matched by name, so that their order in a file does not matter.
+"""Word vectors of class names from a file, matched by name: their order in it does not matter.
 
-Sources: the official `wordvec_array.pth` (tensor [300, N]), `.npy` arrays, the text files of GloVe,
-word2vec and fastText, and the text encoders of open-clip.
+Files: the official `wordvec_array.pth` (tensor [300, N]), `.npy` arrays, and the text files of
+GloVe, word2vec and fastText.
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mldec.data.names import names_fault
 from mldec.data.zero_shot.vector_text import lacking, read_text
-from mldec.errors import CheckpointError, ConfigError, DataError
+from mldec.errors import CheckpointError, DataError
 from mldec.files.arrays import read_npy
 from mldec.files.text import open_binary, read_lines, reading
 from mldec.files.torch_files import read_torch
@@ -24,17 +24,17 @@ _TORCH_FILES = (".pth", ".pt", ".pickle", ".pkl")
 
 
 def read_vectors(
-    source: str | Path, names: Sequence[str], *, order: Sequence[str] | None = None
+    path: str | Path, names: Sequence[str], *, order: Sequence[str] | None = None
 ) -> Tensor:
-    """Return the word vectors of some names.
+    """Return the word vectors of some names from a file.
 
     Args:
-        source: a `.pth` or `.npy` file of an array [N, D], [D, N] or [1, D, N], where the dimension
-            of size N is that of the names; a text file with "word number number ..." in each line;
-            or "clip:MODEL:WEIGHTS", such as "clip:ViT-B-32:openai".
+        path: a `.pth` or `.npy` file of an array [N, D], [D, N] or [1, D, N], where the dimension
+            of size N is that of the names; or a text file with "word number number ..." in each
+            line.
         names: the K wanted names, each once.
         order: the N names of an array file; None: the lines of the text file beside it
-            (`vectors.txt` for `vectors.npy`). No effect on other sources.
+            (`vectors.txt` for `vectors.npy`). No effect on other files.
 
     Returns:
         float32 [K, D]; row i belongs to names[i].
@@ -43,88 +43,42 @@ def read_vectors(
         DataError: if a name is missing or listed twice, counts or widths differ, a vector is all
             zeros or has NaN or infinite numbers, or the file has another format. Nothing in a file
             is executed.
-        ConfigError: if open-clip is not installed or has no such model.
     """
-    if fault := names_fault(names):
-        raise DataError(f"the class names: {fault}; {_SEE}")
-
-    if str(source).startswith("clip:"):
-        model, _, weights = str(source).removeprefix("clip:").partition(":")
-        encoded = encode_text(names, model=model, weights=weights or "openai")
-        return _checked(encoded, names, str(source))
-
-    path = Path(source)
-    with reading(path, _SEE):
-        if path.suffix in _TORCH_FILES:
-            vectors = _by_name(path, _read_torch(path), names, order)
-        elif path.suffix == ".npy":
-            vectors = _by_name(path, _read_npy(path), names, order)
-        else:
-            vectors = read_text(path, names, _SEE)
-
-    return _checked(vectors, names, str(path))
+    vectors = look_up(Path(path), names, order=order)
+    return torch.stack([torch.from_numpy(vector) for vector in vectors.values()])
 
 
-def class_vectors(
-    folder: Path, source: str, names: Sequence[str], *, order: Sequence[str]
-) -> Tensor:
-    """Return the word vectors that the setting `data.vectors` of a data set names, float32 [K, D].
+def look_up(
+    path: Path,
+    names: Sequence[str],
+    *,
+    order: Sequence[str] | None = None,
+    optional: Sequence[str] = (),
+) -> dict[str, np.ndarray]:
+    """Return the word vectors of names, float32 [D] each, in the order of the names.
 
     Args:
-        folder: of the data set; a relative `source` is relative to it.
-        source: see `read_vectors`.
-        names: of the K wanted classes.
-        order: the names of an array file without a text file of names beside it.
+        path: see `read_vectors`.
+        names: likewise.
+        order: likewise.
+        optional: further names, which may have no vector.
 
     Raises:
         DataError: see `read_vectors`.
-        ConfigError: see `read_vectors`.
     """
-    if source.startswith("clip:"):
-        return read_vectors(source, names)
+    if fault := names_fault((*names, *optional)):
+        raise DataError(f"the class names: {fault}; {_SEE}")
 
-    path = folder / Path(source).expanduser()
-    has_names_beside = path.suffix != ".txt" and path.with_suffix(".txt").is_file()
-    return read_vectors(path, names, order=None if has_names_beside else order)
+    with reading(path, _SEE):
+        if path.suffix in _TORCH_FILES:
+            vectors = _by_name(path, _read_torch(path), names, order, optional)
+        elif path.suffix == ".npy":
+            vectors = _by_name(path, _read_npy(path), names, order, optional)
+        else:
+            vectors = read_text(path, names, _SEE, optional=optional)
 
-
-def encode_text(
-    names: Sequence[str],
-    *,
-    model: str = "ViT-B-32",
-    weights: str = "openai",
-    prompt: str = "a photo of a {}.",
-) -> Tensor:
-    """Encode names by a text encoder of open-clip: float32 [K, D], rows of length 1.
-
-    Args:
-        names: of the K classes.
-        model: name of the model in open-clip.
-        weights: name of the weights in open-clip, which are downloaded once, or a file.
-        prompt: the sentence to encode, with {} in place of the name.
-
-    Raises:
-        ConfigError: if open-clip is not installed or has no such model.
-    """
-    try:
-        import open_clip
-    except ImportError as error:
-        raise ConfigError(
-            f"vectors clip:{model} need open-clip: pip install open-clip-torch"
-        ) from error
-
-    # A download or an unknown model may raise any exception.
-    try:
-        encoder = open_clip.create_model(model, pretrained=weights).eval()
-        tokens = open_clip.get_tokenizer(model)([prompt.format(name) for name in names])
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"vectors clip:{model}:{weights} cannot be had from open-clip ({reason})"
-        ) from error
-
-    with torch.no_grad():
-        return encoder.encode_text(tokens, normalize=True).float()
+    _check_numbers(vectors, str(path))
+    return vectors
 
 
 def nearest(
@@ -220,9 +174,13 @@ def _read_npy(path: Path) -> np.ndarray:
 
 
 def _by_name(
-    path: Path, array: np.ndarray, names: Sequence[str], order: Sequence[str] | None
-) -> Tensor:
-    """Return the vectors of names from an array whose own names are `order`: float32 [K, D]."""
+    path: Path,
+    array: np.ndarray,
+    names: Sequence[str],
+    order: Sequence[str] | None,
+    optional: Sequence[str],
+) -> dict[str, np.ndarray]:
+    """Return the vectors of names from an array whose own names are `order`; see `look_up`."""
     if order is None:
         order = _names_beside(path)
     _check_unique(order, f"the names of {path}")
@@ -249,8 +207,9 @@ def _by_name(
     if missing:
         raise DataError(f"{path}: {lacking(missing, len(names))}; {_SEE}")
 
-    wanted = vectors[[row_of[name] for name in names]]
-    return torch.from_numpy(np.ascontiguousarray(wanted))
+    wanted = [*names, *(name for name in optional if name in row_of)]
+    rows = np.ascontiguousarray(vectors[[row_of[name] for name in wanted]])
+    return dict(zip(wanted, rows, strict=True))
 
 
 def _names_beside(path: Path) -> list[str]:
@@ -269,19 +228,20 @@ def _check_unique(names: Sequence[str], where: str) -> None:
         seen.add(name)
 
 
-def _checked(vectors: Tensor, names: Sequence[str], where: str) -> Tensor:
-    """Return the vectors [K, D] after checking that they are finite and not zero."""
+def _check_numbers(vectors: Mapping[str, np.ndarray], where: str) -> None:
+    """Check that the vectors are finite and not zero."""
+    numbers = np.stack(list(vectors.values()))
     # A vector of zeros cannot be scaled to length 1, as the zero-shot heads and `nearest` do.
     faulty_rows = {
-        "has a number that is NaN or infinite": ~vectors.isfinite().all(1),
-        "is all zeros": (vectors == 0).all(1),
+        "has a number that is NaN or infinite": ~np.isfinite(numbers).all(1),
+        "is all zeros": (numbers == 0).all(1),
     }
 
+    names = list(vectors)
     for fault, is_faulty in faulty_rows.items():
-        faulty = [names[row] for row in is_faulty.nonzero().flatten().tolist()]
+        faulty = [names[row] for row in np.flatnonzero(is_faulty)]
         if faulty:
             raise DataError(
                 f"{where}: the vector of {faulty[0]!r} ({len(faulty)} of {len(names):,}) {fault}; "
                 f"{_SEE}"
             )
-    return vectors

@@ -16,20 +16,23 @@ from mldec.data.readers.nuswide import nuswide_zsl
 from mldec.data.readers.nuswide_official import nuswide_official
 from mldec.data.storage.image_files import ImageFiles
 from mldec.data.table import encode_paths
+from mldec.data.vector_origin import VectorOrigin
 from mldec.data.zero_shot.task import ZeroShot, neighbours, split_classes
+from mldec.data.zero_shot.word_vectors import WordVectors
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 
 NAMES = ("ant", "bee", "cat", "dogs")
 SEEN, UNSEEN = [0, 2], [1, 3]
 VECTORS = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+WORDS = WordVectors(NAMES, VECTORS, VectorOrigin("v.txt", "0" * 64))
 DENSE = np.array([[1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]], np.int8)
 
 
 def task(**changed: Any) -> ZeroShot:
     settings: dict[str, Any] = {
         "roles": lambda names: (SEEN, UNSEEN),
-        "vectors": lambda names: VECTORS,
+        "vectors": lambda names: WORDS,
         "val_images": "unseen",
         "where": "/data (see there)",
     }
@@ -60,6 +63,7 @@ def test_training_is_of_images_with_a_seen_class_and_of_seen_classes() -> None:
     assert classes.names == used.classes == ("ant", "cat")
     assert classes.queries is not None
     assert torch.equal(classes.queries, VECTORS[SEEN])
+    assert classes.origin == WORDS.origin
     assert [used.storage.name(index) for index in range(len(used))] == ["/0", "/2"]
     assert used.labels.dense().tolist() == [[1, 0], [0, 1]]
 
@@ -72,6 +76,7 @@ def test_validation_is_of_all_classes(
         used, classes = task(val_images=val_images).validation(images())
     assert classes.names == NAMES
     assert classes.queries is VECTORS
+    assert classes.origin == WORDS.origin
     assert used.labels.dense().tolist() == DENSE[rows].tolist()
     text = f"zero-shot: 2 of 4 validation images have an unseen class, {len(rows)} are used"
     assert caplog.messages == [text]
@@ -89,9 +94,9 @@ def test_the_evaluator_knows_the_unseen_classes() -> None:
 def test_roles_and_vectors_are_read_once() -> None:
     asked = []
 
-    def vectors(names: Any) -> torch.Tensor:
+    def vectors(names: Any) -> WordVectors:
         asked.append(names)
-        return VECTORS
+        return WORDS
 
     whole = task(vectors=vectors)
     whole.training(images())

@@ -1,14 +1,12 @@
 import os
 import pickle
-import sys
-import types
 
 import numpy as np
 import pytest
 import torch
 
-from mldec.data.zero_shot.vectors import class_vectors, encode_text, nearest, read_vectors, twins
-from mldec.errors import ConfigError, DataError
+from mldec.data.zero_shot.vectors import nearest, read_vectors, twins
+from mldec.errors import DataError
 
 NAMES = ["sky", "dog", "sea"]
 ARRAY = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
@@ -49,9 +47,7 @@ def test_names_may_lie_beside_the_array(save):
     path = save("v.npy", ARRAY)
     save("v.txt", "dog\nsea\nsky\n")
     assert read_vectors(path, ["sky"]).tolist() == ARRAY[[2]].tolist()
-    assert class_vectors(path.parent, "v.npy", ["sky"], order=NAMES).tolist() == ARRAY[[2]].tolist()
     path.with_suffix(".txt").unlink()
-    assert class_vectors(path.parent, "v.npy", ["sky"], order=NAMES).tolist() == ARRAY[[0]].tolist()
     assert "has no names: write them, one a line, to" in fault(path, ["sky"])
 
 
@@ -143,46 +139,6 @@ def test_npy_of_objects_or_damaged(save):
     )
     assert "not a .npy file of numbers" in fault(save("v.npy", b"hello"), NAMES, order=NAMES)
     assert "No such file" in fault(save("v.npy", b"").with_name("w.npy"), NAMES, order=NAMES)
-
-
-# open-clip
-
-
-def test_open_clip_is_an_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "open_clip", None)
-    with pytest.raises(ConfigError, match=r"pip install open-clip-torch$"):
-        read_vectors("clip:ViT-B-32:openai", NAMES)
-
-
-def test_sentences_go_to_the_text_encoder(monkeypatch, tmp_path):
-    asked = []
-
-    class Encoder(torch.nn.Module):
-        def encode_text(self, tokens, normalize):
-            assert normalize
-            return tokens.double()
-
-    def create_model(model, pretrained):
-        if model == "none":
-            raise RuntimeError("no\nsuch model")
-        asked.append((model, pretrained))
-        return Encoder()
-
-    def get_tokenizer(model):
-        return lambda texts: torch.tensor([[len(text), 1.0] for text in texts])
-
-    fake = types.SimpleNamespace(create_model=create_model, get_tokenizer=get_tokenizer)
-    monkeypatch.setitem(sys.modules, "open_clip", fake)
-    found = class_vectors(tmp_path, "clip:ViT-L-14:laion", ["ox", "dog"], order=[])
-    assert found.tolist() == [[len("a photo of a ox."), 1], [len("a photo of a dog."), 1]]
-    assert found.dtype == torch.float32
-    assert not found.is_inference()
-    assert encode_text(["ox"], prompt="{}").tolist() == [[2, 1]]
-    assert asked == [("ViT-L-14", "laion"), ("ViT-B-32", "openai")]
-    with pytest.raises(
-        ConfigError, match=r"clip:none:openai cannot be had from open-clip \(no such model\)"
-    ):
-        read_vectors("clip:none", NAMES)
 
 
 # Tables
