@@ -32,7 +32,8 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--platt",
         action="store_true",
-        help="scale the scores per class, by a slope and an offset; default: by one temperature",
+        help="scale the scores by a slope and an offset, per class or, of a zero-shot model, for "
+        "all classes; default: by one temperature",
     )
     arguments.add_argument(
         "--min-positives",

@@ -53,7 +53,8 @@ def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = Fa
     arguments.add_argument(
         "checkpoint",
         help="a run's folder, such as outputs/digits, a checkpoint in it, a released .pth file, "
-        f"zoo:NAME or hf:OWNER/NAME[@REVISION] (see MODEL_ZOO.md){files}",
+        "zoo:NAME or hf:OWNER/NAME[@REVISION] (see MODEL_ZOO.md), or clip:MODEL[:WEIGHTS], a model "
+        f"of open_clip (see docs/zero_shot.md){files}",
     )
     arguments.add_argument(
         "--weights", choices=("ema", "raw"), help="default: those that scored best in the run"

@@ -52,7 +52,7 @@ def run(config: Config, directory: Path) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
-    from mldec import build
+    from mldec import build, checkpoint
     from mldec.files.run_lock import RunLock
     from mldec.runtime import distributed
     from mldec.runtime.console import to_console
@@ -63,6 +63,7 @@ def run(config: Config, directory: Path) -> None:
 
     keep_freed_memory()
     trackers.require(config.log)
+    checkpoint.check_start(config)
     parts = build.complete(build.check(config))
     check_trainable(build.recorded(config, parts), partial(build.backbone, parts, pretrained=False))
     if config.train.deterministic:

@@ -29,14 +29,14 @@ from mldec.checkpoint import (
     Checkpoint,
     Loaded,
     is_download,
+    is_tower,
     load_model,
-    local,
     scoring,
     to_store,
 )
 from mldec.checkpoint.calibration import SCOPES
 from mldec.cli import chosen_model
-from mldec.config.compose import override, to_dict
+from mldec.config.compose import to_dict
 from mldec.data.base import DataModule, StoredImages
 from mldec.data.fingerprint import fingerprint
 from mldec.data.folds import fold_numbers
@@ -46,9 +46,9 @@ from mldec.evaluation.command import (
     check_class_names,
     choose_precision,
     report,
-    size_setting,
     to_csv,
 )
+from mldec.evaluation.opening import asked_for, chosen_data, is_relative
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files import torch_files
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
@@ -103,20 +103,27 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--folds {args.folds}: thresholds are judged with at least 2")
     check_targets(args.json, args.csv, args.out)
 
-    path = local(args.checkpoint)
+    loaded = load_model(**chosen_model(args))
+    path = loaded.path
     out = target(args, path)
     check_targets(out)
-    loaded = load_model(**{**chosen_model(args), "path": path})
     check_class_names(loaded, args)
-    min_positives = args.min_positives or MIN_POSITIVES
-    choice = Choice(objective, scope_of(loaded, args), min_positives, args.platt)
-    checkpoint = to_store(path, loaded)
 
-    config = override(loaded.config, [*size_setting(args), *args.settings])
+    config, parts = chosen_data(loaded, args)
     device = distributed.pick_device(config.device)
     choose_precision(config, args.settings, device)
-    data = build.data(build.check(config, ["data"]))
+    data = build.data(parts)
+    check_scores(loaded, data, args)
+    loaded, data = asked_for(loaded, data, args.checkpoint)
+    checkpoint = to_store(loaded)
     check_size(data, checkpoint, path)
+    choice = Choice(
+        objective,
+        scope_of(loaded, args),
+        args.min_positives or MIN_POSITIVES,
+        args.platt,
+        shared=loaded.classes.queries is not None,
+    )
 
     network = scoring(loaded.model, loaded.classes, data.val.classes, path)
     scores = all_scores(network, data, config, device=device, path=str(path))
@@ -152,7 +159,7 @@ def target(args: argparse.Namespace, path: Path) -> str:
 
     Args:
         args: the command line.
-        path: of the checkpoint, see `local`; a downloaded one has its copy in the current folder.
+        path: of its file; a downloaded one has its copy in the current folder.
 
     Raises:
         ConfigError: if it would be standard output, or the checkpoint itself.
@@ -163,8 +170,10 @@ def target(args: argparse.Namespace, path: Path) -> str:
         out = Path(args.out)
     else:
         folder = Path() if is_download(args.checkpoint) else path.parent
-        # A published checkpoint gets a copy of the other kind.
-        suffix = ".pt" if path.suffix == SUFFIX else path.suffix
+        # A published checkpoint and a model of open_clip get a copy of the other kind.
+        suffix = path.suffix
+        if suffix == SUFFIX or is_tower(args.checkpoint):
+            suffix = ".pt"
         out = folder / f"{path.stem.removesuffix('.calibrated')}.calibrated{suffix}"
 
     if os.path.realpath(out) == os.path.realpath(path):
@@ -192,11 +201,10 @@ def scope_of(loaded: Loaded, args: argparse.Namespace) -> str:
             f"{given[0]} has no effect: an image of this data has one label, so that only a "
             f"temperature is fitted; leave it out"
         )
-    if loaded.classes.queries is not None and (args.platt or args.scope == "class"):
-        option = "--platt" if args.platt else "--scope class"
+    if loaded.classes.queries is not None and args.scope == "class":
         raise ConfigError(
-            f"{option}: {args.checkpoint} scores any classes by their word vectors, so that it has "
-            f"one threshold and one temperature; leave it out"
+            f"--scope class: {args.checkpoint} scores any classes by their word vectors, so that "
+            f"it has one threshold; leave it out"
         )
 
     scope = "global" if loaded.classes.queries is not None else args.scope or "class"
@@ -205,6 +213,15 @@ def scope_of(loaded: Loaded, args: argparse.Namespace) -> str:
             "--min-positives has no effect: all classes share one threshold; leave it out"
         )
     return scope
+
+
+def check_scores(loaded: Loaded, data: DataModule, args: argparse.Namespace) -> None:
+    """Raise a `ConfigError` if one temperature cannot make scores of the logits."""
+    if is_relative(loaded, data) and not args.platt:
+        raise ConfigError(
+            f"--platt is missing: the logits of {args.checkpoint} are all far above 0, which no "
+            f"temperature mends; pass --platt, for a slope and an offset"
+        )
 
 
 def check_size(data: DataModule, checkpoint: Checkpoint, path: Path) -> None:
@@ -262,7 +279,7 @@ def with_several(
     per_class["objective_reached"] = np.isnan(fitted.best_precision).tolist()
 
     # One number stands for all classes.
-    scales = len(names) if choice.platt else 1
+    scales = len(names) if choice.platt and not choice.shared else 1
     thresholds = 1 if choice.scope == "global" else len(names)
     return Outcome(
         summary(outside),
@@ -388,7 +405,8 @@ def lines(outcome: Outcome, calibration: Calibration, args: argparse.Namespace) 
         fitted = [f"threshold {calibration.thresholds[0]:.3f} for {calibration.objective}"]
 
     if args.platt:
-        fitted.append("Platt scaling per class")
+        per_class = " per class" if len(calibration.slopes) > 1 else ""
+        fitted.append(f"Platt scaling{per_class}")
     elif calibration.slopes == (1.0,):
         fitted.append(f"no temperature: the best one is not from {LOWEST:g} to {HIGHEST:g}")
     else:

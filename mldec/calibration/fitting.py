@@ -11,7 +11,7 @@ from mldec.calibration.thresholds import Column, Objective, Threshold, fit_thres
 from mldec.errors import DataError
 from mldec.evaluators.multi_label import Counts
 
-MOST_SCORES = 4_000_000  # that a temperature is fitted to: it is a single number
+MOST_SCORES = 4_000_000  # that a number for all classes is fitted to, such as a temperature
 BLOCK = 64  # classes that are read together: their scores lie side by side in memory
 BINS = 15  # of the calibration error
 
@@ -24,13 +24,15 @@ class Choice:
         objective: of the thresholds.
         scope: "class" or "global".
         min_positives: classes with fewer positives share a threshold.
-        platt: scale the scores per class; otherwise by one temperature.
+        platt: scale the scores per class, by a slope and an offset; otherwise by one temperature.
+        shared: one slope and one offset serve all classes, as they must if these are any classes.
     """
 
     objective: Objective
     scope: str
     min_positives: int
     platt: bool
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -222,9 +224,14 @@ def fit_temperature(
         images: which of them to use, bool [N].
         exclusive: whether an image has one label.
     """
-    rows = np.flatnonzero(images)
-    rows = rows[:: 1 + len(rows) * logits.shape[1] // MOST_SCORES]
+    rows = _rows(logits, images)
     return temperature(logits[rows], labels[rows], exclusive=exclusive)
+
+
+def _rows(logits: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """Return the indices of images that a number for all classes is fitted to: every n-th."""
+    rows = np.flatnonzero(images)
+    return rows[:: 1 + len(rows) * logits.shape[1] // MOST_SCORES]
 
 
 def _scaled(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
@@ -233,6 +240,12 @@ def _scaled(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: 
     if not choice.platt:
         fitted = fit_temperature(logits, labels, images, exclusive=False)
         return replace(unfitted, slopes=unfitted.slopes / (fitted or 1))
+
+    if choice.shared:
+        rows = _rows(logits, images)
+        annotated = labels[rows] >= 0
+        slope, offset = platt(logits[rows][annotated], labels[rows][annotated] == 1)
+        return replace(unfitted, slopes=slope * unfitted.slopes, offsets=unfitted.offsets + offset)
 
     for index, scores, targets in by_class(logits, labels):
         column = unfitted.column(index, scores, targets, images)

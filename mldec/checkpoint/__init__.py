@@ -2,6 +2,7 @@
 
 from mldec.checkpoint.calibration import Calibrated, Calibration
 from mldec.checkpoint.classes import check_classes, check_queries, scoring
+from mldec.checkpoint.describing import saved_config
 from mldec.checkpoint.fitting import load_strict
 from mldec.checkpoint.loading import (
     Loaded,
@@ -12,10 +13,10 @@ from mldec.checkpoint.loading import (
     load_newest,
     local,
     outline,
-    saved_config,
     to_store,
 )
 from mldec.checkpoint.state import FORMAT, Best, Checkpoint, LogPosition
+from mldec.checkpoint.towers import check_start, is_tower
 
 __all__ = [
     "FORMAT",
@@ -27,8 +28,10 @@ __all__ = [
     "LogPosition",
     "check_classes",
     "check_queries",
+    "check_start",
     "initialise",
     "is_download",
+    "is_tower",
     "load",
     "load_model",
     "load_newest",

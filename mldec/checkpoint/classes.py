@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import cosine_similarity
 
 from mldec.data.base import Classes
 from mldec.data.names import names_fault
+from mldec.data.zero_shot.word_vectors import made_alike
 from mldec.errors import CheckpointError, DataError
 from mldec.files.text import read_text
 
@@ -18,6 +20,7 @@ log = logging.getLogger("mldec")
 # Mean cosine between two vectors of a name: near 0 if their sources were trained apart, well above
 # one half between the prompts of one text encoder, and close to 1 after rounding.
 _SAME_KIND, _EQUAL = 0.5, 0.995
+_COMPARED = 16  # classes, where their vectors have to be made for it
 _ONE_PER_LINE = "write one class name per line, in the checkpoint's order"
 
 
@@ -129,6 +132,7 @@ def _check_same_kind(trained: Classes, current: Classes, path: str | Path) -> No
     Vectors of another source have nothing to do with those of the training, and the scores would
     mean nothing. Other prompts of the same text encoder change them a little, and that is allowed.
     """
+    trained = _with_known(trained, current, path)
     assert trained.queries is not None
     assert current.queries is not None
     row_of = {name: row for row, name in enumerate(current.names)}
@@ -150,6 +154,25 @@ def _check_same_kind(trained: Classes, current: Classes, path: str | Path) -> No
             f"{path}: its word vectors differ a little from those of its training, with a mean "
             f"cosine of {cosine:.3f} over {len(shared)} classes"
         )
+
+
+def _with_known(trained: Classes, current: Classes, path: str | Path) -> Classes:
+    """Return classes of a checkpoint whose word vectors are known.
+
+    A model of open_clip has none: its text encoder makes those of some classes of the data, unless
+    it made the vectors of the data itself.
+    """
+    origin = trained.origin
+    if trained.names or origin is None or not origin.is_encoder:
+        return trained
+    if current.origin is not None and current.origin.sha256 == origin.sha256:
+        return trained
+
+    remedy = "put its weights there again"
+    names = current.names[:_COMPARED]
+    # A comparison is not a reason to write the names of classes to this machine.
+    made = made_alike(names, origin, where=str(path), remedy=remedy, keep=False)
+    return replace(trained, names=made.names, queries=made.queries)
 
 
 def _of_origin(classes: Classes) -> str:

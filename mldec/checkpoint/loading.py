@@ -1,35 +1,40 @@
-"""Load a model from a file of weights, one of our checkpoints or a file of the paper's authors.
+"""Load a model: one of our checkpoints, a file of the paper's authors, or a model of open_clip.
 
 Evaluation, prediction and notebooks all enter here.
 """
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mldec import build
-from mldec.checkpoint import hub, portable, released, zoo
+from mldec.checkpoint import hub, portable, released, towers, zoo
 from mldec.checkpoint.calibration import Calibration
-from mldec.checkpoint.classes import check_count, read_class_names
-from mldec.checkpoint.fitting import COMPUTED, copy_fitting, load_strict
+from mldec.checkpoint.classes import read_class_names
+from mldec.checkpoint.describing import (
+    Description,
+    describe_file,
+    describe_run,
+    describe_tower,
+    read_weights,
+)
+from mldec.checkpoint.fitting import copy_fitting, load_strict
 from mldec.checkpoint.limits import check_sizes, limited
 from mldec.checkpoint.state import Best, Checkpoint, LogPosition
-from mldec.config.compose import parse, to_dict
-from mldec.config.schema import PARTS, Config
+from mldec.config.compose import to_dict
+from mldec.config.schema import Config
 from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, ConfigError
 from mldec.files.run_folder import find_checkpoint
-from mldec.files.safetensors_file import SUFFIX
-from mldec.files.torch_files import read_torch, versions
+from mldec.files.torch_files import versions
 from mldec.model import Classifier
 from mldec.runtime import distributed, provenance
 
@@ -46,31 +51,17 @@ class Loaded:
     model: Classifier  # in evaluation mode; images uint8 or float [B, 3, H, W] -> logits [B, K]
     config: Config
     # None of them, with word vectors [0, D_w], for a zero-shot file of the official code, which
-    # saves neither.
+    # saves neither, and for a model of open_clip.
     classes: Classes
     transform: EvalTransform  # a PIL image -> the model's input
-    metrics: dict[str, float]  # of the run's last evaluation; empty for a file of the authors
+    metrics: dict[str, float]  # of the run's last evaluation; empty for a file of others
     weights: str  # "ema" or "raw"
-    # Of the training data; None for a file of the authors and for one of version 0.1.
+    path: Path  # of the file of weights
+    # Of the training data; None for a file of others and for one of version 0.1.
     fingerprint: Fingerprint | None = None
     # Of these weights; None unless `mldec.calibrate` wrote the file.
     calibration: Calibration | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Description:
-    """What a file says of its model, and the tensors that fill it."""
-
-    config: Config
-    parts: build.Parts  # backbone and head
-    classes: Classes
-    transform: EvalTransform
-    metrics: dict[str, float]
-    weights: str  # "ema" or "raw"
-    tensors: Mapping[str, Tensor]
-    fingerprint: Fingerprint | None = None
-    calibration: Calibration | None = None
-    optional: tuple[str, ...] = ()  # endings of the names of tensors that the file may lack
+    of_run: bool = False  # whether the file is one of ours, and not one of others
 
 
 def load(path: Path) -> Checkpoint:
@@ -79,7 +70,7 @@ def load(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: if the file cannot be read, see `read_torch`, or is no such checkpoint.
     """
-    return Checkpoint.from_state(_read(path), path)
+    return Checkpoint.from_state(read_weights(path), path)
 
 
 def load_newest(path: Path) -> tuple[Path, Checkpoint]:
@@ -118,9 +109,12 @@ def local(path: str | Path) -> Path:
             "hf:OWNER/NAME[@REVISION]", a published checkpoint. The last two are downloaded once.
 
     Raises:
-        CheckpointError: if the folder holds no checkpoint, or the download fails.
+        CheckpointError: if the folder holds no checkpoint, the download fails, or it is a model of
+            open_clip, which only `load_model` takes.
     """
     text = str(path)
+    if towers.is_tower(text):
+        raise CheckpointError(f"{text}: this needs a checkpoint, not a model of open_clip")
     if text.startswith("zoo:"):
         return zoo.fetch(text.removeprefix("zoo:"))
     if text.startswith(hub.SCHEME):
@@ -133,8 +127,8 @@ def local(path: str | Path) -> Path:
 
 
 def is_download(path: str) -> bool:
-    """Tell whether `local` downloads what a user names."""
-    return path.startswith(("zoo:", hub.SCHEME))
+    """Tell whether what a user names is not in a folder of the user's, but in a cache."""
+    return path.startswith(("zoo:", hub.SCHEME)) or towers.is_tower(path)
 
 
 def load_model(
@@ -153,9 +147,10 @@ def load_model(
 
     Args:
         path: a file written by `mldec.train` or the folder of its run (best.pt, else last.pt), a
-            `.pth` file of the authors, or anything else that `local` takes.
-        weights: "ema", "raw", or None for the set that scored best in the run; a file of the
-            authors has one set only.
+            `.pth` file of the authors, anything else that `local` takes, or "clip:MODEL[:WEIGHTS]",
+            a model of open_clip.
+        weights: "ema", "raw", or None for the set that scored best in the run; a file of others has
+            one set only.
         image_size: pixels per side, instead of what the file or the table of known files says.
         class_names: a text file with one name per line, which replace the names of the classes, in
             the checkpoint's order.
@@ -167,7 +162,8 @@ def load_model(
     Raises:
         CheckpointError: if the file cannot be used, see `read_torch`, its tensors do not fit the
             model that it describes, or the names are not as many as its classes.
-        ConfigError: if an argument is none of the above, or the device is not available.
+        ConfigError: if an argument is none of the above, the device is not available, or a model of
+            open_clip cannot be had.
         DataError: if the class names cannot be read, see `read_class_names`.
     """
     # Refuse wrong arguments first: reading or downloading a large file takes a while.
@@ -185,20 +181,14 @@ def load_model(
         device = distributed.pick_device(device)
     names = None if class_names is None else read_class_names(Path(class_names))
 
-    path = local(path)
     with _standard_torch():
-        state = _read(path)
-        if "format" in state:
-            description = _describe_run(Checkpoint.from_state(state, path), path, weights, plugins)
-            if names is not None:
-                check_count(names, len(description.classes), path)
-                classes = replace(description.classes, names=names)
-                description = replace(description, classes=classes)
+        if towers.is_tower(path):
+            description = describe_tower(str(path), weights, names)
         else:
-            description = _describe_released(state, path, weights, image_size, names)
+            description = describe_file(local(path), weights, image_size, names, plugins)
 
-        model = _build(description, path)
-        load_strict(model, description.tensors, path, optional=description.optional)
+        model = _build(description)
+        load_strict(model, description.tensors, description.path, optional=description.optional)
         loaded = Loaded(
             model.to(device).eval(),
             description.config,
@@ -206,30 +196,30 @@ def load_model(
             description.transform,
             description.metrics,
             description.weights,
+            description.path,
             description.fingerprint,
             description.calibration,
+            description.of_run,
         )
 
     return loaded if image_size is None else _at_size(loaded, image_size, path)
 
 
-def to_store(path: Path, loaded: Loaded) -> Checkpoint:
+def to_store(loaded: Loaded) -> Checkpoint:
     """Return a checkpoint of a model that was loaded, to be written under another name.
 
     Args:
-        path: of the file that it was loaded from, see `local`.
         loaded: from `load_model`.
 
     Returns:
-        The content of a checkpoint of a run. A file of the authors becomes a checkpoint without a
+        The content of a checkpoint of a run. A file of others becomes a checkpoint without a
         training state: of step 0, and with nothing that a run could go on from.
 
     Raises:
         CheckpointError: if the file cannot be read.
     """
-    state = _read(path)
-    if "format" in state:
-        return Checkpoint.from_state(state, path)
+    if loaded.of_run:
+        return load(loaded.path)
 
     return Checkpoint(
         config=to_dict(loaded.config),
@@ -252,25 +242,6 @@ def to_store(path: Path, loaded: Loaded) -> Checkpoint:
     )
 
 
-def saved_config(
-    checkpoint: Checkpoint, path: Path, plugins: Sequence[str] = (), *, kinds: Sequence[str] = PARTS
-) -> Config:
-    """Return the config of a checkpoint, treated as untrusted data.
-
-    Its own `plugins` are dropped, so that a file cannot choose which packages are imported.
-
-    Args:
-        checkpoint: of a run.
-        path: of its file, for messages.
-        plugins: packages of the caller that may hold parts of the model.
-        kinds: the parts that are checked, and whose nodes then hold every argument.
-
-    Raises:
-        CheckpointError: if it is not a config that this version understands.
-    """
-    return _saved_parts(checkpoint, path, plugins, kinds)[0]
-
-
 def outline(path: Path, plugins: Sequence[str] = ()) -> tuple[Checkpoint, Config, Classifier]:
     """Read a checkpoint and build its model without memory for the weights.
 
@@ -285,7 +256,7 @@ def outline(path: Path, plugins: Sequence[str] = ()) -> tuple[Checkpoint, Config
         CheckpointError: if the file cannot be used, or the model cannot be built.
     """
     checkpoint = load(path)
-    description = _describe_run(checkpoint, path, "raw", plugins)
+    description = describe_run(checkpoint, path, "raw", plugins)
     with _named(path), limited(description.tensors, path), torch.device("meta"):
         model = build.model(description.parts, description.classes, pretrained=False)
     return checkpoint, description.config, model
@@ -305,7 +276,7 @@ def initialise(model: nn.Module, path: str | Path) -> str:
         CheckpointError: if the file cannot be read, or is of another backbone.
     """
     path = local(path)
-    state = _read(path)
+    state = read_weights(path)
     if "format" in state:
         tensors, _ = Checkpoint.from_state(state, path).weights(None, path)
     else:
@@ -313,97 +284,7 @@ def initialise(model: nn.Module, path: str | Path) -> str:
     return copy_fitting(model, tensors, path)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read an untrusted file of weights and check that its top level is a dictionary."""
-    if path.suffix == SUFFIX:
-        return portable.read(path)
-
-    state = read_torch(path)
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} is no checkpoint: it holds a {type(state).__name__}")
-    return state
-
-
-def _saved_parts(
-    checkpoint: Checkpoint, path: Path, plugins: Sequence[str], kinds: Sequence[str]
-) -> tuple[Config, build.Parts]:
-    """Return the config of a checkpoint, see `saved_config`, and the parts that it describes."""
-    # OmegaConf would resolve an interpolation, which can read the environment of the user.
-    if "${" in repr(checkpoint.config):
-        raise CheckpointError(
-            f"the config in {path} is refused: it holds an interpolation, and a saved one never "
-            f"does"
-        )
-
-    try:
-        config = parse(
-            {**checkpoint.config, "plugins": list(plugins), "resume": None, "init": None}
-        )
-        parts = build.check(config, kinds)
-        return build.recorded(config, parts), parts
-    except Exception as error:
-        # The values may be such as no YAML file could hold, so OmegaConf may raise anything on
-        # them.
-        raise CheckpointError(f"the config in {path} cannot be used: {error}") from error
-
-
-def _describe_run(
-    checkpoint: Checkpoint, path: Path, weights: str | None, plugins: Sequence[str]
-) -> _Description:
-    """Describe the model in a checkpoint of a run."""
-    # Inference needs the backbone and the head only: an argument of the data that was renamed since
-    # must not make a checkpoint unusable.
-    config, parts = _saved_parts(checkpoint, path, plugins, build.MODEL_PARTS)
-    tensors, chosen = checkpoint.weights(weights, path)
-
-    calibration = checkpoint.calibration
-    if calibration is not None and calibration.weights != chosen:
-        log.warning(
-            f"{path} was calibrated with its {calibration.weights} weights: its thresholds are "
-            f"not used with the {chosen} ones"
-        )
-        calibration = None
-    return _Description(
-        config=config,
-        parts=parts,
-        classes=checkpoint.classes,
-        transform=checkpoint.transform,
-        metrics=checkpoint.metrics,
-        weights=chosen,
-        tensors=tensors,
-        fingerprint=checkpoint.fingerprint,
-        calibration=calibration,
-    )
-
-
-def _describe_released(
-    state: dict[str, Any],
-    path: Path,
-    weights: str | None,
-    image_size: int | None,
-    names: Sequence[str] | None,
-) -> _Description:
-    """Describe the model in a file of the paper's authors."""
-    if weights == "ema":
-        raise CheckpointError(f"{path} holds one set of weights: leave --weights out")
-
-    converted = released.convert(state, path, image_size=image_size, names=names)
-    config = parse(converted.config)
-    return _Description(
-        config=config,
-        parts=build.check(config, build.MODEL_PARTS),
-        classes=converted.classes,
-        transform=converted.transform,
-        metrics={},
-        weights="raw",
-        tensors=converted.tensors,
-        # The files lack the counters of batch norm, and the normalisation of the input, which timm
-        # knows from the name of the network.
-        optional=COMPUTED,
-    )
-
-
-def _at_size(loaded: Loaded, image_size: int, path: Path) -> Loaded:
+def _at_size(loaded: Loaded, image_size: int, path: str | Path) -> Loaded:
     """Change the input size, in pixels per side, of a model that takes images of any size."""
     if image_size == loaded.transform.image_size:
         return loaded
@@ -418,13 +299,13 @@ def _at_size(loaded: Loaded, image_size: int, path: Path) -> Loaded:
     return replace(loaded, transform=replace(loaded.transform, image_size=image_size))
 
 
-def _build(description: _Description, path: Path) -> Classifier:
+def _build(description: Description) -> Classifier:
     """Build a model, unless it outgrows the tensors that are to fill it.
 
     Raises:
         CheckpointError: if the model is larger, or cannot be built.
     """
-    config, tensors = description.config, description.tensors
+    path, config, tensors = description.path, description.config, description.tensors
     check_sizes((config.backbone, config.head), tensors, path)
 
     with _named(path):

@@ -23,6 +23,7 @@ PREFIX = "clip:"
 LOCAL, HUB = "local-dir:", "hf-hub:"  # the schemes of open_clip itself
 CONFIG = "open_clip_config.json"  # which makes a folder a model of open_clip
 DEFAULT_WEIGHTS = "openai"
+IMAGES = ("mean", "std", "interpolation", "resize_mode")  # how images are prepared
 
 # File names of weights in a folder, in the order in which open_clip's own folders prefer them.
 _WEIGHTS = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")
@@ -110,6 +111,8 @@ class ClipModel:
         source: what it was opened from.
         model: with `encode_image`, `encode_text`, `logit_scale` and, for SigLIP, `logit_bias`.
         tokenizer: texts -> int64 [N, L], padded or cut to the length of the model's context.
+        config: its architecture in open_clip: `embed_dim`, `vision_cfg`, `text_cfg` and so on, with
+            the activation that the weights were trained with.
         width: D, of the common space of images and texts.
         weights: the file of its weights, downloaded or local.
     """
@@ -117,6 +120,7 @@ class ClipModel:
     source: ClipSource
     model: nn.Module
     tokenizer: Callable[[Sequence[str]], Tensor]
+    config: dict[str, Any]
     width: int
     weights: Path
 
@@ -159,7 +163,7 @@ def open_model(source: str) -> ClipModel:
                 load_weights=False,
                 pretrained_text=False,
                 force_quick_gelu=tag.get("quick_gelu", False),
-                force_preprocess_cfg=tag,
+                force_preprocess_cfg=tag or _shared_images(library, parsed),
             )
         except Exception as error:
             raise ConfigError(
@@ -189,7 +193,9 @@ def open_model(source: str) -> ClipModel:
                 f"{source}: its tokenizer cannot be had ({_reason(error)}); without network give "
                 f"a folder that holds {CONFIG}, the weights and the tokenizer: clip:FOLDER"
             ) from error
-    return ClipModel(parsed, model.eval(), tokenizer, int(config["embed_dim"]), weights)
+    config["quick_gelu"] = bool(tag.get("quick_gelu") or config.get("quick_gelu"))
+    width = int(config["embed_dim"])
+    return ClipModel(parsed, model.eval(), tokenizer, config, width, weights)
 
 
 def _library(source: str) -> ModuleType:
@@ -240,6 +246,20 @@ def _tag(library: ModuleType, source: ClipSource) -> dict[str, Any]:
             f"there is no such file{hint}"
         )
     return tag
+
+
+def _shared_images(library: ModuleType, source: ClipSource) -> dict[str, Any]:
+    """Return how images are prepared for all published weights of a model, for a file of others.
+
+    The file says nothing of it, and open_clip would prepare them as for CLIP: wrong for a SigLIP.
+    """
+    tags = library.list_pretrained_tags_by_model(source.model) if source.file else []
+    published = [library.get_pretrained_cfg(source.model, tag) for tag in tags]
+    return {
+        setting: published[0][setting]
+        for setting in IMAGES
+        if published and all(tag[setting] == published[0][setting] for tag in published)
+    }
 
 
 def _weights(library: ModuleType, source: ClipSource, tag: dict[str, Any]) -> Path:

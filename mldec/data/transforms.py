@@ -216,11 +216,11 @@ class EvalTransform:
         """Return width and height of the resized image, and left and top of the square in it."""
         assert self.crop is not None
 
-        # Resize the shorter side to S / crop, rounded down as in timm. Rounding must not make a
-        # side smaller than the square.
-        scale = self.shorter_side / min(image_size)
-        width = max(self.image_size, int(image_size[0] * scale))
-        height = max(self.image_size, int(image_size[1] * scale))
+        # Resize the shorter side to S / crop, rounded down as in timm. In whole numbers, of which a
+        # product with a rounded scale may fall short.
+        shorter = min(image_size)
+        width = self.shorter_side * image_size[0] // shorter
+        height = self.shorter_side * image_size[1] // shorter
 
         left = round((width - self.image_size) / 2)
         top = round((height - self.image_size) / 2)

@@ -21,6 +21,7 @@ from mldec.demo.door import Door
 from mldec.demo.shelf import Shelf
 from mldec.errors import CheckpointError, ConfigError, Stopped, complain, say
 from mldec.exported.metadata import read_metadata
+from mldec.inference.classes import can_make
 from mldec.inference.engine import (
     Engine,
     ExportedEngine,
@@ -104,7 +105,7 @@ def open_engine(args: argparse.Namespace) -> Engine:
         engine: Engine = TorchEngine(loaded)
         if not loaded.classes.names and loaded.classes.queries is None:
             raise CheckpointError(f"{args.checkpoint} names no classes: pass --class-names FILE")
-        if not loaded.classes.names and args.vectors is None:
+        if not (loaded.classes.names or args.vectors or can_make(loaded.classes)):
             raise CheckpointError(f"{args.checkpoint} names no classes: pass --vectors FILE")
     else:
         engine = _exported(args)

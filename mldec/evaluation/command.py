@@ -17,11 +17,11 @@ from mldec import build
 from mldec.calibration.stored import chosen_thresholds
 from mldec.checkpoint import Calibrated, Loaded, load_model, scoring
 from mldec.cli import chosen_model
-from mldec.config.compose import override
 from mldec.config.schema import Config
 from mldec.data.base import DataModule
 from mldec.errors import CheckpointError, ConfigError, say
 from mldec.evaluation.evaluating import Results, evaluate, left_out, memory_advice
+from mldec.evaluation.opening import asked_for, check_size, chosen_data, warn_of_scores
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 from mldec.runtime import distributed, out_of_memory
 from mldec.runtime.console import on_terminal
@@ -135,14 +135,15 @@ def run(args: argparse.Namespace) -> None:
         return
     check_class_names(loaded, args)
 
-    config = override(loaded.config, [*size_setting(args), *args.settings])
-    parts = build.check(config, ["data"])
+    config, parts = chosen_data(loaded, args)
     device = distributed.pick_device(config.device)
     choose_precision(config, args.settings, device)
 
     with distributed.processes(device):
         data = build.data(parts)
-        warn_of_size(data, loaded, args)
+        check_size(data, loaded, args)
+        warn_of_scores(loaded, data, args.checkpoint)
+        loaded, data = asked_for(loaded, data, args.checkpoint)
         thresholds = chosen_thresholds(data, loaded, args)
         model = scorer(loaded, data, args.checkpoint)
 
@@ -188,22 +189,6 @@ def check_class_names(loaded: Loaded, args: argparse.Namespace) -> None:
         raise ConfigError(
             f"--class-names has no effect: {args.checkpoint} scores the classes of the data, "
             f"by their word vectors; leave it out"
-        )
-
-
-def size_setting(args: argparse.Namespace) -> list[str]:
-    """Return --image-size as a setting, since data=NAME brings an image size of its own."""
-    return [] if args.image_size is None else [f"data.image_size={args.image_size}"]
-
-
-def warn_of_size(data: DataModule, loaded: Loaded, args: argparse.Namespace) -> None:
-    """Warn of an image size that data=NAME brings, and that is not the checkpoint's."""
-    trained, evaluated = loaded.transform.image_size, data.transform.image_size
-    is_chosen = any(setting.startswith("data.image_size=") for setting in args.settings)
-    if evaluated != trained and not is_chosen:
-        log.warning(
-            f"evaluated at {evaluated} pixels, the default of this data; {args.checkpoint} is for "
-            f"{trained}: pass data.image_size={trained} for that"
         )
 
 

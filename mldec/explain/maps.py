@@ -35,7 +35,7 @@ class Explainer:
         queries: word vectors [K, D_w] for a zero-shot model.
 
     Raises:
-        ConfigError: if the number of tokens is not a square number.
+        ConfigError: if the number of tokens is not a square number from 4 on.
     """
 
     def __init__(self, model: Classifier, image_size: int, queries: Tensor | None = None) -> None:
@@ -87,8 +87,13 @@ def _side(num_tokens: int) -> int:
     """Return the number of tokens per row, and per column.
 
     Raises:
-        ConfigError: if the tokens do not form a square.
+        ConfigError: if the tokens do not form a square, or there is one for the whole image.
     """
+    if num_tokens == 1:
+        raise ConfigError(
+            "the backbone gives one token for the whole image: heat maps need tokens of its parts"
+        )
+
     side = math.isqrt(num_tokens)
     if side * side != num_tokens:
         raise ConfigError(

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from mldec import build
-from mldec.checkpoint import Loaded, load_model, local
+from mldec.checkpoint import Loaded, load_model
 from mldec.cli import chosen_model
 from mldec.data.base import fixed_sample
 from mldec.data.transforms import to_tensor
@@ -52,14 +52,13 @@ def run(args: argparse.Namespace) -> None:
     elif args.precision == "int8":
         raise ConfigError(f"--precision int8: {out} cannot have it; write an .onnx file")
 
-    path = local(args.checkpoint)
-    loaded = load_model(**{**chosen_model(args), "path": path})
+    loaded = load_model(**chosen_model(args))
     if args.classes is not None:
         loaded = with_classes(loaded, args.classes, args.vectors)
     thresholds, rule = chosen_thresholds(loaded, args)
     if args.any_size and loaded.transform.resize != "pillow":
         raise ConfigError(
-            f"--any-size resizes as Pillow does, and {path} was trained with "
+            f"--any-size resizes as Pillow does, and {loaded.path} was trained with "
             f"data.resize={loaded.transform.resize}; leave --any-size out"
         )
 
@@ -70,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
         half=args.precision == "fp16",
         asks=loaded.classes.queries is not None and args.classes is None,
     )
-    metadata = describe(program, loaded, args, path)
+    metadata = describe(program, loaded, args)
     content = to_bytes(program, loaded, metadata, args)
 
     # The file gets its name only after it has proved to answer as the checkpoint does.
@@ -130,14 +129,13 @@ def chosen_thresholds(loaded: Loaded, args: argparse.Namespace) -> tuple[list[fl
     )
 
 
-def describe(program: Program, loaded: Loaded, args: argparse.Namespace, path: Path) -> Metadata:
+def describe(program: Program, loaded: Loaded, args: argparse.Namespace) -> Metadata:
     """Return what the file says of itself.
 
     Args:
         program: that is exported.
         loaded: its checkpoint.
         args: the command line.
-        path: of the checkpoint.
     """
     width = None
     if program.asks and loaded.classes.queries is not None:
@@ -166,7 +164,11 @@ def describe(program: Program, loaded: Loaded, args: argparse.Namespace, path: P
         std=std.flatten().tolist() if isinstance(std, Tensor) else None,
         precision=args.precision,
         versions=versions,
-        checkpoint={"file": path.name, "sha256": sha256_of(path), "weights": loaded.weights},
+        checkpoint={
+            "file": loaded.path.name,
+            "sha256": sha256_of(loaded.path),
+            "weights": loaded.weights,
+        },
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

@@ -4,8 +4,6 @@
 operations that every runtime has, for images whose size is known only when the model runs.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -44,14 +42,9 @@ class Resize(nn.Module):
         if self.transform.crop is None:
             return side, side
 
-        # A tensor above the line too: torch would multiply a number by the reciprocal, whose
-        # rounding differs.
-        shorter = math.floor(self.transform.image_size / self.transform.crop)
-        scale = torch.full_like(height, shorter) / torch.minimum(height, width)
-        return (
-            torch.maximum(side, torch.floor(height * scale)),
-            torch.maximum(side, torch.floor(width * scale)),
-        )
+        # The product first, as in `EvalTransform`: with a rounded scale it may fall short.
+        shorter, shortest = self.transform.shorter_side, torch.minimum(height, width)
+        return torch.floor(shorter * height / shortest), torch.floor(shorter * width / shortest)
 
     def _filter(self, positions: Tensor, length: Tensor, resized: Tensor) -> Tensor:
         """Return the weights of the pixels along one side in each of the S pixels of the square.

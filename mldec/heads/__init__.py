@@ -5,6 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 from mldec.heads.attached import attach
+from mldec.heads.cosine import Cosine
 from mldec.heads.gap import GAP
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import Query2Label
@@ -13,6 +14,7 @@ from mldec.heads.word_groups import WordGroupDecoder
 
 __all__ = [
     "GAP",
+    "Cosine",
     "Head",
     "MLDecoder",
     "Query2Label",

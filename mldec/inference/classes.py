@@ -10,7 +10,7 @@ from mldec.clip import PREFIX
 from mldec.clip.prompts import DEFAULT
 from mldec.data.base import Classes
 from mldec.data.vector_origin import VectorOrigin
-from mldec.data.zero_shot.word_vectors import WordVectors, word_vectors
+from mldec.data.zero_shot.word_vectors import WordVectors, made_alike, word_vectors
 from mldec.errors import CheckpointError, ConfigError
 
 log = logging.getLogger("mldec")
@@ -62,12 +62,17 @@ def read_classes(
         keep: see `word_vectors`.
 
     Raises:
-        ConfigError: if no class is named, or the text encoder cannot be had.
+        ConfigError: if too few classes are named, or the text encoder cannot be had.
         CheckpointError: if the checkpoint does not say how word vectors are made, or those of the
             source are of another kind than those of the training.
         DataError: if a name has no vector, or the file cannot be read.
     """
     names = class_names(text)
+    if trained is not None and trained.exclusive and len(names) < 2:
+        raise ConfigError(
+            f"--classes names {names[0]!r} alone, and the scores of this model are shares of the "
+            f"classes: name at least two"
+        )
     origin = None if trained is None else trained.origin
     if vectors is None:
         made = _as_before(names, origin, keep=keep)
@@ -79,8 +84,14 @@ def read_classes(
         made = word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
 
     if trained is not None:
-        check_queries(trained, Classes(made.names, queries=made.queries), "the checkpoint")
-    return Classes(names, queries=made.queries[: len(names)], origin=made.origin)
+        current = Classes(made.names, queries=made.queries, origin=made.origin)
+        check_queries(trained, current, "the checkpoint")
+    return Classes(
+        names,
+        exclusive=trained is not None and trained.exclusive,
+        queries=made.queries[: len(names)],
+        origin=made.origin,
+    )
 
 
 def can_make(trained: Classes) -> bool:
@@ -101,19 +112,8 @@ def _as_before(names: tuple[str, ...], origin: VectorOrigin | None, *, keep: boo
             f"pass this file with --vectors FILE"
         )
 
-    try:
-        made = word_vectors(origin.source, names, templates=origin.templates, keep=keep)
-    except ConfigError as error:
-        raise ConfigError(
-            f"--classes: the checkpoint makes word vectors by {origin.described()}, which cannot "
-            f"be had here: {error}; or pass these weights with --vectors {PREFIX}MODEL:FILE"
-        ) from error
-    if made.origin.sha256 != origin.sha256:
-        raise CheckpointError(
-            f"--classes: the checkpoint was trained with {origin.described()}, and the weights "
-            f"there now have the sha256 {made.origin.sha256[:12]}; pass those of the training with "
-            f"--vectors {PREFIX}MODEL:FILE"
-        )
+    remedy = f"pass its weights with --vectors {PREFIX}MODEL:FILE"
+    made = made_alike(names, origin, where="--classes", remedy=remedy, keep=keep)
 
     log.info("word vectors of %d classes by %s", len(names), origin.source)
     return made

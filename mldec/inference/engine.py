@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mldec.calibration.stored import stored_thresholds
-from mldec.checkpoint import Loaded, check_queries
+from mldec.checkpoint import Loaded, check_queries, is_tower
 from mldec.data.base import Classes
 from mldec.data.images import check_decoder
 from mldec.data.transforms import EvalTransform, Picture, to_tensor
@@ -33,6 +33,7 @@ class Engine(Protocol):
     """A network with its classes and its input transform, whatever file it is from.
 
     Attributes:
+        path: of the file.
         classes: names of the K classes, and whether an image has one label.
         thresholds: the lowest score of a present class [K]; None if the file has none, or an image
             has one label.
@@ -44,6 +45,7 @@ class Engine(Protocol):
         zero_shot: it scores any classes that have word vectors; see `for_classes`.
     """
 
+    path: Path
     classes: Classes
     thresholds: Sequence[float] | None
     transform: Callable[[Picture], Tensor]
@@ -86,6 +88,7 @@ class TorchEngine:
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
+        self.path = loaded.path
         self.classes = loaded.classes
         self.thresholds: Sequence[float] | None = stored_thresholds(loaded)
         self.transform: Callable[[Picture], Tensor] = loaded.transform
@@ -129,7 +132,7 @@ class ExportedEngine:
     """
 
     def __init__(self, path: Path, classes: Classes | None = None) -> None:
-        self._path = path
+        self.path = path
         self._exported: Exported = open_exported(path)
         metadata = self._exported.metadata
         self.zero_shot = metadata.word_dim is not None
@@ -172,7 +175,7 @@ class ExportedEngine:
 
     def _set_classes(self, classes: Classes | None) -> None:
         """Take the classes of the file, or those given, with a threshold for each."""
-        self.classes, self._queries = _classes_of(self._exported, classes, self._path)
+        self.classes, self._queries = _classes_of(self._exported, classes, self.path)
         self.thresholds: Sequence[float] | None = self._exported.metadata.thresholds
         if self.thresholds is not None and len(self.thresholds) == 1:
             self.thresholds = [*self.thresholds] * len(self.classes)
@@ -180,8 +183,9 @@ class ExportedEngine:
 
 def is_exported(path: str | Path) -> bool:
     """Tell whether a path names a file of `mldec.export`, by its ending."""
-    # A repository of the hub may have any name.
-    return Path(path).suffix in SUFFIXES and not str(path).startswith("hf:")
+    # A repository of the hub may have any name, and so may weights of open_clip.
+    is_name = str(path).startswith("hf:") or is_tower(path)
+    return Path(path).suffix in SUFFIXES and not is_name
 
 
 def check_exported_options(args: argparse.Namespace, *others: str) -> None:
@@ -227,7 +231,7 @@ def _classes_of(
             f"{path} takes word vectors of {metadata.word_dim} numbers, and those of --vectors "
             f"have {width}; pass the kind that the model was trained with"
         )
-    return classes, [classes.queries]
+    return replace(classes, exclusive=metadata.exclusive), [classes.queries]
 
 
 def _stacked(images: Sequence[Tensor] | Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mldec.checkpoint import load_model, local
+from mldec.checkpoint import load_model
 from mldec.cli import chosen_model
 from mldec.data.base import Classes
 from mldec.errors import CheckpointError, ConfigError, complain, say
@@ -19,7 +19,7 @@ from mldec.files.results import STANDARD_OUTPUT, check_folder, check_targets, is
 from mldec.files.run_lock import RunLock
 from mldec.files.torch_files import sha256_of
 from mldec.inference.answering import Answering, counted
-from mldec.inference.classes import check_class_options, read_classes, with_classes
+from mldec.inference.classes import can_make, check_class_options, read_classes, with_classes
 from mldec.inference.division import Division
 from mldec.inference.engine import (
     Engine,
@@ -80,8 +80,7 @@ def run(args: argparse.Namespace) -> int:
         keep_output_clean()
     inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
     device = distributed.pick_device(args.device)
-    checkpoint = local(args.checkpoint)
-    engine = open_engine(args, checkpoint, device)
+    engine = open_engine(args, device)
     rule = chosen_rule(
         engine.classes,
         engine.thresholds,
@@ -110,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         status = to_streams(args, inputs, answering, rule, formats)
     else:
         files = {Path(getattr(args, option)): formats[option] for option in formats}
-        made_with = facts(args, engine, rule, checkpoint)
+        made_with = facts(args, engine, rule)
         with distributed.processes(device):
             status = to_files(args, inputs, answering, files, made_with)
 
@@ -179,47 +178,45 @@ def _check_streams(args: argparse.Namespace) -> None:
         raise ConfigError("several processes write to a file only: pass --jsonl FILE, for example")
 
 
-def open_engine(args: argparse.Namespace, checkpoint: Path, device: torch.device) -> Engine:
+def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
     """Load the network of the command line, with its classes.
 
     Args:
         args: the command line.
-        checkpoint: path of the file.
         device: that computes; an exported file runs on the CPU.
 
     Raises:
         UserError: for a file that cannot be used, or that names no classes.
     """
-    if is_exported(checkpoint):
+    if is_exported(args.checkpoint):
         classes: Classes | None = None
         if args.classes is not None:
             classes = read_classes(args.classes, args.vectors, None)
-        return ExportedEngine(checkpoint, classes)
+        return ExportedEngine(Path(args.checkpoint), classes)
 
-    loaded = load_model(**{**chosen_model(args), "path": checkpoint}, device=device)
+    loaded = load_model(**chosen_model(args), device=device)
     if args.classes is not None:
         loaded = with_classes(loaded, args.classes, args.vectors)
     if not loaded.classes.names:
-        raise CheckpointError(
-            f"{args.checkpoint} names no classes and holds no word vectors: "
-            f"pass --classes and --vectors"
-        )
+        fault = "names no classes and holds no word vectors: pass --classes and --vectors"
+        if can_make(loaded.classes):
+            fault = "has no classes of its own: pass --classes"
+        raise CheckpointError(f"{args.checkpoint} {fault}")
     return TorchEngine(loaded)
 
 
-def facts(args: argparse.Namespace, engine: Engine, rule: Rule, checkpoint: Path) -> dict[str, Any]:
+def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any]:
     """Return all that decides what a result holds, by the names that users know.
 
     Args:
         args: the command line.
         engine: that answers.
         rule: which classes are in a row.
-        checkpoint: path of its file.
     """
     queries = engine.classes.queries
     vectors = None if queries is None else digest([queries.numpy().tobytes().hex()])
     return {
-        "the checkpoint": sha256_of(checkpoint),
+        "the checkpoint": sha256_of(engine.path),
         "--weights": args.weights,
         "--image-size": engine.image_size,
         "the classes": digest(engine.classes.names),

@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from mldec.checkpoint import hub, load_model, local, portable, to_store
+from mldec.checkpoint import hub, is_tower, load_model, portable, to_store
 from mldec.errors import CheckpointError, ConfigError, say
 from mldec.files.results import check_folder, write_file
 from mldec.publish.card import Known, card
@@ -34,6 +34,11 @@ def run(args: argparse.Namespace) -> None:
     """
     # Everything that can be refused at once comes before the model.
     hub.check_repository(args.repository, args.repository)
+    if is_tower(args.checkpoint):
+        raise CheckpointError(
+            f"{args.checkpoint} is a model of others, to which nothing was added: name it where "
+            f"it is used, or publish the copy that mldec.calibrate makes"
+        )
     if args.dry_run is None:
         hub.require_token()
     else:
@@ -75,14 +80,14 @@ def gather(args: argparse.Namespace) -> Known:
     Raises:
         UserError: if the checkpoint or the results cannot be used.
     """
-    path = local(args.checkpoint)
-    loaded = load_model(path, args.weights, plugins=args.plugin)
+    loaded = load_model(args.checkpoint, args.weights, plugins=args.plugin)
+    path = loaded.path
     if not loaded.classes.names:
         raise CheckpointError(
             f"{args.checkpoint} names no classes and holds no word vectors: it cannot be published"
         )
 
-    checkpoint = portable.with_weights(to_store(path, loaded), loaded.weights, path)
+    checkpoint = portable.with_weights(to_store(loaded), loaded.weights, path)
     calibration = checkpoint.calibration
     if calibration is not None:
         calibration = replace(calibration, data=published_config(calibration.data))

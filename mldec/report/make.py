@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from mldec.checkpoint import local
 from mldec.config.compose import to_yaml
 from mldec.data.split_labels import labels_of
 from mldec.errors import ConfigError, DataError, say
@@ -115,7 +114,7 @@ def report(subject: Subject, other: Subject | None) -> Content:
         compared = compare(other, kept, numbers, weights, album)
     shown_suspects = with_pictures(suspects, album)
     shown_examples, heat_method, heat_notes = with_heat(picks, album, subject)
-    of_run, curves, run_notes = training.of_run(local(subject.path))
+    of_run, curves, run_notes = training.of_run(subject.loaded.path)
 
     notes = facts.notes(subject, count(weights), len(shown))
     if len(shown_examples) < len(picks):

@@ -12,7 +12,6 @@ from mldec import build
 from mldec.calibration.stored import chosen_thresholds
 from mldec.checkpoint import Loaded, load_model
 from mldec.cli import chosen_model
-from mldec.config.compose import override
 from mldec.config.schema import Config
 from mldec.data.base import DataModule
 from mldec.data.fingerprint import fingerprint
@@ -22,10 +21,10 @@ from mldec.evaluation.command import (
     check_class_names,
     choose_precision,
     scorer,
-    size_setting,
-    warn_of_size,
 )
+from mldec.evaluation.opening import asked_for, check_size, chosen_data, warn_of_scores
 from mldec.evaluators import Evaluator, Thresholded
+from mldec.inference.classes import can_make
 from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")
@@ -89,15 +88,17 @@ def prepare(args: argparse.Namespace) -> Subject:
     path = args.checkpoint
     loaded = load_model(**chosen_model(args))
     check_class_names(loaded, args)
-    config = override(loaded.config, [*size_setting(args), *args.settings])
+    config, parts = chosen_data(loaded, args)
     device = distributed.pick_device(config.device)
     choose_precision(config, args.settings, device)
 
     # Images that cannot be read are part of the report.
-    data = replace(build.data(build.check(config, ["data"])), bad_images="skip")
+    data = replace(build.data(parts), bad_images="skip")
     if not len(data.val.dataset):
         raise DataError("the validation split has no image: choose data with some")
-    warn_of_size(data, loaded, args)
+    check_size(data, loaded, args)
+    warn_of_scores(loaded, data, path)
+    loaded, data = asked_for(loaded, data, path)
     thresholds = chosen_thresholds(data, loaded, args)
     network = scorer(loaded, data, path)
     origin = threshold_notes(args, loaded, data, is_chosen=thresholds is not None)
@@ -113,14 +114,18 @@ def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
     path = args.compare
     its_args = argparse.Namespace(**{**vars(args), "checkpoint": path})
     loaded = load_model(**chosen_model(its_args))
+    split = subject.data.val.viewed(loaded.transform)
+    if can_make(loaded.classes):
+        # It is asked by word vectors of its own, whatever those of the first one are.
+        split = replace(split, classes=replace(split.classes, queries=None, origin=None))
+    data = replace(subject.data, load_val=lambda: split)
+    loaded, data = asked_for(loaded, data, path)
     if loaded.classes.exclusive != subject.loaded.classes.exclusive:
         raise ConfigError(
             f"--compare {path}: one of the models is for one label per image, the other for "
             f"several; choose two of a kind"
         )
 
-    split = subject.data.val.viewed(loaded.transform)
-    data = replace(subject.data, load_val=lambda: split)
     network = scorer(loaded, data, path)
     thresholds = chosen_thresholds(data, loaded, its_args)
     return replace(

@@ -98,6 +98,25 @@ def test_platt_scaling_is_per_class() -> None:
         assert (fitted.slopes[k], fitted.offsets[k]) == pytest.approx(expected)
 
 
+def test_classes_that_may_be_any_share_their_platt_scaling() -> None:
+    logits, labels, every = data()
+    # Far above 0, as the logits of CLIP: a temperature could make no scores of them.
+    logits = 20 + 2 * logits
+    images = every & (np.arange(300) % 3 > 0)
+    shared = Choice(F1.objective, "global", 5, platt=True, shared=True)
+    fitted = fit(logits, labels, images, shared)
+
+    known = (labels >= 0) & images[:, None]
+    slope, offset = platt(logits[known], labels[known] == 1)
+    assert slope > 0
+    assert fitted.slopes == pytest.approx(slope)
+    assert fitted.offsets == pytest.approx(offset)
+    assert len(set(fitted.thresholds)) == 1
+    # The mean score is the share of positives.
+    scores = expit(slope * logits[known] + offset)
+    assert scores.mean() == pytest.approx((labels[known] == 1).mean(), abs=1e-3)
+
+
 def test_a_tally_is_that_of_scikit_learn() -> None:
     logits, labels, every = data(classes=5)
     fitted = fit(logits, labels, every, F1)

@@ -92,6 +92,17 @@ def test_tokens_that_are_no_square_map_are_refused() -> None:
         Explainer(model(extra=1), SIZE)
 
 
+def test_one_token_for_the_whole_image_is_no_map() -> None:
+    class Pooled(Cells):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images).mean(1, keepdim=True)
+
+    given = model()
+    given.backbone = Pooled()
+    with pytest.raises(ConfigError, match="heat maps need tokens of its parts"):
+        Explainer(given, SIZE)
+
+
 def test_a_frozen_backbone_without_gradients_has_no_shift() -> None:
     class Frozen(Cells):
         @torch.no_grad()

@@ -107,7 +107,7 @@ def test_another_text_encoder_than_that_of_the_training(
     trained = trained_on(whole, f"clip:{place}")
     shutil.rmtree(place)
     siglip_folder(place, seed=3)
-    with pytest.raises(CheckpointError, match=r"now have the sha256 [0-9a-f]{12}; pass those of "):
+    with pytest.raises(CheckpointError, match=r"now have the sha256 [0-9a-f]{12}; pass its "):
         with_classes(trained, "zebra", None)
     with pytest.raises(CheckpointError, match="was trained with other word vectors: those of 3 cl"):
         with_classes(trained, "zebra", f"clip:{place}")

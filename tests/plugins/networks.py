@@ -90,6 +90,7 @@ def loaded(
         EvalTransform(image_size=size, **transform),
         metrics={},
         weights="raw",
+        path=Path("network.pt"),
         calibration=calibration,
     )
 

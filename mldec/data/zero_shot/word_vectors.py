@@ -14,7 +14,7 @@ from mldec.clip.prompts import DEFAULT, read_templates
 from mldec.data.names import names_fault
 from mldec.data.vector_origin import VectorOrigin
 from mldec.data.zero_shot.vectors import look_up
-from mldec.errors import ConfigError, DataError
+from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.files.text import reading
 from mldec.files.torch_files import sha256_of
 
@@ -127,3 +127,35 @@ def word_vectors(
         sha256 = sha256_of(path)
     queries = torch.stack([torch.from_numpy(vector) for vector in vectors.values()])
     return WordVectors(tuple(vectors), queries, VectorOrigin(path.name, sha256))
+
+
+def made_alike(
+    names: Sequence[str], origin: VectorOrigin, *, where: str, remedy: str, keep: bool = True
+) -> WordVectors:
+    """Make the word vectors of other names as those of a checkpoint were made.
+
+    Args:
+        names: of the classes.
+        origin: of the word vectors of the checkpoint: a text encoder.
+        where: begins the messages.
+        remedy: ends them: how to give the weights of the encoder.
+        keep: see `word_vectors`.
+
+    Raises:
+        ConfigError: if the text encoder cannot be had.
+        CheckpointError: if it has other weights now.
+    """
+    try:
+        made = word_vectors(origin.source, names, templates=origin.templates, keep=keep)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{where}: the checkpoint makes word vectors by {origin.described()}, which cannot be "
+            f"had here: {error}; or {remedy}"
+        ) from error
+
+    if made.origin.sha256 != origin.sha256:
+        raise CheckpointError(
+            f"{where}: the checkpoint makes word vectors by {origin.described()}, and the weights "
+            f"there now have the sha256 {made.origin.sha256[:12]}; {remedy}"
+        )
+    return made

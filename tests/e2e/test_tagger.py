@@ -1,0 +1,199 @@
+"""Each command once with a model of open_clip, which nobody has trained."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from clip_towers import clip_folder, siglip_folder
+from PIL import Image
+from sklearn.metrics import average_precision_score
+
+from mldec.demo.serving import open_engine
+
+NAMES = ("zebra", "traffic jam", "cat")
+CLASSES = ",".join(NAMES)
+PHOTOS = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return clip_folder(tmp_path_factory.mktemp("tagger") / "clip")
+
+
+@pytest.fixture(scope="module")
+def photos(folder: Path, tmp_path_factory: pytest.TempPathFactory, sample_data: Path) -> Path:
+    """Real photos, with labels that the model gets mostly right, in a CSV file and in folders."""
+    place = tmp_path_factory.mktemp("photos")
+    found = sorted((sample_data / "coco2014_mini").rglob("*.jpg"))[:PHOTOS]
+    logits = logits_of_open_clip(folder, found)
+    present = logits > np.median(logits)
+    present[0] = ~present[0]
+
+    lines = ["path,labels,split"]
+    for number, photo in enumerate(found):
+        labels = ";".join(
+            name for name, is_there in zip(NAMES, present[number], strict=True) if is_there
+        )
+        lines.append(f"{photo.name},{labels},val")
+        shutil.copy(photo, place)
+        by_class = place / "folders" / "val" / NAMES[number % 3]
+        by_class.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photo, by_class)
+    (place / "data.csv").write_text("\n".join(lines) + "\n")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+@torch.no_grad()
+def logits_of_open_clip(folder: Path, photos: list[Path]) -> np.ndarray:
+    """Return the logits of the photos and `NAMES` as open_clip computes them itself."""
+    model, _, prepare = open_clip.create_model_and_transforms(f"local-dir:{folder}")
+    tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
+    images = torch.stack([prepare(Image.open(photo).convert("RGB")) for photo in photos])
+    logits, _ = model.eval().get_logits(images, tokenizer([f"a photo of a {n}." for n in NAMES]))
+    return np.asarray(logits)
+
+
+def test_predict_names_any_classes(
+    folder: Path, photos: Path, tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    files = sorted(photos.glob("*.jpg"))
+    words = ["--classes", CLASSES, "--content", "scores", "--json", "scores.json"]
+    assert cli("predict", f"clip:{folder}", *files, *words, "--features", "f.npy").status == 0
+
+    rows = json.loads((tmp_path / "scores.json").read_text())
+    scores = np.array([[row["scores"][name] for name in NAMES] for row in rows])
+    expected = torch.from_numpy(logits_of_open_clip(folder, files)).softmax(1).numpy()
+    assert np.abs(scores - expected).max() < 1e-4
+    assert np.load(tmp_path / "f.npy").shape == (PHOTOS, 16)
+
+
+def test_evaluate_and_calibrate_on_several_labels(
+    folder: Path, photos: Path, tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    source, data = f"clip:{folder}", ["data=csv", f"data.root={photos}"]
+    settings = [*data, f"data.classes=[{CLASSES}]", "train.workers=0"]
+    assert cli("evaluate", source, *settings, "--json", "e.json").status == 0
+    rows = [line.split(",") for line in (photos / "data.csv").read_text().splitlines()[1:]]
+    present = np.array([[name in row[1].split(";") for name in NAMES] for row in rows])
+    logits = logits_of_open_clip(folder, [photos / row[0] for row in rows])
+    expected = [average_precision_score(present[:, k], logits[:, k]) for k in range(3)]
+    found = json.loads((tmp_path / "e.json").read_text())
+    assert found["metrics"]["mAP"] == pytest.approx(100 * np.mean(expected), abs=1e-3)
+
+    refused = cli("calibrate", source, *settings)
+    assert refused.status == 1
+    assert "mldec: --platt is missing" in refused.err
+    assert cli("calibrate", source, *settings, "--platt", "--folds", "2").status == 0
+    calibrated = "open_clip_model.calibrated.pt"
+
+    # A checkpoint like any other, which still takes any classes.
+    photo = photos / rows[0][0]
+    assert cli("predict", calibrated, photo, "--content", "decisions").status == 0
+    assert cli("predict", calibrated, photo, "--classes", "gnu,zebra").status == 0
+    again = cli("evaluate", calibrated, *settings, "--json", "c.json")
+    assert again.status == 0
+    assert json.loads((tmp_path / "c.json").read_text())["metrics"]["mAP"] == pytest.approx(
+        found["metrics"]["mAP"]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_resamples")
+def test_report_on_several_labels(
+    folder: Path, photos: Path, tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    settings = ["data=csv", f"data.root={photos}", f"data.classes=[{CLASSES}]", "train.workers=0"]
+    other = f"clip:{siglip_folder(tmp_path / 'siglip', seed=3)}"
+    words = ["--compare", other, "--out", "report.html"]
+    assert cli("report", f"clip:{folder}", *settings, *words).status == 0
+    assert "heat maps need tokens of its parts" in (tmp_path / "report.html").read_text()
+
+
+def test_evaluate_and_calibrate_on_one_label(
+    folder: Path, photos: Path, tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    settings = ["data=folders", f"data.root={photos / 'folders'}", "data.train=val"]
+    settings += ["train.workers=0"]
+    source = f"clip:{folder}"
+    assert cli("evaluate", source, *settings, "--json", "e.json").status == 0
+    files = sorted((photos / "folders").rglob("*.jpg"))
+    best = logits_of_open_clip(folder, files).argmax(1)
+    top1 = np.mean([NAMES[k] == file.parent.name for k, file in zip(best, files, strict=True)])
+    metrics = json.loads((tmp_path / "e.json").read_text())["metrics"]
+    assert metrics["top1"] == pytest.approx(100 * top1)
+
+    assert cli("calibrate", source, *settings, "--out", "c.pt", "--folds", "2").status == 0
+    assert cli("predict", "c.pt", files[0]).status == 0
+
+
+@pytest.mark.slow
+def test_export_holds_the_classes_that_are_named(
+    folder: Path, photos: Path, cli: Callable[..., Any]
+) -> None:
+    words = ["--classes", CLASSES, "--verify", photos / "folders" / "val" / "cat"]
+    done = cli("export", f"clip:{folder}", "tagger.onnx", *words)
+    assert done.status == 0, done.err
+    assert "equal decisions 100.00 %" in done.out
+    photo = next(photos.glob("*.jpg"))
+    answers = [
+        cli("predict", model, photo, *options).out.splitlines()[-1]
+        for model, *options in (["tagger.onnx"], [f"clip:{folder}", "--classes", CLASSES])
+    ]
+    assert answers[0] == answers[1]
+
+
+def test_the_web_page_takes_typed_classes(folder: Path) -> None:
+    from mldec.demo import parser
+    from mldec.demo.answering import Answerer, Photo
+
+    args = parser().parse_args([f"clip:{folder}", "--device", "cpu"])
+    answerer = Answerer(open_engine(args), args.vectors)
+    assert answerer.takes_classes
+    picture = Image.new("RGB", (40, 30), "red")
+    picture.save("red.png")
+    [photo] = answerer.answer([Photo("red.png", Path("red.png").read_bytes())], CLASSES).photos
+    assert photo.fault is None
+    assert photo.scores.sum().item() == pytest.approx(1)
+
+
+def test_bad_input_is_one_line(
+    folder: Path, photos: Path, tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    photo, source = next(photos.glob("*.jpg")), f"clip:{folder}"
+    other = f"clip:{siglip_folder(tmp_path / 'siglip', seed=3)}"
+    vectors = tmp_path / "words.txt"
+    vectors.write_text("zebra 1 2\ncat 3 4\n")
+    for words, message in (
+        (["predict", source, photo], f"{source} has no classes of its own: pass --classes"),
+        (["predict", source, photo, "--classes", "zebra"], "--classes names 'zebra' alone"),
+        (["predict", source, photo, "--classes", ","], "--classes ',' names no class"),
+        (["predict", source, photo, "--classes", "a,a"], "--classes names 'a' twice"),
+        (["predict", "clip:ViT-B-23", photo, "--classes", "a,b"], "clip:ViT-B-23: open_clip has "),
+        (
+            ["predict", source, photo, "--classes", CLASSES, "--vectors", other],
+            "the checkpoint was trained with other word vectors",
+        ),
+        (
+            ["predict", source, photo, "--classes", "zebra,cat", "--vectors", vectors],
+            "the checkpoint asks by word vectors of 16 numbers, the data has vectors of 2 numbers",
+        ),
+        (["evaluate", source], "data._target_ is missing: choose an option, such as data=NAME"),
+        (["publish", source, "a/b", "--dry-run", "x"], f"{source} is a model of others"),
+        (["calibrate", source, "--weights", "ema"], f"{source} has one set of weights"),
+    ):
+        done = cli(*words)
+        assert done.status == 1
+        assert done.err.startswith(f"mldec: {message}"), done.err
+        assert done.err.count("\n") == 1
