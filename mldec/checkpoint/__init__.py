@@ -1,7 +1,7 @@
 """Checkpoints: enough by themselves to rebuild the model, its classes and its input transform."""
 
 from mldec.checkpoint.calibration import Calibrated, Calibration
-from mldec.checkpoint.classes import check_classes, check_queries, scoring
+from mldec.checkpoint.classes import check_classes, check_queries, check_vectors, scoring
 from mldec.checkpoint.fitting import load_strict
 from mldec.checkpoint.loading import (
     Loaded,
@@ -27,6 +27,7 @@ __all__ = [
     "LogPosition",
     "check_classes",
     "check_queries",
+    "check_vectors",
     "initialise",
     "is_download",
     "load",

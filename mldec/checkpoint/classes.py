@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mldec.data.base import Classes
@@ -14,6 +15,7 @@ from mldec.files.text import read_text
 
 log = logging.getLogger("mldec")
 
+_MIN_SHARED = 5  # names from which on two sources of word vectors can be told apart
 _ONE_PER_LINE = "write one class name per line, in the checkpoint's order"
 
 
@@ -113,6 +115,40 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
     if current.queries is None or current.queries.shape[1] != width:
         raise CheckpointError(
             f"{path} asks by word vectors of {width} numbers, the data has {vectors}: "
+            f"choose the vectors of its training"
+        )
+
+
+def check_vectors(trained: Classes, current: Classes, path: str | Path) -> None:
+    """Check that word vectors are of the kind that a zero-shot checkpoint was trained with.
+
+    Vectors of another text encoder may have the same width. Then the vectors of the names that
+    both have are no nearer to those of the checkpoint than to those of its other classes.
+
+    Args:
+        trained: the classes of the checkpoint.
+        current: other classes.
+        path: of the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: if the width differs, or most of the shared names have another meaning.
+    """
+    check_queries(trained, current, path)
+    trained_row = {name: row for row, name in enumerate(trained.names)}
+    current_row = {name: row for row, name in enumerate(current.names)}
+    shared = [name for name in current.names if name in trained_row]
+    if len(shared) < _MIN_SHARED or trained.queries is None or current.queries is None:
+        return
+
+    before = F.normalize(trained.queries[[trained_row[name] for name in shared]], dim=1)
+    now = F.normalize(current.queries[[current_row[name] for name in shared]], dim=1)
+
+    # Other prompts move the vectors a little, so that most of them stay nearest to their own name.
+    is_own = (now @ before.T).argmax(1) == torch.arange(len(shared))
+    if is_own.float().mean() < 0.5:
+        raise CheckpointError(
+            f"{path} asks by other word vectors of {before.shape[1]} numbers: of {len(shared)} "
+            f"names that both have, {int(is_own.sum())} vectors are nearest to their own name's; "
             f"choose the vectors of its training"
         )
 

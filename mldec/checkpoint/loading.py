@@ -55,6 +55,8 @@ class Loaded:
     fingerprint: Fingerprint | None = None
     # Of these weights; None unless `mldec.calibrate` wrote the file.
     calibration: Calibration | None = None
+    # Names of the classes that training did not have; None if the file does not say.
+    unseen: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,7 @@ class _Description:
     tensors: Mapping[str, Tensor]
     fingerprint: Fingerprint | None = None
     calibration: Calibration | None = None
+    unseen: tuple[str, ...] | None = None
     optional: tuple[str, ...] = ()  # endings of the names of tensors that the file may lack
 
 
@@ -192,8 +195,7 @@ def load_model(
             description = _describe_run(Checkpoint.from_state(state, path), path, weights, plugins)
             if names is not None:
                 check_count(names, len(description.classes), path)
-                classes = replace(description.classes, names=names)
-                description = replace(description, classes=classes)
+                description = _renamed(description, names)
         else:
             description = _describe_released(state, path, weights, image_size, names)
 
@@ -208,9 +210,21 @@ def load_model(
             description.weights,
             description.fingerprint,
             description.calibration,
+            description.unseen,
         )
 
     return loaded if image_size is None else _at_size(loaded, image_size, path)
+
+
+def _renamed(description: _Description, names: tuple[str, ...]) -> _Description:
+    """Return the description of a model whose classes have other names, in the same order."""
+    unseen = description.unseen
+    if unseen is not None:
+        new_name = dict(zip(description.classes.names, names, strict=True))
+        unseen = tuple(new_name[name] for name in unseen)
+
+    classes = replace(description.classes, names=names)
+    return replace(description, classes=classes, unseen=unseen)
 
 
 def to_store(path: Path, loaded: Loaded) -> Checkpoint:
@@ -373,6 +387,7 @@ def _describe_run(
         tensors=tensors,
         fingerprint=checkpoint.fingerprint,
         calibration=calibration,
+        unseen=checkpoint.unseen,
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from support import one_line
 from torch import Tensor, nn
 
-from mldec.checkpoint import check_classes, check_queries, load_model, scoring
+from mldec.checkpoint import check_classes, check_queries, check_vectors, load_model, scoring
 from mldec.checkpoint.classes import read_class_names
 from mldec.data.base import Classes
 from mldec.errors import CheckpointError, DataError
@@ -134,7 +134,7 @@ def test_names_are_written_and_given(cli: Cli, best: Path, tmp_path: Path) -> No
 def test_write_classes_evaluates_nothing(cli: Cli, words: list[str]) -> None:
     status, _, err = cli("evaluate", "no.pt", "--write-classes", "names.txt", *words)
     assert status == 1
-    one_line(err, "--write-classes evaluates nothing: leave out the settings, --json and --csv")
+    one_line(err, "--write-classes evaluates nothing: leave out the settings, --json, --csv and")
 
 
 def test_names_are_read_as_they_stand(tmp_path: Path) -> None:
@@ -231,3 +231,25 @@ def test_a_run_goes_on_with_the_same_vectors_only() -> None:
     check_classes(words(), words(), PATH)
     with pytest.raises(CheckpointError, match=r"x\.pt is of other word vectors .*data\.vectors"):
         check_classes(words(), words(seed=1), PATH)
+
+
+def test_vectors_of_another_encoder_are_refused() -> None:
+    generator = torch.Generator().manual_seed(0)
+    names = tuple(f"class {number}" for number in range(20))
+    queries = torch.randn(20, 16, generator=generator)
+    trained = Classes(names, queries=queries)
+
+    # Another order, other names beside them, and vectors of other prompts are of the same kind.
+    others = torch.randn(5, 16, generator=generator)
+    order = torch.randperm(20, generator=generator).tolist()
+    more = (*(names[index] for index in order), *(f"other {number}" for number in range(5)))
+    near = queries[order] + 0.3 * torch.randn(20, 16, generator=generator)
+    check_vectors(trained, Classes(more, queries=torch.cat([near, others])), "best.pt")
+
+    foreign = torch.randn(20, 16, generator=generator)
+    with pytest.raises(CheckpointError, match=r"best\.pt asks by other word vectors of 16 numbers"):
+        check_vectors(trained, Classes(names, queries=foreign), "best.pt")
+    with pytest.raises(CheckpointError, match="the data has vectors of 8"):
+        check_vectors(trained, Classes(names, queries=foreign[:, :8]), "best.pt")
+    # A few names do not tell.
+    check_vectors(trained, Classes(names[:4], queries=foreign[:4]), "best.pt")
