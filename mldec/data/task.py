@@ -1,5 +1,6 @@
 """The tasks: several labels per image, one, partial labels, or unseen classes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,10 +39,11 @@ class _KnownClasses:
     """The common part of the tasks whose splits have the same classes; every image is used.
 
     Args:
-        queries: word vectors of the classes, float32 [K, D]; None for closed-set data.
+        vectors: maps the names of the K classes to word vectors, float32 [K, D], for a head that
+            takes word queries; None for data without them. Each split asks for them.
     """
 
-    queries: Tensor | None = field(default=None, kw_only=True)
+    vectors: Callable[[tuple[str, ...]], Tensor] | None = field(default=None, kw_only=True)
 
     @property
     def exclusive(self) -> bool:
@@ -50,7 +52,8 @@ class _KnownClasses:
 
     def training(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
         """See `Task`."""
-        return images, Classes(images.classes, self.exclusive, self.queries)
+        queries = None if self.vectors is None else self.vectors(images.classes)
+        return images, Classes(images.classes, self.exclusive, queries)
 
     def validation(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
         """See `Task`."""

@@ -36,6 +36,9 @@ class BestName(nn.Module):
         class_of_name: the class of each name, from 0 to K - 1; every class has one.
     """
 
+    vectors: Tensor
+    class_of_name: Tensor
+
     def __init__(self, model: nn.Module, vectors: Tensor, class_of_name: Sequence[int]) -> None:
         super().__init__()
         self.model = model

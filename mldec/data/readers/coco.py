@@ -10,12 +10,13 @@ from array import array
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pycocotools.coco import COCO
+from torch import Tensor
 
 from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
@@ -26,6 +27,7 @@ from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.task import MultiLabel
+from mldec.data.zero_shot.vectors import class_vectors
 from mldec.errors import DataError
 from mldec.evaluators.sizes import SIZES
 from mldec.files.text import read_json
@@ -53,6 +55,7 @@ def coco(
     drop_labels: float = 0.0,
     keep_per_class: int | None = None,
     labels_seed: int = 0,
+    vectors: str | None = None,
 ) -> Source:
     """Return MS-COCO: 80 classes in the order of the category ids, images by ascending image id.
 
@@ -71,6 +74,9 @@ def coco(
         keep_per_class: keep this many positives and negatives per class and set all other training
             labels to -1; excludes `drop_labels`.
         labels_seed: seed of the random choice of labels to drop, 0 or more.
+        vectors: for a head that takes word queries: a file in `root` (or elsewhere, by an absolute
+            path), or "clip:MODEL:WEIGHTS"; see `read_vectors`. The columns of an array without a
+            list of names beside it are the classes in their order.
 
     Raises:
         DataError: A file under `root` is missing or broken; see `Source.load`.
@@ -87,10 +93,17 @@ def coco(
         load_train=partial(load, thin=thin),
         train=train,
         val=val,
-        task=task,
+        task=replace(task, vectors=_vectors(folder, vectors)),
         where=folder,
         see=_SEE,
     )
+
+
+def _vectors(root: Path, source: str | None) -> Callable[[tuple[str, ...]], Tensor] | None:
+    """Return what maps class names to their word vectors, read once for both splits."""
+    if source is None:
+        return None
+    return cache(lambda names: class_vectors(root, source, names, order=names))
 
 
 def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], Labels] | None:
