@@ -23,6 +23,25 @@ def parser() -> argparse.ArgumentParser:
         help="score from 0 to 1 above which a class counts as present; default: the thresholds "
         "that mldec.calibrate stored, else data.threshold",
     )
+    arguments.add_argument(
+        "--class-list",
+        metavar="FILE",
+        help="of a zero-shot checkpoint: evaluate these classes of the data, one per line, its "
+        "name in the data first, then synonyms with semicolons between; a class has the score of "
+        "its best name (see docs/zero_shot.md)",
+    )
+    arguments.add_argument(
+        "--vectors",
+        metavar="FILE",
+        help="word vectors of the names in --class-list, or clip:MODEL:WEIGHTS; default: those of "
+        "the data and of the checkpoint",
+    )
+    arguments.add_argument(
+        "--seen",
+        metavar="FILE",
+        help="with --class-list: names of the classes that the model was trained on, one per line; "
+        "default: as the checkpoint says",
+    )
     arguments.add_argument("--json", metavar="FILE", help="write metrics and per-class values")
     arguments.add_argument("--csv", metavar="FILE", help="write one row per class")
     arguments.add_argument(

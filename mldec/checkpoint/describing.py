@@ -41,6 +41,7 @@ class Description:
     fingerprint: Fingerprint | None = None
     calibration: Calibration | None = None
     of_run: bool = False
+    unseen: tuple[str, ...] | None = None
     optional: tuple[str, ...] = ()  # endings of the names of tensors that the file may lack
 
 
@@ -60,7 +61,7 @@ def describe_file(
     if names is None:
         return description
     check_count(names, len(description.classes), path)
-    return replace(description, classes=replace(description.classes, names=tuple(names)))
+    return _renamed(description, names)
 
 
 def describe_run(
@@ -91,6 +92,7 @@ def describe_run(
         tensors=tensors,
         fingerprint=checkpoint.fingerprint,
         calibration=calibration,
+        unseen=checkpoint.unseen,
     )
 
 
@@ -146,6 +148,17 @@ def read_weights(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} is no checkpoint: it holds a {type(state).__name__}")
     return state
+
+
+def _renamed(description: Description, names: Sequence[str]) -> Description:
+    """Return the description of a model whose classes have other names, in the same order."""
+    unseen = description.unseen
+    if unseen is not None:
+        new_name = dict(zip(description.classes.names, names, strict=True))
+        unseen = tuple(new_name[name] for name in unseen)
+
+    classes = replace(description.classes, names=tuple(names))
+    return replace(description, classes=classes, unseen=unseen)
 
 
 def _saved_parts(

@@ -62,6 +62,8 @@ class Loaded:
     # Of these weights; None unless `mldec.calibrate` wrote the file.
     calibration: Calibration | None = None
     of_run: bool = False  # whether the file is one of ours, and not one of others
+    # Names of the classes that training did not have; None if the file does not say.
+    unseen: tuple[str, ...] | None = None
 
 
 def load(path: Path) -> Checkpoint:
@@ -200,6 +202,7 @@ def load_model(
             description.fingerprint,
             description.calibration,
             description.of_run,
+            description.unseen,
         )
 
     return loaded if image_size is None else _at_size(loaded, image_size, path)

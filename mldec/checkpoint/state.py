@@ -74,6 +74,8 @@ class Checkpoint:
     versions: dict[str, str]
     git: str | None  # commit of mldec
     calibration: Calibration | None = None  # None unless `mldec.calibrate` wrote the file
+    # Names of the classes that training did not have, as zero-shot data does; None if not known.
+    unseen: tuple[str, ...] | None = None
 
     def to_state(self) -> dict[str, Any]:
         """Return the content as plain containers and tensors, for `torch.save`."""
@@ -89,6 +91,8 @@ class Checkpoint:
             "queries": self.classes.queries,
             "origin": _origin_state(self.classes.origin),
         }
+        if self.unseen is not None:
+            state["unseen"] = list(self.unseen)
 
         return {"format": FORMAT, **state}
 
@@ -136,6 +140,7 @@ class Checkpoint:
             versions=state.get("versions", {}),
             git=state.get("git"),
             calibration=_calibration_of(state.get("calibration"), classes, path),
+            unseen=_unseen_of(state.get("unseen"), classes, path),
             **{
                 name: state[name]
                 for name in ("metrics", "epoch", "step", "steps_per_epoch", "model", "ema")
@@ -284,6 +289,17 @@ def _finite(value: Any) -> bool:
     return _number(value) and math.isfinite(value)
 
 
+def _unseen_of(saved: list[str] | None, classes: Classes, path: Path) -> tuple[str, ...] | None:
+    if saved is None:
+        return None
+
+    if not set(saved) <= set(classes.names):
+        raise CheckpointError(
+            f"{path} is no whole checkpoint: its 'unseen' has a name that is not of its classes"
+        )
+    return tuple(saved)
+
+
 def _count(value: Any) -> bool:
     """Tell whether a value is a whole number from 0, small enough to be exact as a float."""
     return type(value) is int and 0 <= value < 2**53
@@ -318,6 +334,10 @@ def _origin(value: Any) -> bool:
         return False
     origin = _origin_of(value)
     return origin is not None and origin.fault() is None
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and names_fault(value) is None
 
 
 def _best(value: Any) -> bool:
@@ -426,4 +446,5 @@ _PARTS: dict[str, _Check] = {
 _OPTIONAL_PARTS: dict[str, _Check] = {
     "fingerprint": (_fingerprint, "the number of training images and the hashes of their table"),
     "calibration": (_calibration, "thresholds from 0 to 1, slopes, offsets and their origin"),
+    "unseen": (_names, "a list of different class names"),
 }

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from mldec.errors import DataError, suggest
@@ -161,12 +162,13 @@ def check_names(names: Iterable[str], where: str | Path, see: str) -> tuple[str,
 def unknown_class(name: str, names: Iterable[str], where: str, see: str) -> DataError:
     """Return the error for a label that is not among the classes, with the nearest class name."""
     known = list(names)
-    near = next((other for other in known if other.casefold() == name.casefold()), None)
+    same_letters = [other for other in known if other.casefold() == name.casefold()]
+    near = same_letters or get_close_matches(name, known, n=1)
 
     # A suggestion may list all known names, which is useful for a few classes only.
     hint = ""
     if near:
-        hint = f"; did you mean {near!r}?"
+        hint = f"; did you mean {near[0]!r}?"
     elif len(known) <= 20:
         hint = suggest(name, known)
 

@@ -1,11 +1,13 @@
 """The tasks: several labels per image, one, partial labels, or unseen classes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
 from mldec.data.base import Classes, LabelledImages
+from mldec.data.vector_origin import VectorOrigin
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
@@ -38,10 +40,14 @@ class _KnownClasses:
     """The common part of the tasks whose splits have the same classes; every image is used.
 
     Args:
-        queries: word vectors of the classes, float32 [K, D]; None for closed-set data.
+        vectors: maps the names of the K classes to word vectors, float32 [K, D], and how they were
+            made (None: not known), for a head that takes word queries; None for data without them.
+            Each split asks for them.
     """
 
-    queries: Tensor | None = field(default=None, kw_only=True)
+    vectors: Callable[[tuple[str, ...]], tuple[Tensor, VectorOrigin | None]] | None = field(
+        default=None, kw_only=True
+    )
 
     @property
     def exclusive(self) -> bool:
@@ -50,7 +56,10 @@ class _KnownClasses:
 
     def training(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
         """See `Task`."""
-        return images, Classes(images.classes, self.exclusive, self.queries)
+        queries, origin = None, None
+        if self.vectors is not None:
+            queries, origin = self.vectors(images.classes)
+        return images, Classes(images.classes, self.exclusive, queries, origin)
 
     def validation(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
         """See `Task`."""

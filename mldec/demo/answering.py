@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mldec.checkpoint.queries import can_make
 from mldec.data.images import read_image
 from mldec.errors import ConfigError, DataError, visible
 from mldec.explain import Explainer
-from mldec.inference.classes import can_make, class_names, read_classes
+from mldec.inference.classes import class_names, read_classes
 from mldec.inference.engine import Engine, TorchEngine
 from mldec.inference.scoring import DEFAULT_THRESHOLD, decided
 from mldec.runtime import out_of_memory

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mldec.checkpoint import load_model
+from mldec.checkpoint.queries import can_make
 from mldec.cli import chosen_model
 from mldec.data.base import Classes
 from mldec.data.zero_shot.word_vectors import word_vectors
@@ -21,7 +22,6 @@ from mldec.demo.door import Door
 from mldec.demo.shelf import Shelf
 from mldec.errors import CheckpointError, ConfigError, Stopped, complain, say
 from mldec.exported.metadata import read_metadata
-from mldec.inference.classes import can_make
 from mldec.inference.engine import (
     Engine,
     ExportedEngine,

@@ -21,6 +21,7 @@ from mldec.config.schema import Config
 from mldec.data.base import DataModule
 from mldec.errors import CheckpointError, ConfigError, say
 from mldec.evaluation.evaluating import Results, evaluate, left_out, memory_advice
+from mldec.evaluation.open_vocabulary import open_vocabulary, read_vocabulary
 from mldec.evaluation.opening import asked_for, check_size, chosen_data, warn_of_scores
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 from mldec.runtime import distributed, out_of_memory
@@ -125,10 +126,13 @@ def run(args: argparse.Namespace) -> None:
 
     # Everything that can be refused at once comes before the data.
     check_targets(args.json, args.csv, args.write_classes)
-    if args.write_classes and (args.json or args.csv or args.settings):
+    is_evaluation = args.json or args.csv or args.settings or args.class_list
+    if args.write_classes and is_evaluation:
         raise ConfigError(
-            "--write-classes evaluates nothing: leave out the settings, --json and --csv"
+            "--write-classes evaluates nothing: leave out the settings, --json, --csv and "
+            "--class-list"
         )
+    vocabulary = read_vocabulary(args)
     loaded = load_model(**chosen_model(args))
     if args.write_classes:
         write_classes(loaded, args)
@@ -143,9 +147,14 @@ def run(args: argparse.Namespace) -> None:
         data = build.data(parts)
         check_size(data, loaded, args)
         warn_of_scores(loaded, data, args.checkpoint)
-        loaded, data = asked_for(loaded, data, args.checkpoint)
-        thresholds = chosen_thresholds(data, loaded, args)
-        model = scorer(loaded, data, args.checkpoint)
+        if vocabulary is None:
+            loaded, data = asked_for(loaded, data, args.checkpoint)
+            thresholds = chosen_thresholds(data, loaded, args)
+            model = scorer(loaded, data, args.checkpoint)
+        else:
+            # Calibration is of the checkpoint's own classes, each by one name.
+            thresholds = None if args.threshold is None else [args.threshold]
+            model, data = open_vocabulary(loaded, data, vocabulary, args.checkpoint)
 
         is_hidden = not (on_terminal() and distributed.is_main())
         bar = partial(tqdm, desc="evaluate", leave=False, disable=is_hidden)
@@ -226,6 +235,8 @@ def tell(results: Results, weights: str, args: argparse.Namespace, names: tuple[
 
     if args.json:
         content = report(results, weights, args.checkpoint, names)
+        if args.class_list:
+            content |= {"class_list": args.class_list, "vectors": args.vectors}
         write_result(args.json, to_json(content, indent=1) + "\n")
     if args.csv:
         write_result(args.csv, to_csv(results, names))

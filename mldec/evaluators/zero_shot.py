@@ -30,13 +30,16 @@ class ZeroShotEvaluator:
 
     Args:
         num_classes: number of all classes K.
-        unseen: indices of the classes that training did not see.
+        unseen: indices of the classes that training did not see. If they are none, the metrics of
+            the unseen classes and the harmonic mean are left out; if they are all, those of the
+            seen classes and the harmonic mean.
         images: "unseen" or "all".
         threshold: see `MultiLabelEvaluator`.
 
     Raises:
-        ConfigError: if the unseen classes are none, all, out of range or named twice, if `images`
-            is another word, or the threshold is out of its range.
+        ConfigError: if the unseen classes are out of range or named twice, or none although only
+            images with one count, if `images` is another word, or the threshold is out of its
+            range.
     """
 
     def __init__(
@@ -50,22 +53,24 @@ class ZeroShotEvaluator:
         self.logit_threshold: float | Tensor = logit_of(threshold)
         self.unseen = torch.as_tensor(sorted(set(unseen)), dtype=torch.int64)
         is_repeated = len(self.unseen) != len(unseen)
-        is_proper_subset = set(unseen) < set(range(num_classes))
-        if is_repeated or not is_proper_subset or not len(unseen):
+        if is_repeated or not set(unseen) <= set(range(num_classes)):
             raise ConfigError(
                 f"unseen classes {list(unseen)[:10]} are not some of {num_classes} classes, "
                 f"each once"
             )
         if images not in IMAGES:
             raise ConfigError(f"images {images!r} is not known: choose unseen or all")
+        if images == "unseen" and not len(unseen):
+            raise ConfigError("images is 'unseen', and no class is unseen: choose all")
 
         self.all_images = images == "all"
         self.is_unseen = torch.zeros(num_classes, dtype=torch.bool).index_fill(0, self.unseen, True)
         self.predictions = Predictions(num_classes)
 
-        # Number of classes of each kind of metric.
-        widths = {"zsl": len(self.unseen), "gzsl": num_classes}
-        if self.all_images:
+        # Number of classes of each kind of metric. The first kind gives the metric to follow.
+        widths = {"zsl": len(self.unseen)} if len(unseen) else {}
+        widths["gzsl"] = num_classes
+        if self.all_images and len(unseen):
             widths["zsl_all"] = len(self.unseen)
         self.counts = {(kind, k): Counts(width) for kind, width in widths.items() for k in TOP_K}
         self.at_threshold = {kind: Counts(width) for kind, width in widths.items()}
@@ -109,6 +114,8 @@ class ZeroShotEvaluator:
     def compute(self) -> dict[str, float]:
         """Return percentages: mAP of each kind, seen_mAP, harmonic_mAP, then P, R and F1.
 
+        Without an unseen or without a seen class, the numbers that need one are left out.
+
         A class without a positive counts as 0, as in the official code, or is left out
         (`_skip_empty`). harmonic_mAP is 2 s u / (s + u) of seen_mAP and the mAP of the unseen
         classes over the same images: zsl_mAP or zsl_all_mAP. At the threshold, P, R and F1 are per
@@ -121,8 +128,9 @@ class ZeroShotEvaluator:
         self._per_class = {"AP": 100 * every, "unseen": self.is_unseen.double()}
 
         # For each kind, the AP of the classes that its mAP is the mean of.
-        per_class_ap = {"zsl": unseen, "gzsl": every}
-        if self.all_images:
+        per_class_ap = {"zsl": unseen} if len(unseen) else {}
+        per_class_ap["gzsl"] = every
+        if self.all_images and len(unseen):
             per_class_ap["zsl"] = _precision(self._images_with_unseen_label())
             per_class_ap["zsl_all"] = unseen
 
@@ -159,9 +167,11 @@ class ZeroShotEvaluator:
             values[f"{kind}_mAP"] = precision.nan_to_num(0).mean()
             values[f"{kind}_mAP_skip_empty"] = precision.nanmean()
 
-        seen = values["seen_mAP"] = every[~self.is_unseen].nan_to_num(0).mean()
-        unseen = every[self.unseen].nan_to_num(0).mean()
-        values["harmonic_mAP"] = 2 / (1 / seen + 1 / unseen)
+        if not self.is_unseen.all():
+            values["seen_mAP"] = every[~self.is_unseen].nan_to_num(0).mean()
+        if "seen_mAP" in values and self.is_unseen.any():
+            unseen = every[self.unseen].nan_to_num(0).mean()
+            values["harmonic_mAP"] = 2 / (1 / values["seen_mAP"] + 1 / unseen)
 
         metrics = {name: 100 * value.item() for name, value in values.items()}
         for (kind, k), counts in at_top_k.items():

@@ -1,21 +1,13 @@
 """Other classes for a zero-shot model: names, and where their word vectors come from."""
 
 import argparse
-import logging
 from collections import Counter
 from dataclasses import replace
 
-from mldec.checkpoint import Loaded, check_queries
-from mldec.clip import PREFIX
-from mldec.clip.prompts import DEFAULT
+from mldec.checkpoint import Loaded
+from mldec.checkpoint.queries import queries_for
 from mldec.data.base import Classes
-from mldec.data.vector_origin import VectorOrigin
-from mldec.data.zero_shot.word_vectors import WordVectors, made_alike, word_vectors
 from mldec.errors import CheckpointError, ConfigError
-
-log = logging.getLogger("mldec")
-
-COMPARED = 16  # classes of the training whose word vectors are compared with those of a source
 
 
 def check_class_options(args: argparse.Namespace) -> None:
@@ -73,50 +65,7 @@ def read_classes(
             f"--classes names {names[0]!r} alone, and the scores of this model are shares of the "
             f"classes: name at least two"
         )
-    origin = None if trained is None else trained.origin
-    if vectors is None:
-        made = _as_before(names, origin, keep=keep)
-    else:
-        # A few classes of the training, whose vectors are known, are made too.
-        known = () if trained is None else trained.names
-        others = [name for name in known if name not in names][:COMPARED]
-        templates = origin.templates if origin is not None and origin.is_encoder else (DEFAULT,)
-        made = word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
-
-    if trained is not None:
-        current = Classes(made.names, queries=made.queries, origin=made.origin)
-        check_queries(trained, current, "the checkpoint")
-    return Classes(
-        names,
-        exclusive=trained is not None and trained.exclusive,
-        queries=made.queries[: len(names)],
-        origin=made.origin,
-    )
-
-
-def can_make(trained: Classes) -> bool:
-    """Tell whether a checkpoint says which text encoder makes the word vectors of other classes."""
-    return trained.origin is not None and trained.origin.is_encoder
-
-
-def _as_before(names: tuple[str, ...], origin: VectorOrigin | None, *, keep: bool) -> WordVectors:
-    """Make word vectors as those of the training were made."""
-    if origin is None:
-        raise CheckpointError(
-            "--classes: the checkpoint does not say how its word vectors were made; pass --vectors "
-            f"with a file of the kind that it was trained with, or {PREFIX}MODEL:WEIGHTS"
-        )
-    if not origin.is_encoder:
-        raise CheckpointError(
-            f"--classes: the checkpoint was trained with the word vectors of {origin.described()}; "
-            f"pass this file with --vectors FILE"
-        )
-
-    remedy = f"pass its weights with --vectors {PREFIX}MODEL:FILE"
-    made = made_alike(names, origin, where="--classes", remedy=remedy, keep=keep)
-
-    log.info("word vectors of %d classes by %s", len(names), origin.source)
-    return made
+    return queries_for(names, vectors, trained, option="--classes", keep=keep)
 
 
 def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mldec.checkpoint import load_model
+from mldec.checkpoint.queries import can_make
 from mldec.cli import chosen_model
 from mldec.data.base import Classes
 from mldec.errors import CheckpointError, ConfigError, complain, say
@@ -19,7 +20,7 @@ from mldec.files.results import STANDARD_OUTPUT, check_folder, check_targets, is
 from mldec.files.run_lock import RunLock
 from mldec.files.torch_files import sha256_of
 from mldec.inference.answering import Answering, counted
-from mldec.inference.classes import can_make, check_class_options, read_classes, with_classes
+from mldec.inference.classes import check_class_options, read_classes, with_classes
 from mldec.inference.division import Division
 from mldec.inference.engine import (
     Engine,

@@ -11,6 +11,7 @@ from torch import nn
 from mldec import build
 from mldec.calibration.stored import chosen_thresholds
 from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint.queries import can_make
 from mldec.cli import chosen_model
 from mldec.config.schema import Config
 from mldec.data.base import DataModule
@@ -24,7 +25,6 @@ from mldec.evaluation.command import (
 )
 from mldec.evaluation.opening import asked_for, check_size, chosen_data, warn_of_scores
 from mldec.evaluators import Evaluator, Thresholded
-from mldec.inference.classes import can_make
 from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")

@@ -94,6 +94,8 @@ class Trainer:
         self.git = provenance.git_commit()
         # The fingerprint of the main process counts: it alone writes checkpoints.
         self.fingerprint = distributed.on_main(partial(fingerprint, data.train))
+        trained = set(data.train.classes.names)
+        self.unseen = tuple(name for name in data.val.classes.names if name not in trained)
 
     @property
     def position(self) -> int:
@@ -383,6 +385,7 @@ class Trainer:
         return Checkpoint(
             config=to_dict(config),
             classes=self.data.val.classes,
+            unseen=self.unseen,
             fingerprint=self.fingerprint,
             transform=self.data.transform,
             metrics=self.metrics,

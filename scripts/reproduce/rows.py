@@ -94,6 +94,19 @@ def query2label(dataset: str, model: str, label: str, value: float | None, choic
     return Row(run, label, [f"+experiment={run}"], paper, note, choice)
 
 
+def recipe(
+    run: str,
+    label: str,
+    paper: dict[str, float] | None = None,
+    note: str = "a published figure was not found",
+    settings: list[str] | None = None,
+) -> Row:
+    """Return a network that is not in the papers, with the best published value on its data."""
+    own = settings or [f"+experiment={run}"]
+    return Row(run, label, own, paper or {}, note, "recipe: see the header of its experiment")
+
+
+ADDS = "ADDS (arXiv 2208.09562), another decoder on the same encoders"
 TABLE_6 = {
     "zsl_mAP": 31.1,
     "gzsl_mAP": 19.9,
@@ -305,6 +318,34 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
             query2label("nuswide81", "resnet101_448", "NUS-WIDE, ResNet-101 448", 65.0, OURS),
             query2label("nuswide81", "tresnet_l_448", "NUS-WIDE, TResNet-L 448", 66.3, OURS),
             query2label("vg500", "resnet101_576", "Visual Genome 500, ResNet-101 576", None, OURS),
+        ],
+    ),
+    "recipes": (
+        "Later networks, which nobody has published with this head",
+        [
+            recipe("coco_dinov3_l_frozen", "MS-COCO, frozen DINOv3 ViT-L/16 448"),
+            recipe("coco_dinov3_b", "MS-COCO, DINOv3 ViT-B/16 448"),
+            recipe("coco_dinov2_b", "MS-COCO, DINOv2 ViT-B/14 448"),
+            recipe("coco_clip_l_336", "MS-COCO, CLIP ViT-L/14 336, words", {"mAP": 91.76}, ADDS),
+            recipe(
+                "coco_clip_l_644",
+                "MS-COCO, CLIP ViT-L/14 644, words",
+                {"mAP": 93.41},
+                f"{ADDS} at 640",
+                ["+experiment=coco_clip_l_336", "data.image_size=644"],
+            ),
+            recipe(
+                "nuswide_zsl_clip_b16",
+                "NUS-WIDE zero-shot, CLIP ViT-B/16",
+                {"zsl_mAP": 39.01},
+                f"{ADDS} with ViT-L/14 336",
+            ),
+            recipe(
+                "nuswide_zsl_siglip2_b16",
+                "NUS-WIDE zero-shot, SigLIP 2 ViT-B/16",
+                {"zsl_mAP": 39.01},
+                f"{ADDS} with ViT-L/14 336",
+            ),
         ],
     ),
     "asl": (

@@ -2,8 +2,9 @@
 
 There are rows of tables 1, 2, 3, 5 and 6 and of figures 5 and 6 of ML-Decoder, of its results on
 VOC 2007, Open Images, ImageNet, Cars and CIFAR-100, of Query2Label and of ASL; not of table 4 and
-of the tables in the appendix. `--list` prints every row: the paper's value, the weights that it
-starts from, the estimated hours of one GPU, what is our choice, and its command.
+of the tables in the appendix. The table "recipes" has later networks, with the best published value
+beside them. `--list` prints every row: the paper's value, the weights that it starts from, the
+estimated hours of one GPU and of one H100, what is our choice, and its command.
 
 It prints the command of each run, trains the runs that are not finished, from where they stopped,
 and writes outputs/reproduce/NAME.md with the paper's value, ours, seeds, GPU hours and commit.
@@ -28,7 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from costs import accumulation, composed, dataset, gpu_hours, usable  # beside this file, as rows
+
+# Beside this file.
+from costs import H100, SUSTAINED, accumulation, composed, dataset, gpu_hours, usable
 from rows import TABLES, Row
 
 ENVIRONMENT = "MLDEC_DATA"  # where the data options look for their folders
@@ -290,7 +293,10 @@ def start(row: Row) -> str:
 
 def overview() -> Iterator[str]:
     """Yield a heading, and one line per row of all tables."""
-    yield "table | model | paper | starts from | GPU hours, estimated | our choice | command"
+    yield (
+        "table | model | paper | starts from | GPU hours, estimated | H100 hours, estimated | "
+        "our choice | command"
+    )
 
     for chosen, (_, rows) in TABLES.items():
         for row in rows:
@@ -301,19 +307,25 @@ def overview() -> Iterator[str]:
                 row.label,
                 "; ".join(filter(None, (paper or "-", row.note))),
                 start(row),
-                estimate(row),
+                estimate(row, SUSTAINED),
+                estimate(row, H100),
                 row.choice or "-",
                 words if row.runs else "not run",
             ]
             yield " | ".join(cells)
 
 
-def estimate(row: Row) -> str:
-    """Return the hours of one GPU as text; a backbone of transformers is not estimated."""
+def estimate(row: Row, sustained: float) -> str:
+    """Return the hours of one GPU as text; a backbone of transformers is not estimated.
+
+    Args:
+        row: the row.
+        sustained: see `gpu_hours`.
+    """
     from mldec.errors import ConfigError
 
     try:
-        hours = gpu_hours(tuple(row.settings))
+        hours = gpu_hours(tuple(row.settings), sustained)
     except ConfigError:
         # Its architecture is on the hub.
         hours = None

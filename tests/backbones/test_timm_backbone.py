@@ -618,6 +618,52 @@ def test_published_weights_without_a_network(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+# The encoders of the recipes, with the number of tokens in front of the image's, the side of a
+# patch and the mean that their weights want.
+ENCODERS = [
+    ("vit_large_patch16_dinov3.lvd1689m", 5, 16, (0.485, 0.456, 0.406)),
+    ("vit_base_patch16_dinov3.lvd1689m", 5, 16, (0.485, 0.456, 0.406)),
+    ("vit_base_patch14_reg4_dinov2.lvd142m", 5, 14, (0.485, 0.456, 0.406)),
+    ("vit_large_patch14_clip_quickgelu_336.openai", 1, 14, (0.48145466, 0.4578275, 0.40821073)),
+    ("vit_base_patch16_clip_quickgelu_224.openai", 1, 16, (0.48145466, 0.4578275, 0.40821073)),
+    ("vit_base_patch16_siglip_gap_224.v2_webli", 0, 16, (0.5, 0.5, 0.5)),
+]
+
+
+@pytest.mark.parametrize(("name", "prefix", "patch", "mean"), ENCODERS)
+def test_weights_of_encoders_serve_other_image_sizes(name, prefix, patch, mean, tmp_path):
+    shallow = {"embed_dim": 32, "depth": 1, "num_heads": 2}
+    published = timm.create_model(name, num_classes=0, **shallow).eval()
+    state = published.state_dict()
+    save_file(state, tmp_path / "weights.safetensors")
+
+    size = 10 * patch
+    settings = {"pretrained": str(tmp_path / "weights.safetensors"), "image_size": size}
+    backbone = TimmBackbone(name, model_args=shallow, **settings).eval()
+    assert backbone.mean.flatten().tolist() == pytest.approx(list(mean))
+
+    # The same resampling by hand. DINOv3 has rotary positions, of which nothing is stored, and the
+    # embeddings of DINOv2 with registers are those of the patches alone.
+    if "pos_embed" in state:
+        old = state["pos_embed"]
+        own = old[:, : old.shape[1] - int((old.shape[1]) ** 0.5) ** 2]
+        grid = old[:, own.shape[1] :]
+        side = int(grid.shape[1] ** 0.5)
+        image = grid.reshape(1, side, side, -1).permute(0, 3, 1, 2)
+        new = F.interpolate(image, (10, 10), mode="bicubic", antialias=True)
+        state["pos_embed"] = torch.cat([own, new.flatten(2).transpose(1, 2)], 1)
+    by_hand = timm.create_model(name, num_classes=0, img_size=size, **shallow).eval()
+    by_hand.load_state_dict(state)
+
+    images = photos(size, count=2)
+    normalised = (images.float() / 255 - backbone.mean) / backbone.std
+    with torch.no_grad():
+        tokens = backbone(images)
+        expected = by_hand.forward_features(normalised)[:, prefix:]
+    assert tokens.shape == (2, 100, 32)
+    torch.testing.assert_close(tokens, expected, rtol=1e-4, atol=1e-5)
+
+
 class TestOptions:
     def read(self, path, size):
         node = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -135,7 +135,7 @@ def test_names_are_written_and_given(cli: Cli, best: Path, tmp_path: Path) -> No
 def test_write_classes_evaluates_nothing(cli: Cli, words: list[str]) -> None:
     status, _, err = cli("evaluate", "no.pt", "--write-classes", "names.txt", *words)
     assert status == 1
-    one_line(err, "--write-classes evaluates nothing: leave out the settings, --json and --csv")
+    one_line(err, "--write-classes evaluates nothing: leave out the settings, --json, --csv and")
 
 
 def test_names_are_read_as_they_stand(tmp_path: Path) -> None:

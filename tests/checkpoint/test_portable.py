@@ -138,6 +138,9 @@ def test_a_zero_shot_model_keeps_its_word_vectors(
     assert own.classes.queries is not None
     assert other.classes.queries is not None
     assert torch.equal(own.classes.queries, other.classes.queries)
+    assert own.unseen is not None
+    assert (own.unseen, len(own.unseen)) == (other.unseen, 8)
+    assert set(own.unseen) < set(own.classes.names)
     batch = images(own.transform.image_size)
     assert torch.equal(scores(own, batch), scores(other, batch))
     assert QUERIES in load_file(tmp_path / "mine" / WEIGHTS)

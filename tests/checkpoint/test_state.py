@@ -62,6 +62,21 @@ def test_word_queries_are_float32(state: dict[str, Any]) -> None:
     assert torch.equal(queries, vectors.float())
 
 
+def test_unseen_classes_are_some_of_its_classes(state: dict[str, Any]) -> None:
+    assert Checkpoint.from_state(state, PATH).unseen is None, "of an earlier version"
+    for names in ([], state["classes"]["names"][1:]):
+        state["unseen"] = names
+        checkpoint = Checkpoint.from_state(state, PATH)
+        assert checkpoint.unseen == tuple(names)
+        assert checkpoint.to_state()["unseen"] == names
+
+    state["unseen"] = ["zebra"]
+    assert "its 'unseen' has a name that is not of its classes" in refused(state)
+    for malformed in ("r", [3], ["r", "r"], {"r": 1}):
+        state["unseen"] = malformed
+        assert "its 'unseen' is not a list of different class names" in refused(state)
+
+
 NAN, INF = math.nan, math.inf
 # Name of a part, where in it, and values that it must not have.
 MALFORMED: dict[str, list[tuple[str, Any]]] = {

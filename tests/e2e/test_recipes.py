@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,78 @@ def write_own(root: Path) -> None:
         labels = ["cat", "cat;dog", "dog", ""][number % 4]
         lines.append(f"{number}.jpg,{labels},{'train' if number < 8 else 'val'}")
     (root / "data.csv").write_text("\n".join(lines) + "\n")
+
+
+def write_nuswide_zsl(root: Path) -> None:
+    """Write eight images per split in the zero-shot form; val shows an unseen class too."""
+    lines = ["filepath,label,split_name"]
+    for number in range(16):
+        write_picture(root / "images" / f"{number}.jpg", red=16 * number)
+        name = ["sky", "cat", "dog"][number % 3]
+        split = "train" if number < 8 else "val"
+        lines.append(f"images/{number}.jpg,\"['{name}', 'sea']\",{split}")
+    (root / "data.csv").write_text("\n".join(lines) + "\n")
+    split_file = {"train class": ["cat", "sea", "sky"], "test class": ["dog"]}
+    (root / "benchmark_81_v0.json").write_text(json.dumps(split_file))
+
+
+# Encoders of images, with a small network of their kind.
+SHALLOW = "backbone.model_args={embed_dim:32,depth:2,num_heads:2}"
+ENCODERS = {
+    "coco_dinov3_l_frozen": ["data.image_size=64", SHALLOW],
+    "coco_dinov3_b": ["data.image_size=64", SHALLOW],
+    "coco_dinov2_b": ["data.image_size=56", SHALLOW],
+    "coco_clip_l_336": ["data.image_size=56", SHALLOW, "data.vectors=words.txt"],
+    "nuswide_zsl_clip_b16": ["data.image_size=64", SHALLOW, "data.vectors=words.txt"],
+    "nuswide_zsl_siglip2_b16": ["data.image_size=64", SHALLOW, "data.vectors=words.txt"],
+    "tags_tresnet_l": ["data.image_size=64", *NETWORKS["tresnet"]],
+}
+
+
+# One of each kind runs by default: these differ from it in the network alone.
+LIKE_OTHERS = ("coco_dinov3_b", "coco_dinov2_b", "nuswide_zsl_clip_b16")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ())
+        for name in ENCODERS
+    ],
+)
+def test_a_recipe_for_a_later_network_trains_two_steps(
+    name: str, cli: Callable[..., tuple[int, str, str]], monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write = {"coco": partial(write_coco, images=8), "nuswide": write_nuswide_zsl, "tags": write_own}
+    write[name.partition("_")[0]](tmp_path / "data")
+
+    # The text encoder is not here: a file has vectors of its width.
+    config = compose([f"+experiment={name}"])
+    width = config.head.get("word_dim", 1)
+    words = ["thing", "0", "1", "2", "sky", "cat", "dog", "sea"]
+    rows = torch.randn(len(words), width).tolist()
+    lines = [
+        " ".join([word, *(f"{value:.3f}" for value in row)])
+        for word, row in zip(words, rows, strict=True)
+    ]
+    (tmp_path / "data" / "words.txt").write_text("\n".join(lines))
+
+    small = ["head.embed_dim=32", "head.mlp_dim=32", *ENCODERS[name]]
+    settings = [*SMALL, *SHORT, *small, "train.ema_decay=0.9", "data.root=data"]
+    status, _, err = cli("train", f"+experiment={name}", *settings)
+    assert status == 0, err
+    state = read_torch(Path("outputs", name, "checkpoints", "last.pt"))
+    assert (state["step"], state["epoch"]) == (2, 1)
+
+    # Only the weights of a frozen backbone stay as they were: their average does not move.
+    tensors = {key: value for key, value in state["model"].items() if value.is_floating_point()}
+    moved = [key for key, value in tensors.items() if not torch.equal(value, state["ema"][key])]
+    assert any(key.startswith("head.") for key in moved)
+    is_frozen = "backbone" in config.train.freeze
+    assert any(key.startswith("backbone.") for key in moved) is not is_frozen
+    assert (state["classes"]["queries"] is not None) is ("word_dim" in config.head)
 
 
 @pytest.mark.parametrize("name", ["finetune", "finetune_frozen"])

@@ -162,14 +162,39 @@ def test_fewer_classes_than_k():
     assert [found[f"zsl_{name}@{k}"] for name in ("P", "R", "F1") for k in (3, 5)] == [100] * 6
 
 
+@pytest.mark.parametrize("images", ["unseen", "all"])
+def test_without_seen_classes_their_numbers_are_absent(images):
+    logits, targets = predictions()
+    evaluator = ZeroShotEvaluator(CLASSES, unseen=range(CLASSES), images=images)
+    evaluator.update(logits, targets)
+    metrics = evaluator.compute()
+    assert next(iter(metrics)) == "zsl_mAP"
+    assert not {"seen_mAP", "harmonic_mAP"} & metrics.keys()
+    rows = targets.any(1)
+    check(metrics, "zsl", logits[rows], targets[rows])
+    expected = (logits, targets) if images == "all" else (logits[rows], targets[rows])
+    check(metrics, "gzsl", *expected)
+
+
+def test_without_unseen_classes_their_numbers_are_absent():
+    logits, targets = predictions((4, 8))
+    evaluator = ZeroShotEvaluator(CLASSES, unseen=[], images="all")
+    evaluator.update(logits, targets)
+    metrics = evaluator.compute()
+    assert next(iter(metrics)) == "gzsl_mAP"
+    assert not [name for name in metrics if name.startswith(("zsl", "harmonic"))]
+    check(metrics, "gzsl", logits, targets)
+    assert metrics["seen_mAP"] == metrics["gzsl_mAP"]
+    assert evaluator.per_class()["unseen"] == [0] * CLASSES
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"unseen": []}, "are not some of 5 classes"),
+        ({"unseen": []}, "images is 'unseen', and no class is unseen: choose all"),
         ({"unseen": [1, 1]}, r"\[1, 1\]"),
         ({"unseen": [5]}, r"\[5\]"),
         ({"unseen": [-1]}, r"\[-1\]"),
-        ({"unseen": range(5)}, "are not some of 5 classes, each once"),
         ({"unseen": [1], "images": "some"}, "'some' is not known: choose unseen or all"),
     ],
 )

@@ -225,6 +225,29 @@ def test_gpu_hours_follow_from_the_published_cost() -> None:
     assert costs.gpu_hours(("+experiment=digits",)) is None
 
 
+def test_a_frozen_backbone_has_no_backward_pass() -> None:
+    frozen, trained = "+experiment=nuswide_zsl_clip_b16", "train.freeze=[]"
+    backbone, head = costs.work((frozen,))
+    assert costs.work((frozen, trained)) == (backbone, head)
+    assert costs.gmac((frozen,)) == backbone + head
+    ratio = costs.gpu_hours((frozen,)) / costs.gpu_hours((frozen, trained))
+    assert ratio == pytest.approx((backbone + 3 * head) / (3 * backbone + 3 * head))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", rows.TABLES["recipes"][1], ids=lambda row: row.run)
+def test_the_header_of_a_recipe_says_what_it_costs(row) -> None:
+    experiment = row.settings[0].removeprefix("+experiment=")
+    header = (TOP / "configs" / "experiment" / f"{experiment}.yaml").read_text()
+    said = [float(hours) for hours in re.findall(r"([\d.]+)(?: H100 hours| at 644)", header)]
+    assert costs.gpu_hours(tuple(row.settings), costs.H100) == pytest.approx(
+        said[-1 if "644" in row.run else 0], abs=0.05
+    )
+    assert f"{round(costs.H100 / 1e12)} TFLOP/s" in header
+    assert "Not run here" in " ".join(header.replace("#", "").split())
+    assert "Licence: " in header
+
+
 def test_the_list_has_a_line_per_row(reproduce, monkeypatch: pytest.MonkeyPatch) -> None:
     title, table5 = run.TABLES["table5"]
     chosen = {"table5": (title, [table5[number] for number in (0, 1, 3)])}
@@ -232,15 +255,15 @@ def test_the_list_has_a_line_per_row(reproduce, monkeypatch: pytest.MonkeyPatch)
     status, out, err = reproduce("--list")
     assert status == 0, err
     heading, *lines = [line.split(" | ") for line in out.splitlines()]
-    assert len(heading) == 7
-    assert {len(line) for line in lines} == {7}
+    assert len(heading) == 8
+    assert {len(line) for line in lines} == {8}
     assert [line[1] for line in lines] == [
         row.label for _, table in chosen.values() for row in table
     ]
     by_label = {line[1]: line for line in lines}
     assert by_label["TResNet-L 448, ML-Decoder"][3] == "init=zoo:tresnet_l_pretrain"
     assert by_label["TResNet-XL 640, ML-Decoder"][3] == "random weights"
-    assert "mldec.train +experiment=coco_resnet101" in by_label["ResNet101 448, ML-Decoder"][6]
+    assert "mldec.train +experiment=coco_resnet101" in by_label["ResNet101 448, ML-Decoder"][7]
 
 
 def test_without_a_table_it_says_which_there_are(reproduce) -> None:

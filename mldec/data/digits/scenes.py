@@ -292,5 +292,5 @@ def noisy(rng: np.random.Generator, scene: Image.Image) -> Image.Image:
     )
 
     # The sum does not fit into 8 bits.
-    values = np.add(scene, noise, dtype=np.int16)
+    values = np.add(np.asarray(scene), noise, dtype=np.int16)
     return Image.fromarray(np.clip(values, 0, 255, out=values).astype(np.uint8))

@@ -10,12 +10,13 @@ from array import array
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pycocotools.coco import COCO
+from torch import Tensor
 
 from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
@@ -26,6 +27,8 @@ from mldec.data.source import Source
 from mldec.data.storage.image_files import check_folder, in_folder
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.task import MultiLabel
+from mldec.data.vector_origin import VectorOrigin
+from mldec.data.zero_shot.word_vectors import NO_VECTORS, VectorSettings
 from mldec.errors import DataError
 from mldec.evaluators.sizes import SIZES
 from mldec.files.text import read_json
@@ -53,6 +56,7 @@ def coco(
     drop_labels: float = 0.0,
     keep_per_class: int | None = None,
     labels_seed: int = 0,
+    words: VectorSettings = NO_VECTORS,
 ) -> Source:
     """Return MS-COCO: 80 classes in the order of the category ids, images by ascending image id.
 
@@ -71,6 +75,8 @@ def coco(
         keep_per_class: keep this many positives and negatives per class and set all other training
             labels to -1; excludes `drop_labels`.
         labels_seed: seed of the random choice of labels to drop, 0 or more.
+        words: see `VectorSettings`, for a head that takes word queries. The columns of an array
+            without a list of names beside it are the classes in their order.
 
     Raises:
         DataError: A file under `root` is missing or broken; see `Source.load`.
@@ -87,10 +93,25 @@ def coco(
         load_train=partial(load, thin=thin),
         train=train,
         val=val,
-        task=task,
+        task=replace(task, vectors=_vectors(folder, words)),
         where=folder,
         see=_SEE,
     )
+
+
+def _vectors(
+    root: Path, words: VectorSettings
+) -> Callable[[tuple[str, ...]], tuple[Tensor, VectorOrigin]] | None:
+    """Return what maps class names to their word vectors, read once for both splits."""
+    if words.vectors is None:
+        return None
+
+    @cache
+    def vectors(names: tuple[str, ...]) -> tuple[Tensor, VectorOrigin]:
+        made = words.of_classes(root, names, names)
+        return made.queries, made.origin
+
+    return vectors
 
 
 def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], Labels] | None:

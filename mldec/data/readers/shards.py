@@ -53,11 +53,12 @@ def shards(
 def _packed_task(folder: Path, several: MultiLabel, one: SingleLabel) -> Task:
     """Return the task of a packed split, as its index states it."""
     index = read_index(folder / "index.npz")
-    queries = torch.from_numpy(index.queries).float() if index.queries.size else None
+    queries = torch.from_numpy(index.queries).float()
+    vectors = (lambda names: (queries, None)) if index.queries.size else None
 
     # If labels that are not listed are -1, the data set is partially annotated.
     if index.exclusive:
-        return replace(one, queries=queries)
+        return replace(one, vectors=vectors)
     if index.rest == -1:
-        return PartialLabels(threshold=several.threshold, queries=queries)
-    return replace(several, queries=queries)
+        return PartialLabels(threshold=several.threshold, vectors=vectors)
+    return replace(several, vectors=vectors)

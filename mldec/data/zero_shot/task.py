@@ -177,7 +177,7 @@ def neighbours(train: Classes, val: Classes) -> dict[str, list[tuple[str, float]
     return nearest(val.names, val.queries, seen)
 
 
-def warn_of_twins(seen: Sequence[str], unseen: Sequence[str]) -> None:
+def warn_of_twins(seen: Collection[str], unseen: Collection[str]) -> None:
     """Warn of singulars and plurals across the split, which make unseen classes too easy."""
     pairs = twins(seen, unseen)
     if not pairs:

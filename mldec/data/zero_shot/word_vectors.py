@@ -42,24 +42,24 @@ class VectorSettings:
     Attributes:
         vectors: a file in `root` (or elsewhere, by an absolute path), see `vectors.read_vectors`;
             or a text encoder of open_clip: "clip:MODEL:WEIGHTS", or "clip:FOLDER" without network,
-            see `mldec.clip.ClipSource.parse`.
+            see `mldec.clip.ClipSource.parse`. None: the classes have no word vectors.
         prompts: of a text encoder: a sentence with {} for the name; "clip80" or "simple7", lists of
             CLIP; or a file in `root` with one sentence per line. Several are averaged.
         cache_dir: folder for the vectors of names by a text encoder; see `FileSettings`.
 
     Raises:
-        ConfigError: if prompts are given for vectors from a file.
+        ConfigError: if prompts are given without a text encoder.
     """
 
-    vectors: str = "wordvec_array.pth"
+    vectors: str | None = "wordvec_array.pth"
     prompts: str = DEFAULT
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
-        if self.prompts != DEFAULT and not self.vectors.startswith(PREFIX):
+        if self.prompts != DEFAULT and not (self.vectors or "").startswith(PREFIX):
             raise ConfigError(
-                f"data.prompts {self.prompts!r} has no effect on the vectors of a file, "
-                f"data.vectors {self.vectors!r}; leave it out, or choose a text encoder"
+                f"data.prompts {self.prompts!r} has no effect on the vectors of a file "
+                f"(data.vectors {self.vectors!r}); leave it out, or choose a text encoder"
             )
 
     def of_classes(self, folder: Path, names: Sequence[str], order: Sequence[str]) -> WordVectors:
@@ -72,8 +72,10 @@ class VectorSettings:
 
         Raises:
             DataError: see `word_vectors`.
-            ConfigError: see `word_vectors`.
+            ConfigError: see `word_vectors`; or if there are to be none.
         """
+        if self.vectors is None:
+            raise ConfigError(f"data.vectors is null: name the word vectors of the classes; {_SEE}")
         if self.vectors.startswith(PREFIX):
             templates = read_templates(self.prompts, folder)
             return word_vectors(self.vectors, names, templates=templates, cache_dir=self.cache_dir)
@@ -84,6 +86,7 @@ class VectorSettings:
 
 
 DEFAULT_VECTORS = VectorSettings()
+NO_VECTORS = VectorSettings(vectors=None)
 
 
 def word_vectors(

@@ -93,6 +93,16 @@ def test_images_by_id_and_classes_by_category_id(build):
     assert targets(data.val) == [[0, 1, 1]]
 
 
+def test_word_vectors_are_matched_by_name(build, root):
+    (root / "words.txt").write_text("tooth 1 0\nbrush 0 1\ntrain 3 4\nperson 5 6\n")
+    data = build(vectors="words.txt")
+    for split in (data.train, data.val):
+        assert split.classes.queries.tolist() == [[5, 6], [3, 4], [0.5, 0.5]]
+    assert data.train.classes.queries is data.val.classes.queries, "they are read once"
+    with pytest.raises(DataError, match=r"nowhere\.txt"):
+        _ = build(vectors="nowhere.txt").val
+
+
 def test_all_images(build):
     data = build(annotated_only=False)
     assert len(data.train.dataset) == 4

@@ -1,0 +1,395 @@
+"""Any class list with synonyms, against scikit-learn; and the command `mldec.evaluate` with one."""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+from support import one_line, write_coco
+from torch import Tensor, nn
+
+from mldec import build
+from mldec.checkpoint import Checkpoint, Loaded, LogPosition, load_model
+from mldec.checkpoint.state import Best
+from mldec.config.compose import compose, to_dict
+from mldec.config.schema import Config
+from mldec.data.base import Classes, DataModule, Split, fixed_sample
+from mldec.data.randomness import SampleRandom
+from mldec.data.transforms import EvalTransform
+from mldec.data.zero_shot.class_list import ClassList
+from mldec.errors import CheckpointError, ConfigError, DataError
+from mldec.evaluation import evaluate
+from mldec.evaluation.open_vocabulary import BestName, SomeClasses, Vocabulary, open_vocabulary
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.evaluators.partial import PartialLabelEvaluator
+from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.files.torch_files import save
+from mldec.model import Classifier
+
+Cli = Callable[..., Any]
+CPU = torch.device("cpu")
+IMAGES, WIDTH = 60, 12
+NAMES = ("cat", "dog", "bird", "sofa", "boat", "bus")
+
+# Its own class list: bird is left out, and two classes have synonyms.
+LISTED = (("bus",), ("cat", "kitten", "pet cat"), ("sofa", "couch"), ("dog",), ("boat",))
+TRAINED = ("cat", "dog", "couch")  # sofa is seen by its second name
+UNSEEN_COLUMNS, SEEN_COLUMNS = [0, 4], [1, 2, 3]
+
+
+class Random:
+    """Random images, each with random labels of `NAMES`."""
+
+    def __len__(self) -> int:
+        return IMAGES
+
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        image = torch.randint(256, (3, 4, 4), dtype=torch.uint8, generator=generator)
+        return image, (torch.rand(len(NAMES), generator=generator) < 0.3).to(torch.int8)
+
+    def name(self, index: int) -> str:
+        return f"image {index}"
+
+
+class Words(nn.Module):
+    """The product of an image's pixels and of each word vector."""
+
+    def forward(self, images: Tensor, queries: Tensor) -> Tensor:
+        return images.flatten(1).float()[:, :WIDTH] @ queries.T / 255
+
+
+def vectors(names: Sequence[str]) -> Tensor:
+    """A fixed random vector for each name."""
+    rows = [
+        torch.randn(WIDTH, generator=torch.Generator().manual_seed(sum(map(ord, name)) + len(name)))
+        for name in names
+    ]
+    return torch.stack(rows)
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return compose(["+experiment=digits", "train.workers=0", "train.eval_batch_size=16"])
+
+
+def module(evaluator: Callable[[int], Any] = MultiLabelEvaluator, **classes: Any) -> DataModule:
+    split = Split(Random(), Classes(NAMES, **classes))
+    return DataModule(
+        lambda: split,
+        lambda: split,
+        lambda classes: evaluator(len(classes)),
+        EvalTransform(image_size=4),
+    )
+
+
+def loaded(config: Config, names: tuple[str, ...] = TRAINED, **changes: Any) -> Loaded:
+    queries = vectors(names) if names else torch.zeros(0, WIDTH)
+    arguments: dict[str, Any] = {"unseen": (), **changes}
+    return Loaded(
+        Words(),  # type: ignore[arg-type]
+        config,
+        Classes(names, queries=queries),
+        EvalTransform(image_size=4),
+        {},
+        "raw",
+        Path("best.pt"),
+        **arguments,
+    )
+
+
+def vocabulary(
+    tmp_path: Path, listed: tuple[tuple[str, ...], ...] = LISTED, **options: Any
+) -> Vocabulary:
+    class_list = ClassList(tmp_path / "classes.txt", listed)
+    file = tmp_path / "words.npy"
+    np.save(file, vectors(class_list.names).numpy())
+    file.with_suffix(".txt").write_text("\n".join(class_list.names))
+    return Vocabulary(class_list, **{"vectors": str(file), **options})
+
+
+def best_scores() -> tuple[np.ndarray, np.ndarray]:
+    """Return scores and labels of `LISTED`, class by class and name by name."""
+    samples = [fixed_sample(Random(), index) for index in range(IMAGES)]
+    images = torch.stack([image for image, _ in samples])
+    labels = np.stack([target.numpy() for _, target in samples])
+
+    columns = []
+    for names in LISTED:
+        of_names = [Words()(images, vectors([name]))[:, 0].numpy() for name in names]
+        columns.append(np.max(of_names, axis=0))
+    return np.stack(columns, 1), labels[:, [NAMES.index(names[0]) for names in LISTED]]
+
+
+def mean_ap(scores: np.ndarray, labels: np.ndarray, columns: Sequence[int]) -> float:
+    return 100 * float(
+        np.mean([average_precision_score(labels[:, k], scores[:, k]) for k in columns])
+    )
+
+
+@pytest.mark.parametrize("evaluator", [MultiLabelEvaluator, PartialLabelEvaluator])
+def test_metrics_are_those_of_the_best_names(
+    config: Config, tmp_path: Path, evaluator: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "mldec"):
+        model, data = open_vocabulary(
+            loaded(config), module(evaluator), vocabulary(tmp_path), "best.pt"
+        )
+    results = evaluate(model, data, config, device=CPU)
+    metrics, (scores, labels) = results.metrics, best_scores()
+
+    assert data.val.classes.names == ("bus", "cat", "sofa", "dog", "boat")
+    assert results.per_class["unseen"] == [1, 0, 0, 0, 1]
+    assert results.images == IMAGES
+    seen = mean_ap(scores, labels, SEEN_COLUMNS)
+    unseen = mean_ap(scores, labels, UNSEEN_COLUMNS)
+    assert metrics["seen_mAP"] == pytest.approx(seen)
+    assert metrics["zsl_all_mAP"] == pytest.approx(unseen)
+    assert metrics["gzsl_mAP"] == pytest.approx(mean_ap(scores, labels, range(5)))
+    assert metrics["harmonic_mAP"] == pytest.approx(2 * seen * unseen / (seen + unseen))
+
+    with_unseen = labels[:, UNSEEN_COLUMNS].any(1)
+    assert 0 < with_unseen.sum() < IMAGES
+    zsl = mean_ap(scores[with_unseen], labels[with_unseen], UNSEEN_COLUMNS)
+    assert metrics["zsl_mAP"] == pytest.approx(zsl)
+
+    assert "leaves out 1 of 6 classes of the data: bird" in caplog.text
+    assert "5 classes by 8 names, 3 seen and 2 unseen by best.pt" in caplog.text
+
+
+def test_the_best_name_of_each_class_counts() -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(7, WIDTH, generator=generator)
+    images = torch.randint(256, (5, 3, 4, 4), dtype=torch.uint8, generator=generator)
+    logits = Words()(images, queries)
+    model = BestName(Words(), queries, [0, 0, 1, 2, 2, 2, 3])
+
+    best = [logits[:, names].amax(1) for names in ([0, 1], [2], [3, 4, 5], [6])]
+    assert torch.equal(model(images), torch.stack(best, 1))
+    assert torch.equal(model(images, torch.zeros(2, 3)), model(images))
+    assert model.state_dict() == {}
+
+
+def test_codes_of_sizes_mean_present_and_unannotated_labels_stay() -> None:
+    class Coded(Random):
+        def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+            return torch.zeros(3, 4, 4), torch.tensor([0, 1, -1, 7, 4, 0], dtype=torch.int8)
+
+    some = SomeClasses(Coded(), [3, 2, 0, 1])
+    assert fixed_sample(some, 0)[1].tolist() == [1, -1, 0, 1]
+    assert (len(some), some.name(3)) == (IMAGES, "image 3")
+
+
+def test_a_threshold_of_the_data_stays(config: Config, tmp_path: Path) -> None:
+    data = module(lambda count: MultiLabelEvaluator(count, threshold=0.75))
+    _, listed = open_vocabulary(loaded(config), data, vocabulary(tmp_path), "best.pt")
+    assert listed.evaluator().logit_threshold == pytest.approx(np.log(3))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("listed", "absent", "line"),
+    [
+        ((("cat",), ("dog",)), ("zsl", "harmonic"), "no class is unseen: there is no metric zsl"),
+        ((("bus",), ("boat",)), ("seen", "harmonic"), "no class is seen: there is no seen_mAP"),
+    ],
+)
+def test_numbers_without_classes_are_absent(
+    config: Config,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    listed: Any,
+    absent: tuple[str, ...],
+    line: str,
+) -> None:
+    model, data = open_vocabulary(loaded(config), module(), vocabulary(tmp_path, listed), "best.pt")
+    metrics = evaluate(model, data, config, device=CPU).metrics
+    assert not [name for name in metrics if name.startswith(absent)]
+    assert "gzsl_mAP" in metrics
+    assert line in caplog.text
+
+
+def test_vectors_are_those_of_the_checkpoint_and_the_data(config: Config, tmp_path: Path) -> None:
+    listed = (("sofa", "couch"), ("bus",))
+    data = module(queries=-vectors(NAMES))
+    model, _ = open_vocabulary(
+        loaded(config), data, vocabulary(tmp_path, listed, vectors=None), "best.pt"
+    )
+    # Those of the checkpoint come first: they are the ones that the model was trained with.
+    expected = torch.stack([-vectors(["sofa"])[0], vectors(["couch"])[0], -vectors(["bus"])[0]])
+    assert torch.equal(model.vectors, expected)  # type: ignore[arg-type]
+
+
+def test_names_of_the_training_count_without_case_or_from_a_file(
+    config: Config, tmp_path: Path
+) -> None:
+    def unseen(checkpoint: Loaded, **options: Any) -> list[float]:
+        _, data = open_vocabulary(checkpoint, module(), vocabulary(tmp_path, **options), "best.pt")
+        evaluator = data.evaluator()
+        evaluator.update(torch.zeros(1, 5), torch.ones(1, 5))
+        evaluator.compute()
+        return evaluator.per_class()["unseen"]
+
+    assert unseen(loaded(config, ("CAT", "Boat", "dog"), unseen=("dog",))) == [1, 0, 1, 1, 0]
+    assert unseen(loaded(config, unseen=None), seen=("bus", "Couch")) == [0, 1, 0, 1, 1]
+    assert unseen(loaded(config, ())) == [1] * 5
+
+
+def test_singulars_of_the_training_are_named(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_vocabulary(loaded(config, ("boats", "cat")), module(), vocabulary(tmp_path), "best.pt")
+    assert "boat/boats" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "error", "part"),
+    [
+        ({"classes": Classes(TRAINED)}, {}, CheckpointError, "best.pt knows its own classes only"),
+        ({"unseen": None}, {}, CheckpointError, "of an earlier version, .* pass --seen FILE"),
+        (
+            {"classes": Classes(TRAINED, queries=torch.ones(3, 5))},
+            {},
+            CheckpointError,
+            "the checkpoint asks by word vectors of 5 numbers, the data has vectors of 12",
+        ),
+        ({}, {"listed": (("cat",), ("sofas",))}, DataError, "'sofas' .*; did you mean 'sofa'?"),
+        ({}, {"vectors": None}, DataError, "5 of 8 names have no vector: bus, .* pass --vectors"),
+        ({}, {"vectors": "nowhere.txt"}, DataError, "nowhere.txt"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    config: Config, tmp_path: Path, changes: Any, options: Any, error: Any, part: str
+) -> None:
+    checkpoint = replace(loaded(config), **changes)
+    with pytest.raises(error, match=part):
+        open_vocabulary(checkpoint, module(), vocabulary(tmp_path, **options), "best.pt")
+
+
+def test_one_label_per_image_is_refused(config: Config, tmp_path: Path) -> None:
+    data = module(SingleLabelEvaluator, exclusive=True)
+    with pytest.raises(ConfigError, match="--class-list: an image of this data has one label"):
+        open_vocabulary(loaded(config), data, vocabulary(tmp_path), "best.pt")
+
+
+ZERO_SHOT = [
+    "+experiment=digits_zsl",
+    "data.train_images=1",
+    "data.val_images=80",
+    "train.workers=0",
+    "head.embed_dim=32",
+    "head.mlp_dim=32",
+    "device=cpu",
+]
+
+
+@pytest.fixture(scope="module")
+def zero_shot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with random weights of a model for zero-shot digits."""
+    config = compose(ZERO_SHOT)
+    parts = build.check(config)
+    data = build.data(parts)
+    trained = set(data.train.classes.names)
+    torch.manual_seed(0)
+    model: Classifier = build.model(parts, data.train.classes, pretrained=False)
+
+    checkpoint = Checkpoint(
+        config=to_dict(build.recorded(config, parts)),
+        classes=data.val.classes,
+        transform=data.transform,
+        metrics={},
+        best=Best(),
+        epoch=0,
+        step=0,
+        steps_per_epoch=1,
+        model=model.state_dict(),
+        ema=None,
+        optimizer={"state": {}, "param_groups": []},
+        scaler={},
+        loss={},
+        log=LogPosition(),
+        fingerprint=None,
+        versions={},
+        git=None,
+        unseen=tuple(name for name in data.val.classes.names if name not in trained),
+    )
+    path = tmp_path_factory.mktemp("zero_shot") / "best.pt"
+    save(path, checkpoint.to_state())
+    return path
+
+
+def run(cli: Cli, path: Path, report: Path, *words: str | Path) -> dict[str, Any]:
+    status, _, err = cli("evaluate", path, *words, "--json", report)
+    assert status == 0, err
+    return json.loads(report.read_text())
+
+
+def test_the_command_agrees_with_the_zero_shot_task(
+    cli: Cli, zero_shot: Path, tmp_path: Path
+) -> None:
+    names = load_model(zero_shot).classes.names
+    class_list = tmp_path / "classes.txt"
+    class_list.write_text("\n".join(reversed(names)))
+    report = tmp_path / "report.json"
+
+    own = run(cli, zero_shot, report)["metrics"]
+    listed = run(cli, zero_shot, report, "--class-list", class_list)
+    assert listed["class_list"] == str(class_list)
+    assert listed["vectors"] is None
+    assert list(listed["per_class"]) == [*reversed(names)]
+    # The task leaves out the images without an unseen label, as zsl does here.
+    same = [name for name in own if name.startswith("zsl_") and "skip" not in name]
+    for name in same:
+        assert listed["metrics"][name] == pytest.approx(own[name]), name
+
+    # Data that knows of no unseen class gives the same numbers.
+    coloured = ["data=coloured_digits", "data.colours=4", "data.image_size=40"]
+    words = [*coloured, "data.val_images=80", "--class-list", class_list, "--threshold", "0.9"]
+    closed = run(cli, zero_shot, report, *words)
+    assert closed["images"] == 80
+    assert sum(entry["unseen"] for entry in closed["per_class"].values()) == 8
+
+
+def test_the_command_takes_a_file_of_vectors_and_photos(
+    cli: Cli, zero_shot: Path, tmp_path: Path
+) -> None:
+    write_coco(tmp_path / "coco", images=6)
+    class_list = tmp_path / "classes.txt"
+    class_list.write_text("thing 2; third thing\nthing 0; red three\n")
+    words = np.random.default_rng(0).normal(size=(4, 300)).astype(np.float32)
+    # The name that the checkpoint knows has its own vector, as in a file of the training.
+    trained = load_model(zero_shot).classes
+    assert trained.queries is not None
+    words[3] = trained.queries[trained.names.index("red three")].numpy()
+    np.save(tmp_path / "words.npy", words)
+    (tmp_path / "words.txt").write_text("thing 2\nthird thing\nthing 0\nred three\n")
+
+    data = ["data=coco", f"data.root={tmp_path / 'coco'}"]
+    data += [f"data.cache_dir={tmp_path}", "data.image_size=40"]
+    given = ["--class-list", class_list, "--vectors", tmp_path / "words.npy"]
+    found = run(cli, zero_shot, tmp_path / "report.json", *data, *given)
+    assert found["images"] == 6
+    assert found["vectors"] == str(tmp_path / "words.npy")
+    assert {name: entry["unseen"] for name, entry in found["per_class"].items()} == {
+        "thing 2": 1,
+        "thing 0": 0,
+    }
+
+
+def test_options_that_do_not_fit_are_one_line(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("\n")
+    cases = [
+        (["--vectors", "x"], "--vectors has no effect without --class-list"),
+        (["--seen", "x"], "--seen has no effect without --class-list"),
+        (["--class-list", tmp_path / "empty.txt"], "empty.txt is empty"),
+        (["--class-list", "x", "--write-classes", tmp_path / "y"], "--write-classes evaluates"),
+    ]
+    for words, part in cases:
+        status, out, err = cli("evaluate", "no.pt", *words)
+        assert (status, out) == (1, "")
+        one_line(err, part)
