@@ -45,6 +45,8 @@ COMMON = [
     "backbone.model_args.stem_width=8",
     "train.workers=0",
     "train.batch_size=32",
+    "train.channels_last=false",
+    "optim.name=adamw",
     "train.save_every_minutes=null",
     "train.log_every=100000",
 ]

@@ -46,7 +46,16 @@ FOUND = 0.5  # the score from which on a class counts as found
 BATCH = 64
 MAX_DIGITS = 4  # as in +experiment=digits
 
-DIGITS = ["+experiment=digits", "device=cpu", "train.workers=0"]
+DIGITS = [
+    "+experiment=digits",
+    "device=cpu",
+    "train.workers=0",
+    "train.epochs=4",
+    "train.channels_last=false",
+    "optim.name=adamw",
+    "optim.lr=2e-3",
+    "backbone.model_args.channels=[32,64,128,256]",
+]
 PHOTOS = ["+experiment=finetune_frozen", "device=cpu", "train.workers=0"]
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as fractions of the image
