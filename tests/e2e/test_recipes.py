@@ -184,7 +184,12 @@ ENCODERS = {
 
 
 # One of each kind runs by default: these differ from it in the network alone.
-LIKE_OTHERS = ("coco_dinov3_b", "coco_dinov2_b", "nuswide_zsl_clip_b16")
+LIKE_OTHERS = (
+    "coco_dinov3_b",
+    "coco_dinov2_b",
+    "nuswide_zsl_clip_b16",
+    "nuswide_zsl_siglip2_b16",
+)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def test_predict_names_any_classes(
     assert np.load(tmp_path / "f.npy").shape == (PHOTOS, 16)
 
 
+@pytest.mark.slow
 def test_evaluate_and_calibrate_on_several_labels(
     folder: Path, photos: Path, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:

@@ -37,6 +37,9 @@ from mldec.report.content import (
 )
 from mldec.report.page import page
 
+# A browser takes half a minute: `.ci/run` starts these tests by name.
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<b>&amp;</b><img src=x onerror=\"document.title='hacked'\"></script>\u2028{{ 7 * 7 }}"
 SHOWN = HOSTILE.replace("\u2028", "?")  # as `mldec.errors.visible` does
 UNDEFINED = "\N{EN DASH}"
