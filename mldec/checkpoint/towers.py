@@ -52,7 +52,7 @@ def check_start(config: Config) -> None:
             raise ConfigError(
                 f"{setting}={path}: a model of open_clip is for use without training; to train its "
                 f"image tower choose backbone=timm with the network's name there, such as "
-                f"backbone.name=vit_base_patch16_clip_224.openai, and backbone.pretrained=true"
+                f"backbone.name=vit_base_patch16_clip_quickgelu_224.openai, and backbone.pretrained=true"
             )
 
 
@@ -81,7 +81,7 @@ def convert(source: str) -> Tower:
         (),
         exclusive=not has_bias,
         queries=torch.zeros(0, opened.width),
-        origin=VectorOrigin(source, opened.sha256, (DEFAULT,)),
+        origin=VectorOrigin(opened.source.anywhere, opened.sha256, (DEFAULT,)),
     )
     return Tower(
         path=opened.weights,

@@ -321,7 +321,7 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
         ],
     ),
     "recipes": (
-        "Later networks, which nobody has published with this head",
+        "Later networks: our recipes",
         [
             recipe("coco_dinov3_l_frozen", "MS-COCO, frozen DINOv3 ViT-L/16 448"),
             recipe("coco_dinov3_b", "MS-COCO, DINOv3 ViT-B/16 448"),

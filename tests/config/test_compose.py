@@ -351,7 +351,7 @@ def test_diff_names_what_matters_and_forgives_what_does_not(digits: Config) -> N
     other = override(
         digits, ["optim.lr=1", "head.num_heads=2", "train.workers=7", "train.epochs=99"]
     )
-    assert diff(digits, other) == ["head.num_heads: 4 -> 2", "optim.lr: 0.002 -> 1.0"]
+    assert diff(digits, other) == ["head.num_heads: 4 -> 2", "optim.lr: 0.01 -> 1.0"]
 
 
 def test_a_cache_of_annotations_may_move() -> None:

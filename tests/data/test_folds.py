@@ -19,8 +19,10 @@ from mldec.data.source import FileSettings, Source, assemble
 from mldec.data.storage.image_files import ImageFiles
 from mldec.data.table import encode_paths, held_out
 from mldec.data.task import MultiLabel
+from mldec.data.vector_origin import VectorOrigin
 from mldec.data.view import View
 from mldec.data.zero_shot.task import ZeroShot
+from mldec.data.zero_shot.word_vectors import WordVectors
 from mldec.errors import ConfigError, DataError
 
 KEYS = encode_paths([f"photos/{number}.jpg" for number in range(2000)])
@@ -157,6 +159,7 @@ def test_a_fold_without_an_image_is_refused(source: Source) -> None:
 
 
 def test_zero_shot_data_has_no_folds(source: Source) -> None:
-    task = ZeroShot(lambda names: ([0, 1], [2]), lambda names: torch.eye(3), "all", "there")
+    vectors = WordVectors(("a", "b", "c"), torch.eye(3), VectorOrigin("words.txt", "0" * 64))
+    task = ZeroShot(lambda names: ([0, 1], [2]), lambda names: vectors, "all", "there")
     with pytest.raises(ConfigError, match=r"data\.fold 1/2: this data is trained on 2 classes and"):
         _ = divided(replace(source, task=task), "1/2").train

@@ -40,6 +40,7 @@ CACHED = ["train.freeze=[backbone]", "train.cache_features=true"]
 # Of the command; QUICK names a backbone of the tests' own.
 WORDS = [word for word in QUICK if not word.startswith("data.")]
 WORDS += [*DATA, "train.batch_size=8", "train.epochs=3", "train.ema_decay=null"]
+WORDS += ["train.channels_last=false", "optim.name=adamw", "optim.lr=2e-3"]
 PARTS = ["name=tokens", "backbone=tiny", "head=gap", "loss=asl", "train.workers=0", *DATA]
 
 

@@ -118,7 +118,7 @@ def test_the_numbers_of_a_step_and_the_details_of_an_evaluation_are_sent(
     assert package.finished == 1
     assert package.opened["project"] == "mldec"
     assert package.opened["resume"] == "allow"
-    assert package.opened["config"]["optim"]["lr"] == 2e-3
+    assert package.opened["config"]["optim"]["lr"] == 1e-2
 
 
 def test_a_resumed_run_goes_on_with_its_record(name: str, package: StandIn, tmp_path: Path) -> None:
