@@ -51,8 +51,8 @@ def check_start(config: Config) -> None:
         if path is not None and is_tower(path):
             raise ConfigError(
                 f"{setting}={path}: a model of open_clip is for use without training; to train its "
-                f"image tower choose backbone=timm with the network's name there, such as "
-                f"backbone.name=vit_base_patch16_clip_quickgelu_224.openai, and backbone.pretrained=true"
+                f"image tower choose backbone=timm with backbone.pretrained=true and the network's "
+                f"name there, such as backbone.name=vit_base_patch16_clip_quickgelu_224.openai"
             )
 
 

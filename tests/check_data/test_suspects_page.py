@@ -85,6 +85,7 @@ def test_a_page_asks_for_nothing_and_fits_a_telephone() -> None:
     ) in parsed(text).tags
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "columns"), [(400, 2), (1600, 8)])
 def test_a_browser_shows_all_pictures_side_by_side(
     tmp_path: Path, width: int, columns: int

@@ -70,7 +70,14 @@ def test_a_whole_cache_is_believed(cache: Cache, caplog: pytest.LogCaptureFixtur
     assert not caplog.records
 
 
-@pytest.mark.parametrize("change", [lambda byte: byte ^ 1, lambda byte: byte ^ 255, lambda _: 0])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda byte: byte ^ 1,
+        pytest.param(lambda byte: byte ^ 255, marks=pytest.mark.slow),
+        pytest.param(lambda _: 0, marks=pytest.mark.slow),
+    ],
+)
 def test_no_changed_byte_changes_the_table(cache: Cache, change: Callable[[int], int]) -> None:
     parsed_again = 0
     for place in range(len(cache.whole)):

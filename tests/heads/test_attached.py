@@ -298,6 +298,7 @@ class TestItIsStillThatModel:
         assert logits.dtype == torch.float32
         torch.testing.assert_close(logits, exact, rtol=0, atol=0.1)
 
+    @pytest.mark.slow
     @torch.no_grad()
     def test_it_is_compiled_in_one_graph(self) -> None:
         model = attach(small_vit(), 5, **SMALL).eval()
