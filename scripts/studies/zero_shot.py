@@ -78,8 +78,9 @@ HEADS = {
 }
 
 # How the official head was trained when it did not learn: the settings that the causes change.
-BEFORE = [*OFFICIAL, "optim.name=adamw", "optim.lr=1e-3", "train.batch_size=16"]
-MUON = ["optim.name=muon", "optim.lr=1e-2", "train.batch_size=16"]
+SHORT = ["train.batch_size=16", "train.epochs=2"]
+BEFORE = [*OFFICIAL, *SHORT, "optim.name=adamw", "optim.lr=1e-3"]
+MUON = [*SHORT, "optim.name=muon", "optim.lr=1e-2"]
 CAUSES = {
     "before": ("as before: AdamW, dropout 0.1", BEFORE),
     "dropout": ("dropout 0", [*BEFORE, *NO_DROPOUT]),
