@@ -12,7 +12,7 @@ positive and a false negative.
 import argparse
 
 from mldec.calibration import MIN_POSITIVES
-from mldec.cli import add_model_options, command, positive, run_command
+from mldec.cli import add_model_options, add_precision_option, command, positive, run_command
 
 FOLDS = 5
 
@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
     )
+    add_precision_option(arguments, "that of the training; fp32 on a CPU")
     arguments.add_argument("--objective", help="f1 (default), precision:P, recall:R or cost:FP,FN")
     arguments.add_argument(
         "--scope", help="class: a threshold per class (default); global: one for all of them"

@@ -12,6 +12,7 @@ import mldec
 from mldec.config.schema import MAX_IMAGE_SIZE
 from mldec.errors import one_line
 from mldec.runtime.console import to_console
+from mldec.runtime.devices import Precision
 
 VERSION = f"mldec {mldec.__version__} (Python {platform.python_version()})"
 
@@ -88,6 +89,26 @@ def add_class_options(arguments: argparse._ActionsContainer) -> None:
         help="word vectors of --classes, or a text encoder; default: the text encoder of the "
         "training; see DATASETS.md, Word vectors",
     )
+
+
+def add_precision_option(arguments: argparse._ActionsContainer, default: str) -> None:
+    """Add --precision.
+
+    Args:
+        arguments: of the command.
+        default: what is used without it, for --help.
+    """
+    arguments.add_argument(
+        "--precision",
+        choices=[precision.value for precision in Precision],
+        help="number format on CUDA; auto: bf16 where the GPU computes with it, else fp16; on a "
+        f"CPU auto and fp16 mean fp32; default: {default}",
+    )
+
+
+def precision_setting(args: argparse.Namespace) -> list[str]:
+    """Return --precision as a setting of the run that made the checkpoint."""
+    return [] if args.precision is None else [f"train.precision={args.precision}"]
 
 
 def chosen_model(args: argparse.Namespace) -> dict[str, Any]:

@@ -26,6 +26,7 @@ import argparse
 from mldec.cli import (
     add_class_options,
     add_model_options,
+    add_precision_option,
     command,
     fraction,
     positive,
@@ -121,6 +122,7 @@ def _add_results(results: argparse._ArgumentGroup) -> None:
 def _add_work(work: argparse._ArgumentGroup) -> None:
     """Add the options that say how the work is done."""
     work.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
+    add_precision_option(work, "auto")
     work.add_argument(
         "--batch-size", type=positive, help="images at a time (default 16, on a GPU 64)"
     )

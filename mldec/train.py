@@ -26,6 +26,7 @@ from mldec.config.compose import COMPLETION, config_dir, explain, parse, prepare
 from mldec.config.schema import Config
 from mldec.errors import CheckpointError, ConfigError, one_line, printable, say, writing
 from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
+from mldec.runtime.devices import Precision
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +72,7 @@ def run(config: Config, directory: Path) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     device = distributed.pick_device(config.device)
+    distributed.prepare_device(device, tf32=config.train.tf32)
     torch.backends.cudnn.benchmark = not config.train.deterministic
 
     with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
@@ -109,6 +111,9 @@ def _train(
     # The recorded config has all arguments of all parts, so that later defaults do not change it.
     config = build.recorded(given, parts)
     saved = distributed.on_main(partial(find_start, config, directory))
+    path, saved_checkpoint = saved or (None, None)
+    precision = used_precision(config.train.precision, saved_checkpoint, device)
+    config = replace(config, train=replace(config.train, precision=precision))
 
     # The weights of a checkpoint replace pretrained ones: those need not be downloaded.
     torch.manual_seed(config.seed)
@@ -122,8 +127,8 @@ def _train(
     model.to(device)
     if config.train.cache_features:
         # The tokens are those of the weights that the run goes on from.
-        if saved:
-            checkpoint.load_strict(model, saved[1].model, saved[0])
+        if path and saved_checkpoint:
+            checkpoint.load_strict(model, saved_checkpoint.model, path)
         data = with_tokens(data, model.backbone, config, device=device, stop=stop)
         model = TokenClassifier(model.backbone, model.head)
 
@@ -131,17 +136,18 @@ def _train(
     trainer = Trainer(config, model, loss, data, folder=folder, device=device, stop=stop)
 
     lines = 0
-    if saved:
-        path, saved_checkpoint = saved
+    if path and saved_checkpoint:
         trainer.resume(saved_checkpoint, path)
         # The log of another run stays in its folder: this one starts with an empty log.
         if _is_inside(path, directory):
             lines = trainer.lines
+    # What it holds is copied: a run of days need not keep it in memory.
+    del saved, saved_checkpoint
     facts = distributed.on_main(partial(_open_folder, directory, trainer))
 
     with closing(runlog.RunLog(directory, step=trainer.learner.step, lines=lines)) as log:
         log.trackers = trackers.start(trainer.config, directory)
-        _describe(trainer, saved[0] if saved else None)
+        _describe(trainer, given.train.precision, path)
         trainer.fit(log)
 
         runlog.log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
@@ -159,23 +165,43 @@ def _train(
                 save_estimate(loss, priors, data.train.classes.names)
 
 
-def _describe(trainer: "Trainer", resumed: Path | None) -> None:
+def _describe(trainer: "Trainer", wanted: Precision, resumed: Path | None) -> None:
     """Write the first lines of the log: what is run, on what, from which weights, and warnings."""
     from mldec.runtime import distributed
     from mldec.training import description, runlog
 
     config, commit = trainer.config, trainer.git or "none"
     runlog.log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
-    runlog.log.info(description.opening(trainer))
+    runlog.log.info(description.opening(trainer, wanted))
     runlog.log.info(description.start_weights(config, resumed))
     if line := description.groups(config.head, len(trainer.data.train.classes)):
         runlog.log.info(line)
 
     # They are about the run: once for all processes.
-    slow = config.train.precision.warning(trainer.device.type)
+    slow = config.train.precision.warning(trainer.device)
     for warning in (slow, description.few_per_batch_norm(trainer)):
         if warning and distributed.is_main():
             runlog.log.warning(warning)
+
+
+def used_precision(
+    wanted: Precision, saved: "Checkpoint | None", device: "torch.device"
+) -> Precision:
+    """Return the precision that a run uses on a device, for its record.
+
+    A resumed run keeps what it has used so far, if that is what the setting meant where it began.
+
+    Args:
+        wanted: as the user gave it.
+        saved: the checkpoint to resume from, if any.
+        device: that trains.
+    """
+    if saved is not None:
+        before = Precision(saved.config["train"]["precision"])
+        began_on_cpu = wanted is Precision.fp16 and before is Precision.fp32
+        if wanted is Precision.auto or began_on_cpu:
+            wanted = before
+    return wanted.on(device)
 
 
 def find_start(config: Config, directory: Path) -> "tuple[Path, Checkpoint] | None":
@@ -296,13 +322,16 @@ def app(node: DictConfig) -> None:
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
 def show(node: DictConfig) -> None:
-    """Print the config that a run records, as YAML."""
+    """Print the config that a run on this machine records, as YAML."""
     from mldec import build
+    from mldec.runtime import distributed
     from mldec.training.trainable import check_trainable
 
     with one_line():
         config = parse(node).on(processes=1)
         parts = build.check(config)
+        device = distributed.pick_device(config.device)
+        config.train.precision = used_precision(config.train.precision, None, device)
         recorded = build.recorded(config, parts)
         check_trainable(recorded, partial(build.backbone, parts, pretrained=False))
         say(*to_yaml(recorded).splitlines())

@@ -1,13 +1,10 @@
 """What the hardware can do at most: a large matrix product, and the maker's figure."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 
 from mldec.benchmark.timing import in_turns
-from mldec.evaluation import AUTOCAST
 from mldec.runtime.devices import Precision
 
 SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices, by type of device
@@ -40,15 +37,14 @@ def product_flops(device: torch.device, precision: Precision) -> float:
 
     Args:
         device: to compute on.
-        precision: of the matrices; float32 is rounded to TF32 if convolutions may do so.
+        precision: of the matrices; float32 is rounded to TF32 with train.tf32=true.
     """
-    precision = precision.on(device.type)
+    precision = precision.on(device)
     side = SIDE[device.type]
-    matrices = torch.randn(2, side, side, device=device, dtype=AUTOCAST.get(precision))
+    matrices = torch.randn(2, side, side, device=device, dtype=precision.half)
 
-    with _tf32_as_in_convolutions():
-        product = {"product": lambda: matrices[0] @ matrices[1]}
-        times = in_turns(product, device=device, rounds=ROUNDS, warmup=2)
+    product = {"product": lambda: matrices[0] @ matrices[1]}
+    times = in_turns(product, device=device, rounds=ROUNDS, warmup=2)
 
     # The fastest round: what the hardware can do when nothing disturbs it.
     return 2 * side**3 / min(times["product"])
@@ -63,21 +59,9 @@ def published(device_name: str, precision: Precision) -> tuple[float, str] | Non
     """
     for name, peak in PUBLISHED.items():
         if name in device_name:
-            if precision in AUTOCAST:
+            if precision.half:
                 value = peak.half
             else:
                 value = peak.tf32 if torch.backends.cudnn.allow_tf32 else peak.single
             return value * 1e12, peak.source
     return None
-
-
-@contextmanager
-def _tf32_as_in_convolutions() -> Iterator[None]:
-    """Let matrix products use TF32 if convolutions do, which is torch's default for them."""
-    before = torch.get_float32_matmul_precision()
-    if torch.backends.cudnn.allow_tf32:
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

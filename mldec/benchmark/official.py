@@ -12,7 +12,6 @@ from mldec.benchmark.official_forms import OfficialHead, OfficialLoop
 from mldec.benchmark.timing import in_turns, times_as_long
 from mldec.benchmark.trial import Trial
 from mldec.errors import ConfigError
-from mldec.evaluation import AUTOCAST
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
@@ -59,7 +58,7 @@ def official(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "experiment": args.experiment,
         "settings": args.settings,
-        "precision": config.train.precision.on(tried.device.type).value,
+        "precision": config.train.precision.on(tried.device).value,
         "compile": config.train.compile,
         "channels_last": config.train.channels_last,
         "batch_size": batch_size,
@@ -97,11 +96,11 @@ def official_loop(tried: Trial) -> OfficialLoop:
     head.load_state_dict(official_head.state_dict())
     model = Classifier(copy.deepcopy(tried.model.backbone), official_head.to(tried.device))
 
-    precision = config.train.precision.on(tried.device.type)
+    precision = config.train.precision.on(tried.device)
     return OfficialLoop(
         model,
         device=tried.device,
-        autocast=AUTOCAST.get(precision),
+        autocast=precision.half,
         steps=trial.STEPS,
         lr=config.optim.lr,
         weight_decay=config.optim.weight_decay,

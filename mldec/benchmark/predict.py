@@ -10,12 +10,13 @@ import torch
 
 from mldec.checkpoint import load_model, local
 from mldec.errors import DataError
-from mldec.inference.answering import BATCH_SIZE, BATCH_SIZE_GPU, Answering, processors
+from mldec.inference.answering import BATCH_SIZE, BATCH_SIZE_GPU, Answering
 from mldec.inference.decoding import Decoder, decoded
 from mldec.inference.engine import Engine, ExportedEngine, TorchEngine, is_exported
 from mldec.inference.inputs import Inputs, Item
 from mldec.inference.rows import Rule
 from mldec.runtime import distributed
+from mldec.runtime.devices import processors
 from mldec.runtime.signals import StopRequest
 
 
@@ -42,7 +43,9 @@ def predict(args: argparse.Namespace) -> dict[str, float]:
     if is_exported(path):
         engine = ExportedEngine(path)
     else:
-        engine = TorchEngine(load_model(path, device=device))
+        loaded = load_model(path, device=device)
+        distributed.prepare_device(device, tf32=loaded.config.train.tf32)
+        engine = TorchEngine(loaded)
 
     on_gpu = device.type == "cuda"
     batch_size = BATCH_SIZE_GPU if on_gpu else BATCH_SIZE

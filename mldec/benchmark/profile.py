@@ -189,7 +189,7 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
     config = trial.settings(args)
     data, source = _data_of(config)
     tried = trial.prepare(config, args.classes if data is None else data.train.classes)
-    device, precision = tried.device, config.train.precision.on(tried.device.type)
+    device, precision = tried.device, config.train.precision.on(tried.device)
 
     with tempfile.TemporaryDirectory() as folder:
         learner, batches, images = _learner(tried, data, Path(folder))

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from mldec.benchmark import trial
 from mldec.benchmark.timing import peak_gib, seconds
-from mldec.evaluation import autocast
-from mldec.runtime.devices import Precision
+from mldec.runtime.devices import Precision, autocast
 
 
 def throughput(args: argparse.Namespace) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "experiment": args.experiment,
         "settings": args.settings,
-        "precision": config.train.precision.on(device.type).value,
+        "precision": config.train.precision.on(device).value,
         "compile": config.train.compile,
         "channels_last": config.train.channels_last,
         "batch_size": batch_size,

@@ -14,9 +14,9 @@ from mldec.data.base import Classes
 from mldec.data.labels import Labels, from_dense
 from mldec.data.loader import Batch, collate
 from mldec.data.mixing import Mixing
-from mldec.evaluation import autocast
 from mldec.model import Classifier, TokenClassifier
 from mldec.runtime import distributed
+from mldec.runtime.devices import autocast
 from mldec.training.step import Learner
 
 LABEL_SHARE = 0.04  # of 80 classes, how many an image of COCO shows
@@ -136,6 +136,7 @@ def prepare(config: Config, classes: Classes | int) -> Trial:
     """
     parts = build.complete(build.check(config, ["backbone", "head", "loss"]))
     device = distributed.pick_device(config.device)
+    distributed.prepare_device(device, tf32=config.train.tf32)
     torch.backends.cudnn.benchmark = not config.train.deterministic
 
     torch.manual_seed(config.seed)

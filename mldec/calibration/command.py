@@ -35,7 +35,7 @@ from mldec.checkpoint import (
     to_store,
 )
 from mldec.checkpoint.calibration import SCOPES
-from mldec.cli import chosen_model
+from mldec.cli import chosen_model, precision_setting
 from mldec.config.compose import to_dict
 from mldec.data.base import DataModule, StoredImages
 from mldec.data.fingerprint import fingerprint
@@ -44,7 +44,7 @@ from mldec.errors import CheckpointError, ConfigError, DataError, say
 from mldec.evaluation import Results, Scores, all_scores, left_out
 from mldec.evaluation.command import (
     check_class_names,
-    choose_precision,
+    fit_to_device,
     report,
     to_csv,
 )
@@ -103,6 +103,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--folds {args.folds}: thresholds are judged with at least 2")
     check_targets(args.json, args.csv, args.out)
 
+    args.settings += precision_setting(args)
     loaded = load_model(**chosen_model(args))
     path = loaded.path
     out = target(args, path)
@@ -111,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
 
     config, parts = chosen_data(loaded, args)
     device = distributed.pick_device(config.device)
-    choose_precision(config, args.settings, device)
+    fit_to_device(config, args.settings, device)
     data = build.data(parts)
     check_scores(loaded, data, args)
     loaded, data = asked_for(loaded, data, args.checkpoint)

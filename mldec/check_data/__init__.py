@@ -136,7 +136,7 @@ def check_dataset(args: argparse.Namespace) -> None:
         config.data,
         decode=args.decode,
         chart_folder=args.out,
-        workers=config.train.workers,
+        workers=config.train.loader_workers,
     )
     if args.json:
         write_result(args.json, to_json(report, indent=1) + "\n")

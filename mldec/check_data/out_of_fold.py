@@ -18,7 +18,7 @@ from mldec.data.fingerprint import check_same, difference, fingerprint
 from mldec.data.folds import parse_fold
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.evaluation import all_scores
-from mldec.evaluation.command import choose_precision
+from mldec.evaluation.command import fit_to_device
 from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")
@@ -123,7 +123,7 @@ def judge(
 
     config = override(models[0].config, settings)
     device = distributed.pick_device(config.device)
-    choose_precision(config, settings, device)
+    fit_to_device(config, settings, device)
 
     # What does not fit is refused before the first image is scored.
     judges = []

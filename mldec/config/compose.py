@@ -19,7 +19,6 @@ from yaml import YAMLError
 
 from mldec.config.schema import HARMLESS, PARTS, Config
 from mldec.errors import ConfigError, suggest
-from mldec.runtime.devices import Precision
 
 PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)})\.")
 # Values that Hydra does not read as text.
@@ -383,10 +382,6 @@ def diff(old: Config, new: Config) -> list[str]:
         for key in {**before, **after}
         if key not in HARMLESS and before.get(key) != after.get(key)
     ]
-
-    # `auto` depends on the device, which may change when a run is resumed.
-    if Precision.auto in (old.train.precision, new.train.precision):
-        keys = [key for key in keys if key != "train.precision"]
     return [f"{key}: {before.get(key)} -> {after.get(key)}" for key in keys]
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from omegaconf import MISSING
 
 from mldec.errors import ConfigError
-from mldec.runtime.devices import Precision, check_device
+from mldec.runtime.devices import Precision, check_device, processors
 
 MAX_WORKERS = 1024  # loader processes: more than any machine needs, and few enough to start
+MOST_WORKERS = 16  # if the user names no number: they feed a GPU, and each takes memory
 
 PARTS = ("data", "backbone", "head", "loss")
 MAX_IMAGE_SIZE = 4096  # pixels per side of a model's input, in a setting or in a checkpoint
@@ -120,8 +121,13 @@ class Train:
     # 1/`repeats` of the images.
     repeats: int = 1
     eval_batch_size: int = 64  # images per batch on each process
-    workers: int = 4  # loader processes per rank
-    precision: Precision = Precision.fp32
+    # Loader processes per rank; null: one per processor that the rank may use, at most 16.
+    workers: int | None = None
+    # auto: bf16 on CUDA devices that compute with it (capability 8.0 and above), fp16 on older
+    # ones, fp32 on a CPU. fp16 is for CUDA: on a CPU it means fp32. A run records what it used.
+    precision: Precision = Precision.auto
+    # Round the factors of float32 products on CUDA to TF32, in matrix products and convolutions.
+    tf32: bool = False
     # Names of parameters, or beginnings of names up to a dot, that do not train:
     # [backbone.network.conv1, backbone.network.layer1]. They do not decay either.
     freeze: list[str] = field(default_factory=list)
@@ -174,8 +180,9 @@ class Train:
         for name in ("query_noise", "random_queries"):
             _require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
 
-        rule = f"from 0 to {MAX_WORKERS:,}"
-        _require(0 <= self.workers <= MAX_WORKERS, "train.workers", self.workers, rule)
+        if self.workers is not None:
+            rule = f"from 0 to {MAX_WORKERS:,}, or null"
+            _require(0 <= self.workers <= MAX_WORKERS, "train.workers", self.workers, rule)
 
         # These may be null, which turns them off.
         for name in ("save_every_steps", "save_every_minutes"):
@@ -236,6 +243,11 @@ class Train:
             )
         rule = f"at most the last epoch ({last})"
         _require(self.ema_start_epoch <= last, "train.ema_start_epoch", self.ema_start_epoch, rule)
+
+    @property
+    def loader_workers(self) -> int:
+        """The number of loader processes of this process."""
+        return min(processors(), MOST_WORKERS) if self.workers is None else self.workers
 
     @property
     def last_epoch(self) -> int:

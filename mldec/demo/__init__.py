@@ -11,7 +11,7 @@ written, and the page asks no other host for anything. Ctrl-C ends it.
 
 import argparse
 
-from mldec.cli import add_model_options, command, run_command
+from mldec.cli import add_model_options, add_precision_option, command, run_command
 
 HOST, PORT = "127.0.0.1", 7860
 LAST_PORT = 65535
@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--device", default="auto", help="of a checkpoint: auto, cpu, cuda or cuda:<number>"
     )
+    add_precision_option(arguments, "auto")
     return arguments
 
 

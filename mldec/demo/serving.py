@@ -30,6 +30,7 @@ from mldec.inference.engine import (
     is_exported,
 )
 from mldec.runtime import distributed
+from mldec.runtime.devices import Precision
 from mldec.runtime.signals import StopRequest, listening
 
 MiB = 2**20
@@ -102,7 +103,8 @@ def open_engine(args: argparse.Namespace) -> Engine:
     if not is_exported(args.checkpoint):
         device = distributed.pick_device(args.device)
         loaded = load_model(**chosen_model(args), device=device)
-        engine: Engine = TorchEngine(loaded)
+        distributed.prepare_device(device, tf32=loaded.config.train.tf32)
+        engine: Engine = TorchEngine(loaded, Precision(args.precision or "auto"))
         if not loaded.classes.names and loaded.classes.queries is None:
             raise CheckpointError(f"{args.checkpoint} names no classes: pass --class-names FILE")
         if not (loaded.classes.names or args.vectors or can_make(loaded.classes)):

@@ -1,11 +1,9 @@
 """Evaluate a model on validation images, for the trainer and for the command `mldec.evaluate`."""
 
 from mldec.evaluation.evaluating import (
-    AUTOCAST,
     Results,
     Scores,
     all_scores,
-    autocast,
     evaluate,
     evaluate_all,
     left_out,
@@ -14,11 +12,9 @@ from mldec.evaluation.evaluating import (
 )
 
 __all__ = [
-    "AUTOCAST",
     "Results",
     "Scores",
     "all_scores",
-    "autocast",
     "evaluate",
     "evaluate_all",
     "left_out",

@@ -26,7 +26,7 @@ from mldec.evaluation.opening import asked_for, check_size, chosen_data, warn_of
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 from mldec.runtime import distributed, out_of_memory
 from mldec.runtime.console import on_terminal
-from mldec.runtime.devices import Precision
+from mldec.runtime.devices import Precision, memory_format
 from mldec.runtime.memory import keep_freed_memory
 
 log = logging.getLogger("mldec")
@@ -88,29 +88,30 @@ def to_csv(results: Results, names: tuple[str, ...]) -> str:
     return text.getvalue()
 
 
-def choose_precision(config: Config, settings: list[str], device: torch.device) -> None:
-    """Use fp32 on a CPU, where half precision is slow, unless the user chooses a precision.
+def fit_to_device(config: Config, settings: list[str], device: torch.device) -> None:
+    """Prepare the device of an evaluation, and choose memory format and precision for it.
+
+    On a CPU the precision is fp32 unless the user chooses another one: half precision is slow.
 
     Args:
         config: of the checkpoint, with the settings of the command line; it is changed.
         settings: of the command line, as key=value.
         device: that evaluates.
     """
-    recorded = config.train.precision
-    slow = recorded.warning(device.type)
-    if slow is None:
-        return
+    distributed.prepare_device(device, tf32=config.train.tf32)
+    # What tensor cores want, whatever the training had.
+    config.train.channels_last = device.type == "cuda"
 
+    recorded = config.train.precision
     is_chosen = any(setting.startswith("train.precision=") for setting in settings)
-    if is_chosen:
+    if is_chosen and (slow := recorded.warning(device)):
         log.warning(slow)
+    if device.type == "cuda" or (is_chosen and recorded is Precision.bf16):
         return
 
     config.train.precision = Precision.fp32
-    log.info(
-        f"evaluated in fp32 on a CPU; "
-        f"train.precision={recorded.value}, as in the run, is much slower here"
-    )
+    if recorded.half:
+        log.info(f"evaluated in fp32 on a CPU, not in train.precision={recorded.value}")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -141,7 +142,7 @@ def run(args: argparse.Namespace) -> None:
 
     config, parts = chosen_data(loaded, args)
     device = distributed.pick_device(config.device)
-    choose_precision(config, args.settings, device)
+    fit_to_device(config, args.settings, device)
 
     with distributed.processes(device):
         data = build.data(parts)
@@ -158,9 +159,10 @@ def run(args: argparse.Namespace) -> None:
 
         is_hidden = not (on_terminal() and distributed.is_main())
         bar = partial(tqdm, desc="evaluate", leave=False, disable=is_hidden)
+        order = memory_format(channels_last=config.train.channels_last)
         with out_of_memory.explained(lambda: memory_advice(config, device)):
             results = evaluate(
-                model.to(device),
+                model.to(device).to(memory_format=order),
                 data,
                 config,
                 device=device,

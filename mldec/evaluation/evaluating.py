@@ -20,11 +20,9 @@ from mldec.evaluators import Evaluator, Thresholded
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.runtime import distributed, out_of_memory
 from mldec.runtime.console import on_terminal
-from mldec.runtime.devices import Precision
+from mldec.runtime.devices import Precision, autocast, memory_format
 
 log = logging.getLogger("mldec")
-
-AUTOCAST = {Precision.fp16: torch.float16, Precision.bf16: torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -48,13 +46,6 @@ class Scores(NamedTuple):
     bad: list[str]  # one message per image that cannot be read
 
 
-def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Return the context of a forward pass in a precision; it does nothing for fp32."""
-    precision = precision.on(device.type)
-    enabled = precision in AUTOCAST
-    return torch.autocast(device.type, dtype=AUTOCAST.get(precision), enabled=enabled)
-
-
 @torch.no_grad()
 def score(
     models: Sequence[nn.Module],
@@ -70,7 +61,7 @@ def score(
         models: images uint8 [B, 3, H, W] and queries [K, D] or None -> logits [B, K]; in evaluation
             mode.
         data: the dataset.
-        config: for the batch size, workers and precision.
+        config: for the batch size, workers, precision and `train.channels_last`.
         device: of the model.
         progress: wraps the batches, such as `tqdm`; None for no progress bar.
 
@@ -82,10 +73,11 @@ def score(
         DataError: from the dataset.
     """
     train, queries = config.train, data.val.classes.queries
+    order = memory_format(channels_last=train.channels_last)
     loader = eval_loader(
         data,
         batch_size=train.eval_batch_size,
-        workers=train.workers,
+        workers=train.loader_workers,
         pin=device.type == "cuda",
         rank=distributed.rank(),
         world_size=distributed.world_size(),
@@ -100,7 +92,7 @@ def score(
             yield batch, [torch.empty(0) for _ in models]
             continue
 
-        images = batch.images.to(device, non_blocking=True)
+        images = batch.images.to(device, non_blocking=True, memory_format=order)
         with autocast(device, train.precision):
             logits = [model(images, queries) for model in models]
         yield batch, [each.float() for each in logits]
@@ -130,7 +122,8 @@ def all_scores(
 
     bar = partial(tqdm, desc=f"score {path}", leave=False, disable=not on_terminal())
     with out_of_memory.explained(lambda: memory_advice(config, device)):
-        model.to(device).eval()
+        order = memory_format(channels_last=config.train.channels_last)
+        model.to(device).to(memory_format=order).eval()
         for batch, [batch_logits] in score([model], data, config, device=device, progress=bar):
             bad += batch.bad
             if len(batch.images):
@@ -264,7 +257,7 @@ def memory_advice(config: Config, device: torch.device) -> str:
         peak = f", {used:.1f} GiB of {capacity:.1f} at the peak"
 
         # Half precision is advised on CUDA only: on a CPU it is slow.
-        if train.precision.on(device.type) is Precision.fp32:
+        if train.precision is Precision.fp32:
             half = "train.precision=bf16, "
 
     # More micro-batches of the same size would be a larger batch.

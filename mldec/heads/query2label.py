@@ -88,6 +88,7 @@ class Query2Label(nn.Module):
         self.queries = nn.Parameter(torch.randn(num_classes, embed_dim))
 
         # The bounds of nn.Linear, since the weights of a class are one row of D.
+        self._kept_positions = torch.empty(0)
         bound = embed_dim**-0.5
         self.fc_weight = nn.Parameter(torch.empty(num_classes, embed_dim).uniform_(-bound, bound))
         self.fc_bias = nn.Parameter(torch.empty(num_classes).uniform_(-bound, bound))
@@ -117,7 +118,7 @@ class Query2Label(nn.Module):
             )
 
         memory = self.input_proj(tokens)
-        positions = sine_positions(tokens.shape[1], memory.shape[-1]).to(memory)
+        positions = self._positions(memory)
 
         for layer in self.encoder:
             memory = layer(memory, positions)
@@ -140,13 +141,33 @@ class Query2Label(nn.Module):
         logits = (self.norm(x) * self.fc_weight).sum(-1) + self.fc_bias
         return logits if weights is None else (logits, weights)
 
+    def _positions(self, memory: Tensor) -> Tensor:
+        """Return the positions of tokens [B, N, D] as [N, D], with their dtype and device."""
+        _, num_tokens, dim = memory.shape
+        # What is made while a network is traced belongs to the trace.
+        if torch.compiler.is_compiling() or type(memory) is not Tensor:
+            return sine_positions(num_tokens, dim, device=memory.device).to(memory.dtype)
 
-def sine_positions(num_tokens: int, dim: int, *, temperature: float = 10_000.0) -> Tensor:
+        # Kept: on a GPU, each forward pass would wait for a copy of them.
+        kept = self._kept_positions
+        if (kept.shape, kept.dtype, kept.device) != (memory.shape[1:], memory.dtype, memory.device):
+            kept = self._kept_positions = sine_positions(num_tokens, dim).to(memory)
+        return kept
+
+
+def sine_positions(
+    num_tokens: int,
+    dim: int,
+    *,
+    device: torch.device | None = None,
+    temperature: float = 10_000.0,
+) -> Tensor:
     """Return the normalised sine positions of DETR for a square map of N tokens.
 
     Args:
         num_tokens: N, a square number.
         dim: width of a position; a multiple of 4. The first half encodes y, the second x.
+        device: that they are computed on.
         temperature: ratio of the longest to the shortest wavelength.
 
     Returns:
@@ -165,8 +186,9 @@ def sine_positions(num_tokens: int, dim: int, *, temperature: float = 10_000.0) 
     # One axis: coordinates from just above 0 to 2 pi, at dim / 4 frequencies, sines and cosines in
     # turn.
     half = dim // 2
-    coordinate = torch.arange(1, side + 1) / (side + 1e-6) * 2 * math.pi
-    angle = coordinate[:, None] / temperature ** (2 * (torch.arange(half) // 2) / half)
+    coordinate = torch.arange(1, side + 1, device=device) / (side + 1e-6) * 2 * math.pi
+    exponent = 2 * (torch.arange(half, device=device) // 2) / half
+    angle = coordinate[:, None] / temperature**exponent
     axis = torch.stack((angle[:, 0::2].sin(), angle[:, 1::2].cos()), dim=2).flatten(1)
 
     # Both axes are alike because the map is square.

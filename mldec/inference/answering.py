@@ -1,6 +1,5 @@
 """The way from images to their rows: decode, score, choose, draw."""
 
-import os
 from collections.abc import Iterator
 
 import torch
@@ -13,6 +12,7 @@ from mldec.inference.engine import Engine
 from mldec.inference.inputs import Item
 from mldec.inference.pictures import Pictures
 from mldec.inference.rows import Row, Rule
+from mldec.runtime.devices import processors
 from mldec.runtime.signals import NothingCame, StopRequest
 
 BATCH_SIZE, BATCH_SIZE_GPU = 16, 64  # images at a time by default
@@ -133,16 +133,6 @@ def _default_workers(on_gpu: bool) -> int:
     """Return the number of processes that decode."""
     count = processors()
     return count if on_gpu or count > 1 else 0
-
-
-def processors() -> int:
-    """Return the number of processors for this process; torchrun's processes share them."""
-    # Not every system can limit a process to some processors.
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
-    return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def counted(images: int) -> str:

@@ -20,6 +20,7 @@ from mldec.exported.metadata import SUFFIXES
 from mldec.exported.opened import Exported, open_exported
 from mldec.inference.scoring import probabilities
 from mldec.runtime import out_of_memory
+from mldec.runtime.devices import Precision, autocast, memory_format
 
 
 class Answers(NamedTuple):
@@ -42,6 +43,7 @@ class Engine(Protocol):
         image_size: pixels per side of the network's input.
         shorter_side: pixels of the shorter side of an image that the network's input is made of; a
             smaller image would have to be enlarged.
+        precision: number format of the forward pass, such as "bf16".
         zero_shot: it scores any classes that have word vectors; see `for_classes`.
     """
 
@@ -52,6 +54,7 @@ class Engine(Protocol):
     decoder: str
     image_size: int
     shorter_side: int
+    precision: str
     zero_shot: bool
 
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
@@ -84,9 +87,10 @@ class TorchEngine:
 
     Args:
         loaded: from `checkpoint.load_model`.
+        precision: of the forward pass.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, precision: Precision = Precision.auto) -> None:
         self.loaded = loaded
         self.path = loaded.path
         self.classes = loaded.classes
@@ -97,6 +101,11 @@ class TorchEngine:
         self.image_size = loaded.transform.image_size
         self.shorter_side = loaded.transform.shorter_side
         self.device = next(loaded.model.parameters()).device
+        self._precision = precision.on(self.device)
+        self.precision = self._precision.value
+        # What tensor cores want; a CPU is not always faster with it.
+        self._order = memory_format(channels_last=self.device.type == "cuda")
+        loaded.model.to(memory_format=self._order)
         queries = loaded.classes.queries
         self.zero_shot = queries is not None
         self._queries = None if queries is None else queries.to(self.device)
@@ -106,16 +115,18 @@ class TorchEngine:
         """Score images; see `Engine`."""
         with out_of_memory.explained(lambda: _advice(self.device, len(images), self.image_size)):
             model = self.loaded.model
-            batch = _stacked(images).to(self.device, non_blocking=True)
-            tokens = model.backbone(batch)
-            scores = probabilities(self.loaded, model.classify(tokens, self._queries)).cpu()
+            batch = _stacked(images).to(self.device, non_blocking=True, memory_format=self._order)
+            with autocast(self.device, self._precision):
+                tokens = model.backbone(batch)
+                logits = model.classify(tokens, self._queries)
+            scores = probabilities(self.loaded, logits).cpu()
             pooled = tokens.float().mean(1).cpu() if features else None
         return Answers(scores, pooled)
 
     def for_classes(self, classes: Classes) -> "TorchEngine":
         """Return an engine that scores other classes; see `Engine`."""
         check_queries(self.loaded.classes, classes, "the checkpoint")
-        return TorchEngine(replace(self.loaded, classes=classes))
+        return TorchEngine(replace(self.loaded, classes=classes), self._precision)
 
 
 class ExportedEngine:
@@ -139,6 +150,7 @@ class ExportedEngine:
         self._set_classes(classes)
 
         self.image_size = metadata.image_size
+        self.precision = metadata.precision
         eval_transform = EvalTransform(
             image_size=metadata.image_size,
             crop=metadata.crop,
@@ -198,7 +210,7 @@ def check_exported_options(args: argparse.Namespace, *others: str) -> None:
     Raises:
         ConfigError: if one is.
     """
-    for name in ("weights", "image_size", "class_names", "plugin", *others):
+    for name in ("weights", "image_size", "class_names", "plugin", "precision", *others):
         if getattr(args, name):
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(

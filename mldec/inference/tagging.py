@@ -47,6 +47,7 @@ from mldec.inference.rows import Content, Row, Rule, chosen_rule
 from mldec.inference.stream import Stream
 from mldec.runtime import distributed
 from mldec.runtime.console import keep_output_clean
+from mldec.runtime.devices import Precision
 from mldec.runtime.signals import listening
 
 log = logging.getLogger("mldec")
@@ -196,6 +197,7 @@ def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
         return ExportedEngine(Path(args.checkpoint), classes)
 
     loaded = load_model(**chosen_model(args), device=device)
+    distributed.prepare_device(device, tf32=loaded.config.train.tf32)
     if args.classes is not None:
         loaded = with_classes(loaded, args.classes, args.vectors)
     if not loaded.classes.names:
@@ -203,7 +205,7 @@ def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
         if can_make(loaded.classes):
             fault = "has no classes of its own: pass --classes"
         raise CheckpointError(f"{args.checkpoint} {fault}")
-    return TorchEngine(loaded)
+    return TorchEngine(loaded, Precision(args.precision or "auto"))
 
 
 def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any]:
@@ -219,6 +221,7 @@ def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any
     return {
         "the checkpoint": sha256_of(engine.path),
         "--weights": args.weights,
+        "--precision": engine.precision,
         "--image-size": engine.image_size,
         "the classes": digest(engine.classes.names),
         "the word vectors": vectors,

@@ -8,7 +8,7 @@ checkpoint is better than another one on the same images. It needs pip install '
 
 import argparse
 
-from mldec.cli import add_model_options, command, fraction, run_command
+from mldec.cli import add_model_options, add_precision_option, command, fraction, run_command
 
 
 def parser() -> argparse.ArgumentParser:
@@ -19,6 +19,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
     )
+    add_precision_option(arguments, "that of the training; fp32 on a CPU")
     arguments.add_argument(
         "--threshold",
         type=fraction,

@@ -12,7 +12,7 @@ from mldec import build
 from mldec.calibration.stored import chosen_thresholds
 from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.queries import can_make
-from mldec.cli import chosen_model
+from mldec.cli import chosen_model, precision_setting
 from mldec.config.schema import Config
 from mldec.data.base import DataModule
 from mldec.data.fingerprint import fingerprint
@@ -20,7 +20,7 @@ from mldec.errors import ConfigError, DataError
 from mldec.evaluation import Scores, all_scores
 from mldec.evaluation.command import (
     check_class_names,
-    choose_precision,
+    fit_to_device,
     scorer,
 )
 from mldec.evaluation.opening import asked_for, check_size, chosen_data, warn_of_scores
@@ -86,11 +86,12 @@ class Subject:
 def prepare(args: argparse.Namespace) -> Subject:
     """Load the checkpoint of a command line, and the data that it is asked about."""
     path = args.checkpoint
+    args.settings += precision_setting(args)
     loaded = load_model(**chosen_model(args))
     check_class_names(loaded, args)
     config, parts = chosen_data(loaded, args)
     device = distributed.pick_device(config.device)
-    choose_precision(config, args.settings, device)
+    fit_to_device(config, args.settings, device)
 
     # Images that cannot be read are part of the report.
     data = replace(build.data(parts), bad_images="skip")

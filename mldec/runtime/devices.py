@@ -1,9 +1,17 @@
-"""Names of devices and of number formats, which can be checked before torch is imported."""
+"""Devices, processors and number formats; their names can be checked before torch is imported."""
 
+import os
 import re
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from mldec.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+# The first GPUs whose tensor cores multiply bfloat16; older ones emulate it.
+BF16_CAPABILITY = (8, 0)
 
 
 def check_device(name: str) -> None:
@@ -18,27 +26,68 @@ def check_device(name: str) -> None:
         )
 
 
+def processors() -> int:
+    """Return the number of processors for this process; torchrun's processes share them."""
+    # Not every system can limit a process to some processors.
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
 class Precision(Enum):
     """Number format of the forward pass; weights, losses and metrics stay in float32."""
 
-    auto = "auto"  # fp16 on CUDA, as the official recipes; fp32 elsewhere
+    auto = "auto"  # what the device does well: see `on`
     fp32 = "fp32"
-    fp16 = "fp16"
+    fp16 = "fp16"  # on CUDA, as the official recipes; fp32 on a CPU
     bf16 = "bf16"
 
-    def on(self, device_type: str) -> "Precision":
-        """Return the number format for a type of device, such as "cuda"; never `auto`."""
+    def on(self, device: "torch.device") -> "Precision":
+        """Return the number format that is used on a device; never `auto`.
+
+        `auto` is bf16 on CUDA devices that compute with it (capability 8.0 and above), fp16 on
+        older ones, and fp32 on a CPU.
+        """
+        if device.type != "cuda":
+            return Precision.bf16 if self is Precision.bf16 else Precision.fp32
         if self is not Precision.auto:
             return self
-        return Precision.fp16 if device_type == "cuda" else Precision.fp32
 
-    def warning(self, device_type: str) -> str | None:
-        """Return a line of warning if this number format is slow on a type of device, else None."""
-        if device_type != "cpu" or self.on(device_type) is Precision.fp32:
+        from torch.cuda import get_device_capability
+
+        # `torch.cuda.is_bf16_supported` counts emulation too.
+        has_bf16 = get_device_capability(device) >= BF16_CAPABILITY
+        return Precision.bf16 if has_bf16 else Precision.fp16
+
+    @property
+    def half(self) -> "torch.dtype | None":
+        """Return the dtype of matrix products and convolutions under autocast; None for fp32."""
+        import torch
+
+        return {Precision.fp16: torch.float16, Precision.bf16: torch.bfloat16}.get(self)
+
+    def warning(self, device: "torch.device") -> str | None:
+        """Return a line of warning if this number format is slow on a device, else None."""
+        if device.type != "cpu" or self is not Precision.bf16:
             return None
-
-        times = {Precision.fp16: "nine", Precision.bf16: "eight"}[self]
         return (
-            f"train.precision={self.value} is slow on a CPU without instructions for it, "
-            f"up to {times} times slower than fp32: compare with train.precision=fp32"
+            "train.precision=bf16 is slow on a CPU without instructions for it, "
+            "up to eight times slower than fp32: compare with train.precision=fp32"
         )
+
+
+def autocast(device: "torch.device", precision: Precision) -> "torch.autocast":
+    """Return the context of a forward pass in a precision; it does nothing for fp32."""
+    import torch
+
+    half = precision.on(device).half
+    return torch.autocast(device.type, dtype=half, enabled=half is not None)
+
+
+def memory_format(*, channels_last: bool) -> "torch.memory_format":
+    """Return the order in which images, feature maps and convolution weights lie in memory."""
+    import torch
+
+    return torch.channels_last if channels_last else torch.contiguous_format

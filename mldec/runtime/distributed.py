@@ -12,13 +12,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mldec.errors import ConfigError, UserError
+from mldec.errors import ConfigError, Stopped, UserError
 from mldec.runtime.devices import check_device
 
 T = TypeVar("T")
 
 # The environment variables that torchrun sets, and that describe the group of processes.
 GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# How long a process waits for the others before it gives up: longer than what one of them does
+# alone, such as a download. Without it, NCCL would take the half hour of gloo.
+TIMEOUT = timedelta(minutes=20)
 # How long another process waits for the message of the main one before it prints its own.
 MAIN_SPEAKS_FIRST = timedelta(seconds=10)
 
@@ -43,23 +46,43 @@ def pick_device(name: str) -> torch.device:
 
     Args:
         name: "auto", "cpu", "cuda" or "cuda:<n>". Under torchrun "auto" and "cuda" give each
-            process its own GPU.
+            process its own GPU, otherwise the first one.
+
+    Returns:
+        The device; one of CUDA always has an index.
 
     Raises:
         ConfigError: if the name is unknown, or there is no such device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and "LOCAL_RANK" in os.environ:
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     check_device(name)
 
     kind, _, number = name.partition(":")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+    if kind == "cpu":
+        return torch.device("cpu")
+    if int(number) >= torch.cuda.device_count():
         raise ConfigError(
             f"device {name} is not there: {torch.cuda.device_count()} CUDA devices; use device=cpu"
         )
-    return torch.device(kind, int(number)) if number else torch.device(kind)
+    return torch.device("cuda", int(number))
+
+
+def prepare_device(device: torch.device, *, tf32: bool) -> None:
+    """Make a device the one of this process, and say what float32 means on it.
+
+    Args:
+        device: from `pick_device`.
+        tf32: round the factors of float32 products to TF32 (10 bits of mantissa instead of 23), in
+            matrix products and convolutions alike; torch would by default in convolutions only. It
+            has no effect on a CPU.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
 
 
 def check_environment() -> None:
@@ -96,20 +119,29 @@ def processes(device: torch.device) -> Iterator[None]:
     Raises:
         ConfigError: if the variables that describe the group are incomplete.
     """
-    if "RANK" in os.environ:
-        check_environment()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-
     if "RANK" not in os.environ:
         yield
         return
 
+    check_environment()
     store, number, size = _rendezvous()
-    # Evaluation exchanges scores between processes in main memory, gradients travel between GPUs.
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=number, world_size=size)
-    yield
+    on_cuda = device.type == "cuda"
+    dist.init_process_group(
+        # Evaluation exchanges scores between processes in main memory, gradients travel between
+        # GPUs.
+        "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+        store=store,
+        rank=number,
+        world_size=size,
+        timeout=TIMEOUT,
+        # With it NCCL connects now, and its faults are named here instead of in the first step.
+        device_id=device if on_cuda else None,
+    )
+    try:
+        yield
+    except Stopped:
+        dist.destroy_process_group()
+        raise
 
     # Not after an error: the others may be waiting inside the group.
     dist.destroy_process_group()
@@ -154,7 +186,7 @@ def said_once(line: str) -> str:
 
 def _rendezvous() -> tuple[dist.Store, int, int]:
     """Return the store of the group, the rank of this process, and the number of processes."""
-    store, number, size = next(dist.rendezvous("env://"))
+    store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
 
     # After a restart by torchrun the store still holds the keys of the processes before.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)

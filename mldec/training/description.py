@@ -21,8 +21,13 @@ MOST_CLASSES_PER_QUERY = 49
 ENOUGH_FOR_BATCH_NORM = 16  # images; with fewer the statistics are noisy (group norm, figure 1)
 
 
-def opening(trainer: Trainer) -> str:
-    """Describe what is about to be trained, on which data, and where it starts."""
+def opening(trainer: Trainer, wanted: Precision) -> str:
+    """Describe what is about to be trained, on which data, and where it starts.
+
+    Args:
+        trainer: of the run.
+        wanted: the precision that the user asked for.
+    """
     config, learner = trainer.config, trainer.learner
     train, val = trainer.data.train, trainer.data.val
 
@@ -32,8 +37,8 @@ def opening(trainer: Trainer) -> str:
         parameters = f"{trainable / 1e6:.2f} of {total / 1e6:.2f} M parameters train"
 
     precision = learner.precision.value
-    if config.train.precision is Precision.auto:
-        precision += " (auto)"
+    if learner.precision is not wanted:
+        precision += f" (train.precision={wanted.value})"
 
     batch = f"batches of {config.train.batch_size:,} images"
     if config.train.batch_per_gpu is not None:

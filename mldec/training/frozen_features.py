@@ -18,11 +18,11 @@ from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import Transform
 from mldec.data.workers import end_workers, unwrap
 from mldec.errors import ConfigError, DataError, Stopped
-from mldec.evaluation import autocast
 from mldec.files.cached import cache_folder
 from mldec.files.results import replacing
 from mldec.runtime import distributed
 from mldec.runtime.console import on_terminal
+from mldec.runtime.devices import autocast
 from mldec.runtime.signals import StopRequest
 
 log = logging.getLogger("mldec")
@@ -147,7 +147,10 @@ def _compute(
     """Compute the tokens of the validation images of a data set, and write a file for each."""
     train = config.train
     loader = eval_loader(
-        data, batch_size=train.eval_batch_size, workers=train.workers, pin=device.type == "cuda"
+        data,
+        batch_size=train.eval_batch_size,
+        workers=train.loader_workers,
+        pin=device.type == "cuda",
     )
     was_training = backbone.training
     backbone.eval()
@@ -202,7 +205,7 @@ def _network_key(
     # pooling; where they were loaded from is of no importance.
     settings = sorted((key, str(value)) for key, value in config.backbone.items())
     settings = [(key, value) for key, value in settings if key != "pretrained"]
-    precision = config.train.precision.on(device.type).value
+    precision = config.train.precision.on(device).value
     facts = (FORMAT, torch.__version__, device.type, precision, settings, data.transform)
 
     digest = hashlib.sha256(repr(facts).encode())

@@ -14,11 +14,10 @@ from mldec.checkpoint import Checkpoint, load_strict
 from mldec.config.schema import Config, NonFinite
 from mldec.data.loader import Batch, sample_seed
 from mldec.errors import CheckpointError, ConfigError
-from mldec.evaluation import autocast
 from mldec.model import Classifier
 from mldec.optim import build_schedule, check_state, fast_forward, own_implementation, step_if
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision
+from mldec.runtime.devices import Precision, autocast, memory_format
 from mldec.training.trainable import freeze, optimizer
 from mldec.training.word_queries import augment, check
 
@@ -77,7 +76,7 @@ class Learner:
         train = config.train
         check(train, queries)
 
-        self.memory_format = torch.channels_last if train.channels_last else torch.contiguous_format
+        self.memory_format = memory_format(channels_last=train.channels_last)
         # One process has all images, whatever its device.
         if train.sync_batchnorm and distributed.world_size() > 1:
             if device.type != "cuda":
@@ -96,7 +95,7 @@ class Learner:
         self.frozen_norms = freeze(model, train)  # they stay in evaluation mode
         self.optimizer = optimizer(model, config.optim)
         self.schedule = self._build_schedule()
-        self.precision = train.precision.on(device.type)
+        self.precision = train.precision.on(device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is Precision.fp16)
         self.ema = ModelEmaV3(model, decay=train.ema_decay) if train.ema_decay else None
         # The step after which the moving average is a copy of the weights.
@@ -104,7 +103,11 @@ class Learner:
 
         # `net` is what a step calls; `model` shares its parameters, and has the names that
         # checkpoints use.
-        net: nn.Module = torch.compile(model) if train.compile else model  # type: ignore[assignment]
+        net: nn.Module = model
+        if train.compile:
+            # A ragged last batch gets a static graph of its own. By default it would make the sizes
+            # of all later batches dynamic, and their convolutions slow.
+            net = torch.compile(model, dynamic=False)  # type: ignore[assignment]
         self.net = distributed.wrap(net, static=train.accumulate == 1 and not train.compile)
 
         self.step = 0  # finished steps

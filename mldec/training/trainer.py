@@ -77,7 +77,7 @@ class Trainer:
         )
         pin = device.type == "cuda"
         self.loader = train_loader(
-            data, self.batches, workers=train.workers, pin=pin, mix=config.mix
+            data, self.batches, workers=train.loader_workers, pin=pin, mix=config.mix
         )
         steps, queries = train.epochs * self.batches.steps, data.train.classes.queries
         self.learner = Learner(config, model, loss, device=device, steps=steps, queries=queries)

@@ -242,18 +242,11 @@ def test_the_words_of_tab_completion_pass(word: str) -> None:
     assert prepare([word, "install=bash"]) == [word, "install=bash"]
 
 
-def test_no_recipe_names_fp16_which_a_cpu_would_take_too() -> None:
-    named = {name: compose([f"+experiment={name}"]).train.precision for name in experiments()}
-    assert Precision.fp16 not in named.values()
-    assert named["coco_tresnet_l"] is named["imagenet_resnet50_a2"] is Precision.auto
-
-
-def test_a_run_in_auto_goes_on_from_one_that_names_its_precision() -> None:
-    old = compose(["+experiment=coco_tresnet_l", "train.precision=fp16"])
-    assert diff(old, compose(["+experiment=coco_tresnet_l"])) == []
-    assert diff(old, compose(["+experiment=coco_tresnet_l", "train.precision=fp32"])) == [
-        "train.precision: fp16 -> fp32"
-    ]
+def test_the_recipes_of_authors_who_trained_in_half_precision_name_it() -> None:
+    for name in ("coco_tresnet_l", "imagenet_resnet50_a2", "q2l_coco_resnet101_448"):
+        config = compose([f"+experiment={name}"])
+        assert config.train.precision is Precision.fp16
+        assert config.train.channels_last
 
 
 def test_resume_and_init_exclude_each_other(digits: Config) -> None:
@@ -268,7 +261,7 @@ def test_nothing_chosen_names_what_is_missing() -> None:
 
 def test_plain_form_round_trips(digits: Config) -> None:
     plain = to_dict(digits)
-    assert plain["train"]["precision"] == "fp32"
+    assert plain["train"]["precision"] == "auto"
     assert parse(plain) == digits
     assert yaml.safe_load(to_yaml(digits)) == plain
 

@@ -5,7 +5,8 @@ import torch
 
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
-from mldec.evaluation.command import choose_precision, table
+from mldec.evaluation.command import fit_to_device, table
+from mldec.runtime import distributed
 
 CPU = torch.device("cpu")
 
@@ -22,7 +23,8 @@ def config() -> Config:
         ("fp16", [], "fp32", "INFO"),
         ("bf16", ["train.precision=bf16"], "bf16", "WARNING"),
         ("fp32", [], "fp32", None),
-        ("auto", [], "auto", None),
+        ("fp16", ["train.precision=fp16"], "fp32", "INFO"),
+        ("auto", [], "fp32", None),
     ],
 )
 def test_half_precision_is_left_out_on_a_cpu_unless_it_is_chosen(
@@ -32,16 +34,21 @@ def test_half_precision_is_left_out_on_a_cpu_unless_it_is_chosen(
     used: str,
     level: str | None,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level("INFO", "mldec")
+    prepared = []
+    monkeypatch.setattr(distributed, "prepare_device", lambda *device, tf32: prepared.append(tf32))
     changed = override(config, [f"train.precision={recorded}"])
-    choose_precision(changed, words, CPU)
+    fit_to_device(changed, words, CPU)
     assert changed.train.precision.value == used
     assert [record.levelname for record in caplog.records] == ([level] if level else [])
 
-    on_cuda = override(config, [f"train.precision={recorded}"])
-    choose_precision(on_cuda, words, torch.device("cuda"))
+    on_cuda = override(config, [f"train.precision={recorded}", "train.tf32=true"])
+    fit_to_device(on_cuda, words, torch.device("cuda:0"))
     assert on_cuda.train.precision.value == recorded
+    assert (changed.train.channels_last, on_cuda.train.channels_last) == (False, True)
+    assert prepared == [False, True]
 
 
 def test_percentages_stand_above_numbers_of_classes() -> None:

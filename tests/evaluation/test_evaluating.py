@@ -18,7 +18,6 @@ from mldec.errors import ConfigError, DataError
 from mldec.evaluation import (
     Results,
     all_scores,
-    autocast,
     evaluate,
     evaluate_all,
     left_out,
@@ -28,7 +27,7 @@ from mldec.evaluation import (
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision
+from mldec.runtime.devices import Precision, autocast
 
 CPU = torch.device("cpu")
 GIB = 2**30

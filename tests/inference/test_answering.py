@@ -1,4 +1,3 @@
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from mldec.data.base import Classes
 from mldec.data.transforms import EvalTransform
 from mldec.errors import Stopped
 from mldec.inference import answering as answering_module
-from mldec.inference.answering import Answering, counted, processors
+from mldec.inference.answering import Answering, counted
 from mldec.inference.engine import Answers
 from mldec.inference.inputs import Inputs, Item
 from mldec.inference.rows import Rule
@@ -119,17 +118,6 @@ def test_a_decoder_that_hangs_does_not_keep_the_process(
     with pytest.raises(Stopped, match=r"^stopped by SIGINT after 0 images$") as error:
         list(answering().rows(iter(photos), stop))
     assert error.value.status == 130
-
-
-def test_the_processors_are_shared_by_the_processes_of_torchrun(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert processors() == 6
-    for processes, expected in ((2, 3), (4, 1), (8, 1)):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-        assert processors() == expected
 
 
 def test_a_single_processor_is_not_shared_with_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,23 +4,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from support import read_option
-
-from mldec.losses.label_counts import LabelCounts
+from support import loss_of_option, read_option
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "loss").glob("*.yaml"))
 
 
 def test_there_are_options():
     assert {path.stem for path in FILES} >= {"asl", "asl_single_label", "bce", "cross_entropy"}
-
-
-def option(path: Path) -> torch.nn.Module:
-    """Build the loss of an option file, with the counts of a small data set if it wants them."""
-    target, node = read_option(path)
-    if "label_counts" in inspect.signature(target).parameters:
-        node["label_counts"] = lambda: LabelCounts(torch.arange(1, 6), torch.arange(19, 14, -1))
-    return target(**node)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -34,7 +24,7 @@ def test_an_option_fits_the_signature_of_its_class(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_an_option_gives_one_finite_number_that_falls_along_its_gradient(path, dtype):
     torch.manual_seed(0)
-    loss = option(path)
+    loss = loss_of_option(path)
     assert loss.reduction in ("sum", "mean")
     logits = torch.randn(8, 5).to(dtype).requires_grad_()
     targets = F.one_hot(torch.arange(8) % 5, 5).to(torch.int8)
@@ -58,7 +48,7 @@ def test_an_option_gives_one_finite_number_that_falls_along_its_gradient(path, d
 )
 def test_the_reduction_is_what_the_value_does_when_the_batch_is_doubled(path):
     torch.manual_seed(0)
-    loss = option(path)
+    loss = loss_of_option(path)
     logits, targets = torch.randn(8, 5), F.one_hot(torch.arange(8) % 5, 5)
     once, twice = loss(logits, targets), loss(logits.repeat(2, 1), targets.repeat(2, 1))
     torch.testing.assert_close(twice, once * (2 if loss.reduction == "sum" else 1))

@@ -1,6 +1,7 @@
 """What several tests need: a run of seconds, and a tiny COCO tree."""
 
 import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ import torch
 import torch.distributed
 import yaml
 from PIL import Image
-from torch import multiprocessing
+from torch import multiprocessing, nn
 
 from mldec import build
 from mldec.config.compose import config_dir
@@ -79,6 +80,17 @@ def read_option(path: Path) -> tuple[Any, dict[str, Any]]:
     node = yaml.safe_load(path.read_text(encoding="utf-8"))
     module, _, name = node.pop("_target_").rpartition(".")
     return getattr(importlib.import_module(module), name), node
+
+
+def loss_of_option(path: Path, classes: int = 5) -> nn.Module:
+    """Build the loss of an option file, with the counts of a small data set if it wants them."""
+    from mldec.losses.label_counts import LabelCounts
+
+    target, node = read_option(path)
+    if "label_counts" in inspect.signature(target).parameters:
+        positives = torch.arange(1, classes + 1)
+        node["label_counts"] = lambda: LabelCounts(positives, 20 - positives)
+    return target(**node)
 
 
 def one_line(err: str, *parts: str) -> None:
@@ -175,7 +187,7 @@ def assert_equal(one: Any, other: Any, path: str = "") -> None:
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
-    """Return metrics.jsonl without what the clock says."""
+    """Return metrics.jsonl without what the clock and the memory of the device say."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("time", "train/images_per_second", "train/data_wait")
+    timed = ("time", "train/images_per_second", "train/data_wait", "train/memory_gib")
     return [{key: value for key, value in line.items() if key not in timed} for line in lines]

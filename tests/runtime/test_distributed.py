@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from support import QUICK, one_line
+from torch.cuda._utils import _get_device_index
 
 from mldec.config.compose import compose
-from mldec.errors import ConfigError
+from mldec.errors import ConfigError, Stopped
 from mldec.runtime import distributed
 from mldec.runtime.distributed import pick_device
 
@@ -134,15 +136,68 @@ def test_settings_agree(name: str) -> None:
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device("cuda:1") == torch.device("cuda:1")
-    assert pick_device("cuda") == torch.device("cuda")
+    assert pick_device("cuda") == torch.device("cuda:0")
     for name in ("cuda:2", "cuda:0099", "cuda:9999"):
         with pytest.raises(
             ConfigError, match=f"device {name} is not there: 2 CUDA devices; use device=cpu"
         ):
             pick_device(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert pick_device("auto") == torch.device("cuda:0")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert pick_device("auto") == torch.device("cuda:1")
     monkeypatch.setenv("LOCAL_RANK", "x")
     with pytest.raises(ConfigError, match="device 'cuda:x' is unknown"):
         pick_device("cuda")
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda", "cuda:1"])
+def test_torch_takes_every_device_that_is_picked(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    # What torch.cuda.set_device does first: it refuses a device without an index.
+    index = _get_device_index(pick_device(name))
+    assert index == (1 if name == "cuda:1" else 0)
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_float32_means_the_same_in_products_and_convolutions(
+    tf32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not tf32)
+    before = torch.get_float32_matmul_precision()
+    try:
+        distributed.prepare_device(torch.device("cpu"), tf32=tf32)
+        assert torch.get_float32_matmul_precision() == before
+
+        distributed.prepare_device(torch.device("cuda:1"), tf32=tf32)
+        assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is tf32
+        assert chosen == [torch.device("cuda:1")]
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("error", [None, Stopped("stopped by SIGTERM", 143), ConfigError("no")])
+def test_a_group_is_left_at_the_end_and_after_an_orderly_stop(
+    error: Exception | None, join: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join(0)
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **words: calls.append(words))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append({}))
+
+    for device in (torch.device("cpu"), torch.device("cuda:1")):
+        calls.clear()
+        with suppress(type(error) if error else ()), distributed.processes(device):
+            if error:
+                raise error
+
+        # NCCL connects at once, and a process that hangs is noticed.
+        joined, *left = calls
+        assert joined["device_id"] == (device if device.type == "cuda" else None)
+        assert joined["timeout"] == distributed.TIMEOUT
+        assert len(left) == (not isinstance(error, ConfigError))
