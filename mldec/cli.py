@@ -48,9 +48,11 @@ def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = Fa
 
     Args:
         arguments: of the command.
-        exported: the command takes files of `mldec.export` as well.
+        exported: the command takes ONNX files of `mldec.export` as well.
     """
-    files = "; or a file of mldec.export" if exported else ""
+    files = ""
+    if exported:
+        files = "; or an .onnx file of mldec.export (a .pt2 file is refused: it can run code)"
     arguments.add_argument(
         "checkpoint",
         help="a run's folder, such as outputs/digits, a checkpoint in it, a released .pth file, "

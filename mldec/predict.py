@@ -18,7 +18,8 @@ The row then has `picture`, the path of that JPEG file.
 A zero-shot checkpoint scores other classes too: `--classes "zebra, umbrella"`. Their word vectors
 are made by the text encoder of its training; after training on a file, pass `--vectors glove.txt`.
 
-Files of mldec.export (.onnx, .pt2) are answered from as well.
+An .onnx file of mldec.export is answered from as well, a .pt2 file is not: loading one can run code
+that it holds.
 """
 
 import argparse

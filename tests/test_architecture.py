@@ -122,6 +122,11 @@ def test_one_module_knows_torch_distributed() -> None:
     assert importers("torch.distributed") - {"mldec.train"} == {"mldec.runtime.distributed"}
 
 
+def test_one_module_imports_onnx_runtime() -> None:
+    # It switches off the telemetry before.
+    assert importers("onnxruntime") == {"mldec.exported.onnx_file"}
+
+
 def test_parts_know_no_rank_and_do_not_print() -> None:
     for module, path in MODULES.items():
         if top(module) in PARTS:

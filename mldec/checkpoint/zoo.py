@@ -22,6 +22,8 @@ from mldec.files.torch_files import hash_record, known_hashes, sha256_of, write_
 
 _ML_DECODER = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
 _ASL = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ASL/"
+# Where users report that the authors' links answer 403 Forbidden.
+_REPORT = "https://github.com/Alibaba-MIIL/ML_Decoder/issues/87"
 _GIB = 2**30
 _TIMEOUT = 30  # seconds without a byte from the server
 _CHUNK = 2**20  # bytes per read
@@ -153,8 +155,11 @@ def download(
         if isinstance(error, HTTPError):
             error.close()
 
-        remedy = f"fetch it in another way and put it at {destination}"
-        raise CheckpointError(f"cannot download {url} ({_reason(error)}); {remedy}") from error
+        raise CheckpointError(
+            f"cannot download {url} ({_reason(error)}); since 2026-05-14 the authors' links are "
+            f"reported to answer 403 ({_REPORT}): pass a copy that you have, as "
+            f"/path/to/{destination.name}, in place of the zoo: name, or put it at {destination}"
+        ) from error
 
 
 class _HttpsOnly(HTTPRedirectHandler):

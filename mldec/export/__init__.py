@@ -1,7 +1,8 @@
 """Export a checkpoint as one file that answers by itself, and prove that it answers alike.
 
 `python -m mldec.export best.pt model.onnx` writes an ONNX file, `model.pt2` a program of
-torch.export. Input: images uint8 [B, 3, S, S], RGB, as many as one likes. Outputs, in this order:
+torch.export, for programs of your own: no command opens it, because loading one can run code that
+it holds. Input: images uint8 [B, 3, S, S], RGB, as many as one likes. Outputs, in this order:
 probabilities float32 [B, K] and decisions bool [B, K]. Normalisation, calibration and thresholds
 are inside. With --any-size the resize is too, and all images of a batch have one size H x W.
 

@@ -1,6 +1,7 @@
 """Export a checkpoint: the work of the command `mldec.export`."""
 
 import argparse
+import io
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -8,6 +9,7 @@ from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -18,16 +20,17 @@ from mldec.data.base import fixed_sample
 from mldec.data.transforms import to_tensor
 from mldec.errors import ConfigError, DataError, UserError, say, writing
 from mldec.export.program import Program, of_other_classes, open_axes, traced
-from mldec.export.verify import check, compare, generated, stored
-from mldec.exported import onnx_file, torch_file
-from mldec.exported.metadata import NEEDED, ONNX, Metadata, check_suffix, require_onnx
-from mldec.exported.opened import Exported, open_exported
+from mldec.export.verify import Exported, TorchFile, check, compare, generated, stored
+from mldec.exported import onnx_file
+from mldec.exported.metadata import NEEDED, ONNX, Metadata, require_onnx
 from mldec.files.results import check_targets
 from mldec.files.torch_files import sha256_of
 from mldec.inference.classes import check_class_options, with_classes
 from mldec.inference.scoring import DEFAULT_THRESHOLD
 from mldec.runtime import provenance
 
+PT2 = ".pt2"
+EXTRA = "mldec.json"  # of the file of metadata in a .pt2 file
 CALIBRATION_IMAGES = 128  # of an int8 file
 MADE_UP = 2  # classes of a zero-shot model, beyond the fewest, that are compared too
 
@@ -44,7 +47,11 @@ def run(args: argparse.Namespace) -> None:
     """
     # Everything that can be refused at once comes before the model.
     out = Path(args.out)
-    check_suffix(out)
+    if out.suffix not in (ONNX, PT2):
+        raise ConfigError(
+            f"{out}: the name of an exported file ends in .onnx (ONNX) or .pt2 (torch.export); "
+            f"choose one of them"
+        )
     check_targets(args.out)
     check_class_options(args)
     if out.suffix == ONNX:
@@ -77,7 +84,12 @@ def run(args: argparse.Namespace) -> None:
     try:
         with writing(out):
             temporary.write_bytes(content)
-        sentences = list(proofs(open_exported(temporary), program, loaded, args))
+        exported: Exported
+        if out.suffix == ONNX:
+            exported = onnx_file.OnnxFile(temporary)
+        else:
+            exported = TorchFile(content, metadata)
+        sentences = list(proofs(exported, program, loaded, args))
         with writing(out):
             temporary.replace(out)
     finally:
@@ -183,7 +195,9 @@ def to_bytes(
     """
     graph = traced(program, loaded, args.checkpoint)
     if Path(args.out).suffix != ONNX:
-        return torch_file.content(graph, metadata)
+        buffer = io.BytesIO()
+        torch.export.save(graph, buffer, extra_files={EXTRA: metadata.to_json()})
+        return buffer.getvalue()
 
     model = onnx_file.translated(graph, open_axes(program), args.checkpoint)
     if metadata.precision == "int8":

@@ -1,9 +1,11 @@
 """Compare an exported file with its checkpoint, image by image."""
 
+import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,9 +16,9 @@ from mldec import build
 from mldec.checkpoint import Loaded
 from mldec.data.base import DataModule, StoredImages, picture
 from mldec.data.transforms import to_tensor
-from mldec.errors import CheckpointError, DataError, complain
+from mldec.errors import CheckpointError, DataError, brief, complain
 from mldec.evaluators.average_precision import average_precision
-from mldec.exported.opened import Exported
+from mldec.exported.metadata import Metadata
 from mldec.inference.decoding import read_item
 from mldec.inference.inputs import Inputs
 from mldec.inference.scoring import decided, scores
@@ -29,6 +31,45 @@ PROBABILITY, RESIZED, MEAN_AP = 1e-4, 2e-2, 0.1
 
 # An image, and its labels of the checkpoint's classes if they are known: 1, 0 or -1, [K].
 Picture = tuple[Image.Image, Tensor | None]
+
+
+class Exported(Protocol):
+    """An exported file that is ready to answer."""
+
+    metadata: Metadata
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return probabilities float32 [B, K] and decisions bool [B, K].
+
+        Args:
+            inputs: images uint8 [B, 3, H, W], and word vectors float32 [K, D] if the file asks for
+                them.
+        """
+        ...
+
+
+class TorchFile:
+    """A `.pt2` file in torch, in the process that made it.
+
+    Args:
+        content: its bytes. torch.export.load unpickles them, and so runs what they hold: they never
+            come from a file.
+        metadata: in it.
+    """
+
+    def __init__(self, content: bytes, metadata: Metadata) -> None:
+        self.metadata = metadata
+        self._module = torch.export.load(io.BytesIO(content)).module()
+
+    @torch.no_grad()
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return probabilities and decisions; see `Exported`."""
+        try:
+            return self._module(*inputs)
+        except Exception as error:
+            raise CheckpointError(
+                f"the .pt2 file fails in torch: {brief(error)}; write an .onnx file"
+            ) from error
 
 
 @dataclass(frozen=True)

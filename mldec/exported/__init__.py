@@ -1,1 +1,1 @@
-"""Files that answer by themselves: ONNX and .pt2, what they say of themselves, and running them."""
+"""ONNX files of mldec.export, which answer by themselves: what they say, and running them."""

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,10 +14,8 @@ INPUTS = ("images", "queries")
 OUTPUTS = ("probabilities", "decisions")
 
 KEY = "mldec"  # of the entry in an ONNX file
-EXTRA = "mldec.json"  # of the extra file in a .pt2 file
-ONNX, PT2 = SUFFIXES = (".onnx", ".pt2")
+ONNX = ".onnx"
 NEEDED = ("onnx", "onnxscript", "onnxruntime")  # the packages of the extra
-MAX_BYTES = 2**26  # ImageNet-21K needs a megabyte
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,52 +104,23 @@ def require_onnx(path: str | Path, needed: Sequence[str] = NEEDED) -> None:
             )
 
 
-def check_suffix(path: Path) -> None:
-    """Check that the name of an exported file says of which kind it is.
-
-    Raises:
-        ConfigError: if it does not.
-    """
-    if path.suffix not in SUFFIXES:
-        raise ConfigError(
-            f"{path}: the name of an exported file ends in .onnx (ONNX) or .pt2 (torch.export); "
-            f"choose one of them"
-        )
-
-
 def read_metadata(path: Path) -> Metadata:
-    """Return what an exported file says of itself, without loading its network.
+    """Return what an ONNX file says of itself, without loading its network.
 
     Raises:
-        ConfigError: if its name does not end in .onnx or .pt2, or a package is missing.
+        ConfigError: if a package is missing.
         CheckpointError: if the file is missing, damaged, or not exported by this program.
     """
-    check_suffix(path)
     if not path.is_file():
         raise CheckpointError(f"no file at {path}: check the path")
-
-    if path.suffix == ONNX:
-        require_onnx(path, ["onnx"])
-    try:
-        text = _of_onnx(path) if path.suffix == ONNX else _of_pt2(path)
-    except Exception as error:
-        # The parsers raise classes of their own for a damaged file.
-        raise CheckpointError(f"{path} is damaged, or no {path.suffix} file") from error
-    return parse(text, path)
-
-
-def _of_onnx(path: Path) -> str | None:
-    """Return the text in an ONNX file; weights in other files are not looked for."""
+    require_onnx(path, ["onnx"])
     import onnx
 
-    model = onnx.load(path, load_external_data=False)
-    return next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
-
-
-def _of_pt2(path: Path) -> str | None:
-    """Return the text in a .pt2 file, which is a zip archive."""
-    with zipfile.ZipFile(path) as archive:
-        for entry in archive.infolist():
-            if entry.filename.endswith(f"/{EXTRA}") and entry.file_size <= MAX_BYTES:
-                return archive.read(entry).decode()
-    return None
+    try:
+        # Weights in other files are not looked for.
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:
+        # The parser raises classes of its own for a damaged file.
+        raise CheckpointError(f"{path} is damaged, or no {ONNX} file") from error
+    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+    return parse(text, path)

@@ -1,6 +1,7 @@
 """ONNX files: written from a graph of torch.export, quantised, and run by ONNX Runtime."""
 
 import logging
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,10 @@ from torch.export import ExportedProgram
 
 from mldec.errors import CheckpointError, brief
 from mldec.exported.metadata import INPUTS, KEY, OUTPUTS, Metadata, parse, require_onnx
+
+# ONNX Runtime reads this while it is imported, which is done in this module only. Otherwise it asks
+# a host of Microsoft's, and writes an identifier of the machine to the user's cache.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 LARGEST = 2**31  # bytes in one ONNX file, a limit of protocol buffers
 SILENT, WARNINGS = 4, 2  # levels of ONNX Runtime's own log; what is fatal is raised as an error too

@@ -144,6 +144,11 @@ def read_torch(path: Path) -> Any:
         # A pipe is no file either: reading it would block.
         if not path.is_file():
             raise CheckpointError(f"no file at {path}: check the path")
+        if path.suffix == ".pt2":
+            raise CheckpointError(
+                f"{path}: no command opens a .pt2 file, because loading one can run code that it "
+                f"holds; pass the checkpoint, or to predict, demo and benchmark an .onnx file of it"
+            )
 
         # The order matters: a file is unpickled only after it has passed all checks.
         _check_hash(path)

@@ -1,4 +1,4 @@
-"""What scores images: a checkpoint in torch, or an exported file in ONNX Runtime or torch."""
+"""What scores images: a checkpoint in torch, or an exported file in ONNX Runtime."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from mldec.data.base import Classes
 from mldec.data.images import check_decoder
 from mldec.data.transforms import EvalTransform, Picture, to_tensor
 from mldec.errors import CheckpointError, ConfigError
-from mldec.exported.metadata import SUFFIXES
-from mldec.exported.opened import Exported, open_exported
+from mldec.exported.metadata import ONNX
+from mldec.exported.onnx_file import OnnxFile
 from mldec.inference.scoring import probabilities
 from mldec.runtime import out_of_memory
 from mldec.runtime.devices import Precision, autocast, memory_format
@@ -130,10 +130,10 @@ class TorchEngine:
 
 
 class ExportedEngine:
-    """A file of `mldec.export` on the CPU; see `Engine`.
+    """An ONNX file of `mldec.export` on the CPU; see `Engine`.
 
     Args:
-        path: of the .onnx or .pt2 file.
+        path: of the file.
         classes: with word vectors, for a file that asks for them; else None.
 
     Raises:
@@ -144,7 +144,7 @@ class ExportedEngine:
 
     def __init__(self, path: Path, classes: Classes | None = None) -> None:
         self.path = path
-        self._exported: Exported = open_exported(path)
+        self._exported = OnnxFile(path)
         metadata = self._exported.metadata
         self.zero_shot = metadata.word_dim is not None
         self._set_classes(classes)
@@ -194,10 +194,10 @@ class ExportedEngine:
 
 
 def is_exported(path: str | Path) -> bool:
-    """Tell whether a path names a file of `mldec.export`, by its ending."""
+    """Tell whether a path names an ONNX file, by its ending."""
     # A repository of the hub may have any name, and so may weights of open_clip.
     is_name = str(path).startswith("hf:") or is_tower(path)
-    return Path(path).suffix in SUFFIXES and not is_name
+    return Path(path).suffix == ONNX and not is_name
 
 
 def check_exported_options(args: argparse.Namespace, *others: str) -> None:
@@ -224,7 +224,7 @@ def check_exported_options(args: argparse.Namespace, *others: str) -> None:
 
 
 def _classes_of(
-    exported: Exported, classes: Classes | None, path: Path
+    exported: OnnxFile, classes: Classes | None, path: Path
 ) -> tuple[Classes, list[Tensor]]:
     """Return the classes of an exported file, and its word vectors as a list of none or one."""
     metadata = exported.metadata

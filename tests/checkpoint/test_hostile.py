@@ -117,6 +117,30 @@ def test_pickle_itself_runs_what_the_corpus_holds(tmp_path: Path) -> None:
         assert trace.exists(), f"the trap is no trap in {opcode}"
 
 
+@pytest.mark.parametrize("words", ["predict", "demo --port 0", "evaluate", "benchmark predict"])
+def test_no_command_opens_a_pt2_file(
+    words: str, corpus: Corpus, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mldec.demo.serving.require_gradio", lambda: None)
+    path = corpus.folder / "program.pt2"
+    images = [path] if "predict" in words else []
+    status, out, err = cli(*words.split(), path, *images)
+    assert (status, out) == (1, "")
+    assert err == (
+        f"mldec: {path}: no command opens a .pt2 file, because loading one can run code that it "
+        f"holds; pass the checkpoint, or to predict, demo and benchmark an .onnx file of it\n"
+    )
+    assert corpus.untouched()
+
+
+def test_torch_itself_runs_what_a_pt2_file_holds(tmp_path: Path) -> None:
+    trace, path = tmp_path / "trace", tmp_path / "x.pt2"
+    hostile.write_program(path, hostile.calls(trace)["os.system"])
+    with suppress(RuntimeError):
+        torch.export.load(path)
+    assert trace.exists(), "the trap is no trap"
+
+
 def test_no_file_passes_the_doors_of_word_vectors_and_names(corpus: Corpus, tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text(
         "image_id,class_list,class_list_neg,split\na.jpg,['/m/0a'],[],val\n"

@@ -150,7 +150,12 @@ def refusal(site: Site, target: Path, sha256: str | None = None) -> str:
     message = str(caught.value)
     assert "\n" not in message
     assert message.startswith(f"cannot download {site.url} (")
-    assert message.endswith(f"; fetch it in another way and put it at {target}")
+    assert "; since 2026-05-14 the authors' links are reported to answer 403" in message
+    assert "https://github.com/Alibaba-MIIL/ML_Decoder/issues/87" in message
+    assert message.endswith(
+        f"/path/to/weights.pth, in place of the zoo: name, or put it at {target}"
+    )
+    assert "\n" not in message
     assert not target.exists()
     return message
 

@@ -10,8 +10,6 @@ from pictures import picture
 from PIL import Image
 
 from mldec.demo.answering import Photo
-from mldec.export.program import Program, traced
-from mldec.exported import torch_file
 from mldec.inference.engine import ExportedEngine, TorchEngine
 
 
@@ -59,11 +57,8 @@ def zero_shot() -> TorchEngine:
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> ExportedEngine:
     """The engine of an exported file without thresholds of its own."""
-    loaded = networks.loaded("groups")
-    program = Program(loaded, [0.5], any_size=False, half=False, asks=False)
-    path = tmp_path_factory.mktemp("demo") / "x.pt2"
-    path.write_bytes(torch_file.content(traced(program, loaded, "x"), networks.metadata()))
-    return ExportedEngine(path)
+    pytest.importorskip("onnx")
+    return ExportedEngine(networks.save_onnx(tmp_path_factory.mktemp("demo") / "x.onnx", "groups"))
 
 
 @pytest.fixture

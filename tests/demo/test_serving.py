@@ -38,8 +38,6 @@ from mldec.demo import parser, serving
 from mldec.demo.answering import Photo
 from mldec.demo.serving import announce, listener, open_engine, require_gradio
 from mldec.errors import CheckpointError, ConfigError
-from mldec.export.program import Program, traced
-from mldec.exported import torch_file
 from mldec.inference.engine import ExportedEngine, TorchEngine
 from mldec.inference.scoring import scores
 
@@ -125,8 +123,8 @@ def test_a_checkpoint_is_opened_with_its_thresholds(calibrated: Path) -> None:
 
 def test_absent_and_strange_files_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("text")
-    for name, reason in (("absent.pt", "no file at"), ("absent.pt2", "no file at")):
-        with pytest.raises(CheckpointError, match=reason):
+    for name in ("absent.pt", "absent.onnx"):
+        with pytest.raises(CheckpointError, match="no file at"):
             open_engine(options(tmp_path / name))
     with pytest.raises(CheckpointError, match=r"notes\.txt"):
         open_engine(options(tmp_path / "notes.txt"))
@@ -141,18 +139,9 @@ def test_an_onnx_file_without_metadata_is_refused(tmp_path: Path) -> None:
         open_engine(options(path))
 
 
-def exported(path: Path, head: str) -> Path:
-    """Export a small model; one of words asks for word vectors."""
-    loaded = networks.loaded(head)
-    asks = loaded.classes.queries is not None
-    program = Program(loaded, [0.5], any_size=False, half=False, asks=asks)
-    about = networks.metadata(word_dim=networks.WIDTH if asks else None)
-    path.write_bytes(torch_file.content(traced(program, loaded, "x"), about))
-    return path
-
-
 def test_an_exported_file_is_opened_and_options_without_effect_refused(tmp_path: Path) -> None:
-    path = exported(tmp_path / "x.pt2", "gap")
+    pytest.importorskip("onnx")
+    path = networks.save_onnx(tmp_path / "x.onnx", "gap")
     engine = open_engine(options(path))
     assert isinstance(engine, ExportedEngine)
     assert not engine.zero_shot
@@ -164,7 +153,8 @@ def test_an_exported_file_is_opened_and_options_without_effect_refused(tmp_path:
 
 
 def test_an_exported_zero_shot_file_needs_vectors(tmp_path: Path) -> None:
-    path = exported(tmp_path / "x.pt2", "words")
+    pytest.importorskip("onnx")
+    path = networks.save_onnx(tmp_path / "x.onnx", "words")
     with pytest.raises(CheckpointError, match="asks for word vectors: pass --vectors FILE"):
         open_engine(options(path))
     vectors = tmp_path / "vectors.txt"
@@ -617,7 +607,8 @@ def test_classes_are_typed_into_the_page_of_a_zero_shot_model(
 def test_the_page_of_an_exported_file_says_what_it_lacks(
     pictures: list[Path], tmp_path: Path
 ) -> None:
-    path = exported(tmp_path / "x.pt2", "gap")
+    pytest.importorskip("onnx")
+    path = networks.save_onnx(tmp_path / "x.onnx", "gap")
     with served(tmp_path / "x", path) as server, opened(server.url, width=1600) as driver:
         drop(driver, pictures[0])
         waited(driver, ".mldec-bar", lambda found: len(found) == 5)

@@ -27,7 +27,7 @@ from mldec.checkpoint import load_model
 from mldec.data.images import load_image
 from mldec.data.transforms import to_tensor
 from mldec.export import exporting
-from mldec.exported.opened import open_exported
+from mldec.exported.metadata import Metadata, parse
 from mldec.files.torch_files import sha256_of
 from mldec.inference.scoring import scores
 
@@ -45,6 +45,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_calibrated(tmp_path_factory.mktemp("exporting") / "calibrated.pt")
+
+
+def opened(path: Path) -> tuple[torch.nn.Module, Metadata]:
+    """Open a .pt2 file as docs/export.md says."""
+    extra = {"mldec.json": ""}
+    program = torch.export.load(path, extra_files=extra)
+    return program.module(), parse(extra["mldec.json"], path)
 
 
 @pytest.fixture
@@ -75,8 +82,8 @@ def test_a_file_answers_as_its_checkpoint_on_real_images(
     assert lines[3].startswith(f"6 images of {photos}: largest difference")
     assert ", mAP " in lines[3]
 
-    opened, loaded = open_exported(out), load_model(calibrated, weights="raw")
-    about = opened.metadata
+    answer, about = opened(out)
+    loaded = load_model(calibrated, weights="raw")
     assert about.classes == list(hostile.NAMES)
     assert about.thresholds == pytest.approx([0.2, 0.4, 0.6])
     assert about.checkpoint == {
@@ -88,9 +95,9 @@ def test_a_file_answers_as_its_checkpoint_on_real_images(
 
     path = photos / "one" / "0.png"
     image = to_tensor(picture(64, 64))
-    torch.testing.assert_close(opened(image[None])[0], scores(loaded, image[None]))
+    torch.testing.assert_close(answer(image[None])[0], scores(loaded, image[None]))
     small = load_image(path, loaded.transform)[None]
-    answers, decisions = opened(to_tensor(Image.open(path))[None])
+    answers, decisions = answer(to_tensor(Image.open(path))[None])
     torch.testing.assert_close(answers, scores(loaded, small), atol=2e-2, rtol=0)
     assert torch.equal(decisions, answers >= torch.tensor([0.2, 0.4, 0.6]))
 
@@ -114,11 +121,11 @@ def test_a_zero_shot_file_asks_for_word_vectors(cli: Cli, zero_shot: Path, tmp_p
     assert lines[2].startswith("4 generated images, 3 made-up classes: largest difference")
     assert lines[3].startswith("4 generated images: largest difference")
 
-    opened, loaded = open_exported(out), load_model(zero_shot)
-    assert (opened.metadata.word_dim, opened.metadata.classes) == (5, list(hostile.NAMES))
+    (answer, about), loaded = opened(out), load_model(zero_shot)
+    assert (about.word_dim, about.classes) == (5, list(hostile.NAMES))
     assert loaded.classes.queries is not None
     images = torch.stack([to_tensor(picture(64, 64, seed)) for seed in range(3)])
-    answers, _ = opened(images, loaded.classes.queries[[2, 0]])
+    answers, _ = answer(images, loaded.classes.queries[[2, 0]])
     torch.testing.assert_close(answers, scores(loaded, images)[:, [2, 0]])
 
 
@@ -133,9 +140,9 @@ def test_a_zero_shot_file_may_have_its_classes_inside(
     assert (status, err) == (0, "")
     assert "fp32, 2 classes; images" in printed
     assert "decisions: at 0.3, of --threshold" in printed
-    opened = open_exported(out)
-    assert (opened.metadata.word_dim, opened.metadata.classes) == (None, ["umbrella", "zebra"])
-    answers, decisions = opened(to_tensor(picture(64, 64))[None])
+    answer, about = opened(out)
+    assert (about.word_dim, about.classes) == (None, ["umbrella", "zebra"])
+    answers, decisions = answer(to_tensor(picture(64, 64))[None])
     assert answers.shape == (1, 2)
     assert torch.equal(decisions, answers >= 0.3)
 
@@ -231,23 +238,14 @@ def test_a_file_that_disagrees_is_not_written(
     class Disagrees:
         """A file whose probabilities are all 0.5."""
 
-        def __init__(self, path: Path) -> None:
-            assert path.exists()
-            self.metadata = described[-1]
+        def __init__(self, content: bytes, metadata: Metadata) -> None:
+            self.metadata = metadata
 
         def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             answers = torch.full((len(inputs[0]), 3), 0.5)
             return answers, answers > 1
 
-    described: list[Any] = []
-    describe = exporting.describe
-
-    def described_once(*arguments: Any) -> Any:
-        described.append(describe(*arguments))
-        return described[-1]
-
-    monkeypatch.setattr(exporting, "describe", described_once)
-    monkeypatch.setattr(exporting, "open_exported", Disagrees)
+    monkeypatch.setattr(exporting, "TorchFile", Disagrees)
     status, out, err = cli("export", checkpoint, tmp_path / "x.pt2")
     assert (status, out) == (1, "")
     one_line(err, "x.pt2 is not written: its probabilities differ", "the limit is 0.0001")

@@ -1,5 +1,6 @@
 """The comparison of an exported file with its checkpoint."""
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +9,23 @@ from typing import Any
 import networks
 import pytest
 import torch
-from networks import CALIBRATION, CLASSES, metadata
+from networks import CALIBRATION, CLASSES, metadata, noise
 from pictures import picture
 from torch import Tensor
 
 from mldec.checkpoint import Loaded
 from mldec.data.base import Classes
 from mldec.errors import CheckpointError, DataError
-from mldec.export.program import Program
-from mldec.export.verify import BATCH, Comparison, check, compare, generated, stored
+from mldec.export.program import Program, traced
+from mldec.export.verify import (
+    BATCH,
+    Comparison,
+    TorchFile,
+    check,
+    compare,
+    generated,
+    stored,
+)
 from mldec.exported.metadata import Metadata
 from mldec.inference.scoring import scores
 
@@ -45,6 +54,18 @@ class Opened:
 @pytest.fixture(scope="module")
 def loaded() -> Loaded:
     return networks.loaded("groups", calibration=CALIBRATION)
+
+
+def test_a_pt2_file_is_run_from_the_bytes_of_this_process(loaded: Loaded) -> None:
+    buffer, program = io.BytesIO(), Program(loaded, [0.5])
+    torch.export.save(traced(program, loaded, "x.pt"), buffer)
+    opened = TorchFile(buffer.getvalue(), metadata())
+    for images in (noise(1), noise(4)):
+        with torch.no_grad():
+            expected = program(images)
+        assert all(map(torch.equal, opened(images), expected))
+    with pytest.raises(CheckpointError, match=r"the \.pt2 file fails in torch: "):
+        opened(noise(1).float())
 
 
 def test_equal_answers_are_equal(loaded: Loaded) -> None:

@@ -2,14 +2,13 @@
 
 import importlib.util
 import json
-import zipfile
 from pathlib import Path
 
 import pytest
 from networks import metadata
 
 from mldec.errors import CheckpointError, ConfigError
-from mldec.exported.metadata import EXTRA, KEY, check_suffix, parse, read_metadata, require_onnx
+from mldec.exported.metadata import KEY, parse, read_metadata, require_onnx
 
 onnx = pytest.importorskip("onnx")
 METADATA = metadata(classes=["one", "zwei, drei"])
@@ -24,42 +23,27 @@ def write_onnx(path: Path, text: str | None) -> Path:
     return path
 
 
-def write_pt2(path: Path, text: str | None) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/version", "0")
-        if text is not None:
-            archive.writestr(f"archive/extra/{EXTRA}", text)
-    return path
-
-
 def test_it_is_read_without_the_network(tmp_path: Path) -> None:
     text = METADATA.to_json()
     assert read_metadata(write_onnx(tmp_path / "x.onnx", text)) == METADATA
-    assert read_metadata(write_pt2(tmp_path / "x.pt2", text)) == METADATA
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[1]", "no json", json.dumps({"classes": []})])
 def test_a_file_of_another_program_says_nothing_of_its_classes(
     text: str | None, tmp_path: Path
 ) -> None:
-    for path in (write_onnx(tmp_path / "x.onnx", text), write_pt2(tmp_path / "x.pt2", text)):
-        with pytest.raises(CheckpointError, match=r"lacks the metadata .* mldec\.export"):
-            read_metadata(path)
+    path = write_onnx(tmp_path / "x.onnx", text)
+    with pytest.raises(CheckpointError, match=r"lacks the metadata .* mldec\.export"):
+        read_metadata(path)
 
 
-@pytest.mark.parametrize("name", ["x.onnx", "x.pt2"])
-def test_damaged_and_missing_files_are_named(name: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    with pytest.raises(CheckpointError, match=f"no file at .*{name}: check the path"):
+def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.onnx"
+    with pytest.raises(CheckpointError, match=r"no file at .*x\.onnx: check the path"):
         read_metadata(path)
     path.write_bytes(b"\xff" * 100)
-    with pytest.raises(CheckpointError, match=f"{name} is damaged, or no .* file"):
+    with pytest.raises(CheckpointError, match=r"x\.onnx is damaged, or no \.onnx file"):
         read_metadata(path)
-
-
-def test_another_suffix_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"best\.pt: the name .* ends in \.onnx .* or \.pt2"):
-        check_suffix(Path("best.pt"))
 
 
 def test_the_resize_of_older_files_is_pillows() -> None:

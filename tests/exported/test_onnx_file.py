@@ -1,6 +1,8 @@
 """ONNX files in ONNX Runtime."""
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,20 @@ def test_damaged_files_are_one_line(tmp_path: Path) -> None:
     path.write_bytes(b"\xff" * 100)
     with pytest.raises(CheckpointError, match=r"ONNX Runtime does not load .*x\.onnx"):
         OnnxFile(path)
+
+
+def test_telemetry_is_off_before_onnx_runtime_is_imported(tmp_path: Path) -> None:
+    stand_in = tmp_path / "onnxruntime.py"
+    stand_in.write_text("import os; raise SystemExit(os.environ['ORT_DISABLE_TELEMETRY'])")
+    code = f"""if True:
+        import os, sys
+        os.environ.pop("ORT_DISABLE_TELEMETRY", None)
+        sys.path.insert(0, {str(tmp_path)!r})
+        from mldec.exported.onnx_file import OnnxFile
+        OnnxFile("x.onnx")
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == "1\n"
 
 
 # The matrix: each head with each kind of network, and the networks of the recipes in full size.

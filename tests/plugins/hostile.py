@@ -94,6 +94,16 @@ def archive(path: Path, content: bytes, name: str = "data.pkl", **members: bytes
             file.writestr(f"archive/{member}", text)
 
 
+def write_program(path: Path, call: Calls) -> None:
+    """Write a file of torch.export that makes a call when torch.export.load reads its inputs."""
+    program = io.BytesIO()
+    torch.export.save(torch.export.export(nn.Identity(), (torch.zeros(2),)), program)
+    with zipfile.ZipFile(program) as source, zipfile.ZipFile(path, "w") as file:
+        for name in source.namelist():
+            is_pickle = name.endswith("sample_inputs/model.pt")
+            file.writestr(name, pickled(call) if is_pickle else source.read(name))
+
+
 def calls(trace: Path) -> dict[str, Calls]:
     """Return calls that would leave a trace, or reach out of the process, if they were made."""
     shell, python = f"touch {trace}", f"open({str(trace)!r}, 'w')"
@@ -182,7 +192,8 @@ def pickles(folder: Path, trace: Path) -> None:
         constants=b"",
         **{"constants.pkl": pickled(system)},
     )
-    archive(folder / "archive.pt2", pickled(system), "models/model.json", archive_format=b"pt2")
+    for name in ("program.pt2", "program.pth"):
+        write_program(folder / name, system)
     with warnings.catch_warnings(action="ignore"):
         torch.jit.script(nn.Linear(2, 2)).save(str(folder / "torchscript.pth"))
 

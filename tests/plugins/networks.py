@@ -15,7 +15,9 @@ from mldec.config.schema import Config
 from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
+from mldec.export.program import Program, open_axes, traced
 from mldec.exported.metadata import Metadata
+from mldec.exported.onnx_file import content, translated
 from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 
@@ -129,6 +131,16 @@ def metadata(**settings: Any) -> Metadata:
         "date": "2026-11-22T00:00:00+00:00",
     }
     return Metadata(**{**values, **settings})
+
+
+def save_onnx(path: Path, head: str) -> Path:
+    """Export a model of `loaded`, and return the path; one of words asks for word vectors."""
+    model = loaded(head)
+    asks = head in OF_WORDS
+    program = Program(model, [0.5], asks=asks)
+    graph = translated(traced(program, model, "x.pt"), open_axes(program), "x.pt")
+    path.write_bytes(content(graph, metadata(word_dim=WIDTH if asks else None), path.name))
+    return path
 
 
 def save_calibrated(path: Path) -> Path:
