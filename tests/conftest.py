@@ -20,6 +20,8 @@ import huggingface_hub
 import torch
 from support import QUICK
 
+from mldec.runtime.devices import Precision
+
 # tests/plugins holds parts of a user's own: importable here (pyproject.toml) and in the processes
 # that tests start.
 PLUGINS = Path(__file__).parent / "plugins"
@@ -121,3 +123,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_hub.Hu
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         yield server
+
+
+@pytest.fixture
+def fp16_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the forward pass use fp16 as on CUDA: torch's scaler works on a CPU too."""
+    monkeypatch.setattr(Precision, "on", lambda self, device: self)

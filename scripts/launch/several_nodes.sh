@@ -8,7 +8,12 @@
 # be on every machine. The run's folder is read and written by one process only (rank 0), so
 # outputs/ need not be shared. If it is not, and the job may start again elsewhere, give all
 # machines a shared folder: hydra.run.dir=/shared/outputs/coco_l.
+# INTERFACE: the network between the machines, such as eth0, if it is not the one that their host
+# names stand for.
 set -euo pipefail
+if [ -n "${INTERFACE:-}" ]; then
+    export GLOO_SOCKET_IFNAME=$INTERFACE NCCL_SOCKET_IFNAME=$INTERFACE
+fi
 exec torchrun --nnodes "${NODES:?how many machines}" --nproc-per-node "${PROCESSES:-gpu}" \
     --max-restarts "${RESTARTS:-2}" --rdzv-backend c10d \
     --rdzv-endpoint "${MAIN:?host:port of one machine}" --rdzv-id "${RUN:?a word for this run}" \

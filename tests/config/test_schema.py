@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from mldec.config import schema
 from mldec.config.compose import compose
 from mldec.config.schema import (
     HARMLESS,
@@ -229,3 +230,10 @@ def test_a_project_needs_a_tracker() -> None:
 def test_what_is_logged_may_change_at_a_resume() -> None:
     logged = {f"log.{field.name}" for field in dataclasses.fields(Log)}
     assert logged <= HARMLESS
+
+
+def test_loader_workers_are_the_processors_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, expected in ((2, 2), (64, 16)):
+        monkeypatch.setattr(schema, "processors", lambda count=count: count)
+        assert Train().loader_workers == expected
+    assert Train(workers=0).loader_workers == 0

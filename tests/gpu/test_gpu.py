@@ -1,13 +1,16 @@
 """Tests that need a CUDA device: run with `pytest -m gpu`; skipped where there is none."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from support import QUICK
+import yaml
+from pictures import picture
+from support import QUICK, write_coco
 
 from mldec.checkpoint import load_model
 from mldec.files.torch_files import read_torch
@@ -57,6 +60,75 @@ def test_every_precision_trains(tmp_path: Path, precision: str, compiled: str) -
     assert found[-1] < found[0]
     state = read_torch(run / "checkpoints" / "last.pt")
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+def test_tresnet_trains_in_channels_last(tmp_path: Path) -> None:
+    words = ["+experiment=coco_tresnet_m_224", f"data.root={tmp_path / 'coco'}", "init=null"]
+    words += ["backbone.pretrained=false", "data.image_size=64", "train.batch_size=8"]
+    words += ["train.epochs=1", "train.log_every=1", "train.workers=2", "name=digits"]
+    write_coco(tmp_path / "coco", images=24)
+
+    run = train(tmp_path, *words, "device=cuda")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["train"]["channels_last"]
+    assert len(losses(run)) == 3
+    assert all(math.isfinite(loss) for loss in losses(run))
+
+
+def test_a_compiled_run_goes_on_after_a_ragged_last_batch(tmp_path: Path) -> None:
+    words = ["data.train_images=40", "train.batch_size=16", "train.log_every=1"]
+    words += ["head.dropout=0.0", "optim.name=adamw", "train.precision=fp32"]
+    runs = []
+    for compiled in ("false", "true"):
+        folder = tmp_path / compiled
+        runs.append(losses(train(folder, *SHORT, *words, f"train.compile={compiled}")))
+    # Two epochs of 16, 16 and 8 images.
+    assert len(runs[0]) == 6
+    assert runs[1] == pytest.approx(runs[0], rel=2e-2)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the device, and in its folder some photos."""
+    run = train(tmp_path_factory.mktemp("trained"), *SHORT)
+    for seed in range(5):
+        picture(seed=seed).save(run / f"{seed}.png")
+    return run
+
+
+def answers(run: Path, name: str, *words: str) -> list[dict[str, float]]:
+    """Return the scores of `predict` for the photos of a run, by class."""
+    command = [sys.executable, "-m", "mldec.predict", str(run), str(run), "--content", "scores"]
+    file = run / f"{name}.jsonl"
+    done = subprocess.run([*command, "--jsonl", str(file), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(rows) == 5
+    return [row["scores"] for row in rows]
+
+
+def metrics(run: Path, name: str, *words: str) -> dict[str, float]:
+    """Return the metrics of `evaluate`."""
+    file = run / f"{name}.json"
+    command = [sys.executable, "-m", "mldec.evaluate", str(run), "--json", str(file), *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(file.read_text())["metrics"]
+
+
+# float32 is that of a CPU: TF32 is off. Half precision has 10 and 7 bits of mantissa.
+@pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-4), ("fp16", 2e-2), ("bf16", 1e-1)])
+def test_predict_and_evaluate_answer_as_on_a_cpu(
+    trained: Path, precision: str, near: float
+) -> None:
+    expected = answers(trained, f"cpu-{precision}", "--device", "cpu")
+    found = answers(trained, precision, "--device", "cuda", "--precision", precision)
+    for row, other in zip(found, expected, strict=True):
+        assert row == pytest.approx(other, abs=near)
+
+    on_cpu = metrics(trained, f"cpu-{precision}", "device=cpu")
+    on_gpu = metrics(trained, precision, "device=cuda", f"train.precision={precision}")
+    assert on_gpu["mAP"] == pytest.approx(on_cpu["mAP"], abs=100 * near)
 
 
 def test_the_device_does_not_change_the_numbers(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from random_weights import randomise
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from mldec.errors import ConfigError
 from mldec.heads.query2label import Query2Label, sine_positions
@@ -217,6 +218,27 @@ def test_positions_are_those_of_detr(side, dim):
     positions = sine_positions(side * side, dim)
     assert positions.dtype == torch.float32
     torch.testing.assert_close(positions, detr_positions(side, side, dim), rtol=0, atol=2e-5)
+
+
+def test_positions_are_made_once_for_each_map_and_number_format():
+    head = Query2Label(8, 3, embed_dim=8, num_heads=2, mlp_dim=16)
+    tokens = torch.randn(2, 16, 8)
+    head(tokens)
+    kept = head._kept_positions
+    head(tokens[:1])
+    assert head._kept_positions is kept
+
+    head(torch.randn(2, 9, 8))
+    assert head._kept_positions.shape == (9, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        head(tokens.bfloat16())
+    assert head._kept_positions.dtype == torch.bfloat16
+
+    # Tensors of a trace must not outlive it.
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        head(mode.from_tensor(tokens))
+    assert type(head._kept_positions) is torch.Tensor
+    assert "_kept_positions" not in head.state_dict()
 
 
 @pytest.mark.parametrize("count", [2, 48, 50, 196 + 1])

@@ -15,6 +15,7 @@ from mldec.exported.metadata import Metadata
 from mldec.inference import engine as engine_module
 from mldec.inference.engine import ExportedEngine, TorchEngine, is_exported
 from mldec.inference.scoring import scores
+from mldec.runtime.devices import Precision
 
 METADATA = Metadata(
     classes=["r", "g", "b"],
@@ -71,6 +72,16 @@ def test_a_checkpoint_answers_as_its_model_does(loaded: Loaded) -> None:
     assert answers.features is None
     assert (engine.classes, engine.thresholds) == (loaded.classes, None)
     assert (engine.image_size, engine.shorter_side) == (64, 64)
+
+
+def test_the_precision_is_that_of_the_forward_pass(loaded: Loaded) -> None:
+    images = [picture(seed=number) for number in range(3)]
+    engines = [TorchEngine(loaded, precision) for precision in Precision]
+    shown = torch.stack([engines[0].transform(image) for image in images])
+    answers = {engine.precision: engine.answer(shown).scores for engine in engines}
+    assert [engine.precision for engine in engines] == ["fp32", "fp32", "fp32", "bf16"]
+    assert not torch.equal(answers["bf16"], answers["fp32"])
+    torch.testing.assert_close(answers["bf16"], answers["fp32"], atol=2e-2, rtol=0)
 
 
 def test_features_are_the_mean_of_the_tokens(loaded: Loaded) -> None:

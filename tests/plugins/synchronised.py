@@ -31,7 +31,7 @@ def main(backend: str, file: str) -> None:
     rank = int(os.environ["RANK"])
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    dist.init_process_group(backend)
+    dist.init_process_group(backend, device_id=None if backend == "gloo" else device)
 
     norm = synchronised_batch_norm(nn.Sequential(nn.BatchNorm2d(4))).to(device).train()
     outputs, gradient, mean, variance = outcome(norm, BATCH[rank::2].to(device))

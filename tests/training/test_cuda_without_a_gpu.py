@@ -181,3 +181,16 @@ def test_what_waits_is_seen() -> None:
     assert seen(lambda: values.tolist()) == {"tolist": 1}
     assert seen(lambda: values.nonzero()) == {"aten::nonzero": 1}
     assert seen(lambda: values[values > 1]) == {"aten::index.Tensor by a mask": 1}
+
+
+@pytest.mark.parametrize("name", ["tresnet_m", "resnet18"])
+def test_the_memory_format_does_not_change_the_logits(name: str) -> None:
+    torch.manual_seed(0)
+    backbone = TimmBackbone(name=name, pretrained=False)
+    model = Classifier(backbone, networks.HEADS["groups"](backbone.num_features)).eval()
+    images = torch.randint(256, (2, 3, 128, 128), dtype=torch.uint8)
+    with torch.no_grad():
+        expected = model(images)
+        model.to(memory_format=torch.channels_last)
+        found = model(images.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

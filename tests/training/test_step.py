@@ -24,7 +24,6 @@ from mldec.losses.cross_entropy import CrossEntropy
 from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.model import Classifier
 from mldec.optim import fast_forward
-from mldec.runtime.devices import Precision
 from mldec.training.step import Learner, Numbers, Outcome
 
 CPU = torch.device("cpu")
@@ -37,12 +36,6 @@ PLAIN += ["optim.lr=0.1", "schedule.name=cosine", "train.ema_decay=null"]
 def config() -> Config:
     # An optimiser of torch: those of timm read the number of their step, on the CPU.
     return compose(["+experiment=digits", "optim.name=adamw"])
-
-
-@pytest.fixture
-def fp16_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the forward pass use fp16 as on CUDA: torch's scaler works on a CPU too."""
-    monkeypatch.setattr(Precision, "on", lambda self, device: self)
 
 
 def learner(

@@ -30,6 +30,7 @@ from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.bce import BinaryCrossEntropy
 from mldec.model import Classifier
 from mldec.runtime import distributed
+from mldec.runtime.devices import Precision
 from mldec.training.description import facts, few_per_batch_norm, images_per_batch_norm, opening
 from mldec.training.runlog import RunLog
 from mldec.training.step import Learner
@@ -166,6 +167,7 @@ ONE_LABEL += ["train.repeats=3", "train.accumulate=2", "mix.mixup=0.1", "mix.cut
         ONE_LABEL,
     ],
 )
+@pytest.mark.usefixtures("fp16_on_a_cpu")
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_resumed_run_equals_one_that_was_not_stopped(
     config: Config, tmp_path: Path, extra: list[str], device: str, monkeypatch: pytest.MonkeyPatch
@@ -317,7 +319,9 @@ def test_frozen_batch_norms_everywhere_keep_their_statistics(
 def test_the_start_says_how_many_parameters_train(config: Config, tmp_path: Path) -> None:
     usual = trainer(config, tmp_path, network="test_resnet")
     total = sum(parameter.numel() for parameter in usual.learner.model.parameters())
-    assert f": {total / 1e6:.2f} M trainable parameters, 4 classes" in opening(usual)
+    assert f": {total / 1e6:.2f} M trainable parameters, 4 classes" in opening(
+        usual, Precision.auto
+    )
 
     job = trainer(override(config, FINE_TUNING), tmp_path, network="test_resnet")
     stem = sum(
@@ -327,7 +331,9 @@ def test_the_start_says_how_many_parameters_train(config: Config, tmp_path: Path
     )
     queries = job.learner.model.head.queries.numel()
     millions = [number / 1e6 for number in (total - stem, total + queries)]
-    assert f": {millions[0]:.2f} of {millions[1]:.2f} M parameters train, 4" in opening(job)
+    assert f": {millions[0]:.2f} of {millions[1]:.2f} M parameters train, 4" in opening(
+        job, Precision.auto
+    )
     saved = facts(job)
     assert (saved.parameters, saved.all_parameters) == (total - stem, total + queries)
 
@@ -486,7 +492,7 @@ def test_images_per_batch_norm_are_counted(
 ) -> None:
     job = trainer(override(config, ["train.batch_size=32", "train.accumulate=2"]), tmp_path)
     assert images_per_batch_norm(job) is None
-    assert "batches of 32 images, epoch" in opening(job)
+    assert "batches of 32 images, epoch" in opening(job, Precision.auto)
 
     norm = nn.BatchNorm2d(3)
     job.learner.model.add_module("norm", norm)
@@ -494,7 +500,7 @@ def test_images_per_batch_norm_are_counted(
     assert few_per_batch_norm(job) is None
 
     monkeypatch.setattr(distributed, "world_size", lambda: 4)
-    assert "batches of 32 images, 4 for each batch norm" in opening(job)
+    assert "batches of 32 images, 4 for each batch norm" in opening(job, Precision.auto)
     warning = few_per_batch_norm(job)
     assert warning is not None
     assert "only 4 images" in warning
@@ -561,20 +567,23 @@ def test_accumulation_changes_nothing(
             assert line == pytest.approx(other, rel=1e-6)
 
 
-def test_auto_on_a_cpu_is_fp32_to_the_bit(config: Config, tmp_path: Path) -> None:
+def test_auto_and_fp16_on_a_cpu_are_fp32_to_the_bit(config: Config, tmp_path: Path) -> None:
     runs = {}
-    for precision in ("fp32", "auto"):
+    for precision in ("fp32", "auto", "fp16"):
         job = trainer(
             override(config, [f"train.precision={precision}", "train.epochs=2"]),
             tmp_path / precision,
         )
         fit(job, tmp_path / precision)
         runs[precision] = job
-    assert_equal(runs["auto"].learner.state(), runs["fp32"].learner.state())
-    assert "fp32 (auto) on cpu" in opening(runs["auto"])
-    assert "fp32 on cpu" in opening(runs["fp32"])
+
+        used = "fp32" if precision == "fp32" else f"fp32 (train.precision={precision})"
+        assert f", {used} on cpu" in opening(job, Precision(precision))
+    for precision in ("auto", "fp16"):
+        assert_equal(runs[precision].learner.state(), runs["fp32"].learner.state())
 
 
+@pytest.mark.usefixtures("fp16_on_a_cpu")
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("channels_last", ["true", "false"])
 @pytest.mark.parametrize("device", ["cpu", CUDA])
@@ -685,6 +694,7 @@ def test_a_step_that_is_not_finite_stops_or_is_skipped(
     assert any(message in text and "it is left out" in text for text in caplog.messages)
 
 
+@pytest.mark.usefixtures("fp16_on_a_cpu")
 def test_overflow_in_fp16_is_the_scalers_and_is_counted(config: Config, tmp_path: Path) -> None:
     job = trainer(override(config, ["train.precision=fp16"]), tmp_path, loss=Spoilt("gradients"))
     fit(job, tmp_path)
@@ -767,6 +777,7 @@ def test_compiled_training_gives_the_same_weights(config: Config, tmp_path: Path
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.usefixtures("fp16_on_a_cpu")
 @pytest.mark.parametrize(
     ("place", "value", "fault"),
     [
