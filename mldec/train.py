@@ -198,8 +198,7 @@ def used_precision(
     """
     if saved is not None:
         before = Precision(saved.config["train"]["precision"])
-        began_on_cpu = wanted is Precision.fp16 and before is Precision.fp32
-        if wanted is Precision.auto or began_on_cpu:
+        if wanted.may_mean(before):
             wanted = before
     return wanted.on(device)
 

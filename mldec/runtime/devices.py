@@ -61,6 +61,11 @@ class Precision(Enum):
         has_bf16 = get_device_capability(device) >= BF16_CAPABILITY
         return Precision.bf16 if has_bf16 else Precision.fp16
 
+    def may_mean(self, used: "Precision") -> bool:
+        """Tell whether a run with this setting uses another one of them on some device."""
+        on_a_cpu = self is Precision.fp16 and used is Precision.fp32
+        return self in (Precision.auto, used) or on_a_cpu
+
     @property
     def half(self) -> "torch.dtype | None":
         """Return the dtype of matrix products and convolutions under autocast; None for fp32."""

@@ -87,6 +87,7 @@ def differences(folder: Path, row: Row, seed: int, settings: list[str]) -> list[
     """
     from mldec.config.compose import flat
     from mldec.errors import ConfigError
+    from mldec.runtime.devices import Precision
 
     recorded = folder / "config.yaml"
     if not recorded.exists():
@@ -98,6 +99,11 @@ def differences(folder: Path, row: Row, seed: int, settings: list[str]) -> list[
         there = _flat_file(recorded)
     except (ConfigError, yaml.YAMLError, UnicodeDecodeError) as error:
         return [f"its config.yaml cannot be read: {error}"]
+
+    # A run records the precision that it used on its device.
+    used = there["train.precision"]
+    if Precision(wanted["train.precision"]).may_mean(Precision(used)):
+        wanted["train.precision"] = used
 
     return [
         f"{key}: {there.get(key)} -> {wanted.get(key)}"
