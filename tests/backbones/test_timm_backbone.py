@@ -566,13 +566,14 @@ import torch
 from mldec.backbones import TimmBackbone
 from mldec.errors import one_line
 
+slept = []
+time.sleep = slept.append
 print(float(TimmBackbone("resnet10t", pretrained=True).network.conv1[0].weight.sum()))
 for name in ("resnet18.tv_in1k", "gcvit_xxtiny"):
-    start = time.perf_counter()
     try:
         TimmBackbone(name, pretrained=True)
     except ValueError as error:
-        print(time.perf_counter() - start, error)
+        print(len(slept), error)
 """
 
 
@@ -597,7 +598,7 @@ def test_published_weights_without_a_network(tmp_path):
         env={**os.environ, **surroundings, **places},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     total, hub, address = done.stdout.splitlines()
@@ -606,8 +607,8 @@ def test_published_weights_without_a_network(tmp_path):
         (hub, "timm/resnet18.tv_in1k"),
         (address, "gcvit_xxtiny_224_nvidia-d1d86009.pth"),
     ):
-        seconds, _, text = line.partition(" ")
-        assert float(seconds) < 20
+        waits, _, text = line.partition(" ")
+        assert waits == "0"
         assert text.startswith("backbone.pretrained=true: the weights of ")
         assert place in text
         assert (
@@ -718,9 +719,9 @@ class TestOptions:
         backbone, images = TimmBackbone(**settings), photos(64, count=32)
         times = []
         for _ in range(4):
-            start = time.perf_counter()
+            start = time.process_time()
             tokens = backbone(images)
             tokens.square().mean().backward()
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
         assert tokens.shape == (32, 16, 128)
-        assert min(times) < 0.5  # 0.06 s on one idle core; room for a busy one
+        assert min(times) < 0.5  # seconds of processor time: 0.06 on an idle machine

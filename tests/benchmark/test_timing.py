@@ -1,7 +1,7 @@
 """How jobs are timed."""
 
+import itertools
 import time
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -12,20 +12,16 @@ from mldec.benchmark.timing import in_turns, peak_gib, seconds, times_as_long
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    """Let time pass while a job sleeps: one thread would be measured in processor time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+def test_seconds_are_the_median_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    durations, now = iter([20, 10, 1, 2, 5]), 0
 
+    def job() -> None:
+        nonlocal now
+        now += next(durations)
 
-@pytest.mark.usefixtures("two_threads")
-def test_seconds_are_the_median_after_the_warm_up() -> None:
-    durations = iter([0.2, 0.1, 0.001, 0.01, 0.02])
-    measured = seconds(lambda: time.sleep(next(durations)), device=CPU, repeats=3, warmup=2)
-    assert 0.01 <= measured < 0.02
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    assert seconds(job, device=CPU, repeats=3, warmup=2) == 2
     assert next(durations, None) is None
 
 
@@ -38,8 +34,10 @@ def test_jobs_take_turns() -> None:
 
 
 def test_one_thread_is_measured_in_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert seconds(lambda: time.sleep(0.02), device=CPU, repeats=1) < 0.02
+    monkeypatch.setattr(time, "process_time", lambda: next(ticks))
+    assert seconds(lambda: None, device=CPU, repeats=1) == 1
 
 
 def test_a_ratio_compares_within_rounds() -> None:

@@ -264,7 +264,7 @@ def test_real_processes_end_in_one_line(corpus: Corpus, tmp_path: Path) -> None:
             text=True,
         )
     for file, process in running.items():
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         assert process.returncode == 1, err
         assert "Traceback" not in err
         assert [line.startswith("mldec: ") for line in err.splitlines()].count(True) == 1, err
@@ -328,7 +328,7 @@ def test_yaml_tags_run_nothing(tmp_path: Path) -> None:
             )
         )
     for process in running:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         assert process.returncode == 1, err
     assert not trace.exists()
 

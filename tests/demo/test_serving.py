@@ -15,7 +15,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,10 +27,11 @@ import pytest
 import torch
 from browser import opened
 from PIL import Image
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from support import one_line
+from support import one_line, wait_until
 
 from mldec.checkpoint import load_model
 from mldec.data.images import load_image
@@ -222,7 +223,7 @@ def served(home: Path, *words: str | Path) -> Iterator[Server]:
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert process.returncode in (130, 143)
     one_line(err, "stopped by SIG")
     assert [str(path) for path in (home / "tmp").rglob("*")] == [], "its folder is removed"
@@ -263,7 +264,7 @@ def call(url: str, files: list[Any], **settings: Any) -> tuple[str, Any]:
     server.request("GET", f"/gradio_api/call/answer/{json.loads(reply)['event_id']}")
     events = server.getresponse()
     # Gradio sends a sign of life every few seconds: a limit of the connection would not end this.
-    end = time.monotonic() + 100
+    end = time.monotonic() + 300
     while time.monotonic() < end:
         event = events.readline().decode().removeprefix("event: ").strip()
         if event in ("complete", "error"):
@@ -436,7 +437,7 @@ def test_a_signal_ends_it_in_order_also_with_open_pages(
         page.request("GET", "/gradio_api/heartbeat/abc")
         page.getresponse()
         server.process.send_signal(number)
-        assert server.process.wait(15) == status
+        assert server.process.wait(120) == status
 
 
 # --- The page in a browser ----------------------------------------------------------------------
@@ -444,17 +445,16 @@ def test_a_signal_ends_it_in_order_also_with_open_pages(
 
 def waited(driver: Chrome, selector: str, ready: Callable[[list[Any]], bool] = bool) -> list[Any]:
     """Wait until the elements that a selector finds are as they should be; return them."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        try:
-            elements = driver.find_elements(By.CSS_SELECTOR, selector)
-            if ready(elements):
-                return elements
-        except Exception as error:
-            if "stale" not in str(error):
-                raise
-        time.sleep(0.1)
-    raise AssertionError(f"{selector} is not as it should be:\n{driver.page_source[-3000:]}")
+    elements: list[Any] = []
+
+    def are_ready() -> bool:
+        with suppress(StaleElementReferenceException):
+            elements[:] = driver.find_elements(By.CSS_SELECTOR, selector)
+            return ready(elements)
+        return False
+
+    wait_until(are_ready, lambda: f"{selector} in\n{driver.page_source[-3000:]}")
+    return elements
 
 
 def drop(driver: Chrome, *paths: Path) -> None:
@@ -518,10 +518,7 @@ def test_the_page_shows_the_answers_of_the_model(
                 for known in shown
                 for name, score in sorted(known.items(), key=lambda item: -item[1])
             ]
-            end = time.monotonic() + 20
-            while bars(driver) != wanted and time.monotonic() < end:
-                time.sleep(0.1)
-            assert bars(driver) == wanted
+            wait_until(lambda: bars(driver) == wanted, lambda: f"{wanted}, not {bars(driver)}")
 
         check(thresholds)
 

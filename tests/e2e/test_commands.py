@@ -6,7 +6,6 @@ import math
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -518,13 +517,9 @@ def test_help_answers_without_torch() -> None:
         "except SystemExit: pass\n"
         "assert 'torch' not in sys.modules and 'timm' not in sys.modules"
     )
-    start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "+experiment=digits" in done.stdout
-    assert (
-        time.perf_counter() - start < 5
-    )  # generous: it takes about half a second on a quiet machine
 
 
 def test_init_starts_a_new_run_from_weights(

@@ -18,7 +18,7 @@ WORDS += ["data.cache_dir=cache", "data.image_size=32", "train.batch_size=8", "t
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run in a folder of its own, and not for ever."""
     monkeypatch.chdir(tmp_path)
-    signal.alarm(120)
+    signal.alarm(300)
     yield
     signal.alarm(0)
 

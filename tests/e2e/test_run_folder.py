@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from support import QUICK, numbers, one_line
+from support import QUICK, numbers, one_line, wait_until
 
 from mldec import checkpoint
 from mldec.files.torch_files import read_torch
@@ -51,9 +50,9 @@ def test_a_second_run_is_stopped_and_a_killed_one_gives_its_folder_free(
         [sys.executable, "-m", "mldec.train", *words], cwd=tmp_path, stdout=subprocess.DEVNULL
     )
     try:
-        while not (folder / "metrics.jsonl").exists() or not numbers(folder):
-            assert first.poll() is None
-            time.sleep(0.05)
+        log, last = folder / "metrics.jsonl", folder / "checkpoints" / "last.pt"
+        wait_until(lambda: first.poll() is not None or (last.exists() and log.read_text()))
+        assert first.poll() is None
         for word in ("seed=1", "resume=auto", f"resume={folder}/checkpoints/last.pt"):
             status, _, err = cli("train", *QUICK, word)
             assert status == 1

@@ -31,7 +31,7 @@ PACKAGE = Path(mldec.__file__).parent
 @pytest.fixture(autouse=True)
 def alarm() -> Iterator[None]:
     """End a test that waits."""
-    signal.alarm(20)
+    signal.alarm(120)
     yield
     signal.alarm(0)
 

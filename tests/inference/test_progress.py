@@ -2,6 +2,7 @@ import logging
 import time
 
 import pytest
+from support import wait_until
 
 from mldec.errors import DataError
 from mldec.inference import progress as progress_module
@@ -29,10 +30,7 @@ def test_on_a_terminal_there_is_a_bar_that_learns_its_end(
 ) -> None:
     monkeypatch.setattr(progress_module, "on_terminal", lambda: True)
     with Progress("out.jsonl", range(7)) as progress:
-        deadline = time.monotonic() + 5
-        while progress._bar.total is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert progress._bar.total == 7
+        wait_until(lambda: progress._bar.total == 7)
         progress.update(3)
         assert progress._bar.n == 3
     assert "out.jsonl" in capsys.readouterr().err

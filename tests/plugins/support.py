@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,31 @@ def decoder_macs(t: int, k: int, n: int, *, self_attention: bool = False) -> int
         + pooling
         + among
     )
+
+
+def wait_until(
+    condition: Callable[[], Any], otherwise: Callable[[], str] = str, seconds: float = 120
+) -> None:
+    """Look again and again whether a condition holds; fail if it does not in so many seconds.
+
+    Args:
+        condition: of what another process or thread does.
+        otherwise: returns what a failure says.
+        seconds: many more than it takes on an idle machine.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited for {seconds:g} s in vain: {otherwise()}"
+        time.sleep(0.01)
+
+
+def process_state(number: int) -> str:
+    """Return the kernel's letter for the state of a process: T if it is stopped, Z if it ended."""
+    try:
+        status = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return "Z"
+    return status.rpartition(")")[2].split()[0]
 
 
 def cpu_seconds(command: list[str], **environment: str) -> float:

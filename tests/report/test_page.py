@@ -20,6 +20,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
+from support import wait_until
 
 from mldec.report.content import (
     ChangedImage,
@@ -266,12 +267,28 @@ class Shown:
         return self
 
     def wait(self) -> None:
-        """Wait until the script of the page has drawn everything."""
-        for _ in range(200):
-            if self.script("return document.getElementById('content').ariaBusy") == "false":
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"the page is not ready: {self.browser.get_log('browser')}")
+        """Wait until the script of the page has drawn everything, and its images are there."""
+        ready = (
+            "return document.getElementById('content').ariaBusy == 'false'"
+            "&& [...document.images].every((one) => one.complete)"
+        )
+        wait_until(lambda: self.script(ready), lambda: str(self.browser.get_log("browser")))
+
+    def wait_until_it_fits(self, width: int) -> None:
+        """Wait until nothing is wider than the window, which charts follow in a moment."""
+
+        def too_wide() -> list[str]:
+            return self.script(
+                "return [...document.querySelectorAll('main *')].filter((one) => !one.closest("
+                "'.scroll, pre, svg, nav') && one.getBoundingClientRect().right > innerWidth)"
+                ".map((one) => one.outerHTML.slice(0, 100))"
+            )
+
+        def fits() -> bool:
+            page = self.script("return document.documentElement.scrollWidth")
+            return page <= width and not too_wide()
+
+        wait_until(fits, lambda: str(too_wide()))
 
     def script(self, text: str, *arguments: Any) -> Any:
         return self.browser.execute_script(text, *arguments)
@@ -307,6 +324,7 @@ class Shown:
 
     def choose(self, index: int) -> None:
         Select(self.one("#class-select")).select_by_index(index)
+        self.wait()
 
     def sort(self, heading: str) -> str:
         """Click on a heading of the table of classes; return the state that it announces."""
@@ -535,14 +553,7 @@ def test_names_from_outside_are_text(shown: Shown) -> None:
 def test_a_page_has_no_error_and_fits_narrow_and_wide_windows(shown: Shown, form: str) -> None:
     for width in (400, 1600):
         page = shown.report(form, width)
-        time.sleep(0.2)  # charts follow the window
-        assert page.script("return document.documentElement.scrollWidth") <= width
-        overflowing = page.script(
-            "return [...document.querySelectorAll('main *')].filter((one) => !one.closest("
-            "'.scroll, pre, svg, nav') && one.getBoundingClientRect().right > innerWidth)"
-            ".map((one) => one.outerHTML.slice(0, 100))"
-        )
-        assert overflowing == []
+        page.wait_until_it_fits(width)
     assert page.browser.get_log("browser") == []
 
     pictures = page.script(

@@ -2,9 +2,8 @@
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,13 +20,6 @@ def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def send(number: signal.Signals) -> None:
     """Send this process a signal; Python handles it before the next statement."""
     os.kill(os.getpid(), number)
-
-
-def in_a_moment(call: Callable[[], Any]) -> threading.Timer:
-    """Call a function while the main thread waits."""
-    timer = threading.Timer(0.05, call)
-    timer.start()
-    return timer
 
 
 def handlers() -> list[Any]:
@@ -77,37 +69,40 @@ def test_items_pass_as_they_are() -> None:
     assert list(StopRequest().bounded("ab")) == ["a", "b"], "without listening too"
 
 
-def stuck() -> Iterator[int]:
-    """Yield one item; the next one takes longer than anybody waits."""
+def stuck(*, requested: bool) -> Iterator[int]:
+    """Yield one item; the next one takes longer than anybody waits.
+
+    Args:
+        requested: whether a request to stop comes during that wait.
+    """
     yield 0
-    time.sleep(20)
+    if requested:
+        send(signal.SIGTERM)
+    time.sleep(60)
     pytest.fail("the wait was not ended")
 
 
 def test_a_wait_without_a_request_is_not_bounded() -> None:
-    def slow() -> Iterator[int]:
-        time.sleep(0.3)
-        yield 1
+    def alarm() -> Iterator[tuple[float, float]]:
+        yield signal.getitimer(signal.ITIMER_REAL)
 
     with listening() as stop:
-        assert list(stop.bounded(slow())) == [1]
+        assert list(stop.bounded(alarm())) == [(0, 0)]
 
 
 def test_a_request_during_a_wait_ends_it() -> None:
     start = time.monotonic()
     with listening() as stop:
-        timer = in_a_moment(lambda: send(signal.SIGTERM))
-        items = stop.bounded(stuck())
+        items = stop.bounded(stuck(requested=True))
         assert next(items) == 0
         with pytest.raises(NothingCame):
             next(items)
-    assert 0.2 < time.monotonic() - start < 5
-    timer.join()
+    assert time.monotonic() - start > 0.2
 
 
 def test_a_wait_that_begins_after_a_request_ends_too() -> None:
     with listening() as stop:
-        items = stop.bounded(stuck())
+        items = stop.bounded(stuck(requested=False))
         next(items)
         send(signal.SIGTERM)
         with pytest.raises(NothingCame):
@@ -115,18 +110,17 @@ def test_a_wait_that_begins_after_a_request_ends_too() -> None:
     assert not issubclass(NothingCame, Exception), "what reads images must not catch it"
 
 
-def test_an_item_in_time_switches_the_alarm_off() -> None:
+def test_an_item_in_time_switches_the_alarm_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """An alarm that goes on would end the work on the item, such as a save."""
+    monkeypatch.setattr(signals, "PATIENCE", 60)
 
-    def in_time() -> Iterator[int]:
-        time.sleep(0.1)
-        yield 1
+    def in_time() -> Iterator[bool]:
+        send(signal.SIGTERM)
+        yield signal.getitimer(signal.ITIMER_REAL) > (0, 0)
 
     with listening() as stop:
-        timer = in_a_moment(lambda: send(signal.SIGTERM))
-        assert next(stop.bounded(in_time())) == 1
+        assert next(stop.bounded(in_time()))
         assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-        timer.join()
     assert stop
 
 

@@ -1,5 +1,6 @@
 """When checkpoints are due, and what a save leaves on the disk."""
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,10 +55,10 @@ def test_a_file_holds_the_moment_of_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training goes on to change the tensors while the file is written."""
-    written = torch_files.save
+    written, changed = torch_files.save, threading.Event()
 
     def slow(*arguments: Any, **named: Any) -> None:
-        time.sleep(0.1)
+        changed.wait(60)
         written(*arguments, **named)
 
     monkeypatch.setattr(torch_files, "save", slow)
@@ -66,6 +67,7 @@ def test_a_file_holds_the_moment_of_the_save(
     files.save(checkpoint(3, weight), best=False)
     weight += 5
     assert not files.last.exists(), "it is written in the background"
+    changed.set()
     files.wait()
     assert read_torch(files.last)["model"]["a"].tolist() == [1, 1]
     assert not files.best.exists()
