@@ -5,8 +5,8 @@ slider, and heat maps of where the model looked (a checkpoint only). A zero-shot
 the classes that are typed into the page; if it was trained on a file of word vectors, pass this
 file with --vectors. The same answers come as JSON over HTTP: docs/demo.md.
 
-The page is for this machine alone unless --host says otherwise. Photos stay in memory; nothing is
-written, and the page asks no other host for anything. Ctrl-C ends it.
+The page is for this machine alone unless --host says otherwise; --token asks for a password. Photos
+stay in memory; nothing is written, and the page asks no other host for anything. Ctrl-C ends it.
 """
 
 import argparse

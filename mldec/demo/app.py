@@ -369,8 +369,7 @@ class Door:
 
     def __init__(self, app: ASGIApp, names: Iterable[str], token: str | None) -> None:
         self._app = app
-        own = [*names, "localhost", socket.gethostname(), socket.getfqdn()]
-        self._names = {name.lower() for name in own}
+        self._names = {name.lower() for name in [*names, "localhost", socket.gethostname()]}
         self._token = token
         self._waiting = 0
 
@@ -399,10 +398,8 @@ class Door:
             return JSONResponse({"detail": f"this server is not called {visible(host)}"}, 403)
 
         # Browsers say where a request comes from; programs send no such header.
-        if method == "POST" and headers.get("sec-fetch-site", "none") not in (
-            "same-origin",
-            "none",
-        ):
+        site = headers.get("sec-fetch-site", "none")
+        if method == "POST" and site not in ("same-origin", "none"):
             return JSONResponse({"detail": "pages of other sites may not use this server"}, 403)
 
         if self._token is not None and not _brings(headers.get("authorization", ""), self._token):
