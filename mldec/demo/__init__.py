@@ -5,16 +5,23 @@ slider, and heat maps of where the model looked (a checkpoint only). A zero-shot
 the classes that are typed into the page; if it was trained on a file of word vectors, pass this
 file with --vectors. The same answers come as JSON over HTTP: docs/demo.md.
 
-The page is for this machine alone unless --host says otherwise. Photos stay in memory; nothing is
-written, and the page asks no other host for anything. Ctrl-C ends it.
+The page is for this machine alone unless --host says otherwise; --token asks for a password. Photos
+stay in memory; nothing is written, and the page asks no other host for anything. Ctrl-C ends it.
 """
 
 import argparse
+import importlib.util
+import os
+import socket
+from ipaddress import ip_address
 
 from mldec.cli import add_model_options, add_precision_option, command, run_command
+from mldec.errors import ConfigError, Stopped, complain, say
 
 HOST, PORT = "127.0.0.1", 7860
 LAST_PORT = 65535
+NEEDED = ("fastapi", "uvicorn", "jinja2", "python_multipart")  # the extra `demo`
+GRACE = 3  # seconds for requests that are being answered after a signal
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,6 +48,12 @@ def parser() -> argparse.ArgumentParser:
         f"0.0.0.0 is every network of this machine",
     )
     arguments.add_argument(
+        "--token",
+        type=token,
+        metavar="TEXT",
+        help="ask for this password before anything is answered; the user name may be any",
+    )
+    arguments.add_argument(
         "--device", default="auto", help="of a checkpoint: auto, cpu, cuda or cuda:<number>"
     )
     add_precision_option(arguments, "auto")
@@ -54,17 +67,88 @@ def port(text: str) -> int:
     return int(text)
 
 
-def demo(args: argparse.Namespace) -> None:
-    """Serve the page of the command line until a signal comes."""
-    # Imported late: --help and a wrong argument need not wait for torch.
-    from mldec.demo.serving import run
+def token(text: str) -> str:
+    """Read a text that can be sent as a password."""
+    if not text.isascii() or not text.isprintable() or not text.strip():
+        raise argparse.ArgumentTypeError("pass a text of ASCII letters, digits and signs")
+    return text
 
-    run(args)
+
+def serve(args: argparse.Namespace) -> None:
+    """Serve the page of the command line until a signal comes.
+
+    Raises:
+        Stopped: after a signal.
+        UserError: for a wrong option, or a model that cannot be used.
+    """
+    for package in NEEDED:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"the web page needs {package}, which is not installed; "
+                f"run pip install 'mldec[demo]'"
+            )
+    os.environ["OTEL_SDK_DISABLED"] = "true"  # FastAPI would send its measurements elsewhere
+
+    # Imported late: --help and a wrong argument need not wait for torch.
+    import uvicorn
+
+    from mldec.demo.app import Answerer, application, open_engine
+    from mldec.runtime.signals import listening
+
+    # The model is loaded only once the port is ours.
+    with listener(args.host, args.port) as server:
+        app = application(Answerer(open_engine(args), args.vectors), [args.host], args.token)
+        config = uvicorn.Config(
+            app,
+            log_level="error",
+            access_log=False,
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE,
+        )
+        announce(args, server)
+        # uvicorn ends in order at a signal, and then raises it again for us.
+        with listening() as stop:
+            uvicorn.Server(config).run(sockets=[server])
+    raise Stopped(f"stopped by {stop.name}", stop.status)
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address, or a name of this machine; port 0 is a free one.
+
+    Raises:
+        ConfigError: if it cannot listen there.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen there ({reason}); pass another --port, or "
+            f"an address of this machine"
+        ) from error
+
+
+def announce(args: argparse.Namespace, server: socket.socket) -> None:
+    """Say where the page is, and who can reach it."""
+    address, port = server.getsockname()[:2]
+    url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+    if ip_address(address).is_loopback:
+        say(f"{url}: only this machine can reach it; Ctrl-C ends it")
+        return
+
+    risk = "can use the page, without a password and unencrypted; pass --token TEXT for a password"
+    if args.token is not None:
+        risk = "and knows the token can use the page; token and photos are sent unencrypted"
+    complain(f"--host {args.host}: anyone who reaches port {port} of this machine {risk}")
+    say(f"{url}: Ctrl-C ends it")
 
 
 def main() -> None:
     """Run the command."""
-    run_command(parser().parse_args, demo)
+    run_command(parser().parse_args, serve)
 
 
 if __name__ == "__main__":

@@ -118,10 +118,7 @@ def test_pickle_itself_runs_what_the_corpus_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["predict", "demo --port 0", "evaluate", "benchmark predict"])
-def test_no_command_opens_a_pt2_file(
-    words: str, corpus: Corpus, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mldec.demo.serving.require_gradio", lambda: None)
+def test_no_command_opens_a_pt2_file(words: str, corpus: Corpus, cli: Callable[..., Any]) -> None:
     path = corpus.folder / "program.pt2"
     images = [path] if "predict" in words else []
     status, out, err = cli(*words.split(), path, *images)

@@ -14,8 +14,6 @@ from clip_towers import clip_folder, siglip_folder
 from PIL import Image
 from sklearn.metrics import average_precision_score
 
-from mldec.demo.serving import open_engine
-
 NAMES = ("zebra", "traffic jam", "cat")
 CLASSES = ",".join(NAMES)
 PHOTOS = 8
@@ -157,16 +155,16 @@ def test_export_holds_the_classes_that_are_named(
 
 def test_the_web_page_takes_typed_classes(folder: Path) -> None:
     from mldec.demo import parser
-    from mldec.demo.answering import Answerer, Photo
+    from mldec.demo.app import Answerer, Settings, open_engine
 
     args = parser().parse_args([f"clip:{folder}", "--device", "cpu"])
     answerer = Answerer(open_engine(args), args.vectors)
-    assert answerer.takes_classes
+    assert answerer.model.typed_classes
     picture = Image.new("RGB", (40, 30), "red")
     picture.save("red.png")
-    [photo] = answerer.answer([Photo("red.png", Path("red.png").read_bytes())], CLASSES).photos
-    assert photo.fault is None
-    assert photo.scores.sum().item() == pytest.approx(1)
+    photos = [("red.png", Path("red.png").read_bytes())]
+    [row] = answerer.answer(photos, Settings(classes=CLASSES))
+    assert sum(item.score for item in row.predictions) == pytest.approx(1, abs=1e-4)
 
 
 def test_bad_input_is_one_line(

@@ -1,0 +1,484 @@
+"""Photos in, JSON out: the routes of the web page, and what stands before them."""
+
+import argparse
+import asyncio
+import base64
+import io
+import secrets
+import socket
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from importlib import resources
+from ipaddress import ip_address
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import jinja2
+import torch
+from fastapi import FastAPI, Form, HTTPException, Request, UploadFile
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from PIL import Image
+from pydantic import BaseModel, Field
+from starlette.datastructures import Headers
+from starlette.formparsers import MultiPartParser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from torch import Tensor
+
+from mldec.checkpoint import load_model
+from mldec.checkpoint.queries import can_make
+from mldec.cli import chosen_model
+from mldec.data.base import Classes
+from mldec.data.images import read_image
+from mldec.data.zero_shot.word_vectors import word_vectors
+from mldec.errors import CheckpointError, ConfigError, DataError, UserError, visible
+from mldec.explain import Explainer
+from mldec.explain.pictures import heated
+from mldec.exported.metadata import read_metadata
+from mldec.inference.classes import class_names, read_classes
+from mldec.inference.engine import (
+    Engine,
+    ExportedEngine,
+    TorchEngine,
+    check_exported_options,
+    is_exported,
+)
+from mldec.inference.scoring import DEFAULT_THRESHOLD, decided
+from mldec.runtime import distributed, out_of_memory
+from mldec.runtime.devices import Precision
+
+MiB = 2**20
+MAX_PHOTOS = 16  # per request
+MAX_FILE = 20 * MiB  # bytes of a photo
+MAX_UPLOAD = 100 * MiB  # bytes of a request
+MAX_PIXELS = 50_000_000  # of a photo: the largest of today's telephones, but for special modes
+MAX_CLASSES = 1000  # typed into the page
+MAX_WAITING = 16  # requests that are received, wait or are answered at a time
+PATIENCE = 120.0  # seconds for receiving a request
+CLASS_LISTS = 8  # lists of typed classes whose word vectors are kept
+HEAT_MAPS = 6  # per photo
+PICTURE, HEAT_PICTURE = 480, 240  # longer sides in pixels of what the page shows
+QUALITY = 85  # of JPEG
+DIGITS, HEAT_DIGITS = 6, 4  # after the point, of a score and of a heat map
+NAME_LENGTH = 100  # letters of a photo's name that are kept
+
+
+def open_engine(args: argparse.Namespace) -> Engine:
+    """Open the checkpoint or the exported file of the command line.
+
+    Raises:
+        UserError: if it cannot be used, or an option has no effect on it.
+    """
+    engine: Engine
+    if is_exported(args.checkpoint):
+        check_exported_options(args)
+        path = Path(args.checkpoint)
+        metadata, classes = read_metadata(path), None
+        if metadata.word_dim is not None:
+            if args.vectors is None:
+                raise CheckpointError(f"{path} asks for word vectors: pass --vectors FILE")
+            names = tuple(metadata.classes)
+            classes = Classes(names, queries=word_vectors(args.vectors, names).queries)
+        engine = ExportedEngine(path, classes)
+    else:
+        device = distributed.pick_device(args.device)
+        loaded = load_model(**chosen_model(args), device=device)
+        distributed.prepare_device(device, tf32=loaded.config.train.tf32)
+        engine = TorchEngine(loaded, Precision(args.precision or "auto"))
+        if not loaded.classes.names and loaded.classes.queries is None:
+            raise CheckpointError(f"{args.checkpoint} names no classes: pass --class-names FILE")
+        if not (loaded.classes.names or args.vectors or can_make(loaded.classes)):
+            raise CheckpointError(f"{args.checkpoint} names no classes: pass --vectors FILE")
+
+    if args.vectors is not None and not engine.zero_shot:
+        raise ConfigError(
+            f"--vectors has no effect: {args.checkpoint} knows its own classes only; leave it out"
+        )
+    return engine
+
+
+class Settings(BaseModel):
+    """What a request asks about its photos."""
+
+    threshold: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description=f"lowest score of a present class; without it those of the model, "
+        f"{DEFAULT_THRESHOLD} if it has none; no effect if a photo has one class",
+    )
+    top: int = Field(default=10, ge=1, description="classes per photo at most")
+    classes: str = Field(default="", description="names with commas between, for a zero-shot model")
+    heat_maps: bool = Field(
+        default=False,
+        description=f"add `heat` to the present classes, up to {HEAT_MAPS} per photo; to the best "
+        f"class if none is present",
+    )
+    pictures: bool = Field(default=False, description="add what the page shows: JPEGs as data URLs")
+
+
+class Question(Settings):
+    """A request: photos, and what it asks about them."""
+
+    photos: list[UploadFile] = Field(description=f"1 to {MAX_PHOTOS} image files")
+
+
+class Prediction(BaseModel):
+    """A class of a photo."""
+
+    name: str
+    score: float = Field(description="from 0 to 1")
+    threshold: float | None = Field(
+        description="lowest score of a present class; null: a photo has one class"
+    )
+    present: bool
+    heat: list[list[float]] | None = Field(
+        default=None,
+        description="where the model looked: rows of numbers from 0 on, over the part `seen`",
+    )
+    heat_picture: str | None = Field(
+        default=None, description="the same over the photo, a data URL"
+    )
+
+
+class Row(BaseModel):
+    """What the model says of a photo: `predictions`, or an `error`."""
+
+    image: str = Field(description="name of the file, without folders and control characters")
+    error: str | None = Field(default=None, description="why there are no predictions")
+    predictions: list[Prediction] = Field(default=[], description="highest score first")
+    seen: list[float] | None = Field(
+        default=None, description="what the model saw: left, top, right, bottom in pixels"
+    )
+    heat_method: str | None = Field(default=None, description="how the heat maps are made")
+    picture: str | None = Field(default=None, description="the part that was seen, a data URL")
+
+
+class Limits(BaseModel):
+    """What a request may hold at most."""
+
+    photos: int = MAX_PHOTOS
+    bytes_per_photo: int = MAX_FILE
+    bytes_per_request: int = MAX_UPLOAD
+    pixels_per_photo: int = MAX_PIXELS
+    typed_classes: int = MAX_CLASSES
+
+
+class Model(BaseModel):
+    """What the server can answer."""
+
+    name: str
+    classes: list[str]
+    exclusive: bool = Field(description="a photo has one class")
+    thresholds: list[float] | None = Field(description="of the classes; null: it stores none")
+    heat_maps: bool = Field(description="it can say where it looked")
+    calibrated: bool | None = Field(description="scores are probabilities; null: not known")
+    zero_shot: bool = Field(description="it was trained to score any class")
+    typed_classes: bool = Field(description="this server can score other classes than its own")
+    limits: Limits = Limits()
+
+
+class Answerer:
+    """Score photos, and say where the model looked; one call at a time.
+
+    Args:
+        engine: that scores.
+        vectors: where the word vectors of typed classes come from; see `read_classes`.
+    """
+
+    def __init__(self, engine: Engine, vectors: str | None = None) -> None:
+        self.engine = engine
+        self._vectors = vectors
+        self._engine_of = lru_cache(CLASS_LISTS)(self._make_engine)
+        self._explainer_of = lru_cache(1)(self._make_explainer)
+
+    @property
+    def model(self) -> Model:
+        """Describe the model to a program or the page."""
+        engine, calibrated = self.engine, None
+        if isinstance(engine, TorchEngine):
+            calibrated = engine.loaded.calibration is not None
+        has_vectors = self._vectors is not None or can_make(engine.classes)
+        return Model(
+            name=engine.path.name,
+            classes=[*engine.classes.names],
+            exclusive=engine.classes.exclusive,
+            thresholds=None if engine.thresholds is None else [*engine.thresholds],
+            heat_maps=isinstance(engine, TorchEngine),
+            calibrated=calibrated,
+            zero_shot=engine.zero_shot,
+            typed_classes=engine.zero_shot and has_vectors,
+        )
+
+    def answer(self, photos: Sequence[tuple[str, bytes]], settings: Settings) -> list[Row]:
+        """Answer for photos, each a name and the bytes of its file.
+
+        Raises:
+            UserError: if the classes cannot be scored, or there are no heat maps.
+        """
+        engine = self.engine
+        if settings.classes.strip():
+            engine = self._engine_of(settings.classes)
+        elif not engine.classes.names:
+            raise ConfigError("this model has no classes of its own: type some")
+        if settings.heat_maps and not isinstance(engine, TorchEngine):
+            raise ConfigError(
+                "an exported file has no heat maps: start mldec.demo with its checkpoint"
+            )
+
+        rows = []
+        for file_name, content in photos:
+            # The name of a stranger's file is a text, never a path of this machine.
+            path = PurePosixPath(visible(file_name.replace("\\", "/")))
+            row = Row(image=path.name[-NAME_LENGTH:] or "photo")
+            try:
+                self._fill(row, content, engine, settings)
+            except DataError as error:
+                row.error = str(error).removeprefix(f"{row.image}: ")
+            rows.append(row)
+        return rows
+
+    def _fill(self, row: Row, content: bytes, engine: Engine, settings: Settings) -> None:
+        """Add the predictions to a row, with heat maps and pictures if they are wanted."""
+        if len(content) > MAX_FILE:
+            raise DataError(f"more than {MAX_FILE // MiB} MiB")
+        image = read_image(row.image, content, max_pixels=MAX_PIXELS)
+        pixels = engine.transform(image)[None]
+        scores = engine.answer(pixels).scores[0]
+        if not torch.isfinite(scores).all():
+            raise DataError("its scores are not finite")
+
+        predictions = _ranked(engine, scores, settings.threshold)[: settings.top]
+        seen: tuple[float, float, float, float] = (0, 0, *image.size)
+        if isinstance(engine, TorchEngine):
+            seen = engine.loaded.transform.visible_part(image.size)
+        picture = image.crop(seen)
+        picture.thumbnail((PICTURE, PICTURE), Image.Resampling.LANCZOS)
+        if settings.pictures:
+            row.picture = _data_url(picture)
+
+        if settings.heat_maps and isinstance(engine, TorchEngine):
+            shown = [item for item in predictions if item.present][:HEAT_MAPS] or predictions[:1]
+            indices = [engine.classes.names.index(item.name) for item in shown]
+            with out_of_memory.explained(lambda: "out of memory: a heat map needs more"):
+                explainer = self._explainer_of(engine)
+                [maps] = explainer.maps(pixels.to(engine.device), [indices])
+
+            picture.thumbnail((HEAT_PICTURE, HEAT_PICTURE))
+            for item, heat in zip(shown, maps.numpy(), strict=True):
+                item.heat = heat.round(HEAT_DIGITS).tolist()
+                if settings.pictures:
+                    item.heat_picture = _data_url(heated(picture, heat))
+            row.seen, row.heat_method = [*seen], explainer.method
+        row.predictions = predictions
+
+    def _make_engine(self, classes: str) -> Engine:
+        """Return the engine for typed classes."""
+        if not self.engine.zero_shot:
+            raise ConfigError("this model knows its own classes only: it is no zero-shot model")
+        if not self.model.typed_classes:
+            raise ConfigError(
+                "other classes need word vectors: start mldec.demo with --vectors FILE"
+            )
+        count = len(class_names(classes))
+        if count > MAX_CLASSES:
+            raise ConfigError(f"{count:,} classes: name at most {MAX_CLASSES:,}")
+        # What strangers type is not written to this machine.
+        named = read_classes(classes, self._vectors, self.engine.classes, keep=False)
+        return self.engine.for_classes(named)
+
+    def _make_explainer(self, engine: TorchEngine) -> Explainer:
+        return Explainer(engine.loaded.model, engine.image_size, engine.loaded.classes.queries)
+
+
+def application(answerer: Answerer, names: Iterable[str] = (), token: str | None = None) -> FastAPI:
+    """Return the page and its routes.
+
+    Args:
+        answerer: that answers for photos.
+        names: by which this machine is called, beside its addresses, "localhost" and its own name.
+        token: that each request must bring; None for none.
+    """
+    # The parser of uploads writes files above this size to the disk.
+    MultiPartParser.spool_max_size = MAX_UPLOAD
+    app = FastAPI(
+        title="mldec.demo",
+        description="Name what photos show.",
+        docs_url=None,
+        redoc_url=None,
+        max_body_size=MAX_UPLOAD,
+    )
+    app.add_middleware(Door, names=names, token=token)
+    one_at_a_time = asyncio.Lock()
+    template = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    ).from_string(resources.files("mldec.demo").joinpath("page.html").read_text(encoding="utf-8"))
+
+    @app.get("/", include_in_schema=False)
+    def page() -> HTMLResponse:
+        nonce = secrets.token_urlsafe(16)
+        html = template.render(model=answerer.model, default=DEFAULT_THRESHOLD, nonce=nonce)
+        # The browser loads nothing but the answers of this server.
+        policy = (
+            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
+            "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+            "frame-ancestors 'none'"
+        )
+        headers = {"content-security-policy": policy, "referrer-policy": "no-referrer"}
+        return HTMLResponse(html, headers=headers)
+
+    @app.get("/api/model")
+    def model() -> Model:
+        """Describe the model: its classes, thresholds, abilities and limits."""
+        return answerer.model
+
+    @app.post("/api/predict", response_model_exclude_unset=True)
+    async def predict(
+        question: Annotated[Question, Form(media_type="multipart/form-data")],
+    ) -> list[Row]:
+        """Name what photos show, each in a row of its own, in the order of the photos."""
+        if len(question.photos) > MAX_PHOTOS:
+            fault = f"{len(question.photos)} photos: pass at most {MAX_PHOTOS} in a request"
+            raise HTTPException(413, fault)
+        files = [(photo.filename or "", await photo.read()) for photo in question.photos]
+        async with one_at_a_time:
+            return await run_in_threadpool(answerer.answer, files, question)
+
+    @app.exception_handler(UserError)
+    def user_fault(request: Request, error: UserError) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, 400)
+
+    @app.exception_handler(RequestValidationError)
+    def parameter_fault(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        return JSONResponse({"detail": f"{first['loc'][-1]}: {first['msg']}"}, 422)
+
+    return app
+
+
+class Door:
+    """Refuse requests of strangers and of other sites' pages, too many at a time, and slow ones.
+
+    Args:
+        app: behind the door.
+        names: see `application`.
+        token: see `application`.
+    """
+
+    def __init__(self, app: ASGIApp, names: Iterable[str], token: str | None) -> None:
+        self._app = app
+        self._names = {name.lower() for name in [*names, "localhost", socket.gethostname()]}
+        self._token = token
+        self._waiting = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or let it through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        refusal = self._refusal(scope["method"], Headers(scope=scope))
+        if refusal is not None:
+            await refusal(scope, receive, send)
+            return
+
+        self._waiting += 1
+        try:
+            await self._app(scope, _in_time(receive), send)
+        finally:
+            self._waiting -= 1
+
+    def _refusal(self, method: str, headers: Headers) -> JSONResponse | None:
+        """Return the answer to a request that is not let through."""
+        # A page of another site can call this machine by a name of its own (DNS rebinding).
+        host = headers.get("host", "")
+        if not self._is_own(host):
+            return JSONResponse({"detail": f"this server is not called {visible(host)}"}, 403)
+
+        # Browsers say where a request comes from; programs send no such header.
+        site = headers.get("sec-fetch-site", "none")
+        if method == "POST" and site not in ("same-origin", "none"):
+            return JSONResponse({"detail": "pages of other sites may not use this server"}, 403)
+
+        if self._token is not None and not _brings(headers.get("authorization", ""), self._token):
+            fault = "pass the token as a password, or in a header: Authorization: Bearer TOKEN"
+            challenge = {"www-authenticate": 'Basic realm="mldec.demo", charset="UTF-8"'}
+            return JSONResponse({"detail": fault}, 401, challenge)
+
+        if self._waiting >= MAX_WAITING:
+            fault = f"{self._waiting} requests are waiting: try again in a moment"
+            return JSONResponse({"detail": fault}, 503, {"retry-after": "5"})
+        return None
+
+    def _is_own(self, host: str) -> bool:
+        """Tell whether a header names this machine: by one of its names, or by any address."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            return name in self._names or ip_address(name) is not None
+        except ValueError:
+            return False
+
+
+def _brings(authorization: str, token: str) -> bool:
+    """Tell whether a header holds the token: as the password of any user, or by itself."""
+    scheme, _, value = authorization.partition(" ")
+    given = value.encode("latin-1")
+    if scheme.lower() == "basic":
+        try:
+            given = base64.b64decode(value).partition(b":")[2]
+        except ValueError:
+            return False
+    return secrets.compare_digest(given, token.encode())
+
+
+def _in_time(receive: Receive) -> Receive:
+    """Limit the seconds until the whole request has come."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE
+    is_complete = False
+
+    async def receive_in_time() -> Message:
+        nonlocal is_complete
+        try:
+            async with asyncio.timeout_at(None if is_complete else deadline):
+                message = await receive()
+        except TimeoutError as error:
+            fault = f"the request took more than {PATIENCE:g} seconds to come"
+            raise HTTPException(408, fault) from error
+        is_complete = not message.get("more_body", False)
+        return message
+
+    return receive_in_time
+
+
+def _ranked(engine: Engine, scores: Tensor, threshold: float | None) -> list[Prediction]:
+    """Return all classes of a photo, highest score first; of equal scores the lower index."""
+    thresholds = None
+    if not engine.classes.exclusive:
+        lowest: Sequence[float] | None = engine.thresholds
+        if threshold is not None or lowest is None:
+            value = DEFAULT_THRESHOLD if threshold is None else threshold
+            lowest = [value] * len(scores)
+        thresholds = torch.tensor(lowest)
+
+    present = decided(scores[None], thresholds)[0].tolist()
+    shown: list[float | None] = [None] * len(present)
+    if thresholds is not None:
+        shown = [round(value, DIGITS) for value in thresholds.tolist()]
+    values, order = scores.sort(descending=True, stable=True)
+    return [
+        Prediction(
+            name=engine.classes.names[index],
+            score=round(score, DIGITS),
+            threshold=shown[index],
+            present=present[index],
+        )
+        for index, score in zip(order.tolist(), values.tolist(), strict=True)
+    ]
+
+
+def _data_url(image: Image.Image) -> str:
+    content = io.BytesIO()
+    image.save(content, "JPEG", quality=QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
