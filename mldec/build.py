@@ -333,7 +333,7 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
             "leave it out"
         )
     if mix.soft and not getattr(loss, "soft", False):
-        fix = "loss=bce, asl or zlpr"
+        fix = "loss=bce or asl"
         if train.exclusive:
             fix = "loss=bce or cross_entropy"
         elif not mix.smoothing:

@@ -38,7 +38,7 @@ BACKBONES: dict[str, dict[str, Any]] = {
 ON_HOST = {"tolist": 1}
 # The operations of a step on CUDA for which the host waits, by loss; the others have none. A wait
 # keeps the host from handing the GPU its next work.
-WAITS = {"two_way": {"aten::index.Tensor by a mask": 4, "aten::index_put by a mask": 2}}
+WAITS = {"two_way": {"aten::index.Tensor by a mask": 2, "aten::index_put by a mask": 2}}
 HANDED = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero")
 HANDED += ("aten::masked_select", "aten::equal", "aten::unique2", "aten::_unique2")
 
@@ -120,9 +120,13 @@ def test_every_kind_of_backbone_stays_on_the_gpu(on_cuda: torch.device, name: st
 
 @pytest.mark.parametrize("path", LOSSES, ids=lambda path: path.stem)
 def test_every_loss_stays_on_the_gpu(on_cuda: torch.device, path: Path) -> None:
-    loss = loss_of_option(path, CLASSES)
     if path.stem == "two_way":
         pytest.skip("the shapes of this loss depend on the labels; see WAITS")
+
+    # timm reads the counts of the labels when it builds a loss, on a CPU.
+    with unset_fake_temporarily(), torch.device("cpu"):
+        loss = loss_of_option(path, CLASSES)
+    loss.to_empty(device=on_cuda)
     targets = torch.zeros(4, CLASSES, dtype=torch.int8)
     value = loss(torch.randn(4, CLASSES), targets)
     assert (value.shape, value.device) == ((), on_cuda)
