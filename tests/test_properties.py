@@ -464,9 +464,7 @@ def test_json(times: int, work: Path, coco: Path, state: dict[str, Any], config:
                 (3, st.just([])), (1, mutations.edits(len(json.dumps(good)), text=True))
             ),
             "both": st.booleans(),
-            "form": st.fixed_dictionaries(
-                {}, optional={"annotated_only": st.booleans(), "sizes": st.booleans()}
-            ),
+            "form": st.fixed_dictionaries({}, optional={"annotated_only": st.booleans()}),
         }
     )
 
