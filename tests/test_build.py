@@ -9,7 +9,7 @@ import torch
 from support import CONFIGS
 
 from mldec import build
-from mldec.config.compose import compose, override
+from mldec.config.compose import compose, config_dir, override
 from mldec.config.schema import Config
 from mldec.data.base import Classes
 from mldec.data.labels import Labels, from_dense
@@ -61,6 +61,26 @@ def test_nothing_but_parts_can_be_named(part: str, target: Any) -> None:
 def test_a_part_of_another_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"a loss is defined under mldec\.losses"):
         build.locate("loss", "mldec.heads.gap.GAP")
+
+
+@pytest.mark.parametrize("name", ["mldec.heads.GAP", "mldec.heads.gap.GAP"])
+def test_a_part_is_recorded_by_the_name_that_was_given(name: str) -> None:
+    part = build.resolve("head", {"_target_": name})
+    assert part.target is build.locate("head", "mldec.heads.GAP")
+    assert part.node["_target_"] == name
+
+
+@pytest.mark.parametrize("target", ["mldec.heads.Head", "mldec.heads.attach", "mldec.heads.Tensor"])
+def test_what_a_package_exports_beside_parts_is_refused(target: str) -> None:
+    with pytest.raises(ConfigError, match="it is not a module class defined there"):
+        build.locate("head", target)
+
+
+@pytest.mark.parametrize("kind", ["head", "loss"])
+def test_the_options_name_packages(kind: str) -> None:
+    for file in Path(config_dir(), kind).glob("*.yaml"):
+        [line] = [text for text in file.read_text().splitlines() if text.startswith("_target_")]
+        assert line.removeprefix("_target_: ").rpartition(".")[0] == build.HOMES[kind][0]
 
 
 def test_a_plugin_must_be_named_by_the_caller() -> None:

@@ -1,12 +1,13 @@
-"""Losses of timm, for several labels per image; see `timm.loss` for their formulas."""
+"""Losses of timm, for several labels per image; see `timm.loss` for their formulas.
+
+timm takes seconds to import, and only these losses pay for it.
+"""
 
 from typing import Literal
 
-import timm.loss
 from torch import Tensor, nn
 
-from mldec.losses.label_counts import CountLabels, counted
-from mldec.losses.targets import check_reduction, prepare
+from mldec.losses.common import CountLabels, check_reduction, counted, prepare
 
 
 class _FromTimm(nn.Module):
@@ -49,10 +50,12 @@ class TwoWayLoss(_FromTimm):
     def __init__(
         self, *, positive_temperature: float = 4.0, negative_temperature: float = 1.0
     ) -> None:
+        from timm.loss import TwoWayLoss as Loss
+
         _check_above_0(
             positive_temperature=positive_temperature, negative_temperature=negative_temperature
         )
-        super().__init__(timm.loss.TwoWayLoss(tp=positive_temperature, tn=negative_temperature))
+        super().__init__(Loss(tp=positive_temperature, tn=negative_temperature))
 
 
 class ZLPR(_FromTimm):
@@ -64,7 +67,9 @@ class ZLPR(_FromTimm):
     exclusive = False
 
     def __init__(self) -> None:
-        super().__init__(timm.loss.ZlprLoss())
+        from timm.loss import ZlprLoss
+
+        super().__init__(ZlprLoss())
 
 
 class DistributionBalancedLoss(_FromTimm):
@@ -106,6 +111,8 @@ class DistributionBalancedLoss(_FromTimm):
         reduction: Literal["sum", "mean"] = "mean",
         label_counts: CountLabels | None = None,
     ) -> None:
+        from timm.loss import DistributionBalancedLoss as Loss
+
         for name, value in (("alpha", alpha), ("kappa", kappa)):
             if value < 0:
                 raise ValueError(f"{name} is {value}: it must be 0 or more")
@@ -118,7 +125,7 @@ class DistributionBalancedLoss(_FromTimm):
         counts = counted(label_counts, "the distribution-balanced loss")
         images = int((counts.positives + counts.negatives).max())
         super().__init__(
-            timm.loss.DistributionBalancedLoss(
+            Loss(
                 counts.positives,
                 images,
                 map_alpha=alpha,

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError, DataError
+from mldec.losses.common import LabelCounts
 from mldec.losses.from_timm import ZLPR, DistributionBalancedLoss, TwoWayLoss
-from mldec.losses.label_counts import LabelCounts
 
 POSITIVES, IMAGES = [900, 300, 60, 7, 1], 1000
 

@@ -19,8 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mldec.backbones import TimmBackbone
 from mldec.config.compose import compose
 from mldec.data.loader import Batch
-from mldec.losses import cross_entropy
-from mldec.losses import targets as targets_module
+from mldec.losses import common, cross_entropy
 from mldec.model import Classifier
 from mldec.training.step import Learner
 
@@ -135,7 +134,7 @@ def test_every_loss_stays_on_the_gpu(on_cuda: torch.device, path: Path) -> None:
 @pytest.fixture
 def targets_as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the one look at the targets that losses take on a CPU only."""
-    for module in (targets_module, cross_entropy):
+    for module in (common, cross_entropy):
         monkeypatch.setattr(module, "require", lambda good, logits, fault: logits)
 
 
