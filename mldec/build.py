@@ -22,8 +22,8 @@ from mldec.data.sampling import Sampling
 from mldec.data.source import FileSettings, Source, assemble
 from mldec.data.view import View
 from mldec.errors import ConfigError, UserError, suggest
-from mldec.losses.label_counts import LabelCounts
-from mldec.losses.prior import PriorEstimate
+from mldec.losses.common import LabelCounts
+from mldec.losses.partial import PriorEstimate
 from mldec.model import Classifier
 
 # The modules in which a part must be defined; plugins=[...] adds packages of the user's own.
@@ -68,16 +68,14 @@ class Part:
     """A checked part of a run: the target of its node, and all arguments, defaults included."""
 
     kind: str  # data, backbone, head or loss
+    name: str  # `_target_`, which may be that of a package that exports the target
     target: Callable[..., Any]
     arguments: dict[str, Any]
 
     @property
     def node(self) -> dict[str, Any]:
         """The node that a config records: complete, so that later defaults do not change it."""
-        return {
-            "_target_": f"{self.target.__module__}.{self.target.__qualname__}",
-            **self.arguments,
-        }
+        return {"_target_": self.name, **self.arguments}
 
     def call(self, **runtime: Any) -> Any:
         """Call the target.
@@ -161,7 +159,8 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
         ConfigError: for the target, or with all unknown, missing and ill-typed arguments.
     """
     node = moved.renamed(node)
-    target = locate(kind, node.pop("_target_"), plugins)
+    name = node.pop("_target_")
+    target = locate(kind, name, plugins)
     accepted = _accepted(kind, target)
 
     faults = []
@@ -178,7 +177,7 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
         raise ConfigError("; ".join(faults))
 
     defaults = {key: argument.default for key, argument in accepted.items()}
-    return Part(kind, target, {**defaults, **node})
+    return Part(kind, name, target, {**defaults, **node})
 
 
 def complete(parts: Parts) -> Parts:
@@ -333,7 +332,7 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
             "leave it out"
         )
     if mix.soft and not getattr(loss, "soft", False):
-        fix = "loss=bce, asl or zlpr"
+        fix = "loss=bce or asl"
         if train.exclusive:
             fix = "loss=bce or cross_entropy"
         elif not mix.smoothing:

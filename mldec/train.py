@@ -101,7 +101,7 @@ def _train(
 
     from mldec import build, checkpoint
     from mldec.data.split_labels import training_labels
-    from mldec.losses.prior import save_estimate
+    from mldec.losses.partial import save_estimate
     from mldec.model import TokenClassifier
     from mldec.runtime import distributed
     from mldec.training import runlog, trackers

@@ -21,8 +21,8 @@ from mldec.errors import ConfigError, DataError, one_line, say
 # Words in the name of a figure, between underscores.
 LOWER_IS_BETTER = {"seconds", "ms", "gib", "mib"}
 HIGHER_IS_BETTER = {"per_second", "mAP", "mfu", "share"}
-# Names to which no rule applies: times of more word queries over that of fewer, and images/s.
-BY_NAME = {"times_full": -1, "times_group": -1, "predict": 1, "one_process": 1}
+# Names to which no rule applies: images/s.
+BY_NAME = {"predict": 1, "one_process": 1}
 # Of the environment, what differs between any two measurements.
 PASSING = {"date", "commit"}
 

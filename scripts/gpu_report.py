@@ -5,11 +5,11 @@
 
 The parts run in the order of their value: images/s of TResNet-L at 448 pixels, with and without
 torch.compile and channels_last, and with global pooling in place of the head; the parts of a step;
-a step beside that of the official code; the head alone; two processes with NCCL; digits, trained
-and evaluated; the metric at 9,605 classes; the tests marked gpu. Each has a time limit, at which
-its processes are killed. Its result is in the file as soon as it is there; of one that fails or
-takes too long the last lines are, and the next one begins. At the end the figures are compared with
-the goals. The exit status is 1 if a part failed.
+a step and the head beside the official ones; two processes with NCCL; digits, trained and
+evaluated; the tests marked gpu. Each has a time limit, at which its processes are killed. Its
+result is in the file as soon as it is there; of one that fails or takes too long the last lines
+are, and the next one begins. At the end the figures are compared with the goals. The exit status is
+1 if a part failed.
 
 Environment: MINUTES (10) that all parts may take together; PRECISION (bf16), BATCH_SIZE, REPEATS
 (20); TESTS=0 leaves out the tests; DEVICE=cpu tries the script without a GPU, with tiny models
@@ -40,6 +40,7 @@ from mldec.files.results import check_targets, to_json, write_result
 TOP = Path(__file__).parents[1]
 PYTHON = sys.executable
 BENCHMARK = [PYTHON, "-m", "mldec.benchmark"]
+OFFICIAL = [PYTHON, str(TOP / "scripts" / "compare_with_official.py")]
 LAST_LINES = 20  # of the output of a part that failed
 # The variants of the training step, by their settings.
 VARIANTS = {
@@ -99,10 +100,14 @@ def parts(folder: Path, options: Mapping[str, str]) -> list[Part]:
     decoder = TINY_HEAD if on_cpu else []
 
     def job(name: str, limit: int, *words: str) -> Part:
-        """Return a part that is a job of mldec.benchmark; its name begins with that of the job."""
+        """Return a part that is a job of mldec.benchmark, or of compare_with_official.py.
+
+        Its name begins with that of the job, or is `official.` and the name of the job.
+        """
         file = folder / f"{name}.json"
-        command = [*BENCHMARK, name.partition(".")[0], "--json", str(file), *words]
-        return Part(name, limit, [command], file)
+        first, _, second = name.partition(".")
+        job = [*OFFICIAL, second] if first == "official" else [*BENCHMARK, first]
+        return Part(name, limit, [[*job, "--json", str(file), *words]], file)
 
     listed = []
     for name, variant in VARIANTS.items():
@@ -113,11 +118,10 @@ def parts(folder: Path, options: Mapping[str, str]) -> list[Part]:
     head = ["--device", device, *(["--batch-size", "1"] if on_cpu else [])]
     listed += [
         job("profile", 60, *repeats, *settings, *decoder),
-        job("official", 60, *repeats, *settings, *decoder),
-        job("head", 60, *head),
+        job("official.step", 60, *repeats, *settings, *decoder),
+        job("official.head", 60, *head),
         _two_processes(folder, device),
         _digits(folder, device),
-        job("metric", 60),
     ]
     if options.get("TESTS") != "0":
         # By default (pyproject.toml) all tests of a file would run in one process.

@@ -316,10 +316,6 @@ def main() -> None:
                 raise ConfigError(
                     f"data.{part} is not made of image files: there is nothing to pack"
                 )
-            if split.dataset.labels.values.max(initial=0) > 1:  # the codes of data.sizes=true
-                raise ConfigError(
-                    f"the targets of data.{part} are not 1, 0 or -1: pack without data.sizes=true"
-                )
 
         packing = Packing(args.images, args.short_side, data.bad_images == "skip", args.workers)
 

@@ -9,7 +9,7 @@ import torch
 from support import CONFIGS
 
 from mldec import build
-from mldec.config.compose import compose, override
+from mldec.config.compose import compose, config_dir, override
 from mldec.config.schema import Config
 from mldec.data.base import Classes
 from mldec.data.labels import Labels, from_dense
@@ -61,6 +61,26 @@ def test_nothing_but_parts_can_be_named(part: str, target: Any) -> None:
 def test_a_part_of_another_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"a loss is defined under mldec\.losses"):
         build.locate("loss", "mldec.heads.gap.GAP")
+
+
+@pytest.mark.parametrize("name", ["mldec.heads.GAP", "mldec.heads.gap.GAP"])
+def test_a_part_is_recorded_by_the_name_that_was_given(name: str) -> None:
+    part = build.resolve("head", {"_target_": name})
+    assert part.target is build.locate("head", "mldec.heads.GAP")
+    assert part.node["_target_"] == name
+
+
+@pytest.mark.parametrize("target", ["mldec.heads.Head", "mldec.heads.attach", "mldec.heads.Tensor"])
+def test_what_a_package_exports_beside_parts_is_refused(target: str) -> None:
+    with pytest.raises(ConfigError, match="it is not a module class defined there"):
+        build.locate("head", target)
+
+
+@pytest.mark.parametrize("kind", ["head", "loss"])
+def test_the_options_name_packages(kind: str) -> None:
+    for file in Path(config_dir(), kind).glob("*.yaml"):
+        [line] = [text for text in file.read_text().splitlines() if text.startswith("_target_")]
+        assert line.removeprefix("_target_: ").rpartition(".")[0] == build.HOMES[kind][0]
 
 
 def test_a_plugin_must_be_named_by_the_caller() -> None:
@@ -201,7 +221,6 @@ def together(*words: str, data: str = "digits_single") -> None:
         ("digits", ["loss=partial"]),
         ("digits", ["mix.mixup=1", "loss=asl"]),
         ("digits", ["mix.cutmix=1", "mix.smoothing=0.1", "loss=bce"]),
-        ("digits", ["mix.mixup=1", "loss=zlpr"]),
         ("digits", ["mix.cutmix=1", "mix.labels=union", "mix.smoothing=0.1", "loss=asl"]),
         *[
             ("digits", ["mix.mixup=1", "mix.labels=union", f"loss={loss}"])
@@ -239,18 +258,19 @@ def test_parts_that_fit_each_other_pass(data: str, words: list[str]) -> None:
                 "digits",
                 ["mix.mixup=0.1", f"loss={loss}"],
                 f"mix makes soft labels, {name} wants 0 and 1: "
-                f"choose mix.labels=union, or loss=bce, asl or zlpr",
+                f"choose mix.labels=union, or loss=bce or asl",
             )
             for loss, name in {
                 "partial": "PartialAsymmetricLoss",
                 "two_way": "TwoWayLoss",
+                "zlpr": "ZLPR",
                 "distribution_balanced": "DistributionBalancedLoss",
             }.items()
         ],
         (
             "digits",
             ["mix.mixup=0.1", "mix.labels=union", "mix.smoothing=0.1", "loss=two_way"],
-            "mix makes soft labels, TwoWayLoss wants 0 and 1: choose loss=bce, asl or zlpr",
+            "mix makes soft labels, TwoWayLoss wants 0 and 1: choose loss=bce or asl",
         ),
         (
             "digits",
@@ -294,7 +314,7 @@ def test_parts_that_fit_each_other_pass(data: str, words: list[str]) -> None:
                 (
                     ["loss=distribution_balanced"],
                     "DistributionBalancedLoss",
-                    "inverse_count, shift",
+                    "loss.freq_inv, loss.logit_bias",
                 ),
                 (
                     ["loss=partial", "loss.class_prior=estimate"],

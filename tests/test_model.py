@@ -11,8 +11,7 @@ from mldec.backbones import TimmBackbone
 from mldec.heads.gap import GAP
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import Query2Label
-from mldec.heads.word_gap import WordGAP
-from mldec.heads.word_groups import WordGroupDecoder
+from mldec.heads.words import WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 
 SIZES = {"embed_dim": 16, "mlp_dim": 16, "num_heads": 2}

@@ -337,9 +337,9 @@ class Reader:
             "cache_dir": str(self.folder / "cache"),
         }
         exclusive = bool(arguments.get("exclusive")) or "folders" in arguments["_target_"]
-        loss = {"_target_": "mldec.losses.bce.BinaryCrossEntropy"}
+        loss = {"_target_": "mldec.losses.BinaryCrossEntropy"}
         if not exclusive:
-            loss = {"_target_": "mldec.losses.partial.PartialAsymmetricLoss", "mode": "ignore"}
+            loss = {"_target_": "mldec.losses.PartialAsymmetricLoss", "mode": "ignore"}
         config = dataclasses.replace(self.config, data={**small, **arguments}, loss=loss)
         parts = build.check(config)
         return config, parts, build.data(parts)
@@ -464,9 +464,7 @@ def test_json(times: int, work: Path, coco: Path, state: dict[str, Any], config:
                 (3, st.just([])), (1, mutations.edits(len(json.dumps(good)), text=True))
             ),
             "both": st.booleans(),
-            "form": st.fixed_dictionaries(
-                {}, optional={"annotated_only": st.booleans(), "sizes": st.booleans()}
-            ),
+            "form": st.fixed_dictionaries({}, optional={"annotated_only": st.booleans()}),
         }
     )
 

@@ -8,69 +8,81 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from mldec.benchmark import options
-from mldec.cli import command, run_command
+from mldec.cli import command, positive, run_command
 from mldec.errors import ConfigError, say
 from mldec.files.results import check_targets, to_json, write_result
 from mldec.runtime.memory import keep_freed_memory
 
 
 class Job(NamedTuple):
-    """A job: the module with the function of its name is imported when it runs.
+    """A job: the function of its name, in the module of its name, is imported when it runs.
 
     A `table` in that module returns the lines that are printed instead of the plain figures.
     """
 
-    module: str
     measures: str
     add_options: Callable[[argparse.ArgumentParser], None] | None = None
     takes_settings: bool = False  # key=value behind the options
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the device."""
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+
+
+def add_experiment(parser: argparse.ArgumentParser) -> None:
+    """Add the options of what trains an experiment; settings may follow them."""
+    parser.add_argument(
+        "--experiment", default="coco_tresnet_l", help="its backbone, head, loss and sizes"
+    )
+    parser.add_argument(
+        "--classes", type=positive, default=80, help="if the data is not read (default 80)"
+    )
+    parser.add_argument("--repeats", type=positive, default=20, help="timed steps (default 20)")
+    parser.usage = "%(prog)s [options] [key=value ...], such as train.precision=bf16"
+
+
+def _data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", nargs="?", metavar="FOLDER", help="of photos, beside a made picture"
+    )
+
+
+def _profile(parser: argparse.ArgumentParser) -> None:
+    add_experiment(parser)
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write a trace of three steps for chrome://tracing"
+    )
+
+
+def _predict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="as for mldec.predict")
+    parser.add_argument("images", metavar="FOLDER", help="of images")
+    parser.add_argument(
+        "--count", type=positive, default=512, help="images per round (default 512)"
+    )
+    parser.add_argument("--rounds", type=positive, default=5, help="timed (default 5)")
+    add_device(parser)
+
+
 JOBS = {
-    "head": Job(
-        "head",
-        "the head against the official one, its matrix products alone, and global pooling",
-        options.head,
-    ),
-    "metric": Job("metric", "mAP at COCO's size, and time and memory at 9,605 classes"),
-    "labels": Job("labels", "first and second start of a COCO split of full size"),
-    "data": Job(
-        "data",
-        "the training transform taken apart, on one core, beside those of others",
-        options.data,
-    ),
     "throughput": Job(
-        "throughput",
         "images/s of training and inference for an experiment, with random images",
-        options.experiment,
+        add_experiment,
         takes_settings=True,
     ),
     "profile": Job(
-        "profile",
         "the parts of a training step, and its share of what the hardware can do",
-        options.profile,
+        _profile,
         takes_settings=True,
     ),
-    "official": Job(
-        "official",
-        "a training step of an experiment beside that of the official code",
-        options.experiment,
-        takes_settings=True,
-    ),
+    "data": Job("the training transform taken apart, on one core, beside the official one", _data),
     "predict": Job(
-        "predict",
         "images/s of mldec.predict on photos of yours, beside decoding and the model alone",
-        options.predict,
-    ),
-    "queries": Job(
-        "queries",
-        "time and work of a zero-shot model by the number of its word queries",
-        options.queries,
+        _predict,
     ),
     "cost": Job(
-        "paper",
-        "multiply-accumulates and parameters of tables 1 and 2, figures 5 and 6, beside the paper",
+        "multiply-accumulates and parameters of tables 1 and 2, figures 5 and 6, beside the paper"
     ),
 }
 
@@ -131,13 +143,22 @@ def run(args: argparse.Namespace) -> None:
 
     # As in training.
     keep_freed_memory()
-    module = importlib.import_module(f"mldec.benchmark.{JOBS[args.job].module}")
+    module = importlib.import_module(f"mldec.benchmark.{args.job}")
     figures = getattr(module, args.job)(args)
-    say(*getattr(module, "table", _listed)(figures).splitlines())
+    report(args.job, figures, args.json, getattr(module, "table", None))
 
-    if args.json:
-        content = {"benchmark": args.job, "figures": figures, "environment": environment()}
-        write_result(args.json, to_json(content, indent=1) + "\n")
+
+def report(
+    name: str,
+    figures: dict[str, Any],
+    file: str | None,
+    table: Callable[[dict[str, Any]], str] | None = None,
+) -> None:
+    """Print the figures of a benchmark, and write them with the environment if a file is given."""
+    say(*(table or _listed)(figures).splitlines())
+    if file:
+        content = {"benchmark": name, "figures": figures, "environment": environment()}
+        write_result(file, to_json(content, indent=1) + "\n")
 
 
 def _listed(figures: dict[str, Any]) -> str:

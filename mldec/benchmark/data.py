@@ -1,32 +1,41 @@
 """The job of `mldec.benchmark` that takes the way from an image file to a training image apart."""
 
 import argparse
-import random
 import statistics
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
+from torchvision import transforms
 
-from mldec.benchmark.pipelines import PARTS, Pipeline, official, ours, timms, torchvision_v2
 from mldec.data.base import Classes, DataModule, LabelledImages, Split, StoredImages
-from mldec.data.images import FORMATS, check_decoder, read_image
+from mldec.data.images import FORMATS, check_decoder, open_image, read_image
 from mldec.data.labels import from_single
 from mldec.data.loader import TrainBatches, train_loader
-from mldec.data.randomness import SampleRandom, sample_seed, seeded
+from mldec.data.official_augment import cutout
+from mldec.data.randomness import SampleRandom, sample_seed
 from mldec.data.storage.image_files import ImageFiles
 from mldec.data.task import SingleLabel
-from mldec.data.transforms import EvalTransform, TrainTransform
+from mldec.data.transforms import (
+    RESIZES,
+    EvalTransform,
+    TrainTransform,
+    as_pillow,
+    to_tensor,
+)
 from mldec.data.workers import unwrap
 from mldec.errors import ConfigError
 
 PHOTO = (640, 480)  # pixels of the made file
+PARTS = ("decode", "resize", "cutout", "operations", "tensor")
 SIZE = 448  # side of the training image in pixels
 ROUNDS = 15  # the median round is reported
 IMAGES = 40  # per round and way
@@ -43,17 +52,178 @@ WAYS = {
     "default": "mldec",
     "fast": "mldec, torchcodec and tensor",
     "shards": "mldec, files of short side 448",
-    "torchvision": "torchvision v2, tensors",
-    "timm": "timm",
 }
 
 
+# Ways from an image file to a training image of S x S pixels, as named steps
+
+
+# What the step before returned (the first takes the path of the file) -> what the next one takes.
+Step = Callable[[Any, SampleRandom], Any]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A way from a file to a training image.
+
+    Attributes:
+        steps: by the names in `PARTS`, in this order; a part may be missing.
+        seeds: every image has a generator of its own, which takes time too.
+    """
+
+    steps: dict[str, Step]
+    seeds: bool = False
+
+    def __call__(self, path: str, rng: SampleRandom) -> Any:
+        """Return the training image of a file."""
+        value: Any = path
+        for step in self.steps.values():
+            value = step(value, rng)
+        return value
+
+
+def ours(size: int, *, decoder: str = "pillow", resize: str = "pillow") -> Pipeline:
+    """Return the steps of `TrainTransform` with the settings of the official recipe."""
+    transform = TrainTransform(image_size=size, decoder=decoder, resize=resize)
+    resized, prepared = transform.resizes[0], RESIZES[resize]
+    return Pipeline(
+        {
+            "decode": lambda path, _: open_image(path, decoder=decoder),
+            "resize": lambda image, _: as_pillow(resized(prepared(image))),
+            "cutout": lambda image, rng: cutout(image, transform.cutout, rng),
+            "operations": transform.augment,
+            "tensor": lambda image, _: to_tensor(image),
+        },
+        seeds=True,
+    )
+
+
+def official(size: int) -> Pipeline:
+    """Return the official transform, made of Pillow and torchvision: float32 [3, S, S].
+
+    It is written from the description of train.py, helper_functions.py and the package
+    `randaugment` 1.0.2, which needs an older numpy. Unlike there, the random numbers come from an
+    argument, in the order of ours; with them it returns the same pixels.
+    """
+    resize, tensor = transforms.Resize((size, size)), transforms.ToTensor()
+    return Pipeline(
+        {
+            "decode": lambda path, _: _open(path),
+            "resize": lambda image, _: resize(image),
+            "cutout": _official_cutout,
+            "operations": _official_operations,
+            "tensor": lambda image, _: tensor(image),
+        }
+    )
+
+
+def _open(path: str) -> Image.Image:
+    with Image.open(path) as image:
+        return image.convert("RGB")
+
+
+def _official_cutout(image: Image.Image, rng: Random) -> Image.Image:
+    """Draw a rectangle of half the side on the image itself."""
+    half_width, half_height = (int(0.5 * side + 0.5) // 2 for side in image.size)
+    x, y = (rng.randrange(side) for side in image.size)
+    colour = (rng.randrange(256), rng.randrange(256), rng.randrange(256))
+
+    corners = (x - half_width, y - half_height, x + half_width, y + half_height)
+    ImageDraw.Draw(image).rectangle(corners, fill=colour)
+    return image
+
+
+def _official_operations(image: Image.Image, rng: Random) -> Image.Image:
+    """Apply two of fifteen operations, of magnitude 1 to 9, each with probability 0.5."""
+    names = list(RANGES)
+    pair = [(rng.choice(names), rng.randrange(1, 10)) for _ in range(2)]
+    for name, level in pair:
+        if rng.random() < 0.5:
+            image = _operate(image, name, level, rng)
+    return image
+
+
+# The magnitudes of level 0 and of level 9, between which the others are evenly spaced.
+RANGES = {
+    "shearX": (0, 0.3),
+    "shearY": (0, 0.3),
+    "translateX": (0, 150 / 331),
+    "translateY": (0, 150 / 331),
+    "rotate": (0, 30),
+    "color": (0, 0.9),
+    "contrast": (0, 0.9),
+    "brightness": (0, 0.9),
+    "sharpness": (0, 0.9),
+    "posterize": (8, 4),
+    "solarize": (256, 0),
+    "cutout": (0, 20),
+    "autocontrast": (0, 0),
+    "equalize": (0, 0),
+    "invert": (0, 0),
+}
+_ENHANCEMENTS = {
+    "color": ImageEnhance.Color,
+    "contrast": ImageEnhance.Contrast,
+    "brightness": ImageEnhance.Brightness,
+    "sharpness": ImageEnhance.Sharpness,
+}
+_GREY = (128, 128, 128)
+
+
+def _operate(image: Image.Image, name: str, level: int, rng: Random) -> Image.Image:
+    """Apply an operation of the package with one of its ten levels."""
+    weakest, strongest = RANGES[name]
+    magnitude = weakest + (strongest - weakest) * level / 9
+    if name in _ENHANCEMENTS:
+        return _ENHANCEMENTS[name](image).enhance(1 + magnitude * rng.choice([-1, 1]))
+    if name == "rotate":
+        return image.rotate(magnitude, fillcolor=_GREY)
+    if name == "posterize":
+        return ImageOps.posterize(image, round(magnitude))
+    if name == "solarize":
+        return ImageOps.solarize(image, magnitude)  # type: ignore[arg-type]
+    if name == "cutout":
+        return _small_cutout(image, round(magnitude), rng)
+    if name in ("autocontrast", "equalize", "invert"):
+        operation: Callable[[Image.Image], Image.Image] = getattr(ImageOps, name)
+        return operation(image)
+
+    # Pillow takes the colour of pixel (x, y) from (ax + by + c, dx + ey + f).
+    signed = magnitude * rng.choice([-1, 1])
+    matrices = {
+        "shearX": (1, signed, 0, 0, 1, 0),
+        "shearY": (1, 0, 0, signed, 1, 0),
+        "translateX": (1, 0, signed * image.width, 0, 1, 0),
+        "translateY": (1, 0, 0, 0, 1, signed * image.height),
+    }
+    resample = Image.Resampling.NEAREST
+    if name.startswith("shear"):
+        resample = Image.Resampling.BICUBIC
+    return image.transform(
+        image.size, Image.Transform.AFFINE, matrices[name], resample, fillcolor=_GREY
+    )
+
+
+def _small_cutout(image: Image.Image, side: int, rng: Random) -> Image.Image:
+    """Cover a square of at most 20 pixels per side."""
+    x, y = rng.randrange(image.width), rng.randrange(image.height)
+    left, top = max(0, x - side // 2), max(0, y - side // 2)
+    right, bottom = min(image.width, x + side // 2), min(image.height, y + side // 2)
+
+    values = np.array(image)
+    values[top:bottom, left:right] = (125, 122, 113)
+    return Image.fromarray(values)
+
+
+# The job
+
+
 def data(args: argparse.Namespace) -> dict[str, Any]:
-    """Time the training transform of one image on one core, beside those of others.
+    """Time the training transform of one image on one core, beside the official one.
 
     An image is decoded, resized to 448, and goes through cutout and the two random operations. All
     ways take turns on the same files, and processor time is measured: of a made picture of 640 x
-    480 pixels, and of the photos of a folder, if one is given. See `pipelines` for the ways.
+    480 pixels, and of the photos of a folder, if one is given.
 
     Raises:
         ConfigError: if the folder has no images, or torchcodec is not installed.
@@ -89,7 +259,7 @@ def data(args: argparse.Namespace) -> dict[str, Any]:
     for way in ("default", "fast"):
         of_one_core = figures[f"{subject}_{way}_images_per_second"]
         figures[f"{way}_images_per_second_of_{CORES}_cores"] = CORES * of_one_core
-    return figures | {"needed_images_per_second": NEEDED} | _seeding_figures()
+    return figures | {"needed_images_per_second": NEEDED}
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -155,8 +325,6 @@ def _measured(subject: str, files: Sequence[Path], folder: Path) -> dict[str, fl
         "default": (ours(SIZE), files),
         "fast": (ours(SIZE, decoder="torchcodec", resize="tensor"), files),
         "shards": (ours(SIZE), smaller),
-        "torchvision": (torchvision_v2(SIZE), files),
-        "timm": (timms(SIZE), files),
     }
 
     # The first round warms up.
@@ -204,11 +372,6 @@ def _seconds(pipeline: Pipeline, files: Sequence[str], turn: int) -> dict[str, f
         files: of images, of which `IMAGES` are taken, if need be again.
         turn: decides the random numbers, which are those of a loader.
     """
-    # For operations that take no generator.
-    random.seed(turn)
-    torch.manual_seed(turn)
-    np.random.seed(turn)
-
     spent: dict[str, float] = defaultdict(float)
     for number in range(IMAGES):
         # Frees the image before, whose time is nobody's.
@@ -228,30 +391,6 @@ def _seconds(pipeline: Pipeline, files: Sequence[str], turn: int) -> dict[str, f
 
     spent["all"] = sum(spent.values())
     return {part: seconds / IMAGES for part, seconds in spent.items()}
-
-
-def _seeding_figures() -> dict[str, float]:
-    """Return microseconds per image: of a generator, and of swapping the global ones instead."""
-
-    def swap(seed: int) -> None:
-        with seeded(seed):
-            pass
-
-    figures = {}
-    for name, job in (("seeding", SampleRandom), ("swapping", swap)):
-        figures[f"{name}_microseconds"] = 1e6 * _median_seconds(job)
-    return figures
-
-
-def _median_seconds(job: Callable[[int], object]) -> float:
-    """Return the median over rounds of the processor time of a job that takes a seed."""
-    rounds = []
-    for turn in range(ROUNDS):
-        start = time.process_time()
-        for number in range(IMAGES):
-            job(sample_seed(0, turn, number))
-        rounds.append((time.process_time() - start) / IMAGES)
-    return statistics.median(rounds)
 
 
 def _loader_figures(files: Sequence[Path]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -19,10 +19,7 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
 from mldec import build
-from mldec.benchmark import trial
-from mldec.benchmark.hardware import product_flops, published
-from mldec.benchmark.timing import peak_gib
-from mldec.benchmark.trial import Trial
+from mldec.benchmark.throughput import Trial, in_turns, peak_gib, prepare, settings
 from mldec.config.schema import Config
 from mldec.data.base import DataModule
 from mldec.data.loader import Batch
@@ -30,6 +27,7 @@ from mldec.data.split_labels import training_labels
 from mldec.data.workers import unwrap
 from mldec.errors import UserError
 from mldec.files.results import write_result
+from mldec.runtime.devices import Precision
 from mldec.training.step import Learner
 from mldec.training.trainer import Trainer
 
@@ -48,6 +46,30 @@ PARTS = {
     "optimizer": "optimiser",
     "ema": "moving average",
     OTHER: "other",
+}
+
+SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices, by type of device
+ROUNDS = 10  # of the matrix product
+
+
+class Peak(NamedTuple):
+    """The published peak of a GPU for dense matrix products, in 10^12 operations per second."""
+
+    half: float  # float16 and bfloat16, with tensor cores
+    tf32: float  # float32 whose products are rounded to TF32, with tensor cores
+    single: float  # float32
+    source: str
+
+
+# By the name that torch gives the device, a longer name first. The data sheets of Hopper state
+# tensor cores with sparsity, which is twice the dense figure.
+PUBLISHED = {
+    "H200 NVL": Peak(835.5, 417.5, 60, "NVIDIA H200 data sheet"),
+    "H200": Peak(989.5, 494.5, 67, "NVIDIA H200 data sheet"),
+    "H100 PCIe": Peak(756.5, 378, 51, "NVIDIA H100 data sheet"),
+    "H100 NVL": Peak(835.5, 417.5, 60, "NVIDIA H100 data sheet"),
+    "H100": Peak(989.5, 494.5, 67, "NVIDIA H100 data sheet"),
+    "A100": Peak(312, 156, 19.5, "NVIDIA A100 data sheet"),
 }
 
 
@@ -186,9 +208,9 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: for a wrong setting.
     """
-    config = trial.settings(args)
+    config = settings(args)
     data, source = _data_of(config)
-    tried = trial.prepare(config, args.classes if data is None else data.train.classes)
+    tried = prepare(config, args.classes if data is None else data.train.classes)
     device, precision = tried.device, config.train.precision.on(tried.device)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -328,6 +350,41 @@ def _write_trace(target: str, step: Callable[[], None], device: torch.device) ->
         file = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(file))
         write_result(target, file.read_text(encoding="utf-8"))
+
+
+def product_flops(device: torch.device, precision: Precision) -> float:
+    """Measure the floating-point operations per second of a large product of square matrices.
+
+    Args:
+        device: to compute on.
+        precision: of the matrices; float32 is rounded to TF32 with train.tf32=true.
+    """
+    precision = precision.on(device)
+    side = SIDE[device.type]
+    matrices = torch.randn(2, side, side, device=device, dtype=precision.half)
+
+    product = {"product": lambda: matrices[0] @ matrices[1]}
+    times = in_turns(product, device=device, rounds=ROUNDS, warmup=2)
+
+    # The fastest round: what the hardware can do when nothing disturbs it.
+    return 2 * side**3 / min(times["product"])
+
+
+def published(device_name: str, precision: Precision) -> tuple[float, str] | None:
+    """Return the published operations per second of a GPU and their source; None if unknown.
+
+    Args:
+        device_name: that torch gives.
+        precision: of the products, not `auto`.
+    """
+    for name, peak in PUBLISHED.items():
+        if name in device_name:
+            if precision.half:
+                value = peak.half
+            else:
+                value = peak.tf32 if torch.backends.cudnn.allow_tf32 else peak.single
+            return value * 1e12, peak.source
+    return None
 
 
 def table(figures: dict[str, Any]) -> str:

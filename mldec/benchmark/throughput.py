@@ -1,15 +1,32 @@
-"""The job of `mldec.benchmark` that measures images per second of training and inference."""
+"""How steps of an experiment are timed, and the job that measures images per second."""
 
 import argparse
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
-from mldec.benchmark import trial
-from mldec.benchmark.timing import peak_gib, seconds
+from mldec import build
+from mldec.config.compose import compose
+from mldec.config.schema import Config
+from mldec.data.base import Classes
+from mldec.data.labels import Labels, from_dense
+from mldec.data.loader import Batch, collate
+from mldec.data.mixing import Mixing
+from mldec.model import Classifier, TokenClassifier
+from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, autocast
+from mldec.training.step import Learner
+
+LABEL_SHARE = 0.04  # of 80 classes, how many an image of COCO shows
+STEPS = 10_000  # of a run on random images, for its schedule
 
 
 def throughput(args: argparse.Namespace) -> dict[str, Any]:
@@ -17,8 +34,8 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
 
     A training step includes the optimiser and the moving average.
     """
-    config = trial.settings(args)
-    tried = trial.prepare(config, args.classes)
+    config = settings(args)
+    tried = prepare(config, args.classes)
     device, batch_size = tried.device, config.train.batch_size
     timed = partial(seconds, device=device, repeats=args.repeats, warmup=3)
 
@@ -56,3 +73,199 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
 def _infer(net: nn.Module, images: Tensor, queries: Tensor | None, precision: Precision) -> None:
     with autocast(images.device, precision):
         net(images, queries)
+
+
+# An experiment without its data
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An experiment without its data: its settings and parts, and a model with random weights.
+
+    Neither weights nor images change the time of a step.
+
+    Attributes:
+        config: of the experiment, for one process.
+        parts: backbone, head and loss.
+        device: of the model.
+        classes: that the head scores.
+        model: maps images to logits.
+    """
+
+    config: Config
+    parts: build.Parts
+    device: torch.device
+    classes: Classes
+    model: Classifier
+
+    @property
+    def image_size(self) -> int:
+        """Return the pixels per side of a training image."""
+        return int(self.config.data["image_size"])
+
+    @property
+    def trained(self) -> Classifier:
+        """Return what the steps of a run train: the model, or with stored tokens its head."""
+        if self.config.train.cache_features:
+            return TokenClassifier(self.model.backbone, self.model.head)
+        return self.model
+
+    def learner(self) -> Learner:
+        """Return a learner for steps on random images."""
+        loss = build.loss(self.parts, self._labels)
+        return Learner(
+            self.config,
+            self.trained,
+            loss,
+            device=self.device,
+            steps=STEPS,
+            queries=self.classes.queries,
+        )
+
+    def random_images(self, count: int) -> Tensor:
+        """Return random images on the device, uint8 [count, 3, S, S]."""
+        shape = (count, 3, self.image_size, self.image_size)
+        return torch.randint(256, shape, dtype=torch.uint8, device=self.device)
+
+    def random_batches(self) -> list[Batch]:
+        """Return the micro-batches of a step, of random images on the CPU, as a loader would.
+
+        They are mixed if the experiment mixes images, and tokens if the experiment trains on tokens
+        that are computed once.
+        """
+        config, count = self.config, self.config.train.batch_size
+        images = self.random_images(count)
+        if config.train.cache_features:
+            with torch.no_grad(), autocast(self.device, config.train.precision):
+                images = self.model.backbone(images).float()
+
+        mixing = None
+        if config.mix.on or config.mix.soft:
+            mixing = Mixing(config.mix, self.classes)
+
+        keys = [(0, index, 0) for index in range(count)]
+        samples = list(zip(images.cpu(), self._targets(count), keys, strict=True))
+        batches = []
+        for part in range(config.train.accumulate):
+            batch = collate(samples[part :: config.train.accumulate], mixing=mixing)
+            assert isinstance(batch, Batch)
+            batches.append(_pinned(batch) if self.device.type == "cuda" else batch)
+        return batches
+
+    def _targets(self, count: int) -> Tensor:
+        """Return random targets, int8 [count, K]: one label per image if the classes exclude."""
+        if not self.classes.exclusive:
+            return (torch.rand(count, len(self.classes)) < LABEL_SHARE).to(torch.int8)
+
+        labels = torch.randint(len(self.classes), (count,))
+        return one_hot(labels, len(self.classes)).to(torch.int8)
+
+    def _labels(self) -> Labels:
+        """Return random training labels, for a loss that counts them."""
+        return from_dense(self._targets(1000).numpy())
+
+
+def _pinned(batch: Batch) -> Batch:
+    """Return a batch in memory from which a GPU copies while the processor goes on."""
+    return batch._replace(images=batch.images.pin_memory(), targets=batch.targets.pin_memory())
+
+
+def settings(args: argparse.Namespace) -> Config:
+    """Return the config of an experiment and of the settings behind it on the command line.
+
+    Raises:
+        ConfigError: for a wrong setting.
+    """
+    return compose([f"+experiment={args.experiment}", *args.settings]).on(processes=1)
+
+
+def prepare(config: Config, classes: Classes | int) -> Trial:
+    """Build the model of an experiment.
+
+    Args:
+        config: of the experiment.
+        classes: of its data, or a number of classes to make up.
+
+    Raises:
+        ConfigError: for a wrong setting.
+    """
+    parts = build.complete(build.check(config, ["backbone", "head", "loss"]))
+    device = distributed.pick_device(config.device)
+    distributed.prepare_device(device, tf32=config.train.tf32)
+    torch.backends.cudnn.benchmark = not config.train.deterministic
+
+    torch.manual_seed(config.seed)
+    if isinstance(classes, int):
+        classes = _made_up(parts, classes)
+    model = build.model(parts, classes, pretrained=False).to(device)
+    return Trial(config, parts, device, classes, model)
+
+
+def _made_up(parts: build.Parts, count: int) -> Classes:
+    """Return classes of the kind that the loss and the head are for."""
+    names = tuple(f"class {number}" for number in range(count))
+
+    # Zero-shot heads, and only they, have a width of word vectors.
+    word_dim = parts["head"].arguments.get("word_dim")
+    queries = None if word_dim is None else torch.randn(count, word_dim)
+
+    # A loss for both kinds of data takes several labels per image.
+    exclusive = getattr(parts["loss"].target, "exclusive", None) is True
+    return Classes(names, exclusive, queries)
+
+
+# Time and memory
+
+
+def seconds(
+    job: Callable[[], Any], *, device: torch.device, repeats: int, warmup: int = 2
+) -> float:
+    """Return the median time of a job in seconds, until the device has finished it."""
+    times = in_turns({"job": job}, device=device, rounds=repeats, warmup=warmup)
+    return statistics.median(times["job"])
+
+
+def in_turns(
+    jobs: Mapping[str, Callable[[], Any]], *, device: torch.device, rounds: int, warmup: int = 1
+) -> dict[str, list[float]]:
+    """Time several jobs in turns, so that all of them meet the same load of the machine.
+
+    One thread on a CPU is measured in processor time, which other processes hardly change; several
+    threads, and a GPU, in time that passes until the work is finished.
+
+    Args:
+        jobs: by name.
+        device: that the jobs compute on.
+        rounds: timed rounds of all jobs.
+        warmup: rounds before them, which allocate memory and choose kernels.
+
+    Returns:
+        The seconds of each job in each round.
+    """
+    on_cpu = device.type == "cpu"
+    clock = time.process_time if on_cpu and torch.get_num_threads() == 1 else time.perf_counter
+
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for turn in range(warmup + rounds):
+        for name, job in jobs.items():
+            start = clock()
+            job()
+
+            # A kernel is only queued when the call returns.
+            if not on_cpu:
+                torch.cuda.synchronize(device)
+            if turn >= warmup:
+                times[name].append(clock() - start)
+    return times
+
+
+def times_as_long(times: Mapping[str, list[float]], job: str, other: str) -> float:
+    """Return how many times as long as another job one takes: the median over the rounds."""
+    return statistics.median(a / b for a, b in zip(times[job], times[other], strict=True))
+
+
+def peak_gib(device: torch.device) -> float:
+    """Return the largest memory so far: of the device, or on a CPU of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

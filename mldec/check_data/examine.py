@@ -17,7 +17,6 @@ from mldec.check_data.published import OFFICIAL
 from mldec.data.base import DataModule, ImageDataset, Split, StoredImages, fixed_sample
 from mldec.data.images import read_image
 from mldec.data.labels import Labels
-from mldec.data.readers.coco import PRESENT
 from mldec.data.split_labels import labels_of
 from mldec.data.workers import start_worker, unwrap
 from mldec.data.zero_shot.task import neighbours
@@ -327,10 +326,7 @@ def check_split(
             lambda items: tqdm(items, desc="sha256", leave=False, disable=not on_terminal())
         )
 
-    # With data.sizes=true a label is a code of the sizes of objects; each of them means present.
     labels = labels_of(split)
-    if settings.get("sizes"):
-        labels = labels.recode(PRESENT)
 
     # Impossible labels cannot be counted, so that this is the end.
     several = part == "val" and bool(settings.get("real_labels"))

@@ -30,7 +30,9 @@ from mldec.data.class_names import COCO, VOC
 from mldec.data.names import names_fault, told_apart, without_quotes
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError
-from mldec.heads.official import ML_DECODER, QUERY2LABEL, renamed
+from mldec.heads.layers import renamed
+from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
+from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
 
 log = logging.getLogger("mldec")
 

@@ -89,7 +89,7 @@ def convert(source: str) -> Tower:
             "name": _name(opened),
             "data": transform_settings(transform),
             "backbone": _backbone(opened, transform.image_size),
-            "head": {"_target_": "mldec.heads.cosine.Cosine", "bias": has_bias},
+            "head": {"_target_": "mldec.heads.Cosine", "bias": has_bias},
             "loss": option("loss", "bce"),
         },
         classes=classes,

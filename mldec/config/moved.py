@@ -13,6 +13,9 @@ from typing import Any
 
 # Old target -> new target.
 MOVED = {
+    "mldec.heads.word_gap.WordGAP": "mldec.heads.WordGAP",
+    "mldec.heads.word_groups.WordGroupDecoder": "mldec.heads.WordGroupDecoder",
+    "mldec.losses.bce.BinaryCrossEntropy": "mldec.losses.BinaryCrossEntropy",
     "mldec.data.digits.digits": "mldec.data.digits.grey.digits",
     "mldec.data.digits.digit": "mldec.data.digits.grey.digit",
     "mldec.data.coloured_digits.coloured_digits": "mldec.data.digits.coloured.coloured_digits",

@@ -12,7 +12,6 @@ from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.evaluators.sizes import SizesEvaluator
 
 
 class Task(Protocol):
@@ -73,15 +72,12 @@ class MultiLabel(_KnownClasses):
     Args:
         threshold: probability above which a class counts as predicted, in (0, 1), for precision,
             recall and F1.
-        sizes: whether targets are sums of `mldec.evaluators.sizes.SIZES`; if so, the mAP per object
-            size is reported too.
 
     Raises:
         ConfigError: for a threshold outside (0, 1).
     """
 
     threshold: float = 0.5
-    sizes: bool = False
 
     def __post_init__(self) -> None:
         # The evaluator checks the threshold: a wrong one must fail now, not after an epoch.
@@ -89,8 +85,7 @@ class MultiLabel(_KnownClasses):
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """See `Task`."""
-        kind = SizesEvaluator if self.sizes else MultiLabelEvaluator
-        return kind(len(classes), threshold=self.threshold)
+        return MultiLabelEvaluator(len(classes), threshold=self.threshold)
 
 
 @dataclass(frozen=True)

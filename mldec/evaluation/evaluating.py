@@ -129,9 +129,7 @@ def all_scores(
             if len(batch.images):
                 rows = slice(count, count + len(batch.images))
                 indices[rows] = batch.indices.numpy()
-                # With data.sizes=true a label is a code of the sizes of objects; each of them means
-                # present.
-                labels[rows] = batch.targets.clamp(max=1).numpy()
+                labels[rows] = batch.targets.numpy()
                 logits[rows] = batch_logits.cpu().numpy()
                 count = rows.stop
     model.cpu()

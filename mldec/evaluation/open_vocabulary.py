@@ -57,7 +57,7 @@ class SomeClasses:
     """A dataset with the targets of some of its classes; see `ImageDataset`.
 
     Args:
-        dataset: its targets are [K], of 1, 0, -1 or a code of object sizes, which means present.
+        dataset: its targets are [K], of 1, 0 and -1.
         columns: of the wanted classes, in the wanted order.
     """
 
@@ -71,7 +71,7 @@ class SomeClasses:
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the image uint8 [3, H, W] and its target int8 [number of columns]."""
         image, target = self.dataset.load(index, rng)
-        return image, target[self.columns].clamp(max=1)
+        return image, target[self.columns]
 
     def name(self, index: int) -> str:
         """Describe the image in messages: its path, if it has one."""

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mldec.errors import ConfigError
-from mldec.evaluators.average_precision import INTERPOLATIONS
-from mldec.evaluators.predictions import Predictions, average_precision_of_all
+from mldec.evaluators.average_precision import INTERPOLATIONS, Predictions, average_precision_of_all
 from mldec.runtime import distributed
 
 

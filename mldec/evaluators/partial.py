@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mldec.errors import DataError
+from mldec.evaluators.average_precision import Predictions, average_precision_of_all
 from mldec.evaluators.multi_label import Counts, logit_of
-from mldec.evaluators.predictions import Predictions, average_precision_of_all
 from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")

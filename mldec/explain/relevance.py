@@ -13,7 +13,7 @@ from torch import Tensor
 from mldec.errors import ConfigError
 from mldec.heads.gap import GAP
 from mldec.heads.layers import Attention, DecoderLayer
-from mldec.heads.word_gap import WordGAP
+from mldec.heads.words import WordGAP
 from mldec.model import Classifier
 
 # model, tokens [B, N, C], classes of each image, word queries -> relevance [C_i, N] of each image

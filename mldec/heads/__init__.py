@@ -5,12 +5,10 @@ from typing import Protocol
 from torch import Tensor
 
 from mldec.heads.attached import attach
-from mldec.heads.cosine import Cosine
 from mldec.heads.gap import GAP
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import Query2Label
-from mldec.heads.word_gap import WordGAP
-from mldec.heads.word_groups import WordGroupDecoder
+from mldec.heads.words import Cosine, WordGAP, WordGroupDecoder
 
 __all__ = [
     "GAP",

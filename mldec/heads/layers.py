@@ -10,6 +10,21 @@ from mldec.errors import ConfigError
 
 QueryStep = Literal["self_attention", "double", "norm", "none"]
 
+# The names that the authors' heads give to the tensors of a layer -> ours, replaced in this order.
+# Our own names contain none of the official ones, so they stay what they are.
+OFFICIAL_LAYERS = [
+    ("multihead_attn.", "cross_attn."),
+    ("linear1.", "mlp.0."),
+    ("linear2.", "mlp.3."),
+]
+
+
+def renamed(key: str, names: list[tuple[str, str]]) -> str:
+    """Return our name of a head's tensor, from its official name or from our own."""
+    for official, ours in names:
+        key = key.replace(official, ours)
+    return key
+
 
 class Attention(nn.Module):
     """Multi-head attention, batch first, with the parameters of `nn.MultiheadAttention`.

@@ -7,8 +7,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.heads.layers import DecoderLayer, QueryStep, as_tokens, at_least_one, check_words
-from mldec.heads.official import ML_DECODER, renamed
+from mldec.heads.layers import (
+    OFFICIAL_LAYERS,
+    DecoderLayer,
+    QueryStep,
+    as_tokens,
+    at_least_one,
+    check_words,
+    renamed,
+)
+
+# Official names of tensors -> ours, see `OFFICIAL_LAYERS`. The files do spell "embed_standart".
+OFFICIAL_NAMES = [
+    ("decoder.embed_standart.", "embed."),
+    ("decoder.query_embed.weight", "queries"),
+    ("decoder.duplicate_pooling_bias", "pool_bias"),
+    ("decoder.duplicate_pooling", "pool_weight"),
+    ("decoder.layers.", "layers."),
+    ("wordvec_proj.", "word_proj."),
+    *OFFICIAL_LAYERS,
+]
 
 
 class MLDecoder(nn.Module):
@@ -130,7 +148,7 @@ class MLDecoder(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Take the tensors of an official head too; `load_state_dict` calls this."""
         for key in [key for key in state_dict if key.startswith(prefix)]:
-            name = renamed(key.removeprefix(prefix), ML_DECODER)
+            name = renamed(key.removeprefix(prefix), OFFICIAL_NAMES)
             state_dict[prefix + name] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -6,7 +6,25 @@ import torch
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.heads.layers import DecoderLayer, EncoderLayer, QueryStep, as_tokens, at_least_one
+from mldec.heads.layers import (
+    OFFICIAL_LAYERS,
+    DecoderLayer,
+    EncoderLayer,
+    QueryStep,
+    as_tokens,
+    at_least_one,
+)
+
+# Official names of tensors -> ours, see `OFFICIAL_LAYERS`.
+OFFICIAL_NAMES = [
+    ("transformer.encoder.layers.", "encoder."),
+    ("transformer.decoder.layers.", "decoder."),
+    ("transformer.decoder.norm.", "norm."),
+    ("query_embed.weight", "queries"),
+    ("fc.W", "fc_weight"),
+    ("fc.b", "fc_bias"),
+    *OFFICIAL_LAYERS,
+]
 
 
 class Query2Label(nn.Module):

@@ -4,6 +4,23 @@ from typing import Protocol
 
 from torch import Tensor
 
+from mldec.losses.asymmetric import AsymmetricLoss, AsymmetricLossSingleLabel
+from mldec.losses.cross_entropy import BinaryCrossEntropy, CrossEntropy
+from mldec.losses.from_timm import ZLPR, DistributionBalancedLoss, TwoWayLoss
+from mldec.losses.partial import PartialAsymmetricLoss
+
+__all__ = [
+    "ZLPR",
+    "AsymmetricLoss",
+    "AsymmetricLossSingleLabel",
+    "BinaryCrossEntropy",
+    "CrossEntropy",
+    "DistributionBalancedLoss",
+    "Loss",
+    "PartialAsymmetricLoss",
+    "TwoWayLoss",
+]
+
 
 class Loss(Protocol):
     """What every loss offers; its constructor takes keyword arguments only.

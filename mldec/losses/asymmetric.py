@@ -9,8 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.losses.label_counts import CountLabels, check_class_count, positive_weight
-from mldec.losses.targets import check_reduction, prepare
+from mldec.losses.common import (
+    CountLabels,
+    check_class_count,
+    check_reduction,
+    positive_weight,
+    prepare,
+)
 
 
 class AsymmetricLoss(nn.Module):

@@ -1,10 +1,108 @@
-"""Softmax cross-entropy with soft targets, for data with one label per image."""
+"""Cross-entropy: per class, for several labels per image or one, and of a softmax, for one.
+
+Paper section 3 uses the binary one for both kinds of data.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.losses.targets import prepare, require
+from mldec.losses.common import (
+    CountLabels,
+    check_class_count,
+    check_reduction,
+    positive_weight,
+    prepare,
+    require,
+)
+
+
+class BinaryCrossEntropy(nn.Module):
+    """Binary cross-entropy per class; labels of -1 (not annotated) have loss 0.
+
+    Args:
+        smoothing: targets move towards 1/2 by this share, in [0, 1).
+        target_threshold: soft targets (mixup) above it become 1, the others 0; None keeps them
+            soft.
+        class_weights: K factors, one per class; None for 1.
+        pos_weight: factor of the loss of positives: a number, "auto" (negatives / positives of each
+            class in the training labels), or None for 1.
+        pos_weight_cap: largest factor of "auto".
+        reduction: "mean" over batch and classes (unannotated entries count as 0), or "sum".
+        label_counts: counts the training labels, for "auto".
+
+    Raises:
+        ConfigError: for a value out of its range.
+        ValueError: for a `pos_weight` or `pos_weight_cap` out of its range.
+    """
+
+    soft = True
+
+    def __init__(
+        self,
+        *,
+        smoothing: float = 0.0,
+        target_threshold: float | None = None,
+        class_weights: Sequence[float] | None = None,
+        pos_weight: float | Literal["auto"] | None = None,
+        pos_weight_cap: float = 100.0,
+        reduction: Literal["sum", "mean"] = "mean",
+        label_counts: CountLabels | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 <= smoothing < 1:
+            raise ConfigError(f"loss.smoothing {smoothing} is not in [0, 1)")
+        if target_threshold is not None and not 0 < target_threshold < 1:
+            raise ConfigError(f"loss.target_threshold {target_threshold} is not in (0, 1)")
+        check_reduction(reduction)
+
+        self.smoothing = smoothing
+        self.target_threshold = target_threshold
+        self.reduction = reduction
+
+        # Buffers, so that they follow the loss to the device.
+        self.class_weights: Tensor | None
+        self.pos_weight: Tensor | None
+        weights = None
+        if class_weights is not None:
+            weights = torch.tensor(list(class_weights), dtype=torch.float32)
+        self.register_buffer("class_weights", weights)
+        self.register_buffer(
+            "pos_weight", positive_weight(pos_weight, pos_weight_cap, label_counts)
+        )
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Map logits [B, K] and targets [B, K] from 0 to 1, or -1, to the loss [], float32.
+
+        Raises:
+            DataError: for any other target.
+            ConfigError: if there are not K weights.
+        """
+        logits, targets = prepare(logits, targets, unknown=True, soft=True)
+        check_class_count("class_weights", self.class_weights, logits)
+        check_class_count("pos_weight", self.pos_weight, logits)
+
+        # Before thresholding and smoothing, which would turn -1 into a target like any other.
+        annotated = targets >= 0
+        if self.target_threshold is not None:
+            targets = (targets > self.target_threshold).to(logits.dtype)
+        targets = targets * (1 - self.smoothing) + self.smoothing / 2
+
+        losses = F.binary_cross_entropy_with_logits(
+            logits,
+            targets,
+            weight=self.class_weights,
+            pos_weight=self.pos_weight,
+            reduction="none",
+        )
+
+        # Filled, not multiplied: an infinite loss times 0 would be NaN.
+        losses = losses.masked_fill(~annotated, 0)
+        return losses.sum() if self.reduction == "sum" else losses.mean()
 
 
 class CrossEntropy(nn.Module):

@@ -9,10 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from mldec.config.compose import to_yaml
-from mldec.data.split_labels import labels_of
 from mldec.errors import ConfigError, DataError, say
 from mldec.evaluation import Scores
-from mldec.evaluators.sizes import SizesEvaluator
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 from mldec.report import comparison, facts, results, training
 from mldec.report.answers import Answers, lowest_logit, metrics, normalise
@@ -152,11 +150,7 @@ def examine(subject: Subject, scores: Scores, weights: np.ndarray) -> tuple[Answ
     # It holds on to the scores, and is dropped with the end of this function.
     evaluator = subject.evaluator()
 
-    # Scores come without the sizes of the objects.
-    targets = scores.labels
-    if isinstance(evaluator, SizesEvaluator):
-        targets = labels_of(subject.data.val).select(scores.indices).dense()
-    values = metrics(evaluator, scores.logits, targets)
+    values = metrics(evaluator, scores.logits, scores.labels)
 
     exclusive = subject.data.val.classes.exclusive
     if exclusive:
@@ -168,7 +162,7 @@ def examine(subject: Subject, scores: Scores, weights: np.ndarray) -> tuple[Answ
         lowest=lowest_logit(evaluator),
     )
     log.info(f"{subject.path}: the metrics of {count(weights):,} resamples of the images")
-    resampled = resample(evaluator, answers, targets, weights)
+    resampled = resample(evaluator, answers, weights)
     return answers, Numbers(values, precision_of(answers), resampled)
 
 

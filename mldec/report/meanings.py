@@ -1,7 +1,5 @@
 """What the metrics of the evaluators mean, in plain English."""
 
-from mldec.evaluators.sizes import SIZES
-
 MEANINGS = {
     "mAP": "Mean over the classes of the average precision (AP); a class without a positive "
     "counts as 0",
@@ -27,7 +25,6 @@ MEANINGS = {
     "ECE": "Expected calibration error: how far scores are from observed frequencies",
     "seen_mAP": "mAP over the classes of the training",
     "harmonic_mAP": "Harmonic mean of the mAP over seen and over unseen classes",
-    **{f"mAP_{size}": f"mAP with a {size} object of the class as positive" for size in SIZES},
 }
 
 # Longer prefixes first: one begins with another one.

@@ -14,7 +14,6 @@ from mldec.evaluators.average_precision import INTERPOLATIONS, average_precision
 from mldec.evaluators.multi_label import MultiLabelEvaluator, top_k
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.evaluators.sizes import SIZES, SizesEvaluator
 from mldec.evaluators.zero_shot import TOP_K, ZeroShotEvaluator
 from mldec.report.answers import ROWS, Answers, Columns
 from mldec.report.content import ClassTable, Histograms, Interval
@@ -69,26 +68,21 @@ class Resampled:
     precision: np.ndarray
 
 
-def resample(
-    evaluator: Evaluator, answers: Answers, targets: np.ndarray, weights: np.ndarray
-) -> Resampled:
+def resample(evaluator: Evaluator, answers: Answers, weights: np.ndarray) -> Resampled:
     """Compute the metrics of an evaluator, and the average precision per class, in each resample.
 
     Args:
         evaluator: of the data; its formulas and settings are used, not its state.
         answers: of N images and K classes.
-        targets: as the evaluator takes them, int8 [N, K].
         weights: of R resamples, see `mldec.report.resampling.draw`.
     """
     interpolations: Sequence[str] = ("none",)
-    if isinstance(evaluator, MultiLabelEvaluator | SizesEvaluator):
+    if isinstance(evaluator, MultiLabelEvaluator):
         interpolations = INTERPOLATIONS
     precision = precision_of_classes(answers.logits, answers.labels, weights, interpolations)
 
     compute: Compute | None = None
-    if isinstance(evaluator, SizesEvaluator):
-        compute = _of_sizes(evaluator, answers, targets, weights, precision)
-    elif isinstance(evaluator, MultiLabelEvaluator):
+    if isinstance(evaluator, MultiLabelEvaluator):
         compute = _of_several(evaluator, answers, weights, precision)
     elif isinstance(evaluator, PartialLabelEvaluator):
         compute = _of_partial(evaluator, answers, weights, precision["none"])
@@ -182,29 +176,6 @@ def _of_several(
     def compute(number: int) -> dict[str, float]:
         per_class_ap = {name: _tensor(values[number]) for name, values in precision.items()}
         return evaluator.metrics(per_class_ap, at_threshold.of(number), at_top_k.of(number))
-
-    return compute
-
-
-def _of_sizes(
-    evaluator: SizesEvaluator,
-    answers: Answers,
-    targets: np.ndarray,
-    weights: np.ndarray,
-    precision: dict[str, np.ndarray],
-) -> Compute:
-    """Return what computes the usual metrics, and the mAP of each size of objects."""
-    of_union = _of_several(evaluator.union, answers, weights, precision)
-    of_sizes = {}
-    for name, bit in SIZES.items():
-        labels = np.where(targets < 0, targets, (targets & bit).clip(max=1))
-        of_sizes[name] = precision_of_classes(answers.logits, labels, weights)["none"]
-
-    def compute(number: int) -> dict[str, float]:
-        metrics = of_union(number)
-        for name, values in of_sizes.items():
-            metrics[f"mAP_{name}"] = 100 * float(np.nanmean(values[number]))
-        return metrics
 
     return compute
 

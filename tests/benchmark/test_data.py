@@ -5,13 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pictures import picture, saved
 
 from mldec.benchmark import data as measure_data
-from mldec.benchmark.pipelines import PARTS
+from mldec.benchmark.data import PARTS, RANGES, official, ours
 from mldec.data.images import read_image
+from mldec.data.official_augment import OPERATIONS
+from mldec.data.randomness import SampleRandom
+from mldec.data.transforms import TrainTransform
 
 pytest.importorskip("torchcodec", reason="the fast path needs it")
 
@@ -51,7 +55,6 @@ def test_the_job_writes_its_figures(cli: Callable[..., Any], tmp_path: Path, sma
     assert figures["times_official"] == figures["photos_times_official"] > 0
     assert figures["times_official_fast"] == figures["photos_times_official_fast"] > 0
     assert figures["workers_2_of_1"] > 0
-    assert figures["seeding_microseconds"] < figures["swapping_microseconds"]
     assert figures["file_kib"] > 50
 
 
@@ -67,3 +70,37 @@ def test_files_are_made_smaller_as_for_shards(tmp_path: Path) -> None:
     assert read_image(made).size == (597, 448)
     small = saved(picture(500, 400), tmp_path / "small.jpg")
     assert measure_data._smaller(small, tmp_path / "unused.jpg") == small
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> str:
+    return str(saved(picture(120, 90), tmp_path / "photo.jpg", quality=90))
+
+
+def test_the_official_transform_has_our_pixels(photo: str) -> None:
+    theirs, our_own = official(64), ours(64)
+    assert tuple(theirs.steps) == tuple(our_own.steps) == PARTS
+    for seed in range(150):
+        image = theirs(photo, SampleRandom(seed))
+        assert image.dtype == torch.float32
+        expected = our_own(photo, SampleRandom(seed))
+        assert torch.equal((255 * image).round().to(torch.uint8), expected), seed
+
+
+@pytest.mark.parametrize(("theirs", "name"), [*zip(RANGES, OPERATIONS, strict=True)])
+def test_an_operation_of_the_package_is_ours(theirs: str, name: str) -> None:
+    image = picture(70, 60)
+    operation, levels = OPERATIONS[name]
+    for level in (1, 4, 9):
+        for seed in range(4):
+            expected = operation(image, levels[level], SampleRandom(seed))
+            actual = measure_data._operate(image, theirs, level, SampleRandom(seed))
+            assert np.array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("resize", ["pillow", "tensor"])
+def test_our_steps_are_those_of_the_transform(photo: str, resize: str) -> None:
+    transform = TrainTransform(image_size=64, resize=resize)
+    for seed in range(20):
+        expected = transform(read_image(photo), SampleRandom(seed))
+        assert torch.equal(ours(64, resize=resize)(photo, SampleRandom(seed)), expected)

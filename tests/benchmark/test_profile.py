@@ -11,12 +11,20 @@ import torch
 from support import one_line
 
 from mldec import build
-from mldec.benchmark import hardware, profile
-from mldec.benchmark.profile import PARTS, Stopwatch, Watched, watched
+from mldec.benchmark import profile
+from mldec.benchmark.profile import (
+    PARTS,
+    Stopwatch,
+    Watched,
+    product_flops,
+    published,
+    watched,
+)
 from mldec.config.compose import compose
 from mldec.data.base import Classes
 from mldec.data.loader import Batch
 from mldec.runtime.cost import multiply_accumulates
+from mldec.runtime.devices import Precision
 
 SMALL = [
     "data.image_size=32",
@@ -32,7 +40,7 @@ SMALL = [
 
 @pytest.fixture(autouse=True)
 def small_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(hardware.SIDE, "cpu", 64)
+    monkeypatch.setitem(profile.SIDE, "cpu", 64)
 
 
 def test_every_moment_belongs_to_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,3 +154,53 @@ def test_a_compiled_model_is_one_part(cli: Callable[..., Any], tmp_path: Path) -
     assert figures["model_ms"] > 0
     assert "backbone_ms" not in figures
     assert figures["step_gflop"] > 0
+
+
+def test_a_product_is_measured_in_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(profile.SIDE, "cpu", 64)
+    dtypes = []
+    matmul = torch.Tensor.__matmul__
+
+    def noted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        dtypes.append(a.dtype)
+        return matmul(a, b)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", noted)
+    before = torch.get_float32_matmul_precision()
+    for precision in (Precision.auto, Precision.fp32, Precision.bf16):
+        assert 1e6 < product_flops(torch.device("cpu"), precision) < 1e15
+    assert list(dict.fromkeys(dtypes)) == [torch.float32, torch.bfloat16]
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_operations_are_two_per_element_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(profile.SIDE, "cpu", 10)
+    monkeypatch.setattr(profile, "in_turns", lambda *_, **__: {"product": [0.5, 0.1, 0.3]})
+    assert product_flops(torch.device("cpu"), Precision.fp32) == pytest.approx(2 * 1000 / 0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.5),
+        ("NVIDIA H100 PCIe", 756.5),
+        ("NVIDIA H200", 989.5),
+        ("NVIDIA A100-SXM4-80GB", 312),
+    ],
+)
+def test_published_peaks_of_half_precision(name: str, teraflops: float) -> None:
+    value, source = published(name, Precision.bf16) or (0, "")
+    assert value == pytest.approx(teraflops * 1e12)
+    assert "data sheet" in source
+
+
+def test_float32_counts_as_tf32_where_convolutions_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for allowed, teraflops in ((True, 156), (False, 19.5)):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+        value, _ = published("NVIDIA A100-SXM4-80GB", Precision.fp32) or (0, "")
+        assert value == pytest.approx(teraflops * 1e12)
+
+
+def test_nothing_is_said_of_an_unknown_gpu() -> None:
+    assert published("Some GPU", Precision.bf16) is None
+    assert published("", Precision.fp32) is None

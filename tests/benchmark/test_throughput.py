@@ -1,16 +1,34 @@
-"""Images per second of training and inference, for experiments of every kind."""
+"""Images per second of experiments of every kind; each can be timed, and how jobs are timed."""
 
+import argparse
+import itertools
+import math
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
+
+from mldec.benchmark.throughput import (
+    Trial,
+    in_turns,
+    peak_gib,
+    prepare,
+    seconds,
+    settings,
+    times_as_long,
+)
+from mldec.config.compose import experiments
+from mldec.model import TokenClassifier
 
 SMALL = ["data.image_size=32", "train.batch_size=4", "device=cpu"]
 HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
 
 
 @pytest.mark.parametrize(
-    ("experiment", "settings"),
+    ("experiment", "changed"),
     [
         ("digits", ["train.accumulate=2", *HEAD]),
         ("digits_single", HEAD),  # softmax
@@ -22,12 +40,128 @@ HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
     ],
 )
 def test_an_experiment_trains_and_infers(
-    cli: Callable[..., Any], experiment: str, settings: list[str]
+    cli: Callable[..., Any], experiment: str, changed: list[str]
 ) -> None:
     options = ["--experiment", experiment, "--classes", "7", "--repeats", "1"]
-    status, out, err = cli("benchmark", "throughput", *options, *SMALL, *settings)
+    status, out, err = cli("benchmark", "throughput", *options, *SMALL, *changed)
     assert status == 0, err
     figures = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert (figures["classes"], figures["batch_size"], figures["image_size"]) == ("7", "4", "32")
     assert float(figures["train_images_per_second"].replace(",", "")) > 0
     assert float(figures["infer_images_per_second"].replace(",", "")) > 0
+
+
+# A small network in place of each, whose layers have other names than those that are frozen.
+TINY = [
+    "backbone=tiny",
+    "backbone.name=resnet10t",  # some experiments name another network
+    "data.image_size=32",
+    "train.batch_size=8",
+    "train.accumulate=2",
+    "train.freeze=[]",
+    "train.freeze_batchnorm=null",
+    "optim.layer_decay=null",
+    "device=cpu",
+]
+
+
+def tried(experiment: str, *changed: str) -> Trial:
+    args = argparse.Namespace(experiment=experiment, settings=[*TINY, *changed])
+    return prepare(settings(args), 12)
+
+
+def step(trial: Trial) -> float:
+    learner = trial.learner()
+    learner.train()
+    learner.learn(trial.random_batches(), 8)
+    [numbers] = learner.read()
+    return numbers.loss
+
+
+def test_several_labels_per_image() -> None:
+    trial = tried("digits")
+    batches = trial.random_batches()
+    assert [list(batch.images.shape) for batch in batches] == [[4, 3, 32, 32]] * 2
+    assert batches[0].images.dtype == torch.uint8
+    assert batches[0].targets.shape == (4, 12)
+    assert sorted(torch.cat([batch.indices for batch in batches]).tolist()) == list(range(8))
+    assert trial.classes.queries is None
+
+
+def test_one_label_per_image() -> None:
+    for batch in tried("digits_single").random_batches():
+        assert batch.targets.sum(1).tolist() == [1, 1, 1, 1]
+
+
+def test_word_queries() -> None:
+    queries = tried("nuswide_zsl_tresnet_m").classes.queries
+    assert queries is not None
+    assert queries.shape == (12, 300)
+
+
+def test_mixed_images_have_soft_labels() -> None:
+    [first, _] = tried("imagenet_resnet18_a2").random_batches()
+    assert first.targets.dtype == torch.float32
+
+
+def test_stored_tokens_are_trained_on() -> None:
+    trial = tried("finetune_frozen", "train.freeze=[backbone]")
+    assert isinstance(trial.trained, TokenClassifier)
+    [first, _] = trial.random_batches()
+    assert first.images.shape[2] == trial.model.backbone.num_features
+    assert not first.images.requires_grad
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", experiments())
+def test_every_experiment_does_a_step(experiment: str) -> None:
+    settings = []
+    if experiment == "finetune_frozen":
+        settings.append("train.freeze=[backbone]")
+    # Some of these heads have the width of their own network.
+    if experiment.startswith("q2l_"):
+        settings.append("head.input_proj=true")
+    assert math.isfinite(step(tried(experiment, *settings)))
+
+
+CPU = torch.device("cpu")
+
+
+def test_seconds_are_the_median_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    durations, now = iter([20, 10, 1, 2, 5]), 0
+
+    def job() -> None:
+        nonlocal now
+        now += next(durations)
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    assert seconds(job, device=CPU, repeats=3, warmup=2) == 2
+    assert next(durations, None) is None
+
+
+def test_jobs_take_turns() -> None:
+    calls: list[str] = []
+    jobs = {name: partial(calls.append, name) for name in ("a", "b")}
+    times = in_turns(jobs, device=CPU, rounds=2, warmup=1)
+    assert calls == ["a", "b"] * 3
+    assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}
+
+
+def test_one_thread_is_measured_in_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(time, "process_time", lambda: next(ticks))
+    assert seconds(lambda: None, device=CPU, repeats=1) == 1
+
+
+def test_a_ratio_compares_within_rounds() -> None:
+    # The second round was disturbed on both sides.
+    times = {"a": [2.0, 20.0, 2.2], "b": [1.0, 10.0, 1.0]}
+    assert times_as_long(times, "a", "b") == pytest.approx(2)
+
+
+def test_the_peak_never_falls() -> None:
+    before = peak_gib(CPU)
+    torch.ones(2**24)
+    assert 0 < before <= peak_gib(CPU)

@@ -148,18 +148,6 @@ def test_a_class_without_positives_is_named_and_is_no_fault(check, root: Path) -
     assert out.count("without positives 1 classes: unicorn") == 2
 
 
-def test_sizes_of_objects_are_labels(check, root: Path) -> None:
-    for split in ("train2014", "val2014"):
-        file = root / "annotations" / f"instances_{split}.json"
-        content = json.loads(file.read_text())
-        for number, annotation in enumerate(content["annotations"]):
-            annotation["area"] = 10 ** (2 + number % 3)
-        file.write_text(json.dumps(content))
-    status, out, err = check("data.sizes=true")
-    assert status == 0, err
-    assert out.count("images per class  4 to 4, median 4") == 2
-
-
 def test_several_valid_labels_of_an_image_are_no_fault(cli: Cli, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for split in ("train", "val"):

@@ -23,8 +23,8 @@ from mldec.checkpoint.fitting import COMPUTED, match_tensors
 from mldec.config.compose import parse
 from mldec.errors import CheckpointError
 from mldec.heads.gap import GAP
+from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
 from mldec.heads.ml_decoder import MLDecoder
-from mldec.heads.official import ML_DECODER
 from mldec.heads.query2label import Query2Label
 from mldec.model import Classifier
 

@@ -15,7 +15,6 @@ from mldec.errors import ConfigError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.evaluators.sizes import SizesEvaluator
 
 THREE = Classes(("cat", "dog", "eel"))
 LOGITS = torch.tensor([[1.0, -1.0, -1.0], [-1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])  # sigmoid 0.73
@@ -31,7 +30,6 @@ def images() -> LabelledImages:
     ("task", "exclusive", "evaluator", "metric"),
     [
         (MultiLabel(), False, MultiLabelEvaluator, "mAP"),
-        (MultiLabel(sizes=True), False, SizesEvaluator, "mAP"),
         (PartialLabels(), False, PartialLabelEvaluator, "mAP_partial"),
         (SingleLabel(), True, SingleLabelEvaluator, "top1"),
         (SingleLabel(suffix="_real"), True, SingleLabelEvaluator, "top1_real"),
@@ -56,10 +54,9 @@ def test_every_image_is_used_and_the_evaluator_is_right(
     assert again.compute()[metric] < 100
 
 
-@pytest.mark.parametrize("sizes", [False, True])
 @pytest.mark.parametrize(("threshold", "recall"), [(0.7, 100), (0.75, 0)])
-def test_the_threshold_is_a_probability(sizes: bool, threshold: float, recall: float) -> None:
-    evaluator = MultiLabel(threshold, sizes).evaluator(THREE)
+def test_the_threshold_is_a_probability(threshold: float, recall: float) -> None:
+    evaluator = MultiLabel(threshold).evaluator(THREE)
     evaluator.update(LOGITS, TARGETS)
     assert evaluator.compute()["OR"] == recall
 

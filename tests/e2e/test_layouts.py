@@ -15,7 +15,7 @@ import pytest
 from support import CONFIGS, assert_equal, one_line
 
 from mldec.files.torch_files import read_torch
-from mldec.losses.prior import read_prior
+from mldec.losses.partial import read_prior
 
 Cli = Callable[..., tuple[int, str, str]]
 SCRIPTS = Path(__file__).parents[2] / "scripts"

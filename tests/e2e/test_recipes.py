@@ -133,7 +133,7 @@ def test_the_recipe_with_cvt_trains_two_steps(
 
 def test_a_recipe_of_query2label_is_that_of_the_official_command() -> None:
     config = compose(["+experiment=q2l_coco_resnet101_448"])
-    assert config.head == {"_target_": "mldec.heads.query2label.Query2Label"}
+    assert config.head == {"_target_": "mldec.heads.Query2Label"}
     assert config.data["annotated_only"] is False
     loss = config.loss
     assert (loss["gamma_neg"], loss["clip"], loss["eps"], loss["reduction"]) == (2, 0, 1e-5, "mean")

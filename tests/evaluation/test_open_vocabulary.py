@@ -176,12 +176,12 @@ def test_the_best_name_of_each_class_counts() -> None:
     assert model.state_dict() == {}
 
 
-def test_codes_of_sizes_mean_present_and_unannotated_labels_stay() -> None:
-    class Coded(Random):
+def test_targets_are_those_of_the_classes() -> None:
+    class Partial(Random):
         def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
-            return torch.zeros(3, 4, 4), torch.tensor([0, 1, -1, 7, 4, 0], dtype=torch.int8)
+            return torch.zeros(3, 4, 4), torch.tensor([0, 1, -1, 1, 1, 0], dtype=torch.int8)
 
-    some = SomeClasses(Coded(), [3, 2, 0, 1])
+    some = SomeClasses(Partial(), [3, 2, 0, 1])
     assert fixed_sample(some, 0)[1].tolist() == [1, -1, 0, 1]
     assert (len(some), some.name(3)) == (IMAGES, "image 3")
 

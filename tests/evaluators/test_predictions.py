@@ -3,8 +3,11 @@
 import pytest
 import torch
 
-from mldec.evaluators.average_precision import average_precision
-from mldec.evaluators.predictions import Predictions, average_precision_of_all
+from mldec.evaluators.average_precision import (
+    Predictions,
+    average_precision,
+    average_precision_of_all,
+)
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS = torch.randn(30, 4, generator=GENERATOR)

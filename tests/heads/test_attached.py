@@ -24,7 +24,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 from mldec.backbones import TimmBackbone
 from mldec.errors import ConfigError
 from mldec.heads import GAP, MLDecoder, Query2Label, attach
-from mldec.heads.official import ML_DECODER
+from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
 from mldec.model import Classifier
 
 SMALL: dict[str, Any] = {"embed_dim": 16, "num_heads": 2, "mlp_dim": 16}

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from mldec.errors import ConfigError
-from mldec.heads.cosine import Cosine
+from mldec.heads.words import Cosine
 
 WIDTH = 12
 

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from mldec.heads.layers import renamed
+from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
 from mldec.heads.ml_decoder import MLDecoder
-from mldec.heads.official import ML_DECODER, QUERY2LABEL, renamed
+from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
 from mldec.heads.query2label import Query2Label
 
 SIZES = {"embed_dim": 16, "num_heads": 2, "mlp_dim": 16}

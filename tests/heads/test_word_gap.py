@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from mldec.errors import ConfigError
-from mldec.heads.word_gap import WordGAP
+from mldec.heads.words import WordGAP
 
 IN, WORD = 24, 5
 

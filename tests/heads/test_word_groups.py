@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from mldec.errors import ConfigError
-from mldec.heads.word_groups import WordGroupDecoder
+from mldec.heads.words import WordGroupDecoder
 
 IN, WORD, DIM = 24, 5, 16
 SMALL = {"embed_dim": DIM, "num_heads": 4, "mlp_dim": 20, "word_dim": WORD}

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from mldec.errors import ConfigError, DataError
 from mldec.losses.asymmetric import AsymmetricLoss, AsymmetricLossSingleLabel
-from mldec.losses.label_counts import LabelCounts
+from mldec.losses.common import LabelCounts
 
 GAMMAS = [(4.0, 0.0), (4.0, 1.0), (0.0, 0.0), (2.0, 3.0), (0.5, 0.5), (0.0, 2.0), (1.0, 0.0)]
 CLIPS = [0.0, 0.05, 0.3]

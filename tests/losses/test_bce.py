@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from timm.data.mixup import mixup_target
 
 from mldec.errors import ConfigError, DataError
-from mldec.losses.bce import BinaryCrossEntropy
-from mldec.losses.label_counts import LabelCounts
+from mldec.losses.common import LabelCounts
+from mldec.losses.cross_entropy import BinaryCrossEntropy
 
 WEIGHTS = [0.5, 1.0, 2.0, 0.0, 3.5]
 

@@ -5,7 +5,7 @@ import torch
 from timm.loss.class_weights import compute_class_weights
 
 from mldec.errors import ConfigError
-from mldec.losses.label_counts import (
+from mldec.losses.common import (
     LabelCounts,
     check_class_count,
     counted,

@@ -5,8 +5,7 @@ import torch
 from support import in_processes
 
 from mldec.errors import ConfigError, DataError
-from mldec.losses.partial import PartialAsymmetricLoss
-from mldec.losses.prior import read_prior, write_prior
+from mldec.losses.partial import PartialAsymmetricLoss, read_prior, write_prior
 
 GENERATOR = torch.Generator().manual_seed(5)
 LOGITS = 3 * torch.randn(6, 4, generator=GENERATOR)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mldec.errors import DataError
-from mldec.losses.targets import prepare
+from mldec.losses.common import prepare
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from mldec import build
 from mldec.config.compose import compose, override
 from mldec.data.base import Classes
 from mldec.heads.ml_decoder import MLDecoder
-from mldec.heads.official import QUERY2LABEL
+from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
 from mldec.heads.query2label import Query2Label
 
 

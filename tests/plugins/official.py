@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mldec.checkpoint import released
-from mldec.heads.official import renamed
+from mldec.heads.layers import renamed
 
 NORM = ("weight", "bias", "running_mean", "running_var")
 NUMBERS = Path(__file__).parents[1] / "parity" / "numbers"

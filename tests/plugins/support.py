@@ -85,7 +85,7 @@ def read_option(path: Path) -> tuple[Any, dict[str, Any]]:
 
 def loss_of_option(path: Path, classes: int = 5) -> nn.Module:
     """Build the loss of an option file, with the counts of a small data set if it wants them."""
-    from mldec.losses.label_counts import LabelCounts
+    from mldec.losses.common import LabelCounts
 
     target, node = read_option(path)
     if "label_counts" in inspect.signature(target).parameters:

@@ -30,7 +30,7 @@ def two_models(images: int, classes: int, *, better: float = 0.0, seed: int = 0)
 def numbers_of(answers: Answers, weights: np.ndarray) -> Numbers:
     evaluator = MultiLabelEvaluator(answers.labels.shape[1])
     values = metrics(evaluator, answers.logits, answers.labels)
-    resampled = resample(evaluator, answers, answers.labels, weights)
+    resampled = resample(evaluator, answers, weights)
     return Numbers(values, precision_of(answers), resampled)
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.evaluators.sizes import SizesEvaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 from mldec.report.meanings import is_count, meaning
 
@@ -15,7 +15,7 @@ CLASSES = 6
 @pytest.mark.parametrize(
     "evaluator",
     [
-        SizesEvaluator(CLASSES),
+        MultiLabelEvaluator(CLASSES),
         PartialLabelEvaluator(CLASSES),
         SingleLabelEvaluator(CLASSES, top_k=5),
         ZeroShotEvaluator(CLASSES, unseen=[4, 5], images="all"),
@@ -38,6 +38,5 @@ def test_meanings_are_put_together() -> None:
         "Harmonic mean of OP and OR, among all classes, "
         "if the 3 highest scores of an image are predicted."
     )
-    assert meaning("mAP_small") == "mAP with a small object of the class as positive."
     assert meaning("classes_valid") == "A number, not a percentage."
     assert meaning("of_a_plugin") == ""

@@ -8,7 +8,6 @@ from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.evaluators.sizes import SizesEvaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 from mldec.report.answers import Answers, lowest_logit, metrics, normalise
 from mldec.report.content import Interval
@@ -29,8 +28,6 @@ def data(kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     else:
         labels = (rng.random(logits.shape) < 0.4).astype(np.int8)
     targets = labels
-    if kind == "sizes":
-        targets = labels * rng.integers(1, 8, labels.shape).astype(np.int8)
     if kind == "partial":
         targets = np.where(rng.random(labels.shape) < 0.3, -1, labels).astype(np.int8)
         targets[:, 2] = -1
@@ -42,8 +39,6 @@ def evaluator(kind: str) -> Evaluator:
     """Return a new evaluator."""
     if kind == "several":
         made: Evaluator = MultiLabelEvaluator(CLASSES, top_k=2)
-    elif kind == "sizes":
-        made = SizesEvaluator(CLASSES)
     elif kind == "partial":
         made = PartialLabelEvaluator(CLASSES)
     elif kind == "single":
@@ -65,14 +60,14 @@ def answers_of(kind: str) -> tuple[Answers, np.ndarray]:
     )
 
 
-@pytest.mark.parametrize("kind", ["several", "sizes", "partial", "unseen", "all", "single"])
+@pytest.mark.parametrize("kind", ["several", "partial", "unseen", "all", "single"])
 def test_whole_weights_give_the_metrics_of_repeated_images(kind: str) -> None:
     answers, targets = answers_of(kind)
     weights = np.random.default_rng(0).integers(1, 4, (1, IMAGES, 3)).astype(np.float32)
     weights[0, :, 0] = 1  # each image once
     used = evaluator(kind)
     values = metrics(used, answers.logits, targets)
-    resampled = resample(used, answers, targets, weights)
+    resampled = resample(used, answers, weights)
     assert list(resampled.metrics) == list(values)
 
     for number in range(3):
@@ -96,7 +91,7 @@ def test_an_unknown_evaluator_has_no_intervals() -> None:
     answers, targets = answers_of("several")
     own = Own()
     values = metrics(own, answers.logits, targets)
-    resampled = resample(own, answers, targets, draw(IMAGES, CLASSES)[:1])
+    resampled = resample(own, answers, draw(IMAGES, CLASSES)[:1])
     assert resampled.metrics == {}
     assert resampled.precision.shape == (100, CLASSES)
 
@@ -124,7 +119,7 @@ def test_the_table_of_classes_has_the_values_of_the_evaluator(kind: str) -> None
         normalise(answers.logits)
 
     weights = draw(IMAGES, CLASSES)[:1]
-    numbers = Numbers(values, precision_of(answers), resample(used, answers, targets, weights))
+    numbers = Numbers(values, precision_of(answers), resample(used, answers, weights))
     counted = histograms(answers, bin_edges(CLASSES, answers.thresholds()))
     names = tuple(map(str, range(CLASSES)))
     table = class_table(names, answers, counted, numbers)

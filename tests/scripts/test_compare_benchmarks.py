@@ -53,7 +53,6 @@ def write(path: Path, figures: dict[str, Any], **environment: Any) -> Path:
         ("zsl_mAP", 1),
         ("mfu_percent", 1),
         ("open_images_times_products", -1),
-        ("times_full", -1),
         ("batch_size", None),
         ("head_percent", None),
         ("gmac_full_81", None),

@@ -19,8 +19,7 @@ from mldec.data.loader import Batch, sample_seed
 from mldec.errors import CheckpointError, ConfigError
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
-from mldec.losses.bce import BinaryCrossEntropy
-from mldec.losses.cross_entropy import CrossEntropy
+from mldec.losses.cross_entropy import BinaryCrossEntropy, CrossEntropy
 from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.model import Classifier
 from mldec.optim import fast_forward

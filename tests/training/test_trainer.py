@@ -27,7 +27,7 @@ from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
-from mldec.losses.bce import BinaryCrossEntropy
+from mldec.losses.cross_entropy import BinaryCrossEntropy
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision

@@ -18,8 +18,7 @@ from mldec.data.loader import Batch, sample_seed
 from mldec.errors import ConfigError
 from mldec.files.torch_files import read_torch
 from mldec.heads.ml_decoder import MLDecoder
-from mldec.heads.word_gap import WordGAP
-from mldec.heads.word_groups import WordGroupDecoder
+from mldec.heads.words import WordGAP, WordGroupDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.train import run

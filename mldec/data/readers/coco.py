@@ -30,17 +30,9 @@ from mldec.data.task import MultiLabel
 from mldec.data.vector_origin import VectorOrigin
 from mldec.data.zero_shot.word_vectors import NO_VECTORS, VectorSettings
 from mldec.errors import DataError
-from mldec.evaluators.sizes import SIZES
 from mldec.files.text import read_json
 
 log = logging.getLogger("mldec")
-
-# In a cached table the value of a class is the bitwise or of the sizes of its objects: those of
-# `SIZES`, and this one for objects whose annotation gives no area.
-NO_AREA = 8
-
-# Without sizes, objects of any size make the class present.
-PRESENT = dict.fromkeys(range(2, 2 * NO_AREA), 1)
 
 _SEE = "see DATASETS.md, section MS-COCO"
 
@@ -52,7 +44,6 @@ def coco(
     val: str = "val2014",
     annotated_only: bool = True,
     threshold: float = 0.5,
-    sizes: bool = False,
     drop_labels: float = 0.0,
     keep_per_class: int | None = None,
     labels_seed: int = 0,
@@ -67,8 +58,6 @@ def coco(
         annotated_only: leave out images without any object, as the official code does: 82,081
             training and 40,137 validation images of 2014 remain, of 82,783 and 40,504.
         threshold: see `MultiLabel`.
-        sizes: validation also reports the mAP of small (area below 32 x 32 pixels), medium (below
-            96 x 96) and large objects.
         drop_labels: probability in [0, 1) with which each training label becomes -1 (not
             annotated), to simulate partial annotation. It needs a loss that accepts -1, such as
             loss=partial.
@@ -83,13 +72,13 @@ def coco(
         ValueError: An argument is out of range.
     """
     thin = _thinning(drop_labels, keep_per_class, labels_seed)
-    task = MultiLabel(threshold, sizes)
+    task = MultiLabel(threshold)
     folder = check_folder(root, "MS-COCO", _SEE)
 
-    # Only validation distinguishes object sizes, and only training drops labels.
+    # Only training drops labels.
     load = partial(load_split, folder, annotated_only=annotated_only)
     return Source(
-        load=partial(load, sizes=sizes),
+        load=load,
         load_train=partial(load, thin=thin),
         train=train,
         val=val,
@@ -139,7 +128,6 @@ def load_split(
     cache: TableCache,
     *,
     annotated_only: bool,
-    sizes: bool = False,
     thin: Callable[[Labels], Labels] | None = None,
 ) -> LabelledImages:
     """Return the images of one split.
@@ -149,16 +137,13 @@ def load_split(
         split: name of the split, such as "val2014".
         cache: keeps the parsed annotations.
         annotated_only: as for `coco`.
-        sizes: the value of a label is the bitwise or of its objects' sizes instead of 1.
         thin: makes the labels partial; None keeps them all.
 
     Raises:
         DataError: The annotations are missing or broken, or have no image.
     """
     annotations = root / "annotations" / f"instances_{split}.json"
-    table = cache.table(
-        "coco", [annotations], partial(_parse, annotations), values=range(2 * NO_AREA)
-    )
+    table = cache.table("coco labels", [annotations], partial(_parse, annotations))
 
     # Every entry of the sparse labels stands for an object, so an image without one has none.
     if annotated_only:
@@ -167,11 +152,7 @@ def load_split(
         condition = "with an object" if annotated_only else "at all"
         raise DataError(f"{annotations}: no image {condition}; {_SEE}")
 
-    if sizes and (table.labels.values >= NO_AREA).any():
-        raise DataError(
-            f"{annotations}: an object has no valid area, which data.sizes=true needs; {_SEE}"
-        )
-    labels = table.labels if sizes else table.labels.recode(PRESENT)
+    labels = table.labels
     which = "images with an object" if annotated_only else "images"
     log.info("coco %s: %s %s, %d classes", split, f"{len(table):,}", which, len(table.classes))
 
@@ -229,8 +210,8 @@ def _tabulate(annotations: Path, index: COCO) -> Table:
     rows = {image: row for row, image in enumerate(sorted(index.imgs))}
     columns = {category: column for column, category in enumerate(sorted(index.cats))}
 
-    # Three flat arrays, not a matrix: of many thousand categories an image shows only a few.
-    image_rows, class_columns, sizes = array("q"), array("q"), array("b")
+    # Two flat arrays, not a matrix: of many thousand categories an image shows only a few.
+    image_rows, class_columns = array("q"), array("q")
     for annotation in index.dataset["annotations"]:
         image, category = annotation["image_id"], annotation["category_id"]
         row, column = rows.get(image), columns.get(category)
@@ -243,12 +224,11 @@ def _tabulate(annotations: Path, index: COCO) -> Table:
 
         image_rows.append(row)
         class_columns.append(column)
-        sizes.append(_size(annotation))
 
     labels = from_flags(
         np.array(image_rows, np.int64),
         np.array(class_columns, np.int64),
-        np.array(sizes, np.int8),
+        np.ones(len(image_rows), np.int8),
         num_images=len(rows),
         num_classes=len(columns),
     )
@@ -281,18 +261,3 @@ def _names(annotations: Path, categories: dict[Any, Any], order: Iterable[Any]) 
             raise DataError(f"{annotations}: {clash}: merge or rename them; {_SEE}")
         ids[name] = category
     return tuple(ids)
-
-
-def _size(annotation: dict[str, Any]) -> int:
-    """Return the size of an object by the area of its mask, with COCO's official limits."""
-    area = annotation.get("area")
-
-    # A missing area matters only if sizes are asked for: `load_split` refuses it then.
-    if isinstance(area, bool) or not isinstance(area, int | float) or not area >= 0:
-        return NO_AREA
-
-    if area < 32**2:
-        return SIZES["small"]
-    if area < 96**2:
-        return SIZES["medium"]
-    return SIZES["large"]

@@ -233,88 +233,6 @@ def test_the_layout_of_2017(build, root):
     assert targets(new.val) == targets(old.val)
 
 
-# Sizes
-
-
-def with_areas(areas):
-    """Image id -> (category, area) of each object."""
-    data = content(
-        "val2014",
-        {image: [category for category, _ in objects] for image, objects in areas.items()},
-    )
-    flat = [area for objects in areas.values() for _, area in objects]
-    for annotation, area in zip(data["annotations"], flat, strict=True):
-        annotation["area"] = area
-    return data
-
-
-AREAS = {8: [(7, 1023.9), (90, 1024), (90, 9216.0)], 6: [(1, 0), (1, 9215.9), (7, 20000)]}
-
-
-def test_validation_targets_say_of_which_sizes_the_objects_are(build, root):
-    write(root, "val2014", with_areas(AREAS))
-    assert targets(build(sizes=True).val) == [[3, 4, 0], [0, 1, 6]]  # 1 small, 2 medium, 4 large
-    assert targets(build().val) == [[1, 1, 0], [0, 1, 1]]
-
-
-def test_sizes_never_reach_training(build, root):
-    write(root, "val2014", with_areas(AREAS))
-    data = build(sizes=True, train="val2014")
-    assert targets(data.train) == [[1, 1, 0], [0, 1, 1]]
-    assert targets(data.val) == [[3, 4, 0], [0, 1, 6]]
-    thinned = build(sizes=True, train="val2014", drop_labels=0.5)
-    assert {value for row in targets(thinned.train) for value in row} <= {-1, 0, 1}
-
-
-def test_the_metrics_by_size(build, root):
-    write(root, "val2014", with_areas(AREAS))
-    logits = torch.tensor([[1.0, 2.0, -1.0], [0.0, 3.0, 1.0]])
-    found = {}
-    for sizes in (False, True):
-        data = build(sizes=sizes)
-        evaluator = data.evaluator()
-        evaluator.update(
-            logits, torch.stack([fixed_sample(data.val.dataset, index)[1] for index in range(2)])
-        )
-        found[sizes] = evaluator.compute()
-    assert {name: found[True][name] for name in found[False]} == found[False]
-    assert found[True]["mAP_small"] == pytest.approx(100)  # person: first; train: first
-    assert found[True]["mAP_large"] == pytest.approx(100 * (1 / 2 + 1) / 2)  # train: second
-    assert not any(name.startswith("mAP_small") for name in found[False])
-
-
-def test_sizes_need_areas(build, root):
-    assert "an object has no valid area, which data.sizes=true needs" in build.fault(sizes=True)
-    for area in ("big", -1, True, None, float("nan"), [3]):
-        write(root, "val2014", with_areas({8: [(7, area), (1, 9)]}))
-        assert targets(build().val) == [[1, 1, 0]]
-        assert "an object has no valid area" in build.fault(sizes=True)
-
-
-def test_one_cache_serves_with_and_without_sizes(build, root, monkeypatch):
-    write(root, "val2014", with_areas(AREAS))
-    build()
-    forbid_parsing(monkeypatch)
-    assert targets(build(sizes=True).val)[0] == [3, 4, 0]
-
-
-def test_sizes_of_the_sample(sample_data, tmp_path):
-    root = sample_data / "coco2014_mini"
-    data = made(coco, root=str(root), cache_dir=str(tmp_path), sizes=True, annotated_only=False)
-    raw = json.loads(annotation_file(root, "val2014").read_text())
-    shown = data.val.dataset.labels.dense()
-    images = sorted(image["id"] for image in raw["images"])
-    columns = sorted(category["id"] for category in raw["categories"])
-    expected = np.zeros((3, *shown.shape), bool)
-    for a in raw["annotations"]:
-        size = int(a["area"] >= 32 * 32) + int(a["area"] >= 96 * 96)
-        expected[size, images.index(a["image_id"]), columns.index(a["category_id"])] = True
-    for size in range(3):
-        assert np.array_equal((shown >> size) % 2 == 1, expected[size])
-        assert expected[size].any()
-    assert set(np.unique(data.train.dataset.labels.dense())) == {0, 1}
-
-
 # Labels taken away
 
 
@@ -771,7 +689,7 @@ def test_a_hundred_thousand_categories_stay_sparse(tmp_path):
 
     categories = [{"id": number, "name": f"class {number}"} for number in range(100_000)]
     images = [{"id": number, "file_name": f"{number}.jpg"} for number in range(20_000)]
-    objects = [{"id": 1, "image_id": 19_999, "category_id": 99_999, "area": 5.0}]
+    objects = [{"id": 1, "image_id": 19_999, "category_id": 99_999}]
     write(tmp_path, "val2014", {"images": images, "annotations": objects, "categories": categories})
     tracemalloc.start()
     table = module.load_split(

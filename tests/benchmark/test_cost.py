@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support import decoder_macs
 
-from mldec.benchmark import paper
-from mldec.benchmark.paper import TOLERANCE, Row, build_row, cost, rows, table
+from mldec.benchmark import cost as measure_cost
+from mldec.benchmark.cost import TOLERANCE, Row, build_row, cost, rows, table
 from mldec.model import Classifier
 from mldec.runtime.cost import count_parameters
 
@@ -85,7 +85,7 @@ def test_the_command_prints_a_table_and_writes_json(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # They are counted once: it takes a quarter of a minute.
-    monkeypatch.setattr(paper, "cost", lambda args: figures)
+    monkeypatch.setattr(measure_cost, "cost", lambda args: figures)
     file = tmp_path / "cost.json"
     done = cli("benchmark", "cost", "--json", file)
     assert done.status == 0, done.err

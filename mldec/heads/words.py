@@ -1,4 +1,4 @@
-"""Group decoding of classes that are known by their word vectors only (paper section 2.4)."""
+"""Zero-shot heads beside ML-Decoder: classes that are known by their word vectors only."""
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,8 @@ from mldec.heads.layers import DecoderLayer, as_tokens, at_least_one, check_word
 
 class WordGroupDecoder(nn.Module):
     """Decode any K classes from G = ceil(K / g) group queries that are made of their word vectors.
+
+    This is group decoding of paper section 2.4.
 
     With n_i the word vector of class i, the query of a group is the concatenation of A n_i over its
     g classes, with A a matrix [D / g, D_w]. The logit of class i is (B n_i) . x + b, where x is the
@@ -133,3 +135,89 @@ class WordGroupDecoder(nn.Module):
             x = x.to(class_weights.dtype).transpose(0, 1)  # [G, B, D]
             logits = x @ class_weights.transpose(1, 2)  # [G, B, g]
             return logits.transpose(0, 1).flatten(1) + self.pool_bias
+
+
+class WordGAP(nn.Module):
+    """Logits from one pooled vector per image, compared with the word vector of each class.
+
+    The logit of class i is l_i = (W mean(tokens) + w) . n_i / |n_i| + b, with n_i its word vector.
+    What ML-Decoder adds to this baseline is that each class attends to the tokens itself.
+
+    Args:
+        in_features: width C of the tokens.
+        num_classes: number of training classes; has no effect, because no parameter belongs to a
+            class.
+        word_dim: width D_w of word vectors.
+        dropout: probability of dropping a pooled feature in training.
+
+    Raises:
+        ConfigError: for a width below 1.
+    """
+
+    def __init__(
+        self, in_features: int, num_classes: int, *, word_dim: int = 300, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        at_least_one(word_dim=word_dim)
+        self.word_dim = word_dim
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(in_features, word_dim)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+        """Map tokens [B, N, C], or a map [B, C, H, W], and word vectors [K, D_w] to logits [B, K].
+
+        Raises:
+            ConfigError: if queries are missing or of another width.
+            ValueError: if the tokens are not floating point of such a shape.
+        """
+        tokens = as_tokens(tokens, self.fc.in_features)
+        word_vectors = F.normalize(check_words(queries, self.word_dim), dim=1)
+        pooled = self.dropout(tokens.mean(1))
+
+        # Half precision would round different logits to the same value, and ties change the mAP:
+        # autocast is off here.
+        dtype = self.fc.weight.dtype
+        with torch.autocast(tokens.device.type, enabled=False):
+            image_vectors = self.fc(pooled.to(dtype))  # [B, D_w]
+            return image_vectors @ word_vectors.to(dtype).T + self.bias
+
+
+class Cosine(nn.Module):
+    """Logits from the cosine between the embedding of an image and that of each class.
+
+    The logit of class i is l_i = exp(s) cos(mean(tokens), n_i) + b, with n_i its word vector; s and
+    b are two numbers of the model that embeds both. Nothing is learnt for a class.
+
+    Source: CLIP (arXiv 2103.00020, figure 3); b: SigLIP (arXiv 2303.15343, algorithm 1).
+
+    Args:
+        in_features: width C of the tokens, which is that of the word vectors too.
+        num_classes: no effect, because no parameter belongs to a class.
+        bias: whether there is an offset b; it is 0 without.
+    """
+
+    def __init__(self, in_features: int, num_classes: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.word_dim = in_features
+        self.logit_scale = nn.Parameter(torch.zeros(()))
+        self.logit_bias = nn.Parameter(torch.zeros(())) if bias else None
+
+    def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+        """Map tokens [B, N, C], or a map [B, C, H, W], and word vectors [K, C] to logits [B, K].
+
+        Raises:
+            ConfigError: if queries are missing or of another width.
+            ValueError: if the tokens are not floating point of such a shape.
+        """
+        tokens = as_tokens(tokens, self.word_dim)
+        words = check_words(queries, self.word_dim)
+
+        # Half precision would round different logits to the same value, and ties change the mAP:
+        # autocast is off here.
+        dtype = self.logit_scale.dtype
+        with torch.autocast(tokens.device.type, enabled=False):
+            images = F.normalize(tokens.mean(1).to(dtype), dim=1)
+            cosines = images @ F.normalize(words.to(dtype), dim=1).T
+            logits = self.logit_scale.exp() * cosines
+            return logits if self.logit_bias is None else logits + self.logit_bias
