@@ -59,11 +59,11 @@ def run(config: Config, directory: Path) -> None:
     from mldec.runtime.console import to_console
     from mldec.runtime.memory import keep_freed_memory
     from mldec.runtime.signals import listening
-    from mldec.training import trackers
+    from mldec.training.monitor import require_trackers
     from mldec.training.trainable import check_trainable
 
     keep_freed_memory()
-    trackers.require(config.log)
+    require_trackers(config.log)
     checkpoint.check_start(config)
     parts = build.complete(build.check(config))
     check_trainable(build.recorded(config, parts), partial(build.backbone, parts, pretrained=False))
@@ -104,7 +104,7 @@ def _train(
     from mldec.losses.prior import save_estimate
     from mldec.model import TokenClassifier
     from mldec.runtime import distributed
-    from mldec.training import runlog, trackers
+    from mldec.training import runlog
     from mldec.training.frozen_features import with_tokens
     from mldec.training.trainer import Trainer
 
@@ -145,8 +145,9 @@ def _train(
     del saved, saved_checkpoint
     facts = distributed.on_main(partial(_open_folder, directory, trainer))
 
-    with closing(runlog.RunLog(directory, step=trainer.learner.step, lines=lines)) as log:
-        log.trackers = trackers.start(trainer.config, directory)
+    tracked = trainer.config
+    runs_log = runlog.RunLog(directory, step=trainer.learner.step, lines=lines, tracked=tracked)
+    with closing(runs_log) as log:
         _describe(trainer, given.train.precision, path)
         trainer.fit(log)
 

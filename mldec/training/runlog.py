@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,13 +15,12 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
+from mldec.config.schema import Config
 from mldec.errors import writing
 from mldec.files import torch_files
 from mldec.runtime import distributed
 from mldec.runtime.console import on_terminal
-from mldec.training.details import Details
-from mldec.training.event_file import EventFile
-from mldec.training.trackers import Tracker
+from mldec.training.monitor import Details, TensorBoard, Tracker, start_trackers
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
@@ -35,22 +34,24 @@ class RunLog:
         step: that the run goes on from; 0 for a new run.
         lines: number of lines of metrics.jsonl that the run had written by that step; later lines
             are dropped.
+        tracked: config of the run, if its numbers go to the trackers that it chooses.
 
     Raises:
         DataError: if a file cannot be written; likewise from `scalars` and from logging.
     """
 
-    def __init__(self, directory: Path, *, step: int = 0, lines: int = 0) -> None:
+    def __init__(
+        self, directory: Path, *, step: int = 0, lines: int = 0, tracked: Config | None = None
+    ) -> None:
         self.main = distributed.is_main()
         self.started = time.monotonic()
         self._bar: tqdm[Any] | None = None
         self._jsonl = directory / "metrics.jsonl"
-        self._events: EventFile | None = None
+        self._monitors: list[TensorBoard | Tracker] = []  # on the main process
         self._handler: logging.Handler | None = None
-        self.trackers: Sequence[Tracker] = ()
-        self.lines = distributed.on_main(partial(self._open, directory, step, lines))
+        self.lines = distributed.on_main(partial(self._open, directory, step, lines, tracked))
 
-    def _open(self, directory: Path, step: int, lines: int) -> int:
+    def _open(self, directory: Path, step: int, lines: int, tracked: Config | None) -> int:
         """Start the files or go on with them, and return the number of lines of metrics.jsonl."""
         text = directory / "train.log"
         # Opened once here, so that a folder that cannot be written ends the run before it starts.
@@ -64,8 +65,11 @@ class RunLog:
         log.addHandler(self._handler)
 
         try:
-            self._events = EventFile(directory / "tensorboard", purge_step=step + 1)
-            return cut_back(self._jsonl, lines=lines, step=step)
+            self._monitors.append(TensorBoard(directory / "tensorboard", purge_step=step + 1))
+            remaining_lines = cut_back(self._jsonl, lines=lines, step=step)
+            if tracked is not None:
+                self._monitors += start_trackers(tracked, directory)
+            return remaining_lines
         except BaseException:
             self.close()
             raise
@@ -78,7 +82,7 @@ class RunLog:
             epoch: number of finished epochs.
             values: by name; in metrics.jsonl a number that is not finite becomes null.
         """
-        if self._events is None:
+        if not self._monitors:
             return
 
         # JSON has no NaN and no infinity.
@@ -95,25 +99,18 @@ class RunLog:
             self._jsonl.parent.mkdir(parents=True, exist_ok=True)
             with self._jsonl.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-        self._events.add(step, values)
-        for tracker in self.trackers:
-            tracker.scalars(
-                step, {key: value for key, value in finite.items() if value is not None}
-            )
+        self.details(step, Details(scalars=values))
 
     def details(self, step: int, details: Details | None) -> None:
-        """Show what an evaluation has beside its metrics, in TensorBoard and trackers.
+        """Show what is known after a step, in TensorBoard and trackers.
 
         Args:
             step: number of finished optimiser steps.
             details: on the main process, None on the others.
         """
-        if self._events is None or details is None:
-            return
-
-        self._events.add_details(step, details)
-        for tracker in self.trackers:
-            tracker.details(step, details)
+        if details is not None:
+            for monitor in self._monitors:
+                monitor.add(step, details)
 
     def progress(
         self, items: Iterable[T], *, total: int, done: int, description: str
@@ -158,8 +155,8 @@ class RunLog:
 
     def close(self) -> None:
         """End the records of the trackers, and stop copying messages to train.log."""
-        for tracker in self.trackers:
-            tracker.close()
+        for monitor in self._monitors:
+            monitor.close()
         if self._handler is not None:
             log.removeHandler(self._handler)
             self._handler.close()

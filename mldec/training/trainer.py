@@ -26,7 +26,7 @@ from mldec.runtime import distributed, out_of_memory, provenance
 from mldec.runtime.devices import Precision
 from mldec.runtime.signals import NothingCame, StopRequest
 from mldec.training.checkpoint_files import CheckpointFiles
-from mldec.training.details import Observer
+from mldec.training.monitor import Observer
 from mldec.training.runlog import Meter, RunLog, clock
 from mldec.training.same_run import check_same_run
 from mldec.training.step import Learner, Numbers
