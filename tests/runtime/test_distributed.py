@@ -1,6 +1,6 @@
 """What needs no second process; the rest is in e2e/test_distributed.py."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -46,7 +46,7 @@ def test_ranks_that_are_none_are_refused(
 
 
 @pytest.fixture
-def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+def join(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Become a process of a group of three, whose store is torchrun's."""
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
@@ -57,7 +57,7 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    yield become
+    return become
 
 
 # Devices: what a user types is checked in one place.
