@@ -11,7 +11,7 @@ from mldec import build
 from mldec.config.compose import compose
 from mldec.data.base import Classes
 from mldec.runtime import distributed
-from mldec.runtime.cost import multiply_accumulates
+from mldec.runtime.facts import multiply_accumulates
 
 MODEL = ["+experiment=nuswide_zsl_tresnet_m"]
 IMAGE_SIZE = 224

@@ -18,7 +18,7 @@ from mldec.explain import Explainer
 from mldec.inference.classes import class_names, read_classes
 from mldec.inference.engine import Engine, TorchEngine
 from mldec.inference.scoring import DEFAULT_THRESHOLD, decided
-from mldec.runtime import out_of_memory
+from mldec.runtime.facts import explain_out_of_memory
 
 MAX_PHOTOS = 16  # per request
 MAX_PIXELS = 50_000_000  # of a photo: the largest of today's telephones, but for special modes
@@ -233,7 +233,7 @@ class Answerer:
         assert photo.pixels is not None
         assert isinstance(answers.engine, TorchEngine)
 
-        with out_of_memory.explained(lambda: "out of memory: a heat map needs more than a score"):
+        with explain_out_of_memory(lambda: "out of memory: a heat map needs more than a score"):
             model_input = photo.pixels[None].to(answers.engine.device)
             [heat] = explainer.maps(model_input, [classes])
         return [map.numpy() for map in heat]
@@ -246,7 +246,7 @@ class Answerer:
             )
         if self._explainer is None or self._explainer[0] is not engine:
             loaded = engine.loaded
-            with out_of_memory.explained(lambda: "out of memory: a heat map needs more"):
+            with explain_out_of_memory(lambda: "out of memory: a heat map needs more"):
                 explainer = Explainer(loaded.model, engine.image_size, loaded.classes.queries)
             self._explainer = engine, explainer
         return self._explainer[1]

@@ -14,7 +14,7 @@ from typing import Any
 
 from mldec.errors import CheckpointError, DataError, printable
 from mldec.files.run_folder import LOG_FILE, find_checkpoint, read_facts
-from mldec.summary.progress import Progress, clock, read_progress
+from mldec.training.log import Progress, clock, read_progress
 
 # Marks a field that is no column of the table.
 NO_COLUMN = {"column": False}
@@ -84,7 +84,7 @@ def _from_checkpoint(path: Path, name: str, done: Progress, plugins: Sequence[st
     """
     # Imported late: a table of runs with run.json need not wait for torch.
     from mldec import checkpoint
-    from mldec.runtime.cost import count_parameters, multiply_accumulates
+    from mldec.runtime.facts import count_parameters, multiply_accumulates
 
     saved, config, model = checkpoint.outline(path, plugins)
     classes, size = saved.classes, saved.transform.image_size

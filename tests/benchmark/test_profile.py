@@ -16,7 +16,7 @@ from mldec.benchmark.profile import PARTS, Stopwatch, Watched, watched
 from mldec.config.compose import compose
 from mldec.data.base import Classes
 from mldec.data.loader import Batch
-from mldec.runtime.cost import multiply_accumulates
+from mldec.runtime.facts import multiply_accumulates
 
 SMALL = [
     "data.image_size=32",

@@ -29,8 +29,8 @@ from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.training import monitor
+from mldec.training.log import RunLog
 from mldec.training.monitor import Curve, Details, Observer, TensorBoard, draw, fit, start_trackers
-from mldec.training.runlog import RunLog
 
 N, K = 60, 5
 NAMES = ("cat", "dog", "traffic light", "a/b", "zoo")

@@ -8,8 +8,7 @@ import pytest
 
 from mldec.errors import DataError
 from mldec.runtime.console import to_console
-from mldec.training import runlog
-from mldec.training.runlog import RunLog
+from mldec.training.log import RunLog
 
 
 def line(step: int, **values: float) -> str:
@@ -159,5 +158,5 @@ def test_messages_are_lines_of_a_file_in_any_script(tmp_path: Path) -> None:
 
 def test_a_name_in_a_warning_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     to_console()
-    runlog.log.warning("left out: x\x1b]0;pwn\x07.png\nmldec: all is well \udcff")
+    logging.getLogger("mldec").warning("left out: x\x1b]0;pwn\x07.png\nmldec: all is well \udcff")
     assert capsys.readouterr().out == "left out: x?]0;pwn?.png mldec: all is well ?\n"

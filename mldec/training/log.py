@@ -1,6 +1,6 @@
-"""The output of a run: console, train.log, metrics.jsonl, TensorBoard and trackers.
+"""The log of a run: console, train.log, metrics.jsonl, TensorBoard and trackers; who reads it.
 
-All of it on the main rank only.
+It is written on the main rank only.
 """
 
 import json
@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,8 +17,9 @@ import torch
 from tqdm import tqdm
 
 from mldec.config.schema import Config
-from mldec.errors import writing
+from mldec.errors import CheckpointError, writing
 from mldec.files import torch_files
+from mldec.files.run_folder import read_log
 from mldec.runtime import distributed
 from mldec.runtime.console import on_terminal
 from mldec.training.monitor import Details, TensorBoard, Tracker, start_trackers
@@ -239,9 +241,9 @@ class Meter:
 
 
 def clock(seconds: float) -> str:
-    """Write a duration as hours:minutes:seconds."""
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+    """Return a duration as hours:minutes:seconds, rounded down."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 def cut_back(path: Path, *, lines: int, step: int) -> int:
@@ -286,3 +288,87 @@ def _is_up_to(line: bytes, step: int) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(values, dict) and type(values.get("step")) is int and values["step"] <= step
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of a run, of the weights that reached the better value."""
+
+    epoch: int  # finished ones
+    seconds: float  # of training until then, the sum over interruptions
+    metric: str  # the first one, which decides which checkpoint is the best
+    value: float  # NaN if it is undefined
+    weights: str  # raw or ema
+
+
+@dataclass
+class Progress:
+    """How far a run is, according to its metrics.jsonl."""
+
+    seconds: float = 0.0  # of training, the sum over interruptions
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+    @property
+    def epoch(self) -> int:
+        """Return the last epoch with an evaluation, or 0."""
+        return self.evaluations[-1].epoch if self.evaluations else 0
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """Return metric, value and weights of the best evaluation; of equal ones the earliest.
+
+        The rule is that of `update_best` in the trainer. Before the first evaluation the
+        dictionary is empty.
+        """
+        best: dict[str, Any] = {}
+        for done in self.evaluations:
+            if done.value > best.get("value", -math.inf):
+                best = {"metric": done.metric, "value": done.value, "weights": done.weights}
+        return best
+
+
+def read_progress(path: Path) -> Progress:
+    """Read metrics.jsonl; a run without the file has no progress.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        CheckpointError: if a line is not one that a run writes.
+    """
+    lines = read_log(path)
+    progress, previous_time = Progress(), 0.0
+    try:
+        for line in lines:
+            # Each process counts from its own start, so a resumed run begins at 0 again.
+            time = line["time"]
+            is_resumed = time < previous_time
+            progress.seconds += time if is_resumed else time - previous_time
+            previous_time = time
+
+            if any(key.startswith("val/") for key in line):
+                progress.evaluations.append(_evaluation(line, progress.seconds))
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise CheckpointError(f"{path} is not what a run writes: {error}") from error
+    return progress
+
+
+def _evaluation(line: dict[str, Any], seconds: float) -> Evaluation:
+    """Return the evaluation of a line, by its first metric.
+
+    Args:
+        line: of metrics.jsonl, with keys val/... and, with a moving average, val_raw/...
+        seconds: of training until then.
+    """
+    metric = next(key for key in line if key.startswith("val/")).removeprefix("val/")
+    has_average = f"val_raw/{metric}" in line
+    scores = {"ema" if has_average else "raw": line[f"val/{metric}"]}
+    if has_average:
+        scores["raw"] = line[f"val_raw/{metric}"]
+
+    # Of equal values that of the moving average counts. JSON has no NaN: it is null there.
+    value, weights = math.nan, "raw"
+    for name, score in scores.items():
+        if score is not None and not float(score) <= value:
+            value, weights = float(score), name
+    return Evaluation(int(line["epoch"]), seconds, metric, value, weights)
