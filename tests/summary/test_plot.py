@@ -10,8 +10,7 @@ import pytest
 
 from mldec.errors import DataError
 from mldec.figures import save
-from mldec.summary.plot import draw, share_numbers, style
-from mldec.summary.runs import Run
+from mldec.summary import Run, draw, share_numbers, style
 from mldec.training.log import Evaluation, Progress
 
 
