@@ -5,6 +5,7 @@ import math
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ from mldec.config.schema import MAX_IMAGE_SIZE
 from mldec.errors import one_line
 from mldec.runtime.console import to_console
 from mldec.runtime.devices import Precision
+
+# Seconds that another process waits before it prints its fault; see `said_once`.
+MAIN_PRINTS_FIRST = 10.0
 
 VERSION = f"mldec {mldec.__version__} (Python {platform.python_version()})"
 
@@ -34,13 +38,17 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def said_once(message: str) -> str:
-    """Return what this process should print of an error, so that torchrun shows it once."""
-    if "RANK" not in os.environ:
+    """Return what this process prints of an error, so that a fault that all share is printed once.
+
+    The main process prints its fault at once. When it has ended, torchrun ends the others, which
+    wait for that before they print theirs.
+    """
+    rank = os.environ.get("RANK", "0")
+    if rank == "0":
         return message
 
-    from mldec.runtime import distributed
-
-    return distributed.said_once(message)
+    time.sleep(MAIN_PRINTS_FIRST)
+    return f"rank {rank}: {message}"
 
 
 def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = False) -> None:

@@ -3,6 +3,7 @@
 Slow modules are imported when the run starts, so that --help and a wrong setting answer at once.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from mldec.runtime.signals import StopRequest
     from mldec.training.trainer import Trainer
 
+log = logging.getLogger("mldec")
+
 
 def run(config: Config, directory: Path) -> None:
     """Check the config, lock the folder of the run, and train there.
@@ -59,11 +62,11 @@ def run(config: Config, directory: Path) -> None:
     from mldec.runtime.console import to_console
     from mldec.runtime.memory import keep_freed_memory
     from mldec.runtime.signals import listening
-    from mldec.training import trackers
-    from mldec.training.trainable import check_trainable
+    from mldec.training.monitor import require_trackers
+    from mldec.training.optim import check_trainable
 
     keep_freed_memory()
-    trackers.require(config.log)
+    require_trackers(config.log)
     checkpoint.check_start(config)
     parts = build.complete(build.check(config))
     check_trainable(build.recorded(config, parts), partial(build.backbone, parts, pretrained=False))
@@ -104,8 +107,8 @@ def _train(
     from mldec.losses.partial import save_estimate
     from mldec.model import TokenClassifier
     from mldec.runtime import distributed
-    from mldec.training import runlog, trackers
     from mldec.training.frozen_features import with_tokens
+    from mldec.training.log import RunLog
     from mldec.training.trainer import Trainer
 
     # The recorded config has all arguments of all parts, so that later defaults do not change it.
@@ -122,7 +125,7 @@ def _train(
     build.check_together(config, data, loss)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
     if config.init and not saved:
-        runlog.log.info(checkpoint.initialise(model, config.init))
+        log.info(checkpoint.initialise(model, config.init))
 
     model.to(device)
     if config.train.cache_features:
@@ -145,16 +148,16 @@ def _train(
     del saved, saved_checkpoint
     facts = distributed.on_main(partial(_open_folder, directory, trainer))
 
-    with closing(runlog.RunLog(directory, step=trainer.learner.step, lines=lines)) as log:
-        log.trackers = trackers.start(trainer.config, directory)
+    step, tracked = trainer.learner.step, trainer.config
+    with closing(RunLog(directory, step=step, lines=lines, tracked=tracked)) as run_log:
         _describe(trainer, given.train.precision, path)
-        trainer.fit(log)
+        trainer.fit(run_log)
 
-        runlog.log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
+        log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
         best = trainer.best
         facts = replace(facts, best=asdict(best), ended=trainer.ended)
         distributed.on_main(partial(_write_facts, directory, facts))
-        runlog.log.info(
+        log.info(
             f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): "
             f"{folder}/best.pt"
         )
@@ -168,20 +171,20 @@ def _train(
 def _describe(trainer: "Trainer", wanted: Precision, resumed: Path | None) -> None:
     """Write the first lines of the log: what is run, on what, from which weights, and warnings."""
     from mldec.runtime import distributed
-    from mldec.training import description, runlog
+    from mldec.training.trainer import few_per_batch_norm, groups, opening, start_weights
 
     config, commit = trainer.config, trainer.git or "none"
-    runlog.log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
-    runlog.log.info(description.opening(trainer, wanted))
-    runlog.log.info(description.start_weights(config, resumed))
-    if line := description.groups(config.head, len(trainer.data.train.classes)):
-        runlog.log.info(line)
+    log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
+    log.info(opening(trainer, wanted))
+    log.info(start_weights(config, resumed))
+    if line := groups(config.head, len(trainer.data.train.classes)):
+        log.info(line)
 
     # They are about the run: once for all processes.
     slow = config.train.precision.warning(trainer.device)
-    for warning in (slow, description.few_per_batch_norm(trainer)):
+    for warning in (slow, few_per_batch_norm(trainer)):
         if warning and distributed.is_main():
-            runlog.log.warning(warning)
+            log.warning(warning)
 
 
 def used_precision(
@@ -278,14 +281,14 @@ def _is_inside(path: Path, directory: Path) -> bool:
 def _open_folder(directory: Path, trainer: "Trainer") -> RunFacts:
     """Create the folders of a run, write config.yaml and run.json, and return the facts in it."""
     from mldec.files import torch_files
-    from mldec.training import description
+    from mldec.training.trainer import run_facts
 
     config_file = directory / "config.yaml"
     with writing(config_file, of_run=True):
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
         torch_files.write_text(config_file, to_yaml(trainer.config))
 
-    facts = description.facts(trainer)
+    facts = run_facts(trainer)
     _write_facts(directory, facts)
     return facts
 
@@ -324,7 +327,7 @@ def show(node: DictConfig) -> None:
     """Print the config that a run on this machine records, as YAML."""
     from mldec import build
     from mldec.runtime import distributed
-    from mldec.training.trainable import check_trainable
+    from mldec.training.optim import check_trainable
 
     with one_line():
         config = parse(node).on(processes=1)

@@ -19,7 +19,6 @@ LAYERS = [
         "mldec.runtime",
         "mldec.heads",
         "mldec.backbones",
-        "mldec.optim",
     ),
     ("mldec.config", "mldec.losses", "mldec.evaluators"),
     ("mldec.cli", "mldec.data"),
@@ -27,7 +26,6 @@ LAYERS = [
     ("mldec.checkpoint", "mldec.explain"),
     (
         "mldec.evaluation",
-        "mldec.summary",
         "mldec.calibration",
         "mldec.exported",
     ),
@@ -39,6 +37,7 @@ LAYERS = [
         "mldec.calibrate",
         "mldec.check_data",
         "mldec.export",
+        "mldec.summary",
     ),
     ("mldec.train", "mldec.benchmark", "mldec.report", "mldec.publish", "mldec.demo"),
 ]

@@ -32,7 +32,7 @@ from mldec.data.base import Classes, DataModule, Split, fixed_sample
 from mldec.data.loader import TrainBatches, train_loader
 from mldec.data.workers import unwrap
 from mldec.evaluation import evaluate
-from mldec.runtime import provenance, signals
+from mldec.runtime import facts, signals
 
 # Cases of each kind in the default run: 500 together. The slow run has 20 times as many: 10,000.
 CASES = {
@@ -106,7 +106,7 @@ def quiet_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         for tracker in ("wandb", "trackio"):  # as if not installed: they would use the network
             patch.setitem(sys.modules, tracker, None)
         patch.setattr(signals, "listening", stopping)
-        patch.setattr(provenance, "git_commit", lambda: None)  # starts two processes
+        patch.setattr(facts, "git_commit", lambda: None)  # starts two processes
         yield
 
 

@@ -92,19 +92,19 @@ def environment() -> dict[str, Any]:
     # These take seconds to import, which --help does without.
     import torch
 
-    from mldec.runtime import provenance
+    from mldec.runtime import facts
 
     cuda = torch.cuda.is_available()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": provenance.git_commit(),
+        "commit": facts.git_commit(),
         "device": torch.cuda.get_device_name() if cuda else "none",
         "cuda": torch.version.cuda if cuda else None,
         "processor": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        **provenance.installed(),
+        **facts.installed(),
     }
 
 

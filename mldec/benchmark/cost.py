@@ -12,7 +12,7 @@ from torch import nn
 from mldec import build
 from mldec.config.compose import compose
 from mldec.data.base import Classes
-from mldec.runtime.cost import count_parameters, multiply_accumulates
+from mldec.runtime.facts import count_parameters, multiply_accumulates
 
 TOLERANCE = 0.1  # GMAC: the tables round to 0.1, figure 5 is read off a plot
 UNEXPLAINED = (

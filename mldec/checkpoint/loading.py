@@ -36,7 +36,7 @@ from mldec.errors import CheckpointError, ConfigError
 from mldec.files.run_folder import find_checkpoint
 from mldec.files.torch_files import versions
 from mldec.model import Classifier
-from mldec.runtime import distributed, provenance
+from mldec.runtime import distributed, facts
 
 log = logging.getLogger("mldec")
 
@@ -240,8 +240,8 @@ def to_store(loaded: Loaded) -> Checkpoint:
         loss={},
         log=LogPosition(),
         fingerprint=None,
-        versions=provenance.installed(),
-        git=provenance.git_commit(),
+        versions=facts.installed(),
+        git=facts.git_commit(),
     )
 
 

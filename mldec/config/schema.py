@@ -408,7 +408,7 @@ class Log:
     # Classes with a precision-recall curve and an AP of their own: those with the most positives
     # among the validation images. The curves over all classes are drawn in any case.
     classes: int = 10
-    wandb: bool = False  # send numbers, images and histograms to Weights & Biases too
+    wandb: bool = False  # send numbers and images to Weights & Biases too
     trackio: bool = False  # likewise to trackio
     project: str | None = None  # of both; null: mldec
 

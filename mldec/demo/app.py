@@ -46,8 +46,9 @@ from mldec.inference.engine import (
     is_exported,
 )
 from mldec.inference.scoring import DEFAULT_THRESHOLD, decided
-from mldec.runtime import distributed, out_of_memory
+from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
+from mldec.runtime.facts import explain_out_of_memory
 
 MiB = 2**20
 MAX_PHOTOS = 16  # per request
@@ -262,7 +263,7 @@ class Answerer:
         if settings.heat_maps and isinstance(engine, TorchEngine):
             shown = [item for item in predictions if item.present][:HEAT_MAPS] or predictions[:1]
             indices = [engine.classes.names.index(item.name) for item in shown]
-            with out_of_memory.explained(lambda: "out of memory: a heat map needs more"):
+            with explain_out_of_memory(lambda: "out of memory: a heat map needs more"):
                 explainer = self._explainer_of(engine)
                 [maps] = explainer.maps(pixels.to(engine.device), [indices])
 

@@ -24,9 +24,10 @@ from mldec.evaluation.evaluating import Results, evaluate, left_out, memory_advi
 from mldec.evaluation.open_vocabulary import open_vocabulary, read_vocabulary
 from mldec.evaluation.opening import asked_for, check_size, chosen_data, warn_of_scores
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
-from mldec.runtime import distributed, out_of_memory
+from mldec.runtime import distributed
 from mldec.runtime.console import on_terminal
 from mldec.runtime.devices import Precision, memory_format
+from mldec.runtime.facts import explain_out_of_memory
 from mldec.runtime.memory import keep_freed_memory
 
 log = logging.getLogger("mldec")
@@ -160,7 +161,7 @@ def run(args: argparse.Namespace) -> None:
         is_hidden = not (on_terminal() and distributed.is_main())
         bar = partial(tqdm, desc="evaluate", leave=False, disable=is_hidden)
         order = memory_format(channels_last=config.train.channels_last)
-        with out_of_memory.explained(lambda: memory_advice(config, device)):
+        with explain_out_of_memory(lambda: memory_advice(config, device)):
             results = evaluate(
                 model.to(device).to(memory_format=order),
                 data,

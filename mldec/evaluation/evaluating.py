@@ -18,9 +18,10 @@ from mldec.data.workers import unwrap
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator, Thresholded
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.runtime import distributed, out_of_memory
+from mldec.runtime import distributed
 from mldec.runtime.console import on_terminal
 from mldec.runtime.devices import Precision, autocast, memory_format
+from mldec.runtime.facts import explain_out_of_memory
 
 log = logging.getLogger("mldec")
 
@@ -121,7 +122,7 @@ def all_scores(
     bad: list[str] = []
 
     bar = partial(tqdm, desc=f"score {path}", leave=False, disable=not on_terminal())
-    with out_of_memory.explained(lambda: memory_advice(config, device)):
+    with explain_out_of_memory(lambda: memory_advice(config, device)):
         order = memory_format(channels_last=config.train.channels_last)
         model.to(device).to(memory_format=order).eval()
         for batch, [batch_logits] in score([model], data, config, device=device, progress=bar):

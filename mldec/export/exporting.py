@@ -27,7 +27,7 @@ from mldec.files.results import check_targets
 from mldec.files.torch_files import sha256_of
 from mldec.inference.classes import check_class_options, with_classes
 from mldec.inference.scoring import DEFAULT_THRESHOLD
-from mldec.runtime import provenance
+from mldec.runtime import facts
 
 PT2 = ".pt2"
 EXTRA = "mldec.json"  # of the file of metadata in a .pt2 file
@@ -158,7 +158,7 @@ def describe(program: Program, loaded: Loaded, args: argparse.Namespace) -> Meta
     backbone = loaded.model.backbone
     mean, std = getattr(backbone, "mean", None), getattr(backbone, "std", None)
 
-    versions = provenance.installed()
+    versions = facts.installed()
     if Path(args.out).suffix == ONNX:
         versions |= {name: version(name) for name in NEEDED}
     return Metadata(

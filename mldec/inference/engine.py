@@ -19,8 +19,8 @@ from mldec.errors import CheckpointError, ConfigError
 from mldec.exported.metadata import ONNX
 from mldec.exported.onnx_file import OnnxFile
 from mldec.inference.scoring import probabilities
-from mldec.runtime import out_of_memory
 from mldec.runtime.devices import Precision, autocast, memory_format
+from mldec.runtime.facts import explain_out_of_memory
 
 
 class Answers(NamedTuple):
@@ -113,7 +113,7 @@ class TorchEngine:
     @torch.no_grad()
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
         """Score images; see `Engine`."""
-        with out_of_memory.explained(lambda: _advice(self.device, len(images), self.image_size)):
+        with explain_out_of_memory(lambda: _advice(self.device, len(images), self.image_size)):
             model = self.loaded.model
             batch = _stacked(images).to(self.device, non_blocking=True, memory_format=self._order)
             with autocast(self.device, self._precision):
@@ -175,7 +175,7 @@ class ExportedEngine:
         batches = [image[None] for image in images]
         if not self._resizes:
             batches = [_stacked(images)]
-        with out_of_memory.explained(lambda: _advice("cpu", len(images), self.image_size)):
+        with explain_out_of_memory(lambda: _advice("cpu", len(images), self.image_size)):
             scores = [self._exported(batch, *self._queries)[0] for batch in batches]
         return Answers(torch.cat(scores), None)
 

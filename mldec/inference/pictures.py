@@ -9,7 +9,7 @@ from mldec.explain.pictures import Finding, Typeface, draw, file_name, save
 from mldec.inference.decoding import read_item
 from mldec.inference.inputs import Item
 from mldec.inference.rows import Prediction
-from mldec.runtime import out_of_memory
+from mldec.runtime.facts import explain_out_of_memory
 
 
 class Pictures:
@@ -34,7 +34,7 @@ class Pictures:
             f"out of memory on {self._device}: a heat map of one image of {size} pixels; "
             f"leave --pictures out"
         )
-        with out_of_memory.explained(lambda: self._advice):
+        with explain_out_of_memory(lambda: self._advice):
             self._explainer = Explainer(loaded.model, size, loaded.classes.queries)
 
     def add(self, item: Item, predictions: Sequence[Prediction]) -> Path:
@@ -54,7 +54,7 @@ class Pictures:
         name = Path(item.name)
         image = read_item(item)
         transform = self._loaded.transform
-        with out_of_memory.explained(lambda: self._advice):
+        with explain_out_of_memory(lambda: self._advice):
             model_input = transform(image)[None].to(self._device)
             [heat] = self._explainer.maps(model_input, [[one.index for one in predictions]])
 

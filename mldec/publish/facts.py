@@ -15,8 +15,8 @@ from mldec.clip import PREFIX
 from mldec.data.vector_origin import VectorOrigin
 from mldec.files.run_folder import LOG_FILE, read_facts
 from mldec.report.training import folder_of_run
-from mldec.runtime.cost import count_parameters, multiply_accumulates
-from mldec.summary.progress import clock, read_progress
+from mldec.runtime.facts import count_parameters, multiply_accumulates
+from mldec.training.log import clock, read_progress
 
 UNKNOWN = "unknown"
 _IN_LIST = re.compile(r"""(?<=[\[,'" ])[/~][^,\]'"]*""")  # a path in a list

@@ -6,7 +6,7 @@ from typing import Any
 from mldec.errors import CheckpointError
 from mldec.files.run_folder import LOG_FILE, RUN_FILE, RunFacts, read_facts, read_log
 from mldec.report.content import Curve
-from mldec.summary.progress import clock, read_progress
+from mldec.training.log import clock, read_progress
 
 MOST_POINTS = 500  # of a curve
 

@@ -1,7 +1,6 @@
 """Processes and devices: the only module that uses torch.distributed; a no-op with one process."""
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -22,8 +21,6 @@ GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # How long a process waits for the others before it gives up: longer than what one of them does
 # alone, such as a download. Without it, NCCL would take the half hour of gloo.
 TIMEOUT = timedelta(minutes=20)
-# How long another process waits for the message of the main one before it prints its own.
-MAIN_SPEAKS_FIRST = timedelta(seconds=10)
 
 
 def rank() -> int:
@@ -124,13 +121,15 @@ def processes(device: torch.device) -> Iterator[None]:
         return
 
     check_environment()
-    store, number, size = _rendezvous()
+    store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
+    # After a restart by torchrun the store still holds the keys of the processes before.
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
     on_cuda = device.type == "cuda"
     dist.init_process_group(
         # Evaluation exchanges scores between processes in main memory, gradients travel between
         # GPUs.
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
-        store=store,
+        store=dist.PrefixStore(f"restart {restart}", store),
         rank=number,
         world_size=size,
         timeout=TIMEOUT,
@@ -145,52 +144,6 @@ def processes(device: torch.device) -> Iterator[None]:
 
     # Not after an error: the others may be waiting inside the group.
     dist.destroy_process_group()
-
-
-def said_once(line: str) -> str:
-    """Return what this process should print of an error that all processes may have.
-
-    The main process prints its line and leaves it in the store of torchrun. Another process waits
-    for that line for a moment, and prints nothing if its own is the same.
-
-    Args:
-        line: the error message of this process.
-
-    Returns:
-        The line, with the rank in front on another process than the main one, or an empty text.
-    """
-    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    if rank == "0" and size == "1":
-        return line
-
-    own = line if rank == "0" else f"rank {rank}: {line}"
-    # Without torchrun's store, which outlives its processes, nobody can ask the others.
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return own
-
-    # torchrun ends all processes as soon as one of them has ended.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        store, number, _ = _rendezvous()
-        if number == 0:
-            store.set("fault", line)
-            return line
-
-        store.wait(["fault"], MAIN_SPEAKS_FIRST)
-        same = store.get("fault").decode() == line
-    except dist.DistError:
-        # The main process has no error, or torchrun is gone.
-        same = False
-    return "" if same else own
-
-
-def _rendezvous() -> tuple[dist.Store, int, int]:
-    """Return the store of the group, the rank of this process, and the number of processes."""
-    store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
-
-    # After a restart by torchrun the store still holds the keys of the processes before.
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
-    return dist.PrefixStore(f"restart {restart}", store), number, size
 
 
 def wrap(model: nn.Module, *, static: bool) -> nn.Module:

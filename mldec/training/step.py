@@ -1,8 +1,8 @@
 """One optimiser step, and its state: weights, moving average, optimiser, schedule and scaler."""
 
-import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,15 +11,23 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from mldec.checkpoint import Checkpoint, load_strict
-from mldec.config.schema import Config, NonFinite
+from mldec.config.schema import Config, NonFinite, Train
 from mldec.data.loader import Batch, sample_seed
-from mldec.errors import CheckpointError, ConfigError
+from mldec.errors import CheckpointError, ConfigError, brief
 from mldec.model import Classifier
-from mldec.optim import build_schedule, check_state, fast_forward, own_implementation, step_if
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, autocast, memory_format
-from mldec.training.trainable import freeze, optimizer
-from mldec.training.word_queries import augment, check
+from mldec.training.optim import (
+    build_optimizer,
+    build_schedule,
+    fast_forward,
+    freeze,
+    load_state,
+    step_if,
+)
+
+# What torch raises about a state that is of something else.
+MISFITS = (ValueError, KeyError, IndexError, TypeError, RuntimeError, AttributeError)
 
 
 class Outcome(NamedTuple):
@@ -60,7 +68,7 @@ class Learner:
 
     Raises:
         ConfigError: for synchronised batch norm without CUDA, for an augmentation of word queries
-            on closed-set data, or from `freeze` and `optimizer`.
+            on closed-set data, or from `freeze` and `build_optimizer`.
     """
 
     def __init__(
@@ -74,7 +82,7 @@ class Learner:
         queries: Tensor | None = None,
     ) -> None:
         train = config.train
-        check(train, queries)
+        check_queries(train, queries)
 
         self.memory_format = memory_format(channels_last=train.channels_last)
         # One process has all images, whatever its device.
@@ -93,7 +101,9 @@ class Learner:
 
         # Before what follows copies the model or goes through its parameters.
         self.frozen_norms = freeze(model, train)  # they stay in evaluation mode
-        self.optimizer = optimizer(model, config.optim)
+        self.optimizer = build_optimizer(
+            model, **{**vars(config.optim), "decay": config.optim.decay.value}
+        )
         self.schedule = self._build_schedule()
         self.precision = train.precision.on(device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is Precision.fp16)
@@ -111,6 +121,7 @@ class Learner:
         self.net = distributed.wrap(net, static=train.accumulate == 1 and not train.compile)
 
         self.step = 0  # finished steps
+        self.resumed_from: Path | None = None  # until the first step after a resume
         self.unread: list[_OnDevice] = []
         # Whether training may go on: false on the device from the first step on whose fault ends
         # the run. The host learns of it when it next reads the numbers.
@@ -199,7 +210,9 @@ class Learner:
             self.sound &= sound
 
         # 3. Weights.
-        step_if(finite & self.sound, self.optimizer)
+        with self._fitting(self.resumed_from):
+            step_if(finite & self.sound, self.optimizer)
+        self.resumed_from = None
         if skip:
             for buffer, before in zip(self.model.buffers(), statistics, strict=True):
                 buffer.copy_(torch.where(sound, buffer, before))
@@ -294,54 +307,40 @@ class Learner:
             path: that it was read from, for messages.
 
         Raises:
-            CheckpointError: if a tensor does not fit.
+            CheckpointError: if something does not fit; what torch notices only in a step is raised
+                by the next one.
         """
         load_strict(self.model, saved.model, path)
         if self.ema is not None and saved.step > self.ema_start:
             load_strict(self.ema.module, saved.ema or {}, path)
         elif self.ema is not None:
             self.ema.set(self.model)
-        optimizer_state = own_implementation(saved.optimizer, self.optimizer)
-        self._check_training_state(saved, optimizer_state, path)
 
-        try:
+        self.step = saved.step
+        with self._fitting(path):
             self.loss.load_state_dict(saved.loss)
-            self.optimizer.load_state_dict(optimizer_state)
+            load_state(self.optimizer, saved.optimizer)
+            if self.step < self.steps:
+                fast_forward(self.schedule, self.step)
+
             # Empty after steps on a CPU, where auto is fp32: start with a new scale.
             if saved.scaler:
                 self.scaler.load_state_dict(saved.scaler)
-        except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
-            reason = " ".join(str(error).split())  # torch writes a line per tensor
+                self.scaler.scale(torch.zeros((), device=self.device))
+        self.resumed_from = path
+
+    @contextmanager
+    def _fitting(self, path: Path | None) -> Iterator[None]:
+        """Turn what torch raises about the state in a checkpoint into one line that names it."""
+        try:
+            yield
+        except MISFITS as error:
+            if path is None or isinstance(error, torch.OutOfMemoryError):
+                raise
             raise CheckpointError(
-                f"{path} does not fit the optimiser, the loss or the precision: {reason}"
+                f"{path} does not fit the optimiser, the loss or the precision "
+                f"({brief(error)}): use another copy, or start a new run with init={path}"
             ) from error
-
-        self.step = saved.step
-        if self.step < self.steps:
-            fast_forward(self.schedule, self.step)
-
-    def _check_training_state(
-        self, saved: Checkpoint, optimizer_state: dict[str, Any], path: Path
-    ) -> None:
-        """Check that a step can be done from the state of the optimiser and the scaler.
-
-        Raises:
-            CheckpointError: if an entry is missing, or has another type or shape.
-        """
-        # On a copy: a state that is refused must not have changed this one.
-        trial = optimizer(copy.deepcopy(self.model), self.config.optim)
-        check_state(trial, optimizer_state, self.optimizer.param_groups, path)
-
-        for name, own in self.scaler.state_dict().items() if saved.scaler else ():
-            value = saved.scaler.get(name)
-            if (
-                not isinstance(value, int | float)
-                or type(value) is not type(own)
-                or not math.isfinite(value)
-            ):
-                raise CheckpointError(
-                    f"{path} does not fit the precision: the '{name}' of its scaler is no number"
-                )
 
 
 def _clip(parameters: Iterable[nn.Parameter], largest: float | None) -> Tensor:
@@ -351,3 +350,48 @@ def _clip(parameters: Iterable[nn.Parameter], largest: float | None) -> Tensor:
     return nn.utils.get_total_norm(
         [parameter.grad for parameter in parameters if parameter.grad is not None]
     )
+
+
+def check_queries(train: Train, queries: Tensor | None) -> None:
+    """Check that queries are augmented only where the data has some.
+
+    Raises:
+        ConfigError: for an augmentation of queries on closed-set data.
+    """
+    for name in ("query_noise", "random_queries"):
+        if queries is None and getattr(train, name):
+            raise ConfigError(
+                f"train.{name} has no effect: the data has no word queries; leave it out"
+            )
+
+
+def augment(queries: Tensor, targets: Tensor, *, noise: float, extra: int) -> tuple[Tensor, Tensor]:
+    """Add noise to the queries, and append random queries that are positive in every image.
+
+    The paper names the two augmentations and gives their settings in table 3; the public code has
+    neither. How they are drawn is our choice: both are normal and act on the vectors before any
+    projection. Their unit is the standard deviation of the vectors' own numbers, so that a setting
+    means the same for any source of vectors. Random numbers come from torch's global generator.
+
+    Args:
+        queries: word vectors [K, D].
+        targets: [B, K].
+        noise: standard deviation of the noise, as a fraction of that of all numbers; 0 is off.
+        extra: number of random queries, with the mean and the standard deviation of all numbers.
+
+    Returns:
+        Queries [K + extra, D] and targets [B, K + extra]; the arguments themselves if both are off.
+    """
+    if not noise and not extra:
+        return queries, targets
+
+    spread, mean = torch.std_mean(queries, correction=0)
+    random = mean + spread * torch.randn(
+        extra, queries.shape[1], device=queries.device, dtype=queries.dtype
+    )
+    noisy = queries
+    if noise:
+        noisy = queries + noise * spread * torch.randn_like(queries)
+
+    positive = targets.new_ones(len(targets), extra)
+    return torch.cat([noisy, random]), torch.cat([targets, positive], 1)

@@ -1,38 +1,55 @@
-"""The one training loop: epochs of steps, evaluations, checkpoints, and when to stop."""
+"""The one training loop: epochs of steps, evaluations, checkpoints, and when to stop.
+
+Below the loop stand what it needs of a run: its checkpoint files, whether a checkpoint is of it,
+which weights are evaluated, and what its log and run.json say of it.
+"""
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from mldec.checkpoint import Best, Checkpoint, LogPosition
-from mldec.config.compose import to_dict
-from mldec.config.schema import Config, NonFinite
-from mldec.data.base import DataModule
-from mldec.data.fingerprint import fingerprint
+from mldec.checkpoint import Best, Checkpoint, LogPosition, check_classes, saved_config
+from mldec.config.compose import diff, to_dict
+from mldec.config.schema import Config, NonFinite, Train
+from mldec.data.base import Classes, DataModule
+from mldec.data.fingerprint import Fingerprint, check_same, fingerprint
 from mldec.data.loader import Batch, TrainBatches, train_loader
 from mldec.data.split_labels import training_labels
 from mldec.data.workers import end_workers, unwrap
-from mldec.errors import DataError, NonFiniteError, Stopped
-from mldec.evaluation import left_out, memory_advice
+from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
+from mldec.evaluation import Results, evaluate_all, left_out, memory_advice
+from mldec.files import torch_files
+from mldec.files.run_folder import RunFacts, command_line
 from mldec.model import Classifier
-from mldec.runtime import distributed, out_of_memory, provenance
+from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
+from mldec.runtime.facts import (
+    count_parameters,
+    explain_out_of_memory,
+    git_commit,
+    installed,
+    multiply_accumulates,
+)
 from mldec.runtime.signals import NothingCame, StopRequest
-from mldec.training.checkpoint_files import CheckpointFiles
-from mldec.training.details import Observer
-from mldec.training.runlog import Meter, RunLog, clock
-from mldec.training.same_run import check_same_run
+from mldec.training.log import Meter, RunLog, clock
+from mldec.training.monitor import Observer
 from mldec.training.step import Learner, Numbers
-from mldec.training.validation import evaluate_weights, update_best
 
 log = logging.getLogger("mldec")
+
+# Open Images in the paper: 9,605 classes and 200 queries.
+MOST_CLASSES_PER_QUERY = 49
+ENOUGH_FOR_BATCH_NORM = 16  # images; with fewer the statistics are noisy (group norm, figure 1)
 
 
 class Trainer:
@@ -91,7 +108,7 @@ class Trainer:
         self.lines = 0  # in metrics.jsonl
 
         self.files = CheckpointFiles(folder, train)
-        self.git = provenance.git_commit()
+        self.git = git_commit()
         # The fingerprint of the main process counts: it alone writes checkpoints.
         self.fingerprint = distributed.on_main(partial(fingerprint, data.train))
         trained = set(data.train.classes.names)
@@ -135,7 +152,7 @@ class Trainer:
         self.lines = runlog.lines  # fewer than in the checkpoint, if the file was damaged since
 
         try:
-            with out_of_memory.explained(lambda: memory_advice(self.config, self.device)):
+            with explain_out_of_memory(lambda: memory_advice(self.config, self.device)):
                 while self.ended is None:
                     self.train_epoch(runlog)
 
@@ -399,7 +416,7 @@ class Trainer:
                 skipped=self.learner.skipped,
                 bad_images=self.bad_images,
             ),
-            versions=provenance.installed(),
+            versions=installed(),
             git=self.git,
             **self.learner.state(),
         )
@@ -441,3 +458,331 @@ def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
     """Gather the micro-batches of each optimiser step."""
     while group := list(islice(batches, size)):
         yield group
+
+
+class CheckpointFiles:
+    """Write last.pt and best.pt in the background; only the main process writes.
+
+    Args:
+        folder: of the two files.
+        train: for the intervals between two saves, and how many older versions of last.pt to keep.
+    """
+
+    def __init__(self, folder: Path, train: Train) -> None:
+        self.last, self.best = folder / "last.pt", folder / "best.pt"
+        self._train = train
+        self._writer = torch_files.Writer()
+        self._saved_at = time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        """Tell whether to save after a step: `save_every_steps` or `save_every_minutes` is reached.
+
+        Each process goes by its own clock. Only that of the main process matters.
+        """
+        steps, minutes = self._train.save_every_steps, self._train.save_every_minutes
+        if steps is not None and step % steps == 0:
+            return True
+        return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
+
+    def save(self, checkpoint: Callable[[], Checkpoint], *, best: bool) -> None:
+        """Write last.pt from a copy of the current state, and return before the file is complete.
+
+        Args:
+            checkpoint: builds the checkpoint; called on the main process only.
+            best: give the file the name best.pt too.
+
+        Raises:
+            CheckpointError: if the file before this one could not be written.
+        """
+        self._saved_at = time.monotonic()
+        if not distributed.is_main():
+            return
+
+        # Training goes on to change the tensors while the file is written.
+        state = torch_files.snapshot(checkpoint().to_state())
+
+        def write() -> None:
+            torch_files.save(self.last, state, keep=self._train.keep_last)
+            if best:
+                torch_files.duplicate(self.last, self.best)
+
+        self._writer.submit(write)
+
+    def wait(self) -> None:
+        """Wait until the last save is on the disk.
+
+        Raises:
+            CheckpointError: if it could not be written.
+        """
+        self._writer.wait()
+
+    def restore_best(self, path: Path) -> None:
+        """Give the name best.pt to a checkpoint of this folder that holds the best result.
+
+        A run that was killed between the save and the second name left an older best.pt behind.
+        A checkpoint in another folder is left alone: that run has a best.pt of its own.
+        """
+        if not distributed.is_main() or path.parent != self.last.parent:
+            return
+
+        if torch_files.known_hashes(self.best) != torch_files.known_hashes(path):
+            torch_files.duplicate(path, self.best)
+
+
+def check_same_run(
+    saved: Checkpoint,
+    path: Path,
+    *,
+    config: Config,
+    classes: Classes,
+    steps_per_epoch: int,
+    fingerprint: Fingerprint,
+) -> str | None:
+    """Compare a checkpoint with the run that is to go on from it.
+
+    Args:
+        saved: the checkpoint.
+        path: that it was read from, for messages.
+        config: of the run.
+        classes: of its validation images.
+        steps_per_epoch: optimiser steps per epoch.
+        fingerprint: of its training images and labels.
+
+    Returns:
+        A warning if the training data differs and the config allows that, else None.
+
+    Raises:
+        CheckpointError: if settings, classes, the number of steps or the training data differ.
+    """
+    changed = diff(saved_config(saved, path, config.plugins), config)
+    if changed:
+        raise CheckpointError(
+            f"{path} is of a run with other settings ({'; '.join(changed)}): "
+            f"put them back, or start a new run with name=... init={path}"
+        )
+    check_classes(saved.classes, classes, path)
+
+    # A step in the middle of an epoch must stand for the same images as before.
+    if saved.steps_per_epoch != steps_per_epoch:
+        raise CheckpointError(
+            f"{path} has {saved.steps_per_epoch} steps per epoch, this run {steps_per_epoch}: "
+            f"use the same training images, "
+            f"and a number of processes that divides their last batch as before"
+        )
+    return check_same(saved.fingerprint, fingerprint, path, allow=config.accepts_changed_data)
+
+
+def evaluate_weights(
+    learner: Learner,
+    data: DataModule,
+    config: Config,
+    *,
+    device: torch.device,
+    progress: Any,
+    observe: Callable[[Batch, Tensor], None] | None = None,
+) -> dict[str, Results]:
+    """Evaluate the moving average, if it has begun, and the raw weights.
+
+    Args:
+        learner: the model in training; its buffers become those of the main process.
+        data: the dataset.
+        config: for the batch size, workers and precision.
+        device: of the model.
+        progress: wraps the batches; see `evaluate_all`.
+        observe: called with the batches and logits of the first weights; see `evaluate_all`.
+
+    Returns:
+        The results of "ema", if the moving average has begun, and then of "raw".
+    """
+    models: dict[str, nn.Module] = {}
+    if learner.average is not None:
+        models["ema"] = learner.average
+    models["raw"] = learner.model
+
+    # Batch-norm statistics differ between processes; a checkpoint holds the main one's.
+    for model in models.values():
+        distributed.copy_buffers(model)
+
+    results = evaluate_all(
+        list(models.values()), data, config, device=device, progress=progress, observe=observe
+    )
+    return dict(zip(models, results, strict=True))
+
+
+def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: int) -> Best:
+    """Return the best result after one more evaluation; of equal ones the earliest.
+
+    Args:
+        best: the best result before.
+        metric: that decides; higher is better.
+        results: by the name of the weights; of equal ones the first counts.
+        epoch: that the evaluation followed, from 1.
+    """
+    best = dataclasses.replace(best, evaluations_since=best.evaluations_since + 1)
+    for weights, result in results.items():
+        value = result.metrics[metric]
+        if value > best.value:
+            best = Best(metric, value, weights, epoch)
+    return best
+
+
+def opening(trainer: Trainer, wanted: Precision) -> str:
+    """Describe what is about to be trained, on which data, and where it starts.
+
+    Args:
+        trainer: of the run.
+        wanted: the precision that the user asked for.
+    """
+    config, learner = trainer.config, trainer.learner
+    train, val = trainer.data.train, trainer.data.val
+
+    trainable, total = count_parameters(learner.model)
+    parameters = f"{trainable / 1e6:.2f} M trainable parameters"
+    if config.train.freeze or config.train.freeze_batchnorm:
+        parameters = f"{trainable / 1e6:.2f} of {total / 1e6:.2f} M parameters train"
+
+    precision = learner.precision.value
+    if learner.precision is not wanted:
+        precision += f" (train.precision={wanted.value})"
+
+    batch = f"batches of {config.train.batch_size:,} images"
+    if config.train.batch_per_gpu is not None:
+        batch += (
+            f" (train.batch_per_gpu {config.train.batch_per_gpu} x {distributed.world_size()} "
+            f"processes x train.accumulate {config.train.accumulate}, in place of train.batch_size)"
+        )
+    if (images := images_per_batch_norm(trainer)) is not None:
+        batch += f", {images:,} for each batch norm"
+
+    splits = f"{len(train.dataset):,} training and {len(val.dataset):,} validation images"
+    if trainer.batches.factors is not None:
+        splits += f" ({trainer.batches.num_images:,} images per epoch: data.sampler=repeat_factor)"
+
+    if trainer.ended:
+        moment = f"ended after epoch {trainer.epoch}, nothing is left to train"
+    else:
+        moment = f"epoch {trainer.epoch + 1} of {config.train.last_epoch}"
+        if config.train.stop_epoch is not None:
+            moment += f" ({config.train.epochs} are planned)"
+        moment += f", {trainer.position} of {trainer.batches.steps} steps done"
+
+    return (
+        f"{config.name}: {parameters}, {len(val.classes)} classes, "
+        f"{splits}, {precision} on {trainer.device} x {distributed.world_size()}, {batch}, {moment}"
+    )
+
+
+def images_per_batch_norm(trainer: Trainer) -> int | None:
+    """Return of how many images each batch norm takes the statistics in training.
+
+    Returns:
+        The number of images, or None for a model without a batch norm in training mode.
+    """
+    learner, train = trainer.learner, trainer.config.train
+    norms = {module for module in learner.model.modules() if isinstance(module, _BatchNorm)}
+    if not norms - set(learner.frozen_norms):
+        return None
+
+    return train.micro_batch(1 if train.sync_batchnorm else distributed.world_size())
+
+
+def few_per_batch_norm(trainer: Trainer) -> str | None:
+    """Return a warning if the statistics of batch norms come from few images."""
+    images, train = images_per_batch_norm(trainer), trainer.config.train
+    if images is None or images >= ENOUGH_FOR_BATCH_NORM or train.sync_batchnorm:
+        return None
+
+    advice = "raise train.batch_size, lower train.accumulate,"
+    if train.batch_per_gpu is not None:
+        advice = "raise train.batch_per_gpu,"
+    return (
+        f"each batch norm sees only {images} images at a time, and results may suffer below "
+        f"{ENOUGH_FOR_BATCH_NORM}: {advice} or on several GPUs pass train.sync_batchnorm=true"
+    )
+
+
+def groups(head: Mapping[str, Any], num_classes: int) -> str | None:
+    """Describe how the classes share the group queries of a head, for the log of a run.
+
+    Args:
+        head: its node, with all arguments.
+        num_classes: of training.
+
+    Returns:
+        One line; None for a head without groups, or with one query per class as asked for.
+    """
+    wanted = head.get("num_groups")
+    if wanted is None:
+        return None
+    if wanted >= num_classes:
+        return f"head.num_groups={wanted}: one query for each of the {num_classes:,} classes"
+
+    classes_per_query = math.ceil(num_classes / wanted)
+    queries = math.ceil(num_classes / classes_per_query)
+    line = (
+        f"head.num_groups={wanted}: {queries:,} queries for {num_classes:,} classes, "
+        f"{classes_per_query:,} per query"
+    )
+    if classes_per_query > MOST_CLASSES_PER_QUERY:
+        line += (
+            f"; the paper has at most {MOST_CLASSES_PER_QUERY} per query, "
+            f"and with more of them a head looks at fewer places of the image"
+        )
+    return line
+
+
+def start_weights(config: Config, resumed: Path | None = None) -> str:
+    """Name the weights that a run starts from, for its log.
+
+    Args:
+        config: with all arguments of the backbone; of a resumed run its `init` is the one that the
+            run began with.
+        resumed: the checkpoint that the run goes on from; None for a new run.
+    """
+    backbone = config.backbone
+    if config.init:
+        weights = f"init={config.init}"
+    elif "pretrained" not in backbone:
+        weights = f"those that {backbone['_target_']} is built with; the head is random"
+    elif backbone["pretrained"] is True:
+        weights = f"the published {backbone['name']}; the head is random"
+    elif backbone["pretrained"]:
+        weights = f"backbone.pretrained={backbone['pretrained']}; the head is random"
+    else:
+        weights = "random"
+
+    if resumed is None:
+        return f"start weights: {weights}"
+    return f"start weights: {resumed}, of a run that began with: {weights}"
+
+
+def run_facts(trainer: Trainer) -> RunFacts:
+    """Return the content of run.json for a run that is about to start or to resume."""
+    config, classes, model = trainer.config, trainer.data.val.classes, trainer.learner.model
+    size = trainer.data.transform.image_size
+    queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
+
+    # A part of the user's own may fail on tensors without values. The number is for the summary
+    # only, so no error in it ends a run.
+    products: int | None
+    try:
+        classifier = Classifier(model.backbone, model.head)
+        products = round(multiply_accumulates(classifier, size, queries))
+    except Exception:
+        products = None
+
+    trainable, total = count_parameters(model)
+    return RunFacts(
+        name=config.name,
+        command=command_line(),
+        versions=installed(),
+        commit=trainer.git,
+        epochs=config.train.epochs,
+        image_size=size,
+        parameters=trainable,
+        all_parameters=total,
+        multiply_accumulates=products,
+        start_epoch=trainer.epoch,
+        best={} if trainer.best.metric is None else dataclasses.asdict(trainer.best),
+        ended=trainer.ended,
+    )

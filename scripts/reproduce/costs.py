@@ -12,7 +12,7 @@ from mldec import build
 from mldec.config.compose import compose
 from mldec.config.schema import Config
 from mldec.data.base import Classes
-from mldec.runtime.cost import multiply_accumulates
+from mldec.runtime.facts import multiply_accumulates
 
 SUSTAINED = 5e13  # floating-point operations per second of a GPU in training, our assumption
 # The same of an H100: a fifth of the 989.5e12 that its data sheet promises of dense bf16 products.

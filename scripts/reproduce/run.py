@@ -185,7 +185,7 @@ def train(row: Row, seed: int, gpus: int, settings: list[str]) -> None:
 def result(row: Row, seed: int, settings: list[str]) -> dict[str, Any] | None:
     """Return the state, commit and metrics of a run; None before its first evaluation."""
     from mldec import checkpoint
-    from mldec.summary.runs import read
+    from mldec.summary import read
 
     own, _ = own_name(row, seed, settings)
     folder = Path("outputs", own)

@@ -31,8 +31,8 @@ from mldec.check_data.charts import Panel, Point, scatter_plots
 from mldec.config.compose import compose
 from mldec.errors import ConfigError, one_line
 from mldec.figures import require_matplotlib, save
-from mldec.runtime.cost import count_parameters, multiply_accumulates
-from mldec.training.runlog import RunLog
+from mldec.runtime.facts import count_parameters, multiply_accumulates
+from mldec.training.log import RunLog
 from mldec.training.trainer import Trainer
 
 TOP = Path(__file__).resolve().parents[2]

@@ -46,10 +46,10 @@ from mldec.errors import one_line
 from mldec.evaluation import evaluate
 from mldec.figures import require_matplotlib, save
 from mldec.model import Classifier, TokenClassifier
-from mldec.runtime.cost import count_parameters, multiply_accumulates
+from mldec.runtime.facts import count_parameters, multiply_accumulates
 from mldec.runtime.signals import StopRequest
 from mldec.training.frozen_features import with_tokens
-from mldec.training.runlog import RunLog
+from mldec.training.log import RunLog
 from mldec.training.trainer import Trainer
 
 TOP = Path(__file__).resolve().parents[2]

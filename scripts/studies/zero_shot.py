@@ -48,7 +48,7 @@ from mldec.figures import new_figure, require_matplotlib, save, set_title
 from mldec.model import Classifier, TokenClassifier
 from mldec.runtime.signals import StopRequest
 from mldec.training.frozen_features import with_tokens
-from mldec.training.runlog import RunLog
+from mldec.training.log import RunLog
 from mldec.training.trainer import Trainer
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from support import decoder_macs
 from mldec.benchmark import cost as measure_cost
 from mldec.benchmark.cost import TOLERANCE, Row, build_row, cost, rows, table
 from mldec.model import Classifier
-from mldec.runtime.cost import count_parameters
+from mldec.runtime.facts import count_parameters
 
 NAMES = [f"{row.where}, {row.network}, {row.method}, {row.num_queries}" for row in rows()]
 

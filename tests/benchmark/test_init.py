@@ -10,7 +10,7 @@ import pytest
 
 from mldec import benchmark
 from mldec.benchmark import JOBS, environment, parser
-from mldec.runtime import provenance
+from mldec.runtime import facts
 
 Cli = Callable[..., Any]
 
@@ -28,7 +28,7 @@ def test_the_environment_is_that_of_this_machine() -> None:
 
     measured = environment()
     assert measured["torch"] == torch.__version__
-    assert measured["commit"] == provenance.git_commit()
+    assert measured["commit"] == facts.git_commit()
     assert measured["threads"] == torch.get_num_threads()
     assert measured["cores"] >= 1
     json.dumps(measured)

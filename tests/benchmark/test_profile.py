@@ -23,8 +23,8 @@ from mldec.benchmark.profile import (
 from mldec.config.compose import compose
 from mldec.data.base import Classes
 from mldec.data.loader import Batch
-from mldec.runtime.cost import multiply_accumulates
 from mldec.runtime.devices import Precision
+from mldec.runtime.facts import multiply_accumulates
 
 SMALL = [
     "data.image_size=32",

@@ -203,6 +203,23 @@ def test_a_user_fault_of_all_processes_is_said_once(
 
 
 @pytest.mark.slow
+def test_a_user_fault_of_one_process_is_said_with_its_rank(tmp_path: Path) -> None:
+    script = tmp_path / "one_fault.py"
+    script.write_text(
+        "import os, sys\n"
+        "from mldec import train\n"
+        "sys.argv[1:] = sys.argv[1:][:-1] if os.environ['RANK'] == '0' else sys.argv[1:]\n"
+        "train.main()\n"
+    )
+    words = TRAIN[TRAIN.index("mldec.train") + 1 :]
+    done = finish(tmp_path, torchrun(2, str(script), *words, "train.epochs=0"))
+    assert done.returncode != 0
+    assert [line for line in done.stderr.splitlines() if line.startswith("mldec: ")] == [
+        "mldec: rank 1: train.epochs is 0: it must be at least 1"
+    ]
+
+
+@pytest.mark.slow
 def test_no_process_waits_for_one_that_found_the_folder_in_use(tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "digits"
     folder.mkdir(parents=True)

@@ -21,7 +21,7 @@ from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.console import to_console
-from mldec.training.runlog import RunLog
+from mldec.training.log import RunLog
 from mldec.training.trainer import Trainer
 
 

@@ -22,7 +22,7 @@ from torch import nn
 from mldec import build, checkpoint
 from mldec.config.compose import compose, to_dict
 from mldec.data.base import Classes
-from mldec.runtime import provenance
+from mldec.runtime import facts
 
 VARIABLE = "MLDEC_HOSTILE"
 NAMES = ("zero", "one", "two")
@@ -223,7 +223,7 @@ def good(words: list[str] = WORDS, queries: torch.Tensor | None = None) -> dict[
         "steps_per_epoch": 4,
         "loss": {},
         "log": {"lines": 1, "loss": 0.0, "steps": 0, "skipped": 0, "bad_images": 0},
-        "versions": provenance.installed(),
+        "versions": facts.installed(),
         "git": None,
     }
 

@@ -10,7 +10,7 @@ from mldec.heads.gap import GAP
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import Query2Label
 from mldec.model import Classifier
-from mldec.runtime.cost import count_parameters, multiply_accumulates
+from mldec.runtime.facts import count_parameters, multiply_accumulates
 
 
 class Free(nn.Module):

@@ -1,9 +1,7 @@
 """What needs no second process; the rest is in e2e/test_distributed.py."""
 
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from mldec.runtime import distributed
 from mldec.runtime.distributed import pick_device
 
 Cli = Callable[..., Any]
-LINE = "train.batch_size 15 is not divisible"
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
@@ -49,10 +46,9 @@ def test_ranks_that_are_none_are_refused(
 
 
 @pytest.fixture
-def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+def join(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Become a process of a group of three, whose store is torchrun's."""
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    before = signal.getsignal(signal.SIGTERM)
 
     def become(rank: int) -> None:
         monkeypatch.setenv("RANK", str(rank))
@@ -61,47 +57,7 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setattr(distributed, "MAIN_SPEAKS_FIRST", timedelta(seconds=0.2))
-    yield become
-    signal.signal(signal.SIGTERM, before)
-
-
-def test_processes_with_the_same_fault_say_it_once(
-    join: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(distributed, "MAIN_SPEAKS_FIRST", timedelta(seconds=60))
-    said = []
-    for rank in (0, 1, 2):
-        join(rank)
-        said.append(distributed.said_once(LINE))
-    assert said == [LINE, "", ""]
-
-
-def test_a_fault_of_one_process_is_said_with_its_rank(join: Callable[[int], None]) -> None:
-    join(2)
-    assert distributed.said_once("no disk here") == "rank 2: no disk here"
-    join(0)
-    assert distributed.said_once(LINE) == LINE
-    join(1)
-    assert distributed.said_once("no disk here") == "rank 1: no disk here"
-
-
-def test_a_restarted_process_does_not_hear_the_fault_before(
-    join: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    join(0)
-    assert distributed.said_once(LINE) == LINE
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    join(1)
-    assert distributed.said_once(LINE) == f"rank 1: {LINE}"
-
-
-def test_without_torchrun_each_process_speaks(
-    join: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
-    join(1)
-    assert distributed.said_once(LINE) == f"rank 1: {LINE}"
+    return become
 
 
 # Devices: what a user types is checked in one place.

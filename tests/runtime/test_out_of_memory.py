@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mldec.errors import OutOfMemoryError
-from mldec.runtime.out_of_memory import explained
+from mldec.runtime.facts import explain_out_of_memory
 
 
 def allocate() -> None:
@@ -23,7 +23,7 @@ def exhaust_a_device() -> None:
 @pytest.mark.parametrize("fault", [allocate, exhaust, exhaust_a_device])
 def test_each_kind_of_the_error_becomes_the_advice(fault) -> None:
     with pytest.raises(OutOfMemoryError, match=r"^use less$") as caught:  # noqa: SIM117
-        with explained(lambda: "use less"):
+        with explain_out_of_memory(lambda: "use less"):
             fault()
     assert isinstance(caught.value.__cause__, RuntimeError | MemoryError)
 
@@ -31,11 +31,11 @@ def test_each_kind_of_the_error_becomes_the_advice(fault) -> None:
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), ValueError("memory"), KeyError()])
 def test_another_error_stays_what_it_is(error: Exception) -> None:
     with pytest.raises(type(error)) as caught:  # noqa: SIM117
-        with explained(lambda: pytest.fail("it is no such error")):
+        with explain_out_of_memory(lambda: pytest.fail("it is no such error")):
             raise error
     assert caught.value is error
 
 
 def test_nothing_is_asked_without_an_error() -> None:
-    with explained(lambda: pytest.fail("there was no error")):
+    with explain_out_of_memory(lambda: pytest.fail("there was no error")):
         pass

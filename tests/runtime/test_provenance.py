@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import mldec
-from mldec.runtime.provenance import git_commit, installed
+from mldec.runtime.facts import git_commit, installed
 
 
 def git(folder: Path, *words: str) -> str:

@@ -10,9 +10,8 @@ import pytest
 
 from mldec.errors import DataError
 from mldec.figures import save
-from mldec.summary.plot import draw, share_numbers, style
-from mldec.summary.progress import Evaluation, Progress
-from mldec.summary.runs import Run
+from mldec.summary import Run, draw, share_numbers, style
+from mldec.training.log import Evaluation, Progress
 
 
 def made(name: str, values: Sequence[float], *, metric: str = "mAP", hours: float = 2.0) -> Run:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mldec.errors import CheckpointError
-from mldec.summary.progress import Evaluation, read_progress
+from mldec.training.log import Evaluation, read_progress
 
 
 def test_the_time_of_a_resumed_run_counts_every_process(tmp_path: Path) -> None:

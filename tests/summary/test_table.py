@@ -3,8 +3,7 @@
 import csv
 import io
 
-from mldec.summary.runs import Run
-from mldec.summary.table import COLUMNS, table, to_csv
+from mldec.summary import COLUMNS, Run, table, to_csv
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:

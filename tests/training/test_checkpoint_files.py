@@ -15,7 +15,7 @@ from mldec.errors import CheckpointError
 from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
 from mldec.runtime import distributed
-from mldec.training.checkpoint_files import CheckpointFiles
+from mldec.training.trainer import CheckpointFiles
 
 
 def checkpoint(step: int, weight: torch.Tensor | None = None) -> Callable[[], Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from mldec import build
 from mldec.config.compose import compose
-from mldec.training.description import groups, start_weights
+from mldec.training.trainer import groups, start_weights
 
 
 @pytest.mark.parametrize(

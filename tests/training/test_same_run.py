@@ -14,7 +14,7 @@ from mldec.config.schema import Config
 from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
 from mldec.errors import CheckpointError
-from mldec.training.same_run import check_same_run
+from mldec.training.trainer import check_same_run
 
 PATH = Path("last.pt")
 DATA = Fingerprint(12, "files", "labels", "classes")

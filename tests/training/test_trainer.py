@@ -31,11 +31,16 @@ from mldec.losses.cross_entropy import BinaryCrossEntropy
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
-from mldec.training.description import facts, few_per_batch_norm, images_per_batch_norm, opening
-from mldec.training.runlog import RunLog
+from mldec.training.log import RunLog
 from mldec.training.step import Learner
-from mldec.training.trainer import Trainer
-from mldec.training.validation import evaluate_weights
+from mldec.training.trainer import (
+    Trainer,
+    evaluate_weights,
+    few_per_batch_norm,
+    images_per_batch_norm,
+    opening,
+    run_facts,
+)
 
 
 class Squares:
@@ -334,7 +339,7 @@ def test_the_start_says_how_many_parameters_train(config: Config, tmp_path: Path
     assert f": {millions[0]:.2f} of {millions[1]:.2f} M parameters train, 4" in opening(
         job, Precision.auto
     )
-    saved = facts(job)
+    saved = run_facts(job)
     assert (saved.parameters, saved.all_parameters) == (total - stem, total + queries)
 
 
@@ -775,48 +780,3 @@ def test_compiled_training_gives_the_same_weights(config: Config, tmp_path: Path
         fit(job, tmp_path / word)
         results.append(job.learner.model.state_dict())
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.usefixtures("fp16_on_a_cpu")
-@pytest.mark.parametrize(
-    ("place", "value", "fault"),
-    [
-        (
-            "optimizer/param_groups/0/betas",
-            "xy",
-            "does not fit the optimiser: the 'betas' of group 0",
-        ),
-        (
-            "optimizer/state/0/exp_avg",
-            torch.zeros(3, 3),
-            "the 'exp_avg' of parameter 0 is of another shape or kind",
-        ),
-        (
-            "scaler",
-            {"scale": "x"},
-            "does not fit the precision: the 'scale' of its scaler is no number",
-        ),
-        (
-            "loss",
-            {"a": torch.zeros(1), "b": torch.zeros(1)},
-            "does not fit the optimiser, the loss or the precision",
-        ),
-        ("step", 0, "its 'step' is 0, and after 4 epochs"),
-    ],
-)
-def test_a_training_state_that_does_not_fit_is_refused_when_it_is_read(
-    config: Config, tmp_path: Path, place: str, value: Any, fault: str
-) -> None:
-    config = override(config, ["train.precision=fp16"] if place == "scaler" else [])
-    fit(trainer(config, tmp_path), tmp_path)
-    path = tmp_path / "checkpoints" / "last.pt"
-    state = read_torch(path)
-    *parents, last = place.split("/")
-    part: Any = state
-    for name in parents:
-        part = part[int(name) if name.isdecimal() else name]
-    part[last] = value
-    torch_files.save(path, state)
-    with pytest.raises(CheckpointError, match=fault) as caught:
-        resume(trainer(config, tmp_path), tmp_path)
-    assert "\n" not in str(caught.value)

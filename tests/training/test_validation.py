@@ -10,8 +10,8 @@ import torch
 from mldec.checkpoint import Best
 from mldec.config.compose import compose
 from mldec.evaluation import Results
-from mldec.training import validation
-from mldec.training.validation import evaluate_weights, update_best
+from mldec.training import trainer
+from mldec.training.trainer import evaluate_weights, update_best
 
 
 def results(**metrics: float) -> Results:
@@ -53,8 +53,8 @@ def test_the_moving_average_comes_first_and_both_are_evaluated_alike(
         calls.append((models, data, config, named))
         return [results(mAP=float(number)) for number, _ in enumerate(models)]
 
-    monkeypatch.setattr(validation, "evaluate_all", evaluate_all)
-    monkeypatch.setattr(validation.distributed, "copy_buffers", copied.append)
+    monkeypatch.setattr(trainer, "evaluate_all", evaluate_all)
+    monkeypatch.setattr(trainer.distributed, "copy_buffers", copied.append)
     config, device = compose(["+experiment=digits"]), torch.device("cpu")
     named: dict[str, Any] = {"device": device, "progress": object(), "observe": object()}
     data: Any = object()

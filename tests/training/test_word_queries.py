@@ -22,8 +22,7 @@ from mldec.heads.words import WordGAP, WordGroupDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.train import run
-from mldec.training.step import Learner
-from mldec.training.word_queries import augment
+from mldec.training.step import Learner, augment
 
 NARROW: dict[str, Any] = {"embed_dim": 16, "num_heads": 2, "mlp_dim": 16, "word_dim": 6}
 HEADS: dict[str, Callable[[], nn.Module]] = {

@@ -1,12 +1,33 @@
-"""Draw the learning curves of runs, and what each result has cost."""
+"""Compare the runs in a folder: `python -m mldec.summary outputs/ [--csv FILE] [--plot FILE]`.
 
+A run is a folder with checkpoints/best.pt, or last.pt before its first evaluation. What is known of
+it comes from run.json and metrics.jsonl. A run that cannot be read is left out with a line that
+explains why.
+"""
+
+import argparse
+import csv
+import io
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mldec.errors import DataError
-from mldec.figures import SMALL, new_figure, set_title, shorten
-from mldec.summary.runs import Run
+from mldec.cli import command, run_command
+from mldec.errors import CheckpointError, ConfigError, DataError, printable, say
+from mldec.figures import (
+    SMALL,
+    check_format,
+    new_figure,
+    require_matplotlib,
+    save,
+    set_title,
+    shorten,
+)
+from mldec.files.results import check_targets, write_result
+from mldec.files.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
+from mldec.training.log import Progress, clock, read_progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +45,138 @@ BELOW = 10.0  # percent that are shown below the last values at least
 MIN_HEIGHT = 3.6  # inches of a panel
 WIDTH = 13  # inches of the sheet
 NEAR = 0.03  # of a panel: points that are nearer than this share their numbers
+
+# Marks a field that is no column of the table.
+NO_COLUMN = {"column": False}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: a row of the table, and its progress."""
+
+    run: str  # its folder, relative to the folder of the table
+    name: str
+    metric: str | None  # None before the first evaluation
+    value: float | None  # the best value of the metric
+    weights: str  # raw or ema: those that reached it
+    params_m: float  # trainable parameters in millions
+    gmacs: float | None  # billions of multiply-accumulates per image; None if they are unknown
+    image_size: int  # pixels per side
+    epochs: str  # evaluated and planned, as 3/40
+    state: str  # finished or unfinished
+    time: str  # hours:minutes:seconds of training, the sum over interruptions
+    commit: str  # of the code, shortened
+    progress: Progress = field(default_factory=Progress, metadata=NO_COLUMN)
+
+
+COLUMNS = [field.name for field in fields(Run) if field.metadata.get("column", True)]
+
+
+def read(folder: Path, name: str) -> Run:
+    """Read the row of a run from its folder.
+
+    Args:
+        folder: of the run.
+        name: for the column `run`.
+
+    Raises:
+        CheckpointError: if there is no checkpoint, or what the run wrote cannot be read.
+    """
+    find_checkpoint(folder)
+    done = read_progress(folder / LOG_FILE)
+    facts = read_facts(folder)
+    if facts is None:
+        raise CheckpointError(
+            f"{folder / RUN_FILE} is missing: resume the run once, which writes it"
+        )
+
+    # A run that resumed from another folder's checkpoint has no log of the epochs before.
+    best = max(done.best, facts.best, key=lambda best: best.get("value", -math.inf))
+    epoch, macs = max(done.epoch, facts.start_epoch), facts.multiply_accumulates
+
+    # A commit has ten characters here; the mark of a changed checkout is kept.
+    commit, plus, mark = (facts.commit or "-").partition("+")
+    return Run(
+        run=name,
+        name=facts.name,
+        metric=best.get("metric"),
+        value=best.get("value"),
+        weights=best.get("weights", "raw"),
+        params_m=facts.parameters / 1e6,
+        gmacs=None if macs is None else macs / 1e9,
+        image_size=facts.image_size,
+        epochs=f"{epoch}/{facts.epochs}",
+        state="finished" if facts.ended or epoch >= facts.epochs else "unfinished",
+        time=clock(done.seconds),
+        commit=commit[:10] + plus + mark[:5],
+        progress=done,
+    )
+
+
+def gather(root: Path) -> list[Run]:
+    """Return the runs in a folder and below it, and print a line for each that cannot be read.
+
+    Args:
+        root: the folder.
+
+    Returns:
+        The runs, sorted by metric, and the best one first.
+
+    Raises:
+        DataError: if there is no such folder, or no run in it.
+    """
+    folders = sorted({path.parent for path in root.rglob("checkpoints") if path.is_dir()})
+    if not folders:
+        raise DataError(f"{root} holds no run (a folder with checkpoints/best.pt): check the path")
+
+    runs = []
+    for folder in folders:
+        name = folder.relative_to(root).as_posix()
+        if folder == root:
+            name = root.name
+        try:
+            runs.append(read(folder, name))
+        except CheckpointError as error:
+            print(printable(f"left out: {error}"))
+
+    # Runs without an evaluation come last.
+    return sorted(
+        runs, key=lambda run: (run.metric is None, run.metric or "", -(run.value or 0.0), run.run)
+    )
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Return the runs as lines of text with aligned columns."""
+    rows = [COLUMNS]
+    rows += [[printable(_cell(value)) for value in _values(run)] for run in runs]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def to_csv(runs: Sequence[Run]) -> str:
+    """Return the content of `--csv`: a heading, and one row per run."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(COLUMNS)
+    writer.writerows([["" if value is None else value for value in _values(run)] for run in runs])
+    return text.getvalue()
+
+
+def _values(run: Run) -> list[Any]:
+    """Return the row of a run."""
+    return [getattr(run, column) for column in COLUMNS]
+
+
+def _cell(value: Any) -> str:
+    """Return a value as text: two decimals for numbers, - for None."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 class Cost(NamedTuple):
@@ -196,3 +349,53 @@ def share_numbers(
         else:
             labels.append((x, y, str(number)))
     return labels
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    arguments = command(
+        "summary", "Print a table of the runs in a folder, the best one of each metric first."
+    )
+    arguments.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
+    arguments.add_argument("--csv", metavar="FILE", help="write the table there too")
+    arguments.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draw learning curves, and the metric against its cost: .png, .svg or .pdf "
+        "(needs matplotlib)",
+    )
+    arguments.add_argument(
+        "--cost",
+        choices=COSTS,
+        help="of the plot: hours of training (the default), or gmacs, billions of "
+        "multiply-accumulates per image",
+    )
+    return arguments
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Print the table, and write it and the plot if asked to."""
+    check_targets(args.csv, args.plot)
+    if args.plot:
+        check_format("--plot", args.plot)
+        require_matplotlib("--plot")
+    elif args.cost:
+        raise ConfigError("--cost has no effect without --plot FILE: leave it out")
+
+    runs = gather(Path(args.folder))
+    say(*table(runs).splitlines())
+    if args.csv:
+        write_result(args.csv, to_csv(runs))
+    if args.plot:
+        figure, left_out = draw(runs, cost=args.cost or "hours")
+        say(*left_out)
+        save(figure, Path(args.plot))
+
+
+def main() -> None:
+    """Run the command."""
+    run_command(parser().parse_args, compare)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,13 +1,14 @@
-"""The output of a run: console, train.log, metrics.jsonl, TensorBoard and trackers.
+"""The log of a run: console, train.log, metrics.jsonl, TensorBoard and trackers; who reads it.
 
-All of it on the main rank only.
+It is written on the main rank only.
 """
 
 import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,13 +16,13 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
-from mldec.errors import writing
+from mldec.config.schema import Config
+from mldec.errors import CheckpointError, writing
 from mldec.files import torch_files
+from mldec.files.run_folder import read_log
 from mldec.runtime import distributed
 from mldec.runtime.console import on_terminal
-from mldec.training.details import Details
-from mldec.training.event_file import EventFile
-from mldec.training.trackers import Tracker
+from mldec.training.monitor import Details, TensorBoard, Tracker, start_trackers
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
@@ -35,22 +36,24 @@ class RunLog:
         step: that the run goes on from; 0 for a new run.
         lines: number of lines of metrics.jsonl that the run had written by that step; later lines
             are dropped.
+        tracked: config of the run, if its numbers go to the trackers that it chooses.
 
     Raises:
         DataError: if a file cannot be written; likewise from `scalars` and from logging.
     """
 
-    def __init__(self, directory: Path, *, step: int = 0, lines: int = 0) -> None:
+    def __init__(
+        self, directory: Path, *, step: int = 0, lines: int = 0, tracked: Config | None = None
+    ) -> None:
         self.main = distributed.is_main()
         self.started = time.monotonic()
         self._bar: tqdm[Any] | None = None
         self._jsonl = directory / "metrics.jsonl"
-        self._events: EventFile | None = None
+        self._monitors: list[TensorBoard | Tracker] = []  # on the main process
         self._handler: logging.Handler | None = None
-        self.trackers: Sequence[Tracker] = ()
-        self.lines = distributed.on_main(partial(self._open, directory, step, lines))
+        self.lines = distributed.on_main(partial(self._open, directory, step, lines, tracked))
 
-    def _open(self, directory: Path, step: int, lines: int) -> int:
+    def _open(self, directory: Path, step: int, lines: int, tracked: Config | None) -> int:
         """Start the files or go on with them, and return the number of lines of metrics.jsonl."""
         text = directory / "train.log"
         # Opened once here, so that a folder that cannot be written ends the run before it starts.
@@ -64,8 +67,11 @@ class RunLog:
         log.addHandler(self._handler)
 
         try:
-            self._events = EventFile(directory / "tensorboard", purge_step=step + 1)
-            return cut_back(self._jsonl, lines=lines, step=step)
+            self._monitors.append(TensorBoard(directory / "tensorboard", purge_step=step + 1))
+            remaining_lines = cut_back(self._jsonl, lines=lines, step=step)
+            if tracked is not None:
+                self._monitors += start_trackers(tracked, directory)
+            return remaining_lines
         except BaseException:
             self.close()
             raise
@@ -78,7 +84,7 @@ class RunLog:
             epoch: number of finished epochs.
             values: by name; in metrics.jsonl a number that is not finite becomes null.
         """
-        if self._events is None:
+        if not self._monitors:
             return
 
         # JSON has no NaN and no infinity.
@@ -95,25 +101,18 @@ class RunLog:
             self._jsonl.parent.mkdir(parents=True, exist_ok=True)
             with self._jsonl.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-        self._events.add(step, values)
-        for tracker in self.trackers:
-            tracker.scalars(
-                step, {key: value for key, value in finite.items() if value is not None}
-            )
+        self.details(step, Details(scalars=values))
 
     def details(self, step: int, details: Details | None) -> None:
-        """Show what an evaluation has beside its metrics, in TensorBoard and trackers.
+        """Show what is known after a step, in TensorBoard and trackers.
 
         Args:
             step: number of finished optimiser steps.
             details: on the main process, None on the others.
         """
-        if self._events is None or details is None:
-            return
-
-        self._events.add_details(step, details)
-        for tracker in self.trackers:
-            tracker.details(step, details)
+        if details is not None:
+            for monitor in self._monitors:
+                monitor.add(step, details)
 
     def progress(
         self, items: Iterable[T], *, total: int, done: int, description: str
@@ -158,8 +157,8 @@ class RunLog:
 
     def close(self) -> None:
         """End the records of the trackers, and stop copying messages to train.log."""
-        for tracker in self.trackers:
-            tracker.close()
+        for monitor in self._monitors:
+            monitor.close()
         if self._handler is not None:
             log.removeHandler(self._handler)
             self._handler.close()
@@ -242,9 +241,9 @@ class Meter:
 
 
 def clock(seconds: float) -> str:
-    """Write a duration as hours:minutes:seconds."""
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+    """Return a duration as hours:minutes:seconds, rounded down."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 def cut_back(path: Path, *, lines: int, step: int) -> int:
@@ -289,3 +288,87 @@ def _is_up_to(line: bytes, step: int) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(values, dict) and type(values.get("step")) is int and values["step"] <= step
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of a run, of the weights that reached the better value."""
+
+    epoch: int  # finished ones
+    seconds: float  # of training until then, the sum over interruptions
+    metric: str  # the first one, which decides which checkpoint is the best
+    value: float  # NaN if it is undefined
+    weights: str  # raw or ema
+
+
+@dataclass
+class Progress:
+    """How far a run is, according to its metrics.jsonl."""
+
+    seconds: float = 0.0  # of training, the sum over interruptions
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+    @property
+    def epoch(self) -> int:
+        """Return the last epoch with an evaluation, or 0."""
+        return self.evaluations[-1].epoch if self.evaluations else 0
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """Return metric, value and weights of the best evaluation; of equal ones the earliest.
+
+        The rule is that of `update_best` in the trainer. Before the first evaluation the
+        dictionary is empty.
+        """
+        best: dict[str, Any] = {}
+        for done in self.evaluations:
+            if done.value > best.get("value", -math.inf):
+                best = {"metric": done.metric, "value": done.value, "weights": done.weights}
+        return best
+
+
+def read_progress(path: Path) -> Progress:
+    """Read metrics.jsonl; a run without the file has no progress.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        CheckpointError: if a line is not one that a run writes.
+    """
+    lines = read_log(path)
+    progress, previous_time = Progress(), 0.0
+    try:
+        for line in lines:
+            # Each process counts from its own start, so a resumed run begins at 0 again.
+            time = line["time"]
+            is_resumed = time < previous_time
+            progress.seconds += time if is_resumed else time - previous_time
+            previous_time = time
+
+            if any(key.startswith("val/") for key in line):
+                progress.evaluations.append(_evaluation(line, progress.seconds))
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise CheckpointError(f"{path} is not what a run writes: {error}") from error
+    return progress
+
+
+def _evaluation(line: dict[str, Any], seconds: float) -> Evaluation:
+    """Return the evaluation of a line, by its first metric.
+
+    Args:
+        line: of metrics.jsonl, with keys val/... and, with a moving average, val_raw/...
+        seconds: of training until then.
+    """
+    metric = next(key for key in line if key.startswith("val/")).removeprefix("val/")
+    has_average = f"val_raw/{metric}" in line
+    scores = {"ema" if has_average else "raw": line[f"val/{metric}"]}
+    if has_average:
+        scores["raw"] = line[f"val_raw/{metric}"]
+
+    # Of equal values that of the moving average counts. JSON has no NaN: it is null there.
+    value, weights = math.nan, "raw"
+    for name, score in scores.items():
+        if score is not None and not float(score) <= value:
+            value, weights = float(score), name
+    return Evaluation(int(line["epoch"]), seconds, metric, value, weights)

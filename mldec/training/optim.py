@@ -1,19 +1,22 @@
-"""The optimiser, its parameter groups, and the schedule of the learning rate."""
+"""What trains and how fast: frozen parts, the optimiser and its groups, the learning rate."""
 
-import copy
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
-from mldec.errors import CheckpointError, ConfigError, suggest
+from mldec.config.schema import Config, FreezeBatchNorm, Train
+from mldec.data.view import NO_AUGMENTATION
+from mldec.errors import ConfigError, suggest
 
 # The optimisers of torch that have a fused form, which can also leave a step out without a word to
 # the host. SGD is not among them: leaving out its first step leaves its momentum uninitialised.
@@ -25,6 +28,129 @@ IMPLEMENTATION = ("fused", "foreach")
 # torch expects an update of the weights before each step of the schedule. Ours counts the steps of
 # the run: a resumed run goes straight to its step, and fp16 may skip the first update.
 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+
+
+def check_trainable(config: Config, make_backbone: Callable[[], nn.Module]) -> None:
+    """Check the settings of this module before the data is read, as far as that is cheap.
+
+    The names in `train.freeze` are looked for in a backbone without memory for its weights. Names
+    in the head, and in parts of a user's own, are checked when the model has been built.
+
+    Args:
+        config: of the run, with all arguments of its parts.
+        make_backbone: builds the backbone without its published weights.
+
+    Raises:
+        ConfigError: for an unknown optimiser or name, and if images whose tokens are computed once
+            would be augmented.
+    """
+    check_optimizer(config.optim.name)
+    if config.train.cache_features:
+        _check_not_augmented(config.data)
+
+    names = [name for name in config.train.freeze if name.split(".")[0] != "head"]
+    if names and not config.plugins:
+        with torch.device("meta"):
+            _freeze_parameters(nn.ModuleDict({"backbone": make_backbone()}), names)
+
+
+def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
+    """Freeze what the settings name, before the optimiser and the moving average are built.
+
+    Args:
+        model: its parameters that `train.freeze` names, and those of the batch norms that
+            `train.freeze_batchnorm` is about, get no gradient from now on.
+        train: for these two settings.
+
+    Returns:
+        The batch norms to keep in evaluation mode, in which they use and keep their statistics. As
+        nothing of them changes, they compute the same as Query2Label's FrozenBatchNorm2d, but the
+        tensors in a checkpoint keep their names.
+
+    Raises:
+        ConfigError: for a name that no parameter has, if nothing is left to train, or if there is
+            no batch norm to freeze.
+    """
+    _freeze_parameters(model, train.freeze)
+    norms = _freeze_batch_norms(model, train)
+
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            f"train.freeze={train.freeze} leaves no parameter to train: name fewer parts"
+        )
+    return norms
+
+
+def _check_not_augmented(data: Mapping[str, Any]) -> None:
+    """Check that training images are the same in every epoch, so that their tokens are."""
+    changing = [name for name, value in NO_AUGMENTATION.items() if data.get(name, value) != value]
+    if changing:
+        given = " ".join(f"data.{name}={data[name]}" for name in changing)
+        wanted = " ".join(f"data.{name}={NO_AUGMENTATION[name]}" for name in changing)
+        raise ConfigError(
+            f"{given}: train.cache_features computes the tokens of each image once, and this would "
+            f"change the images from epoch to epoch; pass {wanted}"
+        )
+
+
+def _freeze_parameters(model: nn.Module, names: Sequence[str]) -> None:
+    parameters = dict(model.named_parameters())
+
+    known = {beginning for name in parameters for beginning in _beginnings(name)}
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"train.freeze: '{name}' is neither a parameter nor a module with parameters; "
+                f"did you mean '{_nearest(name, known)}'?"
+            )
+
+    for name, parameter in parameters.items():
+        if _is_named(name, names):
+            parameter.requires_grad_(False)
+
+
+def _freeze_batch_norms(model: nn.Module, train: Train) -> list[nn.Module]:
+    """Freeze the parameters of the batch norms that the settings are about, and return these."""
+    if train.freeze_batchnorm is None:
+        return []
+
+    norms: list[nn.Module] = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm)
+        and (train.freeze_batchnorm is FreezeBatchNorm.all or _is_named(name, train.freeze))
+    ]
+    if not norms:
+        where = "the model" if train.freeze_batchnorm is FreezeBatchNorm.all else "a frozen part"
+        raise ConfigError(
+            f"train.freeze_batchnorm={train.freeze_batchnorm.value}: "
+            f"there is no batch norm in {where}; leave it out"
+        )
+
+    for norm in norms:
+        norm.requires_grad_(False)
+    return norms
+
+
+def _is_named(name: str, names: Sequence[str]) -> bool:
+    """Tell whether a parameter or a module is one of the names, or inside one."""
+    return not set(names).isdisjoint(_beginnings(name))
+
+
+def _beginnings(name: str) -> Iterator[str]:
+    """Yield the name up to each dot, and the whole name: a, a.b, a.b.c."""
+    words = name.split(".")
+    for length in range(1, len(words) + 1):
+        yield ".".join(words[:length])
+
+
+def _nearest(name: str, known: set[str]) -> str:
+    """Return the known name that was probably meant."""
+    # A likely mistake: layer1 for backbone.network.layer1.
+    inside = [candidate for candidate in known if candidate.endswith(f".{name}")]
+    if inside:
+        return min(inside, key=lambda candidate: (len(candidate), candidate))
+    return get_close_matches(name, sorted(known), n=1, cutoff=0)[0]
 
 
 def parameter_groups(
@@ -199,100 +325,29 @@ def _cloned(state: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]
     }
 
 
-def own_implementation(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-    """Return a saved state that goes on with the implementation of this optimiser.
+def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Go on from a saved state.
 
     How a step is computed is no part of a run: a checkpoint may come from another device or another
     version, and its steps are computed here as those of a new run are.
 
-    Args:
-        state: the saved state; it is not changed.
-        optimizer: that will load it.
+    Raises:
+        ValueError: if the state does not fit; torch may raise other errors, here or in the next
+            step.
     """
     groups = [
         {**saved, **{key: own[key] for key in IMPLEMENTATION if key in own}}
         for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=False)
     ]
     groups += state["param_groups"][len(groups) :]
-    return {**state, "param_groups": groups}
+    optimizer.load_state_dict({**state, "param_groups": groups})
 
-
-def check_state(
-    trial: Optimizer, state: dict[str, Any], groups: Sequence[Mapping[str, Any]], path: Any
-) -> None:
-    """Check that an optimiser can continue from a saved state, by trying it.
-
-    Each optimiser has a state of its own form. So a trial optimiser does one step, and the saved
-    values must be of the same kind and shape as those that it has then. Finally it loads the saved
-    state and does another step.
-
-    Args:
-        trial: a new optimiser of the same kind, on copies of the parameters; it changes them.
-        state: the saved state, of plain containers and tensors.
-        groups: the parameter groups of the optimiser that will load the state.
-        path: of the checkpoint, for messages.
-
-    Raises:
-        CheckpointError: if the state does not fit.
-    """
-
-    def misfit(what: str) -> CheckpointError:
-        return CheckpointError(
-            f"{path} does not fit the optimiser: {what}; use another copy, or init={path}"
-        )
-
-    # 1. A step with zero gradients makes the optimiser create its state.
-    parameters = [parameter for group in trial.param_groups for parameter in group["params"]]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    trial.step()
-
-    # 2. Compare that state with the saved one, parameter by parameter.
-    for number, parameter in enumerate(parameters):
-        saved = state["state"].get(number, {})
-        for name, own in trial.state[parameter].items():
-            if name in saved and not _alike(own, saved[name]):
-                raise misfit(f"the '{name}' of parameter {number} is of another shape or kind")
-
-    # 3. Load a copy of it: the optimiser would otherwise update the saved tensors themselves.
-    try:
-        trial.load_state_dict(copy.deepcopy(state))
-    except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
-        raise misfit(_brief(error)) from error
-
-    for number, (own, loaded) in enumerate(zip(groups, trial.param_groups, strict=True)):
-        for name in own.keys() - {"params"}:
-            if name not in loaded or not _alike(own[name], loaded[name]):
-                raise misfit(f"the '{name}' of group {number} is missing or of another kind")
-
-    # 4. Continue from it. Arithmetic on values from a stranger's file may raise almost anything.
-    try:
-        trial.step()
-    except Exception as error:
-        raise misfit(f"no step can be done from it ({_brief(error)})") from error
-
-
-def _alike(own: Any, saved: Any) -> bool:
-    """Tell whether a saved value has the kind and shape of our own one; numbers must be finite."""
-    if isinstance(own, Tensor):
-        if not isinstance(saved, Tensor):
-            return False
-        return own.shape == saved.shape and own.dtype == saved.dtype
-
-    if isinstance(own, list | tuple):
-        if not isinstance(saved, list | tuple) or len(own) != len(saved):
-            return False
-        return all(map(_alike, own, saved))
-
-    # A bool is an int to Python, but here it is a kind of its own.
-    if isinstance(own, int | float) and not isinstance(own, bool):
-        return type(saved) in (int, float) and math.isfinite(saved)
-    return type(own) is type(saved)
-
-
-def _brief(error: BaseException) -> str:
-    """Return the type and the message of an error, in one line of at most 160 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+    # The fused kernels do not look at the shapes of what they are given.
+    if isinstance(optimizer, FUSED):
+        for parameter, averages in optimizer.state.items():
+            for name in ("exp_avg", "exp_avg_sq"):
+                if averages[name].shape != parameter.shape:
+                    raise ValueError(f"an '{name}' has another shape than its parameter")
 
 
 def build_schedule(

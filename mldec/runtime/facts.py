@@ -1,0 +1,139 @@
+"""Facts about a model and the software that runs it, and advice when the memory is full."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+# Documented, though the module has an underscore.
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+import mldec
+from mldec.errors import OutOfMemoryError
+
+
+def multiply_accumulates(
+    model: nn.Module, image_size: int, queries: tuple[int, int] | None = None
+) -> float:
+    """Count the multiply-accumulates per image in evaluation mode, without computing anything.
+
+    The GFLOPs of the paper are these: one product and one sum together count once.
+
+    Work that does not depend on the image, such as the projection of the queries, counts in full,
+    as in the paper. Only products count (convolutions, linear layers, attention), not norms,
+    activations and pooling.
+
+    Args:
+        model: images [1, 3, H, W] -> anything; on any device, including meta. It is left as it was.
+        image_size: pixels per side.
+        queries: shape [K, D_w] of the word vectors that a zero-shot model takes beside the image.
+
+    Returns:
+        The number of multiply-accumulates, not in billions.
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        # Fake tensors claim to be on the CPU: the heads switch autocast off, which does not accept
+        # the device "meta".
+        with FakeTensorMode(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+            state = {
+                name: torch.empty(value.shape, dtype=value.dtype, device="cpu")
+                for name, value in named
+            }
+
+            shapes: list[tuple[int, ...]] = [(1, 3, image_size, image_size)]
+            if queries:
+                shapes.append(queries)
+            inputs = tuple(torch.empty(shape, device="cpu") for shape in shapes)
+            functional_call(model, state, inputs)
+    finally:
+        # Module by module: a part that was frozen in evaluation mode stays there.
+        for module in training:
+            module.training = True
+
+    # torch counts a product and a sum as two.
+    return counter.get_total_flops() / 2
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Count the trainable parameters, and all parameters.
+
+    All parameters include the frozen queries of the head, although it keeps them as a buffer.
+    """
+    trainable = sum(value.numel() for value in model.parameters() if value.requires_grad)
+    frozen = sum(value.numel() for value in model.parameters() if not value.requires_grad)
+
+    queries = sum(
+        value.numel()
+        for name, value in model.named_buffers()
+        if name.rpartition(".")[2] == "queries"
+    )
+    return trainable, trainable + frozen + queries
+
+
+def installed() -> dict[str, str]:
+    """Return the installed versions of mldec, torch and timm."""
+    import timm  # slow to import, and of no use to most who import this module
+
+    return {"mldec": mldec.__version__, "torch": str(torch.__version__), "timm": timm.__version__}
+
+
+def git_commit() -> str | None:
+    """Return the commit of the checkout that this package runs from, or None if there is none.
+
+    "+dirty" is appended if tracked files of the checkout have changes.
+    """
+    # Without the lock that git takes to refresh its index: of a run that is killed it would stay,
+    # and block the user's own commands. Of the commands that tell whether files have changed,
+    # `status` can do without it, `describe --dirty` cannot.
+    git = ["git", "--no-optional-locks", "-C", str(Path(mldec.__file__).parent)]
+    status = [*git, "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+
+    # An installed package may lie inside somebody else's repository, whose commit says nothing
+    # about it: git must track this very file.
+    try:
+        tracked = subprocess.run(
+            [*git, "ls-files", "--error-unmatch", mldec.__file__], capture_output=True
+        )
+        state = subprocess.run(status, capture_output=True, text=True)
+    except OSError:
+        return None
+    if tracked.returncode or state.returncode:
+        return None
+
+    # Headings begin with "#", and the other lines name one changed file each.
+    lines = state.stdout.splitlines()
+    heading = "# branch.oid "
+    commit = next(line.removeprefix(heading) for line in lines if line.startswith(heading))
+    if commit == "(initial)":
+        return None
+    is_changed = any(not line.startswith("#") for line in lines)
+    return commit + ("+dirty" if is_changed else "")
+
+
+@contextmanager
+def explain_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
+    """Replace the message of an out-of-memory error.
+
+    Args:
+        advice: returns the message; called after the error.
+
+    Raises:
+        OutOfMemoryError: with that message, instead of the error of torch or Python.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # On a CPU torch raises a plain RuntimeError.
+        is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not is_known and "can't allocate memory" not in str(error):
+            raise
+
+        raise OutOfMemoryError(advice()) from error

@@ -1,0 +1,438 @@
+"""What a run shows while it trains: pictures and curves in TensorBoard, and trackers.
+
+The pictures and curves come from the logits of the evaluation that runs anyway; no image is read or
+scored again. A tracker (Weights & Biases, trackio) never ends a run: what it raises becomes one
+warning, and nothing more is sent to it.
+"""
+
+import importlib
+import importlib.util
+import logging
+import re
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from mldec.config.compose import to_dict
+from mldec.config.schema import Config, Log
+from mldec.data.base import DataModule
+from mldec.data.loader import Batch
+from mldec.errors import ConfigError, brief, writing
+from mldec.evaluation import Results
+from mldec.evaluators import Thresholded
+from mldec.files import torch_files
+from mldec.runtime import distributed
+
+log = logging.getLogger("mldec")
+
+THRESHOLDS = 101  # of a precision-recall curve: 0, 0.01, ... 1
+
+COLUMNS = 4  # images per row of the picture
+SIDE = 224  # pixels, the longer side of an image
+MARGIN = 12
+LINE_HEIGHT = 15
+FONT_SIZE = 12
+MAX_LINES = 6  # below an image
+NAME_LENGTH = 20  # characters of a class name that are shown
+
+# Whether a prediction agrees with a label. The colours are those of Okabe and Ito, darkened for
+# white paper: colour-blind people tell them apart, and the words say the same.
+VERDICTS = {"right": "#00694e", "missed": "#0059a3", "wrong": "#b34700", "unknown": "#555555"}
+KEY = (
+    "right: labelled and predicted; missed: labelled only; wrong: predicted only; "
+    "unknown: predicted, not annotated"
+)
+
+TRACKERS = ("wandb", "trackio")
+PROJECT = "mldec"  # unless log.project names another one
+ID_FILE = "tracker_id.txt"  # in the folder of a run
+UPLOAD_SECONDS = 300  # that wandb may take at the end of a run for what is not uploaded yet
+
+
+class Curve(NamedTuple):
+    """Counts, precision and recall at the thresholds 0, 1 / (T - 1), ... 1: float64 [T] each.
+
+    A class is predicted if its probability is at least the threshold.
+    """
+
+    true_positives: np.ndarray
+    false_positives: np.ndarray
+    true_negatives: np.ndarray
+    false_negatives: np.ndarray
+    precision: np.ndarray  # 0 without a prediction
+    recall: np.ndarray  # 0 without a positive
+
+
+@dataclass(frozen=True)
+class Details:
+    """What is known after a step, by tag."""
+
+    scalars: dict[str, float] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    images: dict[str, Image.Image] = field(default_factory=dict)
+
+
+class Shown(NamedTuple):
+    """One of the validation images that are shown."""
+
+    image: Image.Image
+    labels: Tensor  # int8 [K]
+    logits: Tensor  # float32 [K]
+
+
+class Observer:
+    """Gather the details of one evaluation, batch by batch.
+
+    The images that are shown are drawn from all validation images by the seed of the run, so that
+    they are the same in each evaluation and after a resume. Images whose tokens are stored
+    (`train.cache_features`) are not read in an evaluation, and none is shown.
+
+    Args:
+        data: the dataset.
+        config: for `log` and the seed.
+    """
+
+    def __init__(self, data: DataModule, config: Config) -> None:
+        self.classes, self.log = data.val.classes, config.log
+
+        # A generator of its own: that of training must not notice.
+        generator = torch.Generator().manual_seed(config.seed)
+        order = torch.randperm(len(data.val.dataset), generator=generator)
+        self.chosen = order[: self.log.images].tolist()
+        self.shown: dict[int, Shown] = {}
+
+        # A class is predicted above the threshold of the data's settings; of exclusive classes, the
+        # highest one is.
+        evaluator = data.evaluator()
+        self.logit_threshold: float | Tensor = 0.0
+        if isinstance(evaluator, Thresholded):
+            self.logit_threshold = evaluator.logit_threshold
+
+        # Numbers of absent (0) and present (1) labels per class and highest threshold reached.
+        self.scores = torch.zeros(len(self.classes), 2, THRESHOLDS, dtype=torch.int64)
+
+    def __call__(self, batch: Batch, logits: Tensor) -> None:
+        """Add a batch of this process and its logits float32 [b, K]; see `evaluate`."""
+        # A logit that is not finite ends the evaluation with an error of its own.
+        logits = logits.nan_to_num()
+        self._show(batch, logits)
+        self._count(self._probabilities(logits), batch.targets.to(logits.device))
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        """Return the probabilities of the classes: [..., K] in [0, 1]."""
+        return logits.softmax(-1) if self.classes.exclusive else logits.sigmoid()
+
+    def _show(self, batch: Batch, logits: Tensor) -> None:
+        """Keep the images of the batch that are shown."""
+        if batch.images.dtype is not torch.uint8:
+            return
+
+        for row, index in enumerate(batch.indices.tolist()):
+            if index in self.chosen:
+                image = Image.fromarray(batch.images[row].permute(1, 2, 0).numpy())
+                labels = batch.targets[row].cpu()
+                self.shown[index] = Shown(fit(image), labels, logits[row].cpu())
+
+    def _count(self, probabilities: Tensor, labels: Tensor) -> None:
+        """Count the annotated labels per class, label and highest threshold that they reach."""
+        steps = (probabilities * (THRESHOLDS - 1)).floor().long()
+        classes = torch.arange(labels.shape[1], device=labels.device)
+        codes = (2 * classes + (labels > 0)) * THRESHOLDS + steps
+
+        counts = codes[labels >= 0].bincount(minlength=self.scores.numel())
+        self.scores = self.scores.to(counts.device) + counts.view_as(self.scores)
+
+    def details(self, results: Results) -> Details | None:
+        """Combine what all processes have seen; every process must call it.
+
+        Args:
+            results: of the evaluation.
+
+        Returns:
+            The details on the main process, None on the others.
+        """
+        scores = distributed.total(self.scores.cpu()).double().numpy()
+        shown: dict[int, Shown] = {}
+        for of_process in distributed.gather(self.shown):
+            shown |= of_process
+        if not distributed.is_main():
+            return None
+
+        details = Details()
+        per_class = [_curve(counts) for counts in scores]
+        details.curves["val_pr/micro"] = micro = _curve(scores.sum(0))
+
+        # The mean of the classes that have a positive, as far as there are any.
+        counted = [curve for curve in per_class if curve.recall[0] > 0]
+        if counted:
+            precision = np.mean([curve.precision for curve in counted], axis=0)
+            recall = np.mean([curve.recall for curve in counted], axis=0)
+            details.curves["val_pr/macro"] = micro._replace(precision=precision, recall=recall)
+
+        # The first column of the evaluator is AP or accuracy in percent.
+        name, column = next(iter(results.per_class.items()))
+        for index in self._frequent(scores):
+            class_name = self.classes.names[index]
+            details.curves[f"val_pr_class/{class_name}"] = per_class[index]
+            details.scalars[f"val_{name}/{class_name}"] = column[index]
+
+        examples = [
+            (shown[index].image, self._verdicts(shown[index]))
+            for index in self.chosen
+            if index in shown
+        ]
+        if examples:
+            details.images["val_images"] = draw(examples)
+        return details
+
+    def _frequent(self, scores: np.ndarray) -> list[int]:
+        """Return the classes with the most positives, of equally frequent ones the first."""
+        positives = scores[:, 1].sum(1)
+        order = np.argsort(-positives, kind="stable")[: self.log.classes]
+        return [int(index) for index in order if positives[index] > 0]
+
+    def _verdicts(self, shown: Shown) -> list[tuple[str, str, float]]:
+        """Compare the labels of an image with its predictions: verdict, class and probability."""
+        probabilities = self._probabilities(shown.logits)
+        if self.classes.exclusive:
+            predicted = probabilities == probabilities.max()
+        else:
+            predicted = shown.logits > self.logit_threshold
+
+        # The labelled classes first, since there may be many wrong ones.
+        is_labelled = shown.labels > 0
+        relevant = (predicted | is_labelled).nonzero()[:, 0]
+        order = relevant[(probabilities + 2 * is_labelled)[relevant].argsort(descending=True)]
+
+        verdicts = []
+        for index in order.tolist():
+            if is_labelled[index]:
+                verdict = "right" if predicted[index] else "missed"
+            else:
+                verdict = "wrong" if shown.labels[index] == 0 else "unknown"
+            verdicts.append((verdict, self.classes.names[index], float(probabilities[index])))
+        return verdicts
+
+
+def _curve(counts: np.ndarray) -> Curve:
+    """Return the curve of numbers of labels [2, T] per label and highest threshold reached."""
+    # What reaches a threshold reaches all lower ones.
+    false_positives, true_positives = counts[:, ::-1].cumsum(1)[:, ::-1]
+    positives = true_positives[0]
+    return Curve(
+        true_positives=true_positives,
+        false_positives=false_positives,
+        true_negatives=false_positives[0] - false_positives,
+        false_negatives=positives - true_positives,
+        precision=true_positives / np.maximum(1, true_positives + false_positives),
+        recall=true_positives / max(1, positives),
+    )
+
+
+def fit(image: Image.Image) -> Image.Image:
+    """Return the image with a longer side of `SIDE` pixels; small ones keep their sharp pixels."""
+    scale = SIDE / max(image.size)
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    method = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC
+    return image.resize(size, method)
+
+
+def draw(examples: Sequence[tuple[Image.Image, Sequence[tuple[str, str, float]]]]) -> Image.Image:
+    """Draw images in a grid, the classes of each below it.
+
+    Args:
+        examples: at least one image from `fit`, and its verdicts, classes and probabilities.
+    """
+    rows = -(-len(examples) // COLUMNS)
+    cell_width = SIDE + MARGIN
+    cell_height = SIDE + (MAX_LINES + 1) * LINE_HEIGHT + MARGIN
+    header = LINE_HEIGHT + MARGIN
+
+    sheet = Image.new(
+        "RGB", (COLUMNS * cell_width + MARGIN, rows * cell_height + header + MARGIN), "white"
+    )
+    canvas, font = ImageDraw.Draw(sheet), ImageFont.load_default(FONT_SIZE)
+    canvas.text((MARGIN, MARGIN), KEY, fill="black", font=font)
+
+    for number, (image, verdicts) in enumerate(examples):
+        row, column = divmod(number, COLUMNS)
+        left, top = MARGIN + column * cell_width, header + MARGIN + row * cell_height
+        sheet.paste(image, (left, top + SIDE - image.height))
+
+        lines = []
+        for verdict, name, probability in verdicts[:MAX_LINES]:
+            if len(name) > NAME_LENGTH:
+                name = name[: NAME_LENGTH - 3] + "..."
+            lines.append((f"{verdict} {name} {probability:.2f}", VERDICTS[verdict]))
+        if len(verdicts) > MAX_LINES:
+            lines.append((f"and {len(verdicts) - MAX_LINES} more", VERDICTS["unknown"]))
+        if not verdicts:
+            lines.append(("nothing labelled, nothing predicted", VERDICTS["unknown"]))
+
+        for line, (text, colour) in enumerate(lines):
+            position = left, top + SIDE + 4 + line * LINE_HEIGHT
+            canvas.text(position, text, fill=colour, font=font)
+    return sheet
+
+
+class TensorBoard:
+    """The event files of a run; each start adds one.
+
+    Args:
+        folder: of the files.
+        purge_step: TensorBoard drops what earlier files hold for this step and later ones.
+
+    Raises:
+        DataError: if the file cannot be written; likewise from `add`.
+    """
+
+    def __init__(self, folder: Path, *, purge_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+        self.folder = folder
+        with writing(folder, of_run=True):
+            self._writer = SummaryWriter(folder, purge_step=purge_step)
+            self._writer.flush()
+
+    def add(self, step: int, details: Details) -> None:
+        """Write what is known after a step."""
+        with writing(self.folder, of_run=True):
+            # If the folder was deleted meanwhile, the run goes on.
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for tag, value in details.scalars.items():
+                self._writer.add_scalar(tag, value, step)
+            for tag, curve in details.curves.items():
+                self._writer.add_pr_curve_raw(tag, *curve, step, num_thresholds=THRESHOLDS)
+            for tag, image in details.images.items():
+                self._writer.add_image(tag, np.array(image), step, dataformats="HWC")
+
+            # Another thread writes. Waiting for it shows its errors here, and puts all events of a
+            # step on the disk before its checkpoint.
+            self._writer.flush()
+
+    def close(self) -> None:
+        """End the thread that writes; everything is on the disk, or its error was raised."""
+        with suppress(OSError):
+            self._writer.close()
+
+
+def require_trackers(settings: Log) -> None:
+    """Check that the packages of the chosen trackers are installed.
+
+    Raises:
+        ConfigError: if one of them is missing.
+    """
+    for name in TRACKERS:
+        if getattr(settings, name) and importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"log.{name}=true needs the package {name}, which is not installed; "
+                f"run pip install 'mldec[{name}]'"
+            )
+
+
+def start_trackers(config: Config, directory: Path) -> "list[Tracker]":
+    """Begin or continue the records of a run; call it on the main process.
+
+    Raises:
+        DataError: if the file with the id of the records cannot be written.
+    """
+    names = [name for name in TRACKERS if getattr(config.log, name)]
+    if not names:
+        return []
+
+    path = directory / ID_FILE
+    run_id = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+    if not re.fullmatch(r"[0-9a-f]{16}", run_id):
+        run_id = uuid.uuid4().hex[:16]
+        with writing(path, of_run=True):
+            torch_files.write_text(path, f"{run_id}\n")
+    return [Tracker(name, config, directory, run_id) for name in names]
+
+
+class Tracker:
+    """Send the numbers of a run to wandb or trackio, whose interface is the same, until that fails.
+
+    Args:
+        name: of the package.
+        config: of the run, which becomes part of the record.
+        directory: of the run.
+        run_id: by which a resumed run finds its record.
+    """
+
+    def __init__(self, name: str, config: Config, directory: Path, run_id: str) -> None:
+        self.name = name
+        self.run: Any = None  # None after a failure, and at the end
+        try:
+            self.package = importlib.import_module(name)
+            self.run = self.package.init(
+                project=config.log.project or PROJECT,
+                config=to_dict(config),
+                resume="allow",
+                **self._options(config.name, directory, run_id),
+            )
+            if name == "wandb":
+                # The steps that wandb counts by itself never go back: of a resumed run it would
+                # drop all up to the last one before the stop.
+                self.run.define_metric("*", step_metric="step")
+        except Exception as error:
+            self._give_up(error)
+
+    def _options(self, name: str, directory: Path, run_id: str) -> dict[str, Any]:
+        """Return how a record is found again, and that only settings and numbers are sent."""
+        if self.name == "trackio":
+            # It finds a record by its name.
+            options = {"auto_log_gpu": False, "auto_log_cpu": False, "embed": False}
+            return {"name": f"{name}-{run_id}", **options}
+
+        settings = self.package.Settings(
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            finish_timeout=UPLOAD_SECONDS,
+            quiet=True,
+            x_disable_machine_info=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+        )
+        return {"name": name, "id": run_id, "dir": directory, "settings": settings}
+
+    def add(self, step: int, details: Details) -> None:
+        """Send what is known after a step; the curves are for TensorBoard only."""
+        if self.run is None:
+            return
+
+        try:
+            images = {tag: self.package.Image(image) for tag, image in details.images.items()}
+            finite = {tag: value for tag, value in details.scalars.items() if isfinite(value)}
+            values = {**finite, **images}
+            if self.name == "wandb":
+                self.run.log({"step": step, **values})
+            else:
+                self.run.log(values, step=step)
+        except Exception as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """End the record."""
+        if self.run is None:
+            return
+
+        try:
+            self.package.finish()
+            self.run = None
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Send nothing more; a tracker may raise anything."""
+        self.run = None
+        log.warning(f"log.{self.name}: {brief(error)}; training goes on, nothing more is sent")
