@@ -268,9 +268,7 @@ def place_of(old: str, folder: Path) -> Path:
     """Return the one file of mldec/ that holds a text once."""
     files = [path for path in folder.glob("mldec/**/*.py") if old in path.read_text()]
     if len(files) != 1 or files[0].read_text().count(old) != 1:
-        sys.exit(
-            f"seeded_faults: {old!r} stands in {len(files)} files of mldec/, or several times: adapt FAULTS"
-        )
+        sys.exit(f"seeded_faults: {old!r} does not stand once in mldec/: adapt FAULTS")
     return files[0]
 
 
