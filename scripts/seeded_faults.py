@@ -290,7 +290,8 @@ def failing_test(folder: Path, patterns: str) -> str | None:
 
     if done.returncode == 0:
         return None
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    # Without the parameters of the test, which may hold anything.
+    found = re.search(r"^(?:FAILED|ERROR) ([^\s[]+)", done.stdout, re.MULTILINE)
     return found[1] if found else f"pytest ended with status {done.returncode}"
 
 
