@@ -132,7 +132,7 @@ def suspected_labels(answers: Answers, classes: np.ndarray) -> list[Suspect]:
         classes: indices of the classes.
     """
     logits, labels = answers.logits[:, classes], answers.labels[:, classes]
-    ranking = rank(logits, labels, np.zeros(len(logits), int))
+    ranking = rank(logits, labels)
 
     halves = []
     for present in (True, False):

@@ -33,7 +33,7 @@ from mldec.evaluation.opening import asked_for, check_size, chosen_data, warn_of
 from mldec.evaluators import Evaluator, Thresholded
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 from mldec.files.run_folder import LOG_FILE, RUN_FILE, read_facts, read_log
-from mldec.report import comparison, examples, statistics
+from mldec.report import comparison, examples, folder_of_run, statistics
 from mldec.report.page import Content, Points, page
 from mldec.report.statistics import Answers, Numbers
 from mldec.runtime import distributed
@@ -455,12 +455,8 @@ def of_run(checkpoint: Path) -> tuple[dict[str, str], dict[str, Points], list[st
     Args:
         checkpoint: in the folder of the run, or in its folder of checkpoints.
     """
-    folders = [
-        folder
-        for folder in (checkpoint.parent, checkpoint.parent.parent)
-        if (folder / LOG_FILE).is_file() or (folder / RUN_FILE).is_file()
-    ]
-    if not folders:
+    folder = folder_of_run(checkpoint)
+    if folder is None:
         unknown = f"Neither {LOG_FILE} nor {RUN_FILE} lies beside the checkpoint"
         return {}, {}, [f"{unknown}: its learning curves and its cost are not known."]
 
@@ -468,7 +464,7 @@ def of_run(checkpoint: Path) -> tuple[dict[str, str], dict[str, Points], list[st
     curves: dict[str, Points] = {}
     notes = []
     try:
-        facts = read_facts(folders[0])
+        facts = read_facts(folder)
         if facts is None:
             notes.append(f"There is no {RUN_FILE} beside the checkpoint: its cost is not known.")
         else:
@@ -484,9 +480,9 @@ def of_run(checkpoint: Path) -> tuple[dict[str, str], dict[str, Points], list[st
         notes.append(f"The cost is not known: {error}.")
 
     try:
-        lines = read_log(folders[0] / LOG_FILE)
+        lines = read_log(folder / LOG_FILE)
         if lines:
-            cost["Training time"] = clock(read_progress(folders[0] / LOG_FILE).seconds)
+            cost["Training time"] = clock(read_progress(folder / LOG_FILE).seconds)
         curves = learning_curves(lines)
         if not curves:
             notes.append(f"There is no {LOG_FILE} beside the checkpoint: no learning curves.")

@@ -25,10 +25,9 @@ from PIL import Image
 from plotly.offline import get_plotlyjs
 
 from mldec.errors import visible
-from mldec.evaluation.command import COUNT
 from mldec.report.comparison import Comparison
 from mldec.report.examples import Example, Picture, Suspect
-from mldec.report.statistics import ClassTable, Histograms, Interval, Pairs
+from mldec.report.statistics import ClassTable, Histograms, Interval, Pairs, is_count, meaning
 
 DIGITS = 9  # significant ones of a number on the page: counts up to 10^9 are exact
 HEAT_OPACITY = 0.8  # at the maximum of a heat map
@@ -42,43 +41,6 @@ LINES = [(BLUE, "solid"), (VERMILLION, "dash"), ("#009E73", "dot"), ("#CC79A7", 
 
 # The steps of a learning curve and their values.
 Points = list[tuple[int, float]]
-
-MEANINGS = {
-    "mAP": "Mean over the classes of the average precision (AP); a class without a positive "
-    "counts as 0",
-    "mAP_skip_empty": "mAP without the classes that no image shows",
-    "mAP_interpolated": "mAP with the precision made monotonic, as in VOC 2010",
-    "mAP_11point": "mAP with the precision at 11 values of recall, as in VOC 2007",
-    "mAP_partial": "mAP of annotated labels, over classes with positives and negatives",
-    "mAP_weighted": "mAP_partial with each class weighted by its positives",
-    "mAP_naive": "mAP with labels that are not annotated taken as negative",
-    "mAP_small": "mAP with a small object of the class as positive",
-    "mAP_medium": "mAP with a medium object of the class as positive",
-    "mAP_large": "mAP with a large object of the class as positive",
-    "CP": "Precision, averaged over classes",
-    "CR": "Recall, averaged over classes",
-    "CF1": "Harmonic mean of CP and CR",
-    "CF1_mean": "F1, averaged over classes",
-    "OP": "Precision of all decisions together",
-    "OR": "Recall of all decisions together",
-    "OF1": "Harmonic mean of OP and OR",
-    "P": "Precision of all decisions together",
-    "R": "Recall of all decisions together",
-    "F1": "Harmonic mean of P and R",
-    "class_accuracy": "Share of the images of a class that are right, averaged over classes",
-    "top1": "Share of the images whose label has the highest score",
-    "top5": "Share of the images whose label is among the five highest scores",
-    "ECE": "Expected calibration error: how far scores are from observed frequencies",
-    "seen_mAP": "mAP over the classes of the training",
-    "harmonic_mAP": "Harmonic mean of the mAP over seen and over unseen classes",
-}
-
-# Longer prefixes first: one begins with another one.
-AMONG = {
-    "zsl_all_": "among the classes that training did not see, over all images",
-    "zsl_": "among the classes that training did not see",
-    "gzsl_": "among all classes",
-}
 
 
 @dataclass(frozen=True)
@@ -203,24 +165,6 @@ def _plain(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------ numbers
 
 
-def meaning(name: str) -> str:
-    """Return what a metric means, as a sentence; empty if it is not known."""
-    if name.startswith(COUNT):
-        return "A number, not a percentage."
-
-    base, _, k = name.partition("@")
-    prefix = next((prefix for prefix in AMONG if base.startswith(prefix)), "")
-    text = MEANINGS.get(base.removeprefix(prefix))
-    if text is None:
-        return ""
-
-    if prefix:
-        text += f", {AMONG[prefix]}"
-    if k:
-        text += f", if the {k} highest scores of an image are predicted"
-    return f"{text}."
-
-
 def _number(value: float, name: str, sign: str = "") -> str:
     """Return a metric as text: a count without decimals, a percentage with two.
 
@@ -231,7 +175,7 @@ def _number(value: float, name: str, sign: str = "") -> str:
     """
     if not math.isfinite(value):
         return "\N{EN DASH}"
-    text = f"{value:{sign}z,.0f}" if name.startswith(COUNT) else f"{value:{sign}z.2f}"
+    text = f"{value:{sign}z,.0f}" if is_count(name) else f"{value:{sign}z.2f}"
     return text.replace("-", "\N{MINUS SIGN}")
 
 
@@ -362,7 +306,7 @@ def _intervals(entries: Mapping[str, Interval], unit: str) -> go.Figure:
     entries = {
         name: entry
         for name, entry in entries.items()
-        if math.isfinite(entry.value) and not name.startswith(COUNT)
+        if math.isfinite(entry.value) and not is_count(name)
     }
     rows, values = list(range(len(entries))), [entry.value for entry in entries.values()]
     bounds = [

@@ -74,7 +74,7 @@ def test_of_many_classes_some_from_the_best_to_the_worst_are_chosen() -> None:
 def test_suspected_labels_are_those_of_the_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = made()
     classes = np.array([0, 2])
-    ranking = rank(answers.logits[:, classes], answers.labels[:, classes], np.zeros(200))
+    ranking = rank(answers.logits[:, classes], answers.labels[:, classes])
     pairs = [
         (int(classes[k]), int(image), bool(present))
         for image, k, present, suspected in zip(

@@ -23,8 +23,8 @@ from selenium.webdriver.support.select import Select
 
 from mldec.report.comparison import Change, Comparison
 from mldec.report.examples import Example, Kind, Picture, Suspect
-from mldec.report.page import Content, meaning, page
-from mldec.report.statistics import ClassTable, Histograms, Interval, Pairs
+from mldec.report.page import Content, page
+from mldec.report.statistics import ClassTable, Histograms, Interval, Pairs, meaning
 
 # A browser takes half a minute: `.ci/run` starts these tests by name.
 pytestmark = pytest.mark.slow
