@@ -96,7 +96,7 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw 100 resamples instead of 1,000."""
-    monkeypatch.setattr("mldec.report.resampling.MOST_RESAMPLES", 100)
+    monkeypatch.setattr("mldec.report.statistics.MOST_RESAMPLES", 100)
 
 
 @pytest.fixture

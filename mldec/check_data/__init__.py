@@ -5,9 +5,9 @@ are out of range, images that cannot be decoded, and images that are repeated or
 byte by byte. The status is 1 if something is wrong.
 
 With --checkpoint it looks for wrong labels instead: pairs of an image and a class whose label a
-model finds unlikely, ranked. A model learns the wrong labels that it is trained on, so that one
-checkpoint judges the validation images. One checkpoint per fold, trained with data.fold=1/N to
-data.fold=N/N, judge all training images.
+model finds unlikely, ranked. A model learns the wrong labels that it is trained on, so that it
+judges the validation images; after a training with data.fold=1/N these are the fold that it left
+out.
 """
 
 import argparse
@@ -52,16 +52,14 @@ def parser() -> argparse.ArgumentParser:
     errors = arguments.add_argument_group("wrong labels")
     errors.add_argument(
         "--checkpoint",
-        action="append",
-        default=[],
         metavar="FILE",
-        help="of a run on this data, whose settings key=value change; once, or once per fold",
+        help="of a run on this data, whose settings key=value change",
     )
     errors.add_argument(
         "--split",
         choices=("val", "train"),
         default="val",
-        help="that one checkpoint judges; default: val",
+        help="that the model judges; default: val",
     )
     errors.add_argument("--errors", metavar="FILE", help="write the ranked pairs as CSV")
     errors.add_argument(
@@ -70,9 +68,7 @@ def parser() -> argparse.ArgumentParser:
         default=ROWS,
         help=f"pairs in that file: all or N; default: {ROWS:,}",
     )
-    errors.add_argument(
-        "--weights", choices=("ema", "raw"), help="default: those that scored best in each run"
-    )
+    errors.add_argument("--weights", choices=("ema", "raw"), help="default: those that scored best")
     errors.add_argument(
         "--plugin", action="append", default=[], help="a package of yours that may hold its parts"
     )
@@ -103,9 +99,9 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("--decode has no effect with --checkpoint: leave it out")
 
     # It imports torch, which --help does without.
-    from mldec.check_data import suspects
+    from mldec.check_data import label_errors
 
-    suspects.run(args)
+    label_errors.run(args)
 
 
 def check_dataset(args: argparse.Namespace) -> None:
@@ -143,7 +139,3 @@ def check_dataset(args: argparse.Namespace) -> None:
     if report["faults"]:
         raise DataError(f"data={option} is not as it should be: {'; '.join(report['faults'])}")
     say("nothing is wrong")
-
-
-if __name__ == "__main__":
-    main()

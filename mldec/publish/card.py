@@ -17,7 +17,7 @@ from mldec.checkpoint.hub import SCHEME
 from mldec.errors import printable, visible
 from mldec.publish.facts import UNKNOWN, Start
 from mldec.publish.results import Measured
-from mldec.report.meanings import is_count, meaning
+from mldec.report.statistics import is_count, meaning
 
 MOST_CLASSES = 1_000  # rows of the table of classes
 HARDEST = 5  # classes that the limitations name

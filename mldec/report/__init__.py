@@ -1,14 +1,21 @@
 """Write a report: `python -m mldec.report best.pt [data.root=...] [--compare OTHER] --out FILE`.
 
-The report is one HTML file that needs no network: the settings and the cost of the run, every
-metric with a 95 % interval, a table of classes, curves and a threshold to move, images that the
-model gets right and wrong, and labels that may be wrong. With --compare it tests whether the
-checkpoint is better than another one on the same images. It needs pip install 'mldec[report]'.
+The report is one HTML file that needs no network: the settings and the cost of the run, the
+metrics, the main ones with a 95 % interval, a table of classes, curves and a threshold to move,
+images that the model gets right and wrong, and labels that may be wrong. With --compare it tests
+whether the checkpoint is better than another one on the same images. It needs
+pip install 'mldec[report]'.
 """
 
 import argparse
+import importlib.util
+from pathlib import Path
 
 from mldec.cli import add_model_options, add_precision_option, command, fraction, run_command
+from mldec.errors import ConfigError
+from mldec.files.run_folder import LOG_FILE, RUN_FILE
+
+LIBRARIES = ("plotly", "jinja2")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,8 +46,31 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
+def folder_of_run(checkpoint: Path) -> Path | None:
+    """Return the folder of the run that a checkpoint lies in; None if there is none.
+
+    Args:
+        checkpoint: in the folder of the run, or in its folder of checkpoints.
+    """
+    for folder in (checkpoint.parent, checkpoint.parent.parent):
+        if (folder / LOG_FILE).is_file() or (folder / RUN_FILE).is_file():
+            return folder
+    return None
+
+
 def report(args: argparse.Namespace) -> None:
-    """Write the report that the command line asks for."""
+    """Write the report that the command line asks for.
+
+    Raises:
+        ConfigError: if a library is not installed, before the work that fills the page.
+    """
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"a report needs {' and '.join(missing)}, not installed here; "
+            f"run pip install 'mldec[report]'"
+        )
+
     # Imported late: --help and a wrong argument need not wait for torch.
     from mldec.report.make import run
 
@@ -50,7 +80,3 @@ def report(args: argparse.Namespace) -> None:
 def main() -> None:
     """Run the command."""
     run_command(parser().parse_intermixed_args, report)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mldec.report.answers import Answers
-from mldec.report.content import Interval
-from mldec.report.resampling import blocks, interval
-from mldec.report.statistics import Numbers
+from mldec.report.statistics import Answers, Interval, Numbers, interval
 
 MOST_CHANGED = 60
 
@@ -33,10 +30,21 @@ class Kept:
 
 @dataclass(frozen=True)
 class Change:
-    """An image that changed sides; its attributes are those of `ChangedImage`."""
+    """An image whose decision for a class differs between two models.
+
+    If an image has one label, only its own class counts, which is decided right by top-1.
+
+    Attributes:
+        class_index: of the class.
+        row: of the image among those that are scored.
+        present: what the label says.
+        score: of this model.
+        other_score: of the other one.
+        fixed: whether only this model decides right; otherwise only the other one does.
+    """
 
     class_index: int
-    row: int  # of the answers
+    row: int
     present: bool
     score: float
     other_score: float
@@ -44,18 +52,52 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Changes:
-    """The pairs of an image and a class that one model decides right and the other one wrong.
+class Comparison:
+    """This model (A) against another one (B) on the same images.
 
     Attributes:
-        fixed: number of pairs that only the first model decides right.
-        broken: number of those that only the second one does.
-        surest: of both kinds those whose two scores differ most.
+        other: path of the other checkpoint.
+        metrics: A, B and the difference A - B by the name of the metric, in percent.
+        p_value: two-sided, of the main metric's difference; NaN if it cannot be tested.
+        test: how it was computed, one sentence.
+        per_class: difference of the average precision A - B of K classes in percent.
+        changed: images that changed sides; a sample of the surest.
+        fixed: number of pairs of image and class that only A decides right.
+        broken: number of those that only B decides right.
     """
 
+    other: str
+    metrics: dict[str, tuple[Interval, Interval, Interval]]
+    p_value: float
+    test: str
+    per_class: list[Interval]
+    changed: list[Change]
     fixed: int
     broken: int
-    surest: list[Change]
+
+
+def compare(other: str, kept: Kept, own: Numbers, answers: Answers, numbers: Numbers) -> Comparison:
+    """Compare the first model with another one.
+
+    Args:
+        other: path of the other checkpoint.
+        kept: of the answers of the first model.
+        own: numbers of the first model.
+        answers: of the other one, about the same images and classes.
+        numbers: of the other one, whose resamples have the same weights.
+    """
+    p_value, test = significance(own, numbers)
+    changed, fixed, broken = changes(kept, answers)
+    return Comparison(
+        other=other,
+        metrics=differences(own, numbers),
+        p_value=p_value,
+        test=test,
+        per_class=per_class(own, numbers),
+        changed=changed,
+        fixed=fixed,
+        broken=broken,
+    )
 
 
 def keep(answers: Answers) -> Kept:
@@ -78,27 +120,23 @@ def _decisions(answers: Answers) -> Iterator[tuple[slice, np.ndarray, np.ndarray
         yield slice(0, 1), answers.probabilities(own)[None], right[None]
         return
 
-    for columns, logits, labels in blocks(answers.logits, answers.labels):
+    for columns, logits, labels in answers.blocks():
         right = answers.decided(columns, logits) == (labels == 1)
         yield columns, answers.probabilities(logits), right
 
 
 def differences(first: Numbers, second: Numbers) -> dict[str, tuple[Interval, Interval, Interval]]:
-    """Return each metric of two models, and the difference, with paired intervals.
-
-    Args:
-        first: of the first model.
-        second: of the other one, whose resamples have the same weights.
-    """
+    """Return each metric of two models, and the difference, with paired intervals."""
     own, others = first.with_intervals(), second.with_intervals()
     metrics = {}
-    for name in first.metrics.keys() & second.metrics.keys():
-        gap = Interval(first.metrics[name] - second.metrics[name], np.nan, np.nan)
-        if np.isfinite(own[name].low):
-            gaps = first.resampled.metrics[name] - second.resampled.metrics[name]
-            gap = Interval(gap.value, *map(float, interval(gaps)))
+    for name in [name for name in own if name in others]:
+        bounds: tuple[float, ...] = ()
+        if name in first.resampled and name in second.resampled:
+            gaps = first.resampled[name] - second.resampled[name]
+            bounds = tuple(map(float, interval(gaps)))
+        gap = Interval(own[name].value - others[name].value, *bounds)
         metrics[name] = (own[name], others[name], gap)
-    return {name: metrics[name] for name in first.metrics if name in metrics}
+    return metrics
 
 
 def p_value(gaps: np.ndarray) -> float:
@@ -114,10 +152,10 @@ def p_value(gaps: np.ndarray) -> float:
 def significance(first: Numbers, second: Numbers) -> tuple[float, str]:
     """Return the p-value of the difference of the main metric, and how it was computed."""
     main = next(iter(first.metrics))
-    if main not in first.resampled.metrics:
-        return np.nan, f"{main} is of an evaluator that cannot be resampled: nothing is tested."
+    if main not in first.resampled or main not in second.resampled:
+        return np.nan, f"{main} has no intervals: its difference is not tested."
 
-    gaps = first.resampled.metrics[main] - second.resampled.metrics[main]
+    gaps = first.resampled[main] - second.resampled[main]
     test = (
         f"Paired Bayesian bootstrap of {main}: {len(gaps):,} resamples of the images, the same for "
         f"both models. p is twice the share of those on the rarer side of 0, at least "
@@ -128,19 +166,14 @@ def significance(first: Numbers, second: Numbers) -> tuple[float, str]:
 
 
 def per_class(first: Numbers, second: Numbers) -> list[Interval]:
-    """Return the difference of the average precision of each class in percent.
-
-    Args:
-        first: of the first model.
-        second: of the other one, whose resamples have the same weights.
-    """
+    """Return the difference of the average precision of each class in percent."""
     gaps = 100 * (first.precision - second.precision)
-    low, high = interval(first.resampled.precision - second.resampled.precision)
+    low, high = interval(first.resampled_precision - second.resampled_precision)
     columns = (gaps.tolist(), (100 * low).tolist(), (100 * high).tolist())
     return [Interval(*values) for values in zip(*columns, strict=True)]
 
 
-def changes(first: Kept, second: Answers) -> Changes:
+def changes(first: Kept, second: Answers) -> tuple[list[Change], int, int]:
     """Find the pairs that one model decides right and the other one wrong.
 
     If an image has one label, only its own label is such a pair, and right means top-1.
@@ -148,6 +181,10 @@ def changes(first: Kept, second: Answers) -> Changes:
     Args:
         first: of the first model.
         second: answers of the other one about the same N images and K classes.
+
+    Returns:
+        Those whose two scores differ most, the number of pairs that only the first model decides
+        right, and the number of those that only the second one does.
     """
     images = len(second.labels)
     counts = {True: 0, False: 0}
@@ -158,7 +195,7 @@ def changes(first: Kept, second: Answers) -> Changes:
         scores = first.scores[:, columns].T.astype(float)
         if second.exclusive:
             classes = second.labels.argmax(1)[None]
-            annotated = second.has_label()[None]
+            annotated = second.has_label[None]
         else:
             classes = np.broadcast_to(np.arange(second.labels.shape[1])[columns, None], right.shape)
             annotated = second.labels[:, columns].T >= 0
@@ -166,41 +203,21 @@ def changes(first: Kept, second: Answers) -> Changes:
         for fixed in (True, False):
             chosen = annotated & (right == fixed) & (other_right != fixed)
             counts[fixed] += int(chosen.sum())
-            surest[fixed] += _surest(chosen, scores, other_scores, classes, second, fixed)
+
+            # Of this block, and of all until now, half of what is shown.
+            lines, rows = np.nonzero(chosen)
+            gaps = np.abs(scores[lines, rows] - other_scores[lines, rows])
+            best = np.argsort(-gaps, kind="stable")[: MOST_CHANGED // 2]
+            for line, row in zip(lines[best], rows[best], strict=True):
+                index = int(classes[line, row])
+                present = bool(second.labels[row, index] == 1)
+                pair = float(scores[line, row]), float(other_scores[line, row])
+                surest[fixed].append(Change(index, int(row), present, *pair, fixed))
             surest[fixed] = sorted(surest[fixed], key=_gap)[: MOST_CHANGED // 2]
 
-    return Changes(counts[True], counts[False], sorted(surest[True] + surest[False], key=_gap))
+    return sorted(surest[True] + surest[False], key=_gap), counts[True], counts[False]
 
 
 def _gap(change: Change) -> float:
     """Return what changes are sorted by: the largest difference of the scores comes first."""
     return -abs(change.score - change.other_score)
-
-
-def _surest(
-    chosen: np.ndarray,
-    scores: np.ndarray,
-    other_scores: np.ndarray,
-    classes: np.ndarray,
-    answers: Answers,
-    fixed: bool,
-) -> list[Change]:
-    """Return the chosen pairs [k, N] whose two scores [k, N] differ most."""
-    lines, rows = np.nonzero(chosen)
-    gaps = np.abs(scores[lines, rows] - other_scores[lines, rows])
-    best = np.argsort(-gaps, kind="stable")[: MOST_CHANGED // 2]
-
-    found = []
-    for line, row in zip(lines[best], rows[best], strict=True):
-        index = int(classes[line, row])
-        found.append(
-            Change(
-                index,
-                int(row),
-                bool(answers.labels[row, index] == 1),
-                float(scores[line, row]),
-                float(other_scores[line, row]),
-                fixed,
-            )
-        )
-    return found

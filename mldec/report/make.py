@@ -1,37 +1,46 @@
-"""Write the report of a checkpoint: the work of the command `mldec.report`."""
+"""Write the report of a checkpoint: open it and its data, score, and gather what the page says."""
 
 import argparse
-import importlib.util
 import logging
 import time
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from scipy.special import logit
+from torch import nn
 
+import mldec
+from mldec import build
+from mldec.calibration.stored import chosen_thresholds
+from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint.queries import can_make
+from mldec.cli import chosen_model, precision_setting
 from mldec.config.compose import to_yaml
-from mldec.errors import ConfigError, DataError, say
-from mldec.evaluation import Scores
+from mldec.config.schema import Config
+from mldec.data.base import DataModule
+from mldec.data.fingerprint import fingerprint
+from mldec.errors import CheckpointError, ConfigError, DataError, say
+from mldec.evaluation import Results, Scores, all_scores
+from mldec.evaluation.command import check_class_names, fit_to_device, scorer
+from mldec.evaluation.command import report as report_dict
+from mldec.evaluation.opening import asked_for, check_size, chosen_data, warn_of_scores
+from mldec.evaluators import Evaluator, Thresholded
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
-from mldec.report import comparison, facts, results, training
-from mldec.report.answers import Answers, lowest_logit, metrics, normalise
-from mldec.report.content import ChangedImage, Comparison, Content, Example, Suspect
-from mldec.report.examples import (
-    Pick,
-    SuspectedLabel,
-    classes_with_images,
-    examples,
-    suspected_labels,
-)
-from mldec.report.heat import heat_maps
-from mldec.report.histograms import bin_edges, co_occurrence, histograms
-from mldec.report.pictures import Album
-from mldec.report.resampling import count, draw
-from mldec.report.statistics import Numbers, class_table, precision_of, resample
-from mldec.report.subject import Subject, prepare, prepare_other
+from mldec.files.run_folder import LOG_FILE, RUN_FILE, read_facts, read_log
+from mldec.report import comparison, examples, folder_of_run, statistics
+from mldec.report.page import Content, Points, page
+from mldec.report.statistics import Answers, Numbers
+from mldec.runtime import distributed
+from mldec.training.log import clock, read_progress
 
 log = logging.getLogger("mldec")
 
-LIBRARIES = ("plotly", "jinja2")
+MOST_POINTS = 500  # of a learning curve
 
 
 def run(args: argparse.Namespace) -> None:
@@ -44,7 +53,6 @@ def run(args: argparse.Namespace) -> None:
         UserError: for a wrong option or setting, or a checkpoint or data that cannot be used.
     """
     started = time.monotonic()
-    require_libraries()
     if args.out == STANDARD_OUTPUT:
         raise ConfigError("--out -: a report is written to a file; pass its name")
     check_targets(args.out, args.json)
@@ -52,34 +60,162 @@ def run(args: argparse.Namespace) -> None:
     # The other model too is refused before the first image is scored.
     subject = prepare(args)
     other = prepare_other(args, subject) if args.compare else None
-    content = report(subject, other)
-
-    # It imports the optional libraries.
-    from mldec.report.page import page
+    content = gather(subject, other)
 
     write_result(args.out, page(content))
     if args.json:
-        numbers = results.to_dict(content, subject.path, subject.loaded.weights)
+        numbers = to_dict(content, subject.path, subject.loaded.weights)
         write_result(args.json, to_json(numbers, indent=1) + "\n")
     size, seconds = Path(args.out).stat().st_size / 1e6, time.monotonic() - started
     say(f"{args.out}: a report on {args.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
 
 
-def require_libraries() -> None:
-    """Check that the page can be made, before the work that fills it.
+# ------------------------------------------------------------------------- the checkpoint, the data
 
-    Raises:
-        ConfigError: if a library is not installed.
+
+@dataclass(frozen=True)
+class Subject:
+    """A checkpoint, and the data that it is asked about.
+
+    Attributes:
+        path: as the user names it.
+        loaded: the checkpoint.
+        config: its settings, with those of the command line.
+        data: the images, as this model sees them.
+        network: images and queries -> calibrated logits in the order of the data's classes.
+        device: that computes.
+        thresholds: one for all classes or one per class; None for that of the data's settings.
+        threshold_notes: where they come from, a sentence or two.
     """
-    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
+
+    path: str
+    loaded: Loaded
+    config: Config
+    data: DataModule
+    network: nn.Module
+    device: torch.device
+    thresholds: list[float] | None
+    threshold_notes: list[str]
+
+    def evaluator(self) -> Evaluator:
+        """Return a new evaluator of the data, with the thresholds of choice.
+
+        Raises:
+            ConfigError: if it takes none.
+        """
+        evaluator = self.data.evaluator()
+        if self.thresholds is not None:
+            if not isinstance(evaluator, Thresholded):
+                raise ConfigError("data: its evaluator takes no thresholds of a checkpoint")
+            evaluator.logit_threshold = torch.tensor(logit(self.thresholds))
+        return evaluator
+
+    def scores(self) -> Scores:
+        """Score all validation images.
+
+        Raises:
+            DataError: if there is none that can be read, or a score is not finite.
+        """
+        scores = all_scores(
+            self.network, self.data, self.config, device=self.device, path=self.path
+        )
+        if not len(scores.indices):
+            reason = "; ".join(scores.bad[:1]) or "there is none"
+            raise DataError(f"no validation image can be scored: {reason}")
+        log.info(f"{self.path}: {len(scores.indices):,} images are scored")
+        return scores
+
+
+def prepare(args: argparse.Namespace) -> Subject:
+    """Load the checkpoint of a command line, and the data that it is asked about."""
+    path = args.checkpoint
+    args.settings += precision_setting(args)
+    loaded = load_model(**chosen_model(args))
+    check_class_names(loaded, args)
+    config, parts = chosen_data(loaded, args)
+    device = distributed.pick_device(config.device)
+    fit_to_device(config, args.settings, device)
+
+    # Images that cannot be read are part of the report.
+    data = replace(build.data(parts), bad_images="skip")
+    if not len(data.val.dataset):
+        raise DataError("the validation split has no image: choose data with some")
+    check_size(data, loaded, args)
+    warn_of_scores(loaded, data, path)
+    loaded, data = asked_for(loaded, data, path)
+    thresholds = chosen_thresholds(data, loaded, args)
+    network = scorer(loaded, data, path)
+    notes = threshold_notes(args, loaded, data, is_chosen=thresholds is not None)
+    subject = Subject(path, loaded, config, data, network, device, thresholds, notes)
+
+    # Thresholds that it does not take are refused before the first image is scored.
+    subject.evaluator()
+    return subject
+
+
+def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
+    """Load the checkpoint to compare with; it sees the images of the first one in its own way."""
+    path = args.compare
+    its_args = argparse.Namespace(**{**vars(args), "checkpoint": path})
+    loaded = load_model(**chosen_model(its_args))
+    split = subject.data.val.viewed(loaded.transform)
+    if can_make(loaded.classes):
+        # It is asked by word vectors of its own, whatever those of the first one are.
+        split = replace(split, classes=replace(split.classes, queries=None, origin=None))
+    data = replace(subject.data, load_val=lambda: split)
+    loaded, data = asked_for(loaded, data, path)
+    if loaded.classes.exclusive != subject.loaded.classes.exclusive:
         raise ConfigError(
-            f"a report needs {' and '.join(missing)}, not installed here; "
-            f"run pip install 'mldec[report]'"
+            f"--compare {path}: one of the models is for one label per image, the other for "
+            f"several; choose two of a kind"
         )
 
+    network = scorer(loaded, data, path)
+    thresholds = chosen_thresholds(data, loaded, its_args)
+    return replace(
+        subject, path=path, loaded=loaded, data=data, network=network, thresholds=thresholds
+    )
 
-def report(subject: Subject, other: Subject | None) -> Content:
+
+def threshold_notes(
+    args: argparse.Namespace, loaded: Loaded, data: DataModule, *, is_chosen: bool
+) -> list[str]:
+    """Return where the thresholds come from; see `chosen_thresholds`.
+
+    Args:
+        args: the command line.
+        loaded: the checkpoint.
+        data: the images.
+        is_chosen: whether there are thresholds other than that of the data's settings.
+    """
+    if loaded.classes.exclusive:
+        return [
+            "A class is predicted if its score is the highest; precision, recall and F1 are of "
+            "these predictions, average precision is of the scores."
+        ]
+    if args.threshold is not None:
+        return [f"The threshold is {args.threshold:g}, as the command line says."]
+    if not is_chosen:
+        return [
+            "The threshold is that of the data's settings (data.threshold); mldec.calibrate fits "
+            "one per class."
+        ]
+
+    calibration = loaded.calibration
+    assert calibration is not None
+    sentences = [f"The thresholds are those of the checkpoint, for {calibration.objective}."]
+    if calibration.fingerprint == fingerprint(data.val):
+        sentences.append(
+            "They were fitted on these very images, so that precision, recall and F1 are too good; "
+            "mldec.calibrate prints those of images outside the fit."
+        )
+    return sentences
+
+
+# ------------------------------------------------------------------------------------- the contents
+
+
+def gather(subject: Subject, other: Subject | None) -> Content:
     """Score the images and compute what a report says.
 
     Args:
@@ -90,52 +226,68 @@ def report(subject: Subject, other: Subject | None) -> Content:
         DataError: if no image can be scored.
     """
     scores = subject.scores()
-    names = subject.data.val.classes.names
-    weights = draw(len(scores.labels), len(names))
+    classes = subject.data.val.classes
+    weights = statistics.draw(len(scores.labels), len(classes))
     answers, numbers = examine(subject, scores, weights)
 
-    counted = histograms(answers, bin_edges(len(names), answers.thresholds()))
-    table = class_table(names, answers, counted, numbers)
-    shown = classes_with_images(numbers.precision)
-    picks = examples(answers, shown)
-    suspects = [] if answers.exclusive else suspected_labels(answers, shown)
-    matrix = co_occurrence(answers)
+    edges = statistics.bin_edges(len(classes), answers.thresholds())
+    histograms = statistics.histograms(answers, edges)
+    table = statistics.class_table(classes.names, answers, histograms, numbers)
+    shown = examples.classes_with_images(numbers.precision)
+    chosen = examples.surest_examples(answers, shown)
+    suspects = [] if answers.exclusive else examples.suspected_labels(answers, shown)
+    pairs = statistics.pairs_of_classes(answers)
 
     # The scores of another model need the memory of these.
     kept = None if other is None else comparison.keep(answers)
     indices, labels, unreadable = scores.indices, scores.labels, scores.bad
     del scores, answers
 
-    album = Album(subject.data.val.dataset, indices, labels, names)
+    album = examples.Album(subject.data.val, indices, labels)
     compared = None
     if other is not None and kept is not None:
-        compared = compare(other, kept, numbers, weights, album)
-    shown_suspects = with_pictures(suspects, album)
-    shown_examples, heat_method, heat_notes = with_heat(picks, album, subject)
-    of_run, curves, run_notes = training.of_run(subject.loaded.path)
+        other_answers, other_numbers = examine_other(other, indices, weights)
+        compared = comparison.compare(other.path, kept, numbers, other_answers, other_numbers)
+        compared = replace(
+            compared, changed=[one for one in compared.changed if album.add(one.row)]
+        )
+        del other_answers
+    suspects = [suspect for suspect in suspects if album.add(suspect.row)]
+    pictured = [example for example in chosen if album.add(example.row)]
 
-    notes = facts.notes(subject, count(weights), len(shown))
-    if len(shown_examples) < len(picks):
-        left_out = len(picks) - len(shown_examples)
+    notes = notes_on(subject, statistics.count(weights), len(shown))
+    if len(pictured) < len(chosen):
+        left_out = len(chosen) - len(pictured)
         notes.append(f"{left_out:,} more images are left out, to keep the file small.")
+
+    log.info(f"{subject.path}: {len(pictured):,} heat maps")
+    heat_method = None
+    try:
+        pictured, heat_method = examples.with_heat(
+            pictured, indices, subject.loaded, subject.data, subject.device
+        )
+    except ConfigError as error:
+        notes.append(f"There are no heat maps: {error}.")
+
+    run_summary, curves, run_notes = of_run(subject.loaded.path)
     return Content(
-        title=f"{Path(subject.path).name}: {len(names):,} classes, {len(labels):,} images",
-        summary=[*facts.summary(subject, labels, len(unreadable)), *of_run],
+        title=f"{Path(subject.path).name}: {len(classes):,} classes, {len(labels):,} images",
+        summary=summary(subject, labels, len(unreadable)) | run_summary,
         settings=to_yaml(subject.config),
         images=len(labels),
         curves=curves,
         metrics=numbers.with_intervals(),
         table=table,
-        histograms=counted,
-        exclusive=subject.data.val.classes.exclusive,
-        co_occurrence=matrix,
+        histograms=histograms,
+        exclusive=classes.exclusive,
+        pairs=pairs,
         heat_method=heat_method,
         pictures=album.pictures,
-        examples=shown_examples,
-        suspects=shown_suspects,
+        examples=pictured,
+        suspects=suspects,
         unreadable=unreadable,
         comparison=compared,
-        notes=[*notes, *heat_notes, *run_notes],
+        notes=notes + run_notes,
     )
 
 
@@ -149,112 +301,211 @@ def examine(subject: Subject, scores: Scores, weights: np.ndarray) -> tuple[Answ
     """
     # It holds on to the scores, and is dropped with the end of this function.
     evaluator = subject.evaluator()
-
-    values = metrics(evaluator, scores.logits, scores.labels)
+    values = statistics.metrics(evaluator, scores.logits, scores.labels)
 
     exclusive = subject.data.val.classes.exclusive
     if exclusive:
-        normalise(scores.logits)
+        statistics.normalise(scores.logits)
     answers = Answers(
         logits=scores.logits,
         labels=scores.labels,
         exclusive=exclusive,
-        lowest=lowest_logit(evaluator),
+        lowest=evaluator.logit_threshold if isinstance(evaluator, Thresholded) else None,
     )
-    log.info(f"{subject.path}: the metrics of {count(weights):,} resamples of the images")
-    resampled = resample(evaluator, answers, weights)
-    return answers, Numbers(values, precision_of(answers), resampled)
+    log.info(f"{subject.path}: {statistics.count(weights):,} resamples of the images")
+    return answers, statistics.resample(values, answers, weights)
 
 
-def compare(
-    other: Subject, kept: comparison.Kept, own: Numbers, weights: np.ndarray, album: Album
-) -> Comparison:
-    """Score the images with another model, and compare the two.
-
-    Args:
-        other: the other model.
-        kept: of the answers of the first one.
-        own: numbers of the first one.
-        weights: of its resamples.
-        album: for the images that changed sides.
+def examine_other(
+    other: Subject, indices: np.ndarray, weights: np.ndarray
+) -> tuple[Answers, Numbers]:
+    """Score the images of the first model, by their indices [N], with another one.
 
     Raises:
         DataError: if the other model cannot read the same images.
     """
     scores = other.scores()
-    if not np.array_equal(scores.indices, album.indices):
+    if not np.array_equal(scores.indices, indices):
         raise DataError(
             f"--compare {other.path}: it can read {len(scores.indices):,} of the images, the first "
-            f"checkpoint {len(album.indices):,}; leave out those that only one of them can read"
+            f"checkpoint {len(indices):,}; leave out those that only one of them can read"
         )
-    answers, numbers = examine(other, scores, weights)
-    changes = comparison.changes(kept, answers)
-
-    changed = []
-    for change in changes.surest:
-        number = album.add(change.row)
-        if number is not None:
-            changed.append(
-                ChangedImage(
-                    change.class_index,
-                    number,
-                    change.present,
-                    change.score,
-                    change.other_score,
-                    change.fixed,
-                )
-            )
-
-    p_value, test = comparison.significance(own, numbers)
-    return Comparison(
-        other=other.path,
-        metrics=comparison.differences(own, numbers),
-        p_value=p_value,
-        test=test,
-        per_class=comparison.per_class(own, numbers),
-        changed=changed,
-        fixed=changes.fixed,
-        broken=changes.broken,
-    )
+    return examine(other, scores, weights)
 
 
-def with_pictures(suspects: list[SuspectedLabel], album: Album) -> list[Suspect]:
-    """Return the suspected labels whose pictures the album has room for."""
-    shown = []
-    for suspect in suspects:
-        number = album.add(suspect.row)
-        if number is not None:
-            shown.append(Suspect(suspect.class_index, number, suspect.present, suspect.probability))
-    return shown
-
-
-def with_heat(
-    picks: list[Pick], album: Album, subject: Subject
-) -> tuple[list[Example], str | None, list[str]]:
-    """Return the examples whose pictures the album has room for, with heat maps.
+def to_dict(content: Content, path: str, weights: str) -> dict[str, Any]:
+    """Return metrics, per-class values and 95 % intervals, before `to_json`.
 
     Args:
-        picks: the images and their classes.
-        album: of the pictures.
-        subject: whose model is explained.
+        content: of the report.
+        path: of the checkpoint.
+        weights: "ema" or "raw".
 
     Returns:
-        The examples, how the maps were made, and a note if they cannot be made.
+        What `mldec.evaluate` writes, with "intervals", [low, high] by the name of the metric, and
+        "AP_low" and "AP_high" in the entry of each class.
     """
-    shown = []
-    for pick in picks:
-        number = album.add(pick.row)
-        if number is not None:
-            shown.append((pick, number))
+    table = content.table
+    per_class = {"f1" if name == "F1" else name: column for name, column in table.columns.items()}
+    per_class["AP_low"], per_class["AP_high"] = table.intervals
 
-    log.info(f"{subject.path}: {len(shown):,} heat maps")
-    pairs = [(int(album.indices[pick.row]), pick.class_index) for pick, _ in shown]
-    maps = heat_maps(subject.loaded, subject.data, pairs, device=subject.device)
-    return (
-        [
-            Example(pick.class_index, pick.kind, number, pick.score, heat)
-            for (pick, number), heat in zip(shown, maps.heats, strict=True)
-        ],
-        maps.method,
-        maps.notes,
+    results = Results(
+        metrics={name: interval.value for name, interval in content.metrics.items()},
+        per_class=per_class,
+        images=content.images,
+        bad=content.unreadable,
+        confusions=None,
     )
+    intervals = {
+        name: [interval.low, interval.high]
+        for name, interval in content.metrics.items()
+        if np.isfinite(interval.low)
+    }
+    return {**report_dict(results, weights, path, table.names), "intervals": intervals}
+
+
+# ---------------------------------------------------------------------------------------- the words
+
+
+def summary(subject: Subject, labels: np.ndarray, unreadable: int) -> dict[str, str]:
+    """Return headings and texts about the checkpoint and the data.
+
+    Args:
+        subject: the checkpoint and the data.
+        labels: of the images that can be read, int8 [N, K].
+        unreadable: number of images that cannot be read.
+    """
+    loaded, node = subject.loaded, subject.config.data
+    data = str(node.get("_target_", "")).removeprefix("mldec.data.")
+    if "root" in node:
+        data += f" in {node['root']}"
+
+    images = f"{len(labels):,}"
+    if unreadable:
+        images += f", and {unreadable:,} that cannot be read"
+    parameters = sum(tensor.numel() for tensor in loaded.model.parameters())
+    return {
+        "Checkpoint": f"{subject.path} ({loaded.weights} weights)",
+        "Data": data,
+        "Validation images": images,
+        "Classes": f"{labels.shape[1]:,}",
+        "Positive labels": f"{np.count_nonzero(labels == 1):,}",
+        "Image size": f"{subject.data.transform.image_size} pixels",
+        "Parameters": f"{parameters:,}",
+        "Written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by mldec {mldec.__version__}",
+    }
+
+
+def notes_on(subject: Subject, resamples: int, classes_with_images: int) -> list[str]:
+    """Return what was sampled, and which scores and thresholds the numbers are of.
+
+    Args:
+        subject: the checkpoint and the data.
+        resamples: number of resamples of the images.
+        classes_with_images: number of classes whose images are shown.
+    """
+    classes, calibration = subject.data.val.classes, subject.loaded.calibration
+    sentences = [
+        f"Intervals are 95 % percentile intervals of {resamples:,} resamples of the images by the "
+        f"Bayesian bootstrap (Rubin 1981): random weights of the images, always the same."
+    ]
+    if calibration is None:
+        sentences.append("The scores are those of the model: the checkpoint is not calibrated.")
+    else:
+        sentences.append(
+            f"The scores are calibrated, fitted to {calibration.images:,} images on "
+            f"{calibration.date}."
+        )
+    sentences += subject.threshold_notes
+
+    pictured = f"the {examples.PER_KIND} surest images of each kind are shown"
+    if classes_with_images < len(classes):
+        sentences.append(
+            f"Of {classes_with_images:,} of the {len(classes):,} classes, spread evenly over their "
+            f"ranking by average precision, {pictured}; suspected labels are of these classes."
+        )
+    else:
+        sentences.append(f"Of each class {pictured}.")
+
+    if classes.exclusive:
+        sentences.append("Suspected labels are looked for only if images have several labels.")
+    else:
+        sentences.append(
+            f"Suspected labels are at most {examples.MOST_SUSPECTS} of those that confident "
+            f"learning counts as wrong. They are labels of validation images, which the training "
+            f"did not see."
+        )
+    if len(classes) > statistics.MOST_PAIRED:
+        which = "most mistakes" if classes.exclusive else "most images"
+        sentences.append(f"The matrix shows the {statistics.MOST_PAIRED} classes with the {which}.")
+    return sentences
+
+
+def of_run(checkpoint: Path) -> tuple[dict[str, str], dict[str, Points], list[str]]:
+    """Return the cost of a run as headings and texts, its learning curves, and notes.
+
+    The notes say what is not known. A file that cannot be read is named there too: a report does
+    not need it.
+
+    Args:
+        checkpoint: in the folder of the run, or in its folder of checkpoints.
+    """
+    folder = folder_of_run(checkpoint)
+    if folder is None:
+        unknown = f"Neither {LOG_FILE} nor {RUN_FILE} lies beside the checkpoint"
+        return {}, {}, [f"{unknown}: its learning curves and its cost are not known."]
+
+    cost: dict[str, str] = {}
+    curves: dict[str, Points] = {}
+    notes = []
+    try:
+        facts = read_facts(folder)
+        if facts is None:
+            notes.append(f"There is no {RUN_FILE} beside the checkpoint: its cost is not known.")
+        else:
+            macs = "not known"
+            if facts.multiply_accumulates is not None:
+                macs = f"{facts.multiply_accumulates / 1e9:,.3f} billion per image"
+            versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
+            commit = facts.commit or "not known"
+            cost["Trainable parameters"] = f"{facts.parameters:,}"
+            cost["Multiply-accumulates"] = f"{macs} at {facts.image_size} pixels"
+            cost["Trained by"] = f"{facts.command} ({versions}; commit {commit})"
+    except CheckpointError as error:
+        notes.append(f"The cost is not known: {error}.")
+
+    try:
+        lines = read_log(folder / LOG_FILE)
+        if lines:
+            cost["Training time"] = clock(read_progress(folder / LOG_FILE).seconds)
+        curves = learning_curves(lines)
+        if not curves:
+            notes.append(f"There is no {LOG_FILE} beside the checkpoint: no learning curves.")
+    except CheckpointError as error:
+        notes.append(f"There are no learning curves: {error}.")
+    return cost, curves, notes
+
+
+def learning_curves(lines: list[dict[str, Any]]) -> dict[str, Points]:
+    """Return the losses and the main metric over the steps, from the lines of metrics.jsonl.
+
+    Of a curve with more than `MOST_POINTS` points, every n-th one and the last are returned.
+    """
+    metric = next(
+        (key.removeprefix("val/") for line in lines for key in line if key.startswith("val/")), None
+    )
+    wanted = {"train/loss", "val/loss", f"val/{metric}", f"val_raw/{metric}"}
+
+    curves: dict[str, Points] = defaultdict(list)
+    for line in lines:
+        for name in wanted & line.keys():
+            step, value = line.get("step"), line[name]
+            if isinstance(step, int) and isinstance(value, int | float):
+                curves[name].append((step, float(value)))
+
+    thinned = {}
+    for name, points in sorted(curves.items()):
+        every = -(-len(points) // MOST_POINTS)
+        # From the end, so that the last point stays.
+        thinned[name] = points[::-every][::-1]
+    return thinned

@@ -1,33 +1,328 @@
-"""The metrics of the data's evaluator, resampled, and the table of classes."""
+"""The numbers of a report: scores and decisions, metrics with intervals, the table of classes.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any
+Intervals come from the Bayesian bootstrap (Rubin 1981): a resample gives each image a random weight
+from the exponential distribution with mean 1, where the usual bootstrap gives it a whole number,
+how often it was drawn. With that one, more than a third of the classes with a single positive have
+none in a resample, so that their average precision, and mAP with it, would be undefined or 0.
+Weights are never 0.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
+from scipy.special import expit, logsumexp
+from torch import Tensor
+from tqdm import tqdm
 
-from mldec.evaluation.command import COUNT
+from mldec.calibration.fitting import BINS
 from mldec.evaluators import Evaluator
-from mldec.evaluators.average_precision import INTERPOLATIONS, average_precision
-from mldec.evaluators.multi_label import MultiLabelEvaluator, top_k
-from mldec.evaluators.partial import PartialLabelEvaluator
-from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.evaluators.zero_shot import TOP_K, ZeroShotEvaluator
-from mldec.report.answers import ROWS, Answers, Columns
-from mldec.report.content import ClassTable, Histograms, Interval
-from mldec.report.histograms import calibration_errors
-from mldec.report.resampling import (
-    ResampledCounts,
-    count,
-    counts_of_classes,
-    interval,
-    precision_of_classes,
-)
+from mldec.evaluators.average_precision import average_precision as exact_average_precision
+from mldec.evaluators.multi_label import Counts
+from mldec.runtime.console import on_terminal
 
-# The metrics of resample number i.
-Compute = Callable[[int], dict[str, float]]
+SEED = 0
+STEP = 100  # resamples that are computed together
+MOST_RESAMPLES = 1_000
+MOST_WORK = 40_000_000_000  # triples of a resample, an image and a class
+MOST_WEIGHTS = 50_000_000
+COLUMNS = 64  # classes that a thread copies together
+ROWS = 1_000  # images that are read at a time
+
+FINE, COARSE = 200, 50  # bins of scores, of equal width
+MOST_FINE = 500  # classes with fine bins
+MOST_THRESHOLDS = 100  # that are edges of bins
+TAILS = np.array([1e-4, 2e-4, 5e-4, 1e-3, 2e-3])  # scores of rare classes are near 0
+MOST_PAIRED = 30  # classes of the matrix of pairs
+
+MEANINGS = {
+    "mAP": "Mean over the classes of the average precision (AP); a class without a positive "
+    "counts as 0",
+    "mAP_skip_empty": "mAP without the classes that no image shows",
+    "mAP_interpolated": "mAP with the precision made monotonic, as in VOC 2010",
+    "mAP_11point": "mAP with the precision at 11 values of recall, as in VOC 2007",
+    "mAP_partial": "mAP of annotated labels, over classes with positives and negatives",
+    "mAP_weighted": "mAP_partial with each class weighted by its positives",
+    "mAP_naive": "mAP with labels that are not annotated taken as negative",
+    "CP": "Precision, averaged over classes",
+    "CR": "Recall, averaged over classes",
+    "CF1": "Harmonic mean of CP and CR",
+    "CF1_mean": "F1, averaged over classes",
+    "OP": "Precision of all decisions together",
+    "OR": "Recall of all decisions together",
+    "OF1": "Harmonic mean of OP and OR",
+    "P": "Precision of all decisions together",
+    "R": "Recall of all decisions together",
+    "F1": "Harmonic mean of P and R",
+    "class_accuracy": "Share of the images of a class that are right, averaged over classes",
+    "top1": "Share of the images whose label has the highest score",
+    "top5": "Share of the images whose label is among the five highest scores",
+    "ECE": "Expected calibration error: how far scores are from observed frequencies",
+    "seen_mAP": "mAP over the classes of the training",
+    "harmonic_mAP": "Harmonic mean of the mAP over seen and over unseen classes",
+}
+
+# Longer prefixes first: one begins with another one.
+AMONG = {
+    "zsl_all_": "among the classes that training did not see, over all images",
+    "zsl_": "among the classes that training did not see",
+    "gzsl_": "among all classes",
+}
+
+# Some of the classes, in the order of the rows of a block.
+Columns = slice | np.ndarray
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number with its 95 % bootstrap interval over images; bounds are NaN if there is none."""
+
+    value: float
+    low: float = np.nan
+    high: float = np.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """The scores of N images and K classes, beside their labels.
+
+    Attributes:
+        logits: float32 [N, K]; if an image has one label, log-probabilities, see `normalise`.
+        labels: 1 (present), 0 (absent) or -1 (not annotated), int8 [N, K].
+        exclusive: whether an image has one label.
+        lowest: a class is predicted if its logit is above this number, one for all classes or
+            float64 [K]; None if an image has one label, where the highest logit is predicted, or if
+            the evaluator of the data knows no thresholds, where 0 is the number.
+    """
+
+    logits: np.ndarray
+    labels: np.ndarray
+    exclusive: bool
+    lowest: float | Tensor | None
+
+    @cached_property
+    def predicted(self) -> np.ndarray:
+        """The class of the highest logit of each image, int64 [N]; of equal ones the first."""
+        return self.logits.argmax(1)
+
+    @cached_property
+    def has_label(self) -> np.ndarray:
+        """Which images have a label, bool [N]."""
+        return (self.labels == 1).any(1)
+
+    def thresholds(self) -> np.ndarray | None:
+        """Return the threshold of each class from 0 to 1, float64 [K]; None if there are none."""
+        if self.lowest is None:
+            return None
+        return np.broadcast_to(expit(np.asarray(self.lowest)), self.logits.shape[1])
+
+    def decided(self, columns: Columns, scores: np.ndarray) -> np.ndarray:
+        """Return which images some classes are predicted for, bool [k, N].
+
+        Args:
+            columns: the k classes.
+            scores: their logits [k, N].
+        """
+        if self.exclusive:
+            classes = np.arange(self.logits.shape[1])[columns]
+            return self.predicted == classes[:, None]
+
+        lowest = 0.0 if self.lowest is None else self.lowest
+        if isinstance(lowest, Tensor):
+            lowest = lowest.expand(self.logits.shape[1])[columns][:, None]
+        return (torch.from_numpy(scores) > lowest).numpy()
+
+    def probabilities(self, scores: np.ndarray) -> np.ndarray:
+        """Return the scores from 0 to 1 of some logits, float64 of any shape."""
+        return np.exp(scores, dtype=np.float64) if self.exclusive else expit(scores.astype(float))
+
+    def blocks(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        """Yield the classes in blocks: which, their logits [k, N] and their labels [k, N]."""
+        for first in range(0, self.logits.shape[1], COLUMNS):
+            yield self._block(first)
+
+    def _block(self, first: int) -> tuple[slice, np.ndarray, np.ndarray]:
+        columns = slice(first, min(first + COLUMNS, self.logits.shape[1]))
+        return (
+            columns,
+            np.ascontiguousarray(self.logits[:, columns].T),
+            np.ascontiguousarray(self.labels[:, columns].T),
+        )
+
+    def each_block(self, work: Callable[[slice, np.ndarray, np.ndarray], None]) -> None:
+        """Do some work for each of `blocks`, in as many threads as torch has, and show a bar.
+
+        Threads help: numpy and scipy sort and add without the interpreter's lock. The work writes
+        its results where they belong.
+        """
+        starts = range(0, self.logits.shape[1], COLUMNS)
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            done = threads.map(lambda first: work(*self._block(first)), starts)
+            for _ in tqdm(done, "classes", len(starts), leave=False, disable=not on_terminal()):
+                pass
+
+
+def normalise(logits: np.ndarray) -> None:
+    """Turn logits [N, K] into the logarithms of their softmax, in place: memory is short.
+
+    The order of the classes of an image and its softmax stay as they are, and the scores of a class
+    become comparable between images.
+    """
+    for first in range(0, len(logits), ROWS):
+        rows = logits[first : first + ROWS]
+        rows -= logsumexp(rows, axis=1, keepdims=True)
+
+
+def metrics(evaluator: Evaluator, logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """Return the metrics of an evaluator, as `mldec.evaluate` would print them.
+
+    Args:
+        evaluator: without images.
+        logits: float32 [N, K].
+        targets: as the evaluator takes them, int8 [N, K].
+    """
+    for first in range(0, len(logits), ROWS):
+        rows = slice(first, first + ROWS)
+        evaluator.update(torch.from_numpy(logits[rows]), torch.from_numpy(targets[rows]))
+    return evaluator.compute()
+
+
+def is_count(name: str) -> bool:
+    """Tell whether a metric is a number of classes or images, not a percentage."""
+    return name.startswith(("classes", "images"))
+
+
+def meaning(name: str) -> str:
+    """Return what a metric means, as a sentence; empty if it is not known."""
+    if is_count(name):
+        return "A number, not a percentage."
+
+    base, _, k = name.partition("@")
+    prefix = next((prefix for prefix in AMONG if base.startswith(prefix)), "")
+    text = MEANINGS.get(base.removeprefix(prefix))
+    if text is None:
+        return ""
+
+    if prefix:
+        text += f", {AMONG[prefix]}"
+    if k:
+        text += f", if the {k} highest scores of an image are predicted"
+    return f"{text}."
+
+
+# ---------------------------------------------------------------------------------------- resamples
+
+
+def draw(images: int, classes: int) -> np.ndarray:
+    """Draw the weights of R resamples, float32 [R / STEP, images, STEP], always the same.
+
+    Args:
+        images: number of images.
+        classes: number of classes; of many pairs of an image and a class there are fewer resamples,
+            from `MOST_RESAMPLES` down to `STEP`.
+    """
+    affordable = min(MOST_WORK // max(1, images * classes), MOST_WEIGHTS // max(1, images))
+    steps = max(1, min(affordable, MOST_RESAMPLES) // STEP)
+    rng = np.random.default_rng(SEED)
+    weights = rng.standard_exponential((steps, images, STEP), np.float32)
+    return np.maximum(weights, np.finfo(np.float32).tiny, out=weights)
+
+
+def count(weights: np.ndarray) -> int:
+    """Return the number of resamples R of weights [R / STEP, N, STEP]."""
+    return weights.shape[0] * weights.shape[2]
+
+
+def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds of the 95 % percentile intervals of resampled numbers [R, ...]."""
+    low, high = np.percentile(values, (2.5, 97.5), axis=0)
+    return low, high
+
+
+def average_precision(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Compute the average precision of one class in each resample.
+
+    It is that of `mldec.evaluators.average_precision`, where an image counts as much as its weight.
+
+    Args:
+        scores: [N].
+        labels: 1 (present), 0 (absent) or -1 (left out), [N].
+        weights: [R / STEP, N, STEP].
+
+    Returns:
+        float32 [R] in [0, 1]; NaN without a positive.
+    """
+    positives = np.flatnonzero(labels == 1)
+    cuts = np.unique(scores[positives])
+    if not len(cuts):
+        return np.full(count(weights), np.nan, np.float32)
+
+    # The precision at a positive counts what scores at least as high: each image begins to count
+    # at one of the cuts, the highest cut being number 0, or at none of them.
+    images = np.flatnonzero((labels >= 0) & (scores >= cuts[0]))
+    sums = _summation(len(cuts) - np.searchsorted(cuts, scores[images], "right"), images, labels)
+    positive_sums = _summation(
+        len(cuts) - np.searchsorted(cuts, scores[positives], "right"), positives, labels
+    )
+
+    values = []
+    for step in weights:
+        found = positive_sums @ step
+        hits = found.cumsum(0)
+        precision = hits / (sums @ step).cumsum(0)
+        values.append(np.einsum("mr,mr->r", precision, found) / hits[-1])
+    return np.concatenate(values)
+
+
+def _summation(groups: np.ndarray, images: np.ndarray, labels: np.ndarray) -> csr_matrix:
+    """Return the matrix [G, N] that sums the weights of images [n] in groups, numbers [n]."""
+    order = np.argsort(groups, kind="stable")
+    starts = np.concatenate([[0], np.bincount(groups).cumsum()])
+    shape = len(starts) - 1, len(labels)
+    return csr_matrix((np.ones(len(images), np.float32), images[order], starts), shape)
+
+
+def precision_of_classes(answers: Answers, weights: np.ndarray) -> np.ndarray:
+    """Compute the average precision of all classes in each resample, float32 [R, K]."""
+    values = np.zeros((count(weights), answers.logits.shape[1]), np.float32)
+
+    def work(columns: slice, logits: np.ndarray, labels: np.ndarray) -> None:
+        for row, index in enumerate(range(columns.start, columns.stop)):
+            values[:, index] = average_precision(logits[row], labels[row], weights)
+
+    answers.each_block(work)
+    return values
+
+
+def counts_of_classes(answers: Answers, weights: np.ndarray) -> list[Counts]:
+    """Count the decisions on all classes in each of the R resamples."""
+    shape = count(weights), answers.logits.shape[1]
+    hits, predicted, positives = np.zeros((3, *shape), np.float32)
+
+    def work(columns: slice, logits: np.ndarray, labels: np.ndarray) -> None:
+        decided = answers.decided(columns, logits) & (labels >= 0)
+        present = labels == 1
+        for sums, chosen in (
+            (hits, decided & present),
+            (predicted, decided),
+            (positives, present),
+        ):
+            chosen = chosen.astype(np.float32)
+            sums[:, columns] = np.concatenate([(chosen @ step).T for step in weights])
+
+    answers.each_block(work)
+    resampled = []
+    for columns in zip(hits, predicted, positives, strict=True):
+        counts = Counts(0)
+        counts.hits, counts.predicted, counts.positives = (
+            torch.from_numpy(column.astype(np.float64)) for column in columns
+        )
+        resampled.append(counts)
+    return resampled
 
 
 @dataclass(frozen=True)
@@ -37,87 +332,169 @@ class Numbers:
     Attributes:
         metrics: percentages by name, and numbers of classes, as `mldec.evaluate` prints them.
         precision: average precision of each class, float64 [K] in [0, 1]; NaN without a positive.
-        resampled: both of them in resamples of the images.
+        resampled: the metrics that have an interval, each float64 [R].
+        resampled_precision: of each class, float32 [R, K].
     """
 
     metrics: dict[str, float]
     precision: np.ndarray
-    resampled: "Resampled"
+    resampled: dict[str, np.ndarray]
+    resampled_precision: np.ndarray
 
     def with_intervals(self) -> dict[str, Interval]:
-        """Return the metrics with their intervals; a number of classes has none."""
-        return {name: self._interval(name, value) for name, value in self.metrics.items()}
+        """Return the metrics, some of them with their intervals."""
+        return {
+            name: Interval(value, *map(float, interval(self.resampled[name])))
+            if name in self.resampled
+            else Interval(value)
+            for name, value in self.metrics.items()
+        }
 
-    def _interval(self, name: str, value: float) -> Interval:
-        values = self.resampled.metrics.get(name)
-        if values is None or not np.isfinite(value) or name.startswith(COUNT):
-            return Interval(value, np.nan, np.nan)
-        return Interval(value, *map(float, interval(values)))
+
+def resample(values: dict[str, float], answers: Answers, weights: np.ndarray) -> Numbers:
+    """Compute mAP, CF1, OF1, top-1 and the average precision of the classes in each resample.
+
+    Args:
+        values: the metrics of the data's evaluator. One that has a name of these but another value
+            is defined otherwise, and gets no interval.
+        answers: of N images and K classes.
+        weights: of R resamples, see `draw`.
+    """
+    logits, labels = torch.from_numpy(answers.logits), torch.from_numpy(answers.labels)
+    precision = exact_average_precision(logits, labels)["none"].numpy()
+    resampled_precision = precision_of_classes(answers, weights)
+
+    # Beside the resamples, each formula is asked about the images as they are.
+    once = np.ones((1, len(answers.labels), 1), np.float32)
+    plain = _formulas(answers, once, precision[None])
+    formulas = _formulas(answers, weights, resampled_precision)
+    resampled = {}
+    for name, value in values.items():
+        formula = "top1" if name.startswith("top1_") else name
+        if formula in plain and np.isclose(plain[formula][0], value, rtol=0, atol=1e-4):
+            resampled[name] = formulas[formula]
+    return Numbers(values, precision, resampled, resampled_precision)
+
+
+def _formulas(
+    answers: Answers, weights: np.ndarray, precision: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the metrics that have an interval in each resample, each float64 [R] in percent."""
+    values = {"mAP": 100 * np.nan_to_num(precision).astype(np.float64).mean(1)}
+    if answers.exclusive:
+        rows = np.flatnonzero(answers.has_label)
+        right = answers.labels[rows, answers.predicted[rows]] == 1
+        shares = [right @ step[rows] / step[rows].sum(0) for step in weights]
+        return values | {"top1": 100 * np.concatenate(shares).astype(np.float64)}
+
+    summaries = [counts.summary() for counts in counts_of_classes(answers, weights)]
+    return values | {
+        name: np.array([summary[name] for summary in summaries]) for name in ("CF1", "OF1")
+    }
+
+
+# ------------------------------------------------------------------------------ scores and classes
 
 
 @dataclass(frozen=True)
-class Resampled:
-    """The numbers of R resamples.
+class Histograms:
+    """How often each score occurs, per class: the page moves its thresholds by these.
 
     Attributes:
-        metrics: percentages by name, each float64 [R]; none of an evaluator that is not known.
-        precision: average precision of each class, float32 [R, K] in [0, 1].
+        edges: of the bins, ascending from 0 to 1, [T + 1]. A score that equals an edge is in the
+            bin above it, so that counts at or above an edge are exact.
+        positives: images that show the class, per bin, int64 [K, T].
+        negatives: annotated images that do not show it, int64 [K, T].
+        score_sums: sum of the scores of both, float64 [K, T].
     """
 
-    metrics: dict[str, np.ndarray]
-    precision: np.ndarray
+    edges: np.ndarray
+    positives: np.ndarray
+    negatives: np.ndarray
+    score_sums: np.ndarray
+
+    def calibration_bins(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return images, positives and sum of the scores in `BINS` bins of equal width, [K, BINS].
+
+        The edges of these bins are among those counted.
+        """
+        bins = np.eye(BINS)[(self.edges[:-1] * BINS + 1e-9).astype(int)]
+        images = (self.positives + self.negatives) @ bins
+        return images, self.positives @ bins, self.score_sums @ bins
 
 
-def resample(evaluator: Evaluator, answers: Answers, weights: np.ndarray) -> Resampled:
-    """Compute the metrics of an evaluator, and the average precision per class, in each resample.
+def bin_edges(num_classes: int, thresholds: np.ndarray | None) -> np.ndarray:
+    """Return the edges of the bins of scores, ascending from 0 to 1, [T + 1].
 
     Args:
-        evaluator: of the data; its formulas and settings are used, not its state.
-        answers: of N images and K classes.
-        weights: of R resamples, see `mldec.report.resampling.draw`.
+        num_classes: with many of them the bins are wider.
+        thresholds: of the classes, which are edges if they are few; None without.
     """
-    interpolations: Sequence[str] = ("none",)
-    if isinstance(evaluator, MultiLabelEvaluator):
-        interpolations = INTERPOLATIONS
-    precision = precision_of_classes(answers.logits, answers.labels, weights, interpolations)
+    bins = FINE if num_classes <= MOST_FINE else COARSE
+    edges = [np.linspace(0, 1, bins + 1), np.linspace(0, 1, BINS + 1), TAILS, 1 - TAILS]
 
-    compute: Compute | None = None
-    if isinstance(evaluator, MultiLabelEvaluator):
-        compute = _of_several(evaluator, answers, weights, precision)
-    elif isinstance(evaluator, PartialLabelEvaluator):
-        compute = _of_partial(evaluator, answers, weights, precision["none"])
-    elif isinstance(evaluator, ZeroShotEvaluator):
-        compute = _of_zero_shot(evaluator, answers, weights, precision["none"])
-    elif isinstance(evaluator, SingleLabelEvaluator):
-        compute = _of_one(evaluator, answers, weights)
+    of_thresholds = np.unique([] if thresholds is None else thresholds)
+    if len(of_thresholds) <= MOST_THRESHOLDS:
+        edges.append(of_thresholds)
 
-    metrics: dict[str, np.ndarray] = {}
-    if compute is not None:
-        rows = [compute(number) for number in range(count(weights))]
-        metrics = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    return Resampled(metrics, precision["none"])
+    # Of edges that differ by their rounding, only one.
+    return np.unique(np.concatenate(edges).round(12))
 
 
-def precision_of(answers: Answers) -> np.ndarray:
-    """Return the average precision of each class, float64 [K]; NaN without a positive."""
-    logits, labels = torch.from_numpy(answers.logits), torch.from_numpy(answers.labels)
-    return average_precision(logits, labels)["none"].numpy()
+def histograms(answers: Answers, edges: np.ndarray) -> Histograms:
+    """Count the scores of each class in the bins between edges [T + 1]."""
+    shape = answers.logits.shape[1], len(edges) - 1
+    positives, negatives = np.zeros((2, *shape), np.int64)
+    score_sums = np.zeros(shape)
+
+    def work(columns: slice, logits: np.ndarray, labels: np.ndarray) -> None:
+        for row, index in enumerate(range(columns.start, columns.stop)):
+            annotated = labels[row] >= 0
+            scores = answers.probabilities(logits[row, annotated])
+            present = labels[row, annotated] == 1
+
+            # The last bin has its upper edge too.
+            bins = np.searchsorted(edges[1:-1], scores, "right")
+            positives[index] = np.bincount(bins[present], minlength=shape[1])
+            negatives[index] = np.bincount(bins[~present], minlength=shape[1])
+            score_sums[index] = np.bincount(bins, scores, minlength=shape[1])
+
+    answers.each_block(work)
+    return Histograms(edges, positives, negatives, score_sums)
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """The columns of the table of classes.
+
+    Attributes:
+        names: of the K classes.
+        columns: K values per heading; percentages except "positives" and "threshold". NaN where a
+            value is undefined.
+        intervals: of the average precision, K low and K high values in percent.
+    """
+
+    names: tuple[str, ...]
+    columns: dict[str, list[float]]
+    intervals: tuple[list[float], list[float]]
 
 
 def class_table(
-    names: tuple[str, ...], answers: Answers, histograms: Histograms, numbers: Numbers
+    names: tuple[str, ...], answers: Answers, counted: Histograms, numbers: Numbers
 ) -> ClassTable:
     """Return the columns of the table of classes.
+
+    Its calibration error is the mean over the annotated images of |share of positives - mean score|
+    of their bin.
 
     Args:
         names: of the K classes.
         answers: of N images.
-        histograms: of their scores.
+        counted: their scores.
         numbers: for the average precision and its intervals.
     """
     # Every image counts once.
-    once = np.ones((1, len(answers.labels), 1), np.float32)
-    counts = counts_of_classes(answers.logits, answers.labels, once, answers.decided).of(0)
+    [counts] = counts_of_classes(answers, np.ones((1, len(answers.labels), 1), np.float32))
     decisions = {name: 100 * column.numpy() for name, column in counts.per_class().items()}
 
     columns: dict[str, np.ndarray] = {
@@ -130,9 +507,12 @@ def class_table(
     thresholds = answers.thresholds()
     if thresholds is not None:
         columns["threshold"] = thresholds
-    columns["calibration error"] = 100 * calibration_errors(histograms)
 
-    low, high = interval(numbers.resampled.precision)
+    images, positives, score_sums = counted.calibration_bins()
+    gaps, totals = np.abs(positives - score_sums).sum(1), images.sum(1)
+    columns["calibration error"] = np.where(totals > 0, 100 * gaps / np.maximum(totals, 1), np.nan)
+
+    low, high = interval(numbers.resampled_precision)
     return ClassTable(
         names,
         {name: column.tolist() for name, column in columns.items()},
@@ -140,129 +520,64 @@ def class_table(
     )
 
 
-def _by_threshold(answers: Answers, weights: np.ndarray) -> ResampledCounts:
-    """Count what is predicted at the thresholds."""
-    return counts_of_classes(answers.logits, answers.labels, weights, answers.decided)
+@dataclass(frozen=True)
+class Pairs:
+    """Labels against predictions of C classes.
+
+    If an image has one label, `predictions` is the confusion matrix: images labelled with the
+    class of the row whose prediction is the class of the column. `labels` has the images of each
+    class on its diagonal then, and zeros elsewhere.
+
+    Attributes:
+        classes: their indices.
+        labels: images whose labels have both classes; on the diagonal, the class. int64 [C, C]
+        predictions: images whose predictions have both, int64 [C, C].
+    """
+
+    classes: list[int]
+    labels: np.ndarray
+    predictions: np.ndarray
 
 
-def _by_top_k(answers: Answers, weights: np.ndarray, k: int) -> ResampledCounts:
-    """Count what is predicted if the k highest logits of each image are."""
-    chosen = np.concatenate(
-        [
-            top_k(torch.from_numpy(answers.logits[first : first + ROWS]), k)
-            .nonzero()[:, 1]
-            .view(-1, min(k, answers.logits.shape[1]))
-            for first in range(0, len(answers.logits), ROWS)
-        ]
+def pairs_of_classes(answers: Answers) -> Pairs:
+    """Return the matrix of the most frequent classes; of one label, of the most confused ones.
+
+    They are at most `MOST_PAIRED`, in the order of the data, so that related classes stay together.
+    """
+    if answers.exclusive:
+        return _confusions(answers)
+
+    positives = np.array(
+        [(answers.labels[:, k] == 1).sum() for k in range(answers.labels.shape[1])]
+    )
+    classes = np.sort(np.argsort(-positives, kind="stable")[:MOST_PAIRED])
+
+    logits = np.ascontiguousarray(answers.logits[:, classes].T)
+    decided = answers.decided(classes, logits).astype(np.float32)
+    present = (answers.labels[:, classes].T == 1).astype(np.float32)
+    return Pairs(
+        classes.tolist(),
+        (present @ present.T).astype(np.int64),
+        (decided @ decided.T).astype(np.int64),
     )
 
-    def decide(columns: Columns, scores: np.ndarray) -> np.ndarray:
-        classes = np.arange(answers.logits.shape[1])[columns]
-        return (chosen == classes[:, None, None]).any(2)
 
-    return counts_of_classes(answers.logits, answers.labels, weights, decide)
+def _confusions(answers: Answers) -> Pairs:
+    """Return the confusion matrix; of an image with several labels, the first one counts."""
+    images = answers.has_label
+    labels, predicted = answers.labels[images].argmax(1), answers.predicted[images]
+    right = answers.labels[images, predicted] == 1
+    labels = np.where(right, predicted, labels)
 
+    # A mistake counts for both of its classes.
+    size = answers.labels.shape[1]
+    mistakes = np.bincount(np.concatenate([labels[~right], predicted[~right]]), minlength=size)
+    classes = np.sort(np.argsort(-mistakes, kind="stable")[:MOST_PAIRED])
 
-def _of_several(
-    evaluator: MultiLabelEvaluator,
-    answers: Answers,
-    weights: np.ndarray,
-    precision: dict[str, np.ndarray],
-) -> Compute:
-    """Return what computes the metrics of several labels per image."""
-    at_threshold = _by_threshold(answers, weights)
-    at_top_k = _by_top_k(answers, weights, evaluator.top_k)
+    matrix = np.zeros((len(classes), len(classes)), np.int64)
+    shown = np.isin(labels, classes) & np.isin(predicted, classes)
+    places = np.searchsorted(classes, labels[shown]), np.searchsorted(classes, predicted[shown])
+    np.add.at(matrix, places, 1)
 
-    def compute(number: int) -> dict[str, float]:
-        per_class_ap = {name: _tensor(values[number]) for name, values in precision.items()}
-        return evaluator.metrics(per_class_ap, at_threshold.of(number), at_top_k.of(number))
-
-    return compute
-
-
-def _of_partial(
-    evaluator: PartialLabelEvaluator, answers: Answers, weights: np.ndarray, precision: np.ndarray
-) -> Compute:
-    """Return what computes the metrics of partial labels."""
-    naive_labels = answers.labels.clip(min=0)
-    naive = precision_of_classes(answers.logits, naive_labels, weights)["none"]
-
-    # If all classes are predicted, what is predicted is what is annotated.
-    at_threshold = _by_threshold(answers, weights)
-    annotated = counts_of_classes(
-        answers.logits, answers.labels, weights, lambda _, scores: np.ones(scores.shape, bool)
-    )
-
-    def compute(number: int) -> dict[str, float]:
-        counts = at_threshold.of(number)
-        return evaluator.metrics(
-            _tensor(precision[number]),
-            _tensor(naive[number]),
-            counts,
-            counts.positives,
-            annotated.of(number).predicted - counts.positives,
-        )
-
-    return compute
-
-
-def _of_zero_shot(
-    evaluator: ZeroShotEvaluator, answers: Answers, weights: np.ndarray, precision: np.ndarray
-) -> Compute:
-    """Return what computes the metrics of seen and unseen classes."""
-    unseen = evaluator.unseen.numpy()
-    lowest = answers.lowest
-    among_unseen = replace(
-        answers,
-        logits=answers.logits[:, unseen],
-        labels=answers.labels[:, unseen],
-        lowest=lowest[unseen] if isinstance(lowest, torch.Tensor) and len(lowest) > 1 else lowest,
-    )
-
-    # Images without an unseen label are left out as if they were not annotated.
-    left_out = ~among_unseen.has_label()[:, None]
-    labels = np.where(left_out, -1, among_unseen.labels).astype(np.int8)
-    views = {"zsl": replace(among_unseen, labels=labels), "gzsl": answers}
-    if evaluator.all_images:
-        views["zsl_all"] = among_unseen
-    else:
-        every_label = np.where(left_out, -1, answers.labels).astype(np.int8)
-        views["gzsl"] = replace(answers, labels=every_label)
-
-    of_views = {}
-    for kind, view in views.items():
-        if view is answers:
-            of_views[kind] = precision
-        else:
-            of_views[kind] = precision_of_classes(view.logits, view.labels, weights)["none"]
-
-    at_threshold = {kind: _by_threshold(view, weights) for kind, view in views.items()}
-    at_top_k = {
-        (kind, k): _by_top_k(view, weights, k) for kind, view in views.items() for k in TOP_K
-    }
-
-    def compute(number: int) -> dict[str, float]:
-        return evaluator.metrics(
-            _tensor(of_views["gzsl"][number]),
-            {kind: _tensor(values[number]) for kind, values in of_views.items()},
-            {key: counts.of(number) for key, counts in at_top_k.items()},
-            {kind: counts.of(number) for kind, counts in at_threshold.items()},
-        )
-
-    return compute
-
-
-def _of_one(evaluator: SingleLabelEvaluator, answers: Answers, weights: np.ndarray) -> Compute:
-    """Return what computes the metrics of one label per image, from the rows of the evaluator."""
-    has_label = answers.has_label()
-    rows = torch.cat(evaluator.rows, dim=1)
-
-    # Resample by resample; the weights of images without a label are of no use.
-    columns = chain.from_iterable(step[has_label].T for step in weights)
-    values = [evaluator.metrics(rows, _tensor(column)) for column in columns]
-    return values.__getitem__
-
-
-def _tensor(values: Any) -> torch.Tensor:
-    """Return numbers as the evaluators take them, float64."""
-    return torch.from_numpy(np.asarray(values, np.float64))
+    counts = np.bincount(labels, minlength=size)[classes]
+    return Pairs(classes.tolist(), np.diag(counts), matrix)

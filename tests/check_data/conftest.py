@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +11,11 @@ from support import CONFIGS
 NAMES = ("red", "green", "blue")
 
 
-class Judges(NamedTuple):
-    """Labelled images, and a model per fold that was trained on them."""
+class Judge(NamedTuple):
+    """Labelled images, and a model that was trained on one of two folds of them."""
 
     root: Path  # of the data set
-    runs: tuple[str, str]  # folders of the runs of the folds 1/2 and 2/2
+    run: str  # the folder of the run, which left out fold 1/2
     flipped: set[tuple[str, str]]  # file name and class of the labels that are wrong
 
 
@@ -39,31 +38,18 @@ def write_squares(root: Path, *, images: int = 240, train: int = 200) -> set[tup
 
 
 @pytest.fixture(scope="session")
-def judges(tmp_path_factory: pytest.TempPathFactory) -> Judges:
-    """Two runs, made by real processes side by side; tests must not change them."""
-    folder = tmp_path_factory.mktemp("judges")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
+    """A run, made by a real process; tests must not change it."""
+    folder = tmp_path_factory.mktemp("judge")
     flipped = write_squares(folder / "mine")
 
     command = [
         *(sys.executable, "-m", "mldec.train", "+experiment=digits", f"--config-dir={CONFIGS}"),
         *("plugins=[patches]", "backbone=patches", "head=gap", "loss=bce", "device=cpu"),
         *("data=csv", f"data.root={folder / 'mine'}", f"data.cache_dir={folder}"),
-        *("data.image_size=16", "data.augment=none", "data.cutout=0"),
-        *("train.epochs=6", "train.batch_size=16", "train.workers=0"),
+        *("data.image_size=16", "data.augment=none", "data.cutout=0", "data.fold=1/2"),
+        *("train.epochs=6", "train.batch_size=16", "train.workers=0", "name=fold1"),
     ]
-    processes = [
-        subprocess.Popen(
-            [*command, f"data.fold={number}/2", f"name=fold{number}"],
-            cwd=folder,
-            env=os.environ,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in (1, 2)
-    ]
-    for process in processes:
-        _, err = process.communicate()
-        assert process.returncode == 0, err
-    runs = (str(folder / "outputs" / "fold1"), str(folder / "outputs" / "fold2"))
-    return Judges(folder / "mine", runs, flipped)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return Judge(folder / "mine", str(folder / "outputs" / "fold1"), flipped)

@@ -65,20 +65,17 @@ def test_suspected_labels_are_those_of_loops() -> None:
 def test_the_ranking_is_that_of_loops() -> None:
     logits, labels, _ = planted(images=90)
     labels[np.random.default_rng(2).random(labels.shape) < 0.1] = -1
-    models = np.arange(90) % 3
 
     pairs = []
-    for model in range(3):
-        own = np.flatnonzero(models == model)
-        for k in range(8):
-            annotated = [n for n in own if labels[n, k] >= 0]
-            slope, offset = platt(logits[annotated, k], labels[annotated, k] == 1)
-            for n in annotated:
-                p = 1 / (1 + math.exp(-(max(slope, 0) * logits[n, k] + offset)))
-                pairs.append((p if labels[n, k] == 1 else 1 - p, int(n), k, p))
+    for k in range(8):
+        annotated = [n for n in range(90) if labels[n, k] >= 0]
+        slope, offset = platt(logits[annotated, k], labels[annotated, k] == 1)
+        for n in annotated:
+            p = 1 / (1 + math.exp(-(max(slope, 0) * logits[n, k] + offset)))
+            pairs.append((p if labels[n, k] == 1 else 1 - p, n, k, p))
     pairs.sort()
 
-    ranking = rank(logits, labels, models)
+    ranking = rank(logits, labels)
     assert len(ranking) == len(pairs) == (labels >= 0).sum()
     of_label = np.where(ranking.present, ranking.probabilities, 1 - ranking.probabilities)
     assert (np.diff(of_label) >= 0).all()
@@ -100,17 +97,8 @@ def test_the_ranking_is_that_of_loops() -> None:
     assert not expected
 
 
-def test_models_of_other_scales_give_the_same_ranking() -> None:
-    logits, labels, _ = planted()
-    models = np.arange(600) % 2
-    other = np.where(models[:, None] == 1, 0.2 * logits - 5, logits)
-    one, two = rank(logits, labels, models), rank(other, labels, models)
-    shape = labels.shape
-    np.testing.assert_allclose(matrix(one, shape), matrix(two, shape), atol=1e-4)
-
-
 def test_equal_pairs_keep_the_order_of_the_images() -> None:
-    ranking = rank(np.zeros((5, 2)), np.zeros((5, 2), np.int8), np.zeros(5, int))
+    ranking = rank(np.zeros((5, 2)), np.zeros((5, 2), np.int8))
     assert ranking.images.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert ranking.classes.tolist() == [0, 1] * 5
 
@@ -118,7 +106,7 @@ def test_equal_pairs_keep_the_order_of_the_images() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_planted_errors_are_among_the_first_tenth(seed: int) -> None:
     logits, labels, flipped = planted(seed=seed)
-    ranking = rank(logits, labels, np.zeros(len(labels), int))
+    ranking = rank(logits, labels)
     found = flipped[ranking.images, ranking.classes]
     first = len(found) // 10
     assert found[:first].sum() > 0.9 * flipped.sum()

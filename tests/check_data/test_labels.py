@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mldec.check_data import labels as label_checks
-from mldec.check_data.labels import co_occurrence, label_faults, split_statistics
+from mldec.check_data import examine as label_checks
+from mldec.check_data.examine import co_occurrence, label_faults, split_statistics
 from mldec.data.base import Classes, Split
 from mldec.data.labels import Labels, from_dense, from_single
 

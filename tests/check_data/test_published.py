@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mldec.check_data.published import OFFICIAL
+from mldec.check_data.examine import OFFICIAL
 from mldec.config.compose import config_dir
 from mldec.data.class_names import COCO, VOC
 

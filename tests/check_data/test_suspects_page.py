@@ -9,7 +9,7 @@ import pytest
 from browser import opened
 from PIL import Image
 
-from mldec.check_data.suspects_page import Suspect, page
+from mldec.check_data.label_errors import Suspect, page
 
 EVIL = '<script>alert("&")</script>\'\x1b[31m\n\udcff'
 SHOWN = '<script>alert("&")</script>\'?[31m??'

@@ -5,10 +5,16 @@ import pytest
 
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.report import comparison
-from mldec.report.answers import Answers, metrics, normalise
 from mldec.report.comparison import changes, differences, keep, p_value, per_class, significance
-from mldec.report.resampling import draw, precision_of_classes
-from mldec.report.statistics import Numbers, precision_of, resample
+from mldec.report.statistics import (
+    Answers,
+    Numbers,
+    draw,
+    metrics,
+    normalise,
+    precision_of_classes,
+    resample,
+)
 
 
 def two_models(images: int, classes: int, *, better: float = 0.0, seed: int = 0) -> list[Answers]:
@@ -30,8 +36,7 @@ def two_models(images: int, classes: int, *, better: float = 0.0, seed: int = 0)
 def numbers_of(answers: Answers, weights: np.ndarray) -> Numbers:
     evaluator = MultiLabelEvaluator(answers.labels.shape[1])
     values = metrics(evaluator, answers.logits, answers.labels)
-    resampled = resample(evaluator, answers, weights)
-    return Numbers(values, precision_of(answers), resampled)
+    return resample(values, answers, weights)
 
 
 @pytest.mark.parametrize("most", [10, 10_000])
@@ -39,7 +44,7 @@ def test_pairs_that_changed_sides_are_found(most: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(comparison, "MOST_CHANGED", most)
     first, second = two_models(101, 70, better=1)
     first.labels[::7, ::3] = -1
-    found = changes(keep(first), second)
+    surest, num_fixed, num_broken = changes(keep(first), second)
 
     expected = {}
     for row, k in np.argwhere(first.labels >= 0):
@@ -50,14 +55,14 @@ def test_pairs_that_changed_sides_are_found(most: int, monkeypatch: pytest.Monke
             expected[row, k] = (present, *scores, right)
 
     fixed = [pair for pair in expected if expected[pair][3]]
-    assert (found.fixed, found.broken) == (len(fixed), len(expected) - len(fixed))
-    assert len(found.surest) == min(most, len(expected))
-    for change in found.surest:
+    assert (num_fixed, num_broken) == (len(fixed), len(expected) - len(fixed))
+    assert len(surest) == min(most, len(expected))
+    for change in surest:
         present, score, other_score, right = expected[change.row, change.class_index]
         assert (change.present, change.fixed) == (present, right)
         assert change.score == pytest.approx(score, abs=1e-3)
         assert change.other_score == pytest.approx(other_score, abs=1e-6)
-    gaps = [abs(change.score - change.other_score) for change in found.surest]
+    gaps = [abs(change.score - change.other_score) for change in surest]
     assert gaps == sorted(gaps, reverse=True)
 
 
@@ -72,10 +77,10 @@ def test_an_image_of_one_label_changes_sides_once() -> None:
         normalise(logits)
         models.append(Answers(logits=logits, labels=labels, exclusive=True, lowest=None))
     right, other_right = (model.predicted == truth for model in models)
-    found = changes(keep(models[0]), models[1])
-    assert found.fixed == (right & ~other_right)[1:].sum()
-    assert found.broken == (~right & other_right)[1:].sum()
-    for change in found.surest:
+    surest, num_fixed, num_broken = changes(keep(models[0]), models[1])
+    assert num_fixed == (right & ~other_right)[1:].sum()
+    assert num_broken == (~right & other_right)[1:].sum()
+    for change in surest:
         assert change.class_index == truth[change.row]
         assert change.present
         own = models[1].logits[change.row, change.class_index]
@@ -113,7 +118,7 @@ def test_without_a_difference_p_values_are_spread_evenly() -> None:
     for seed in range(200):
         weights = np.random.default_rng(seed).standard_exponential((1, 120, 100), np.float32)
         gaps = [
-            precision_of_classes(answers.logits, answers.labels, weights)["none"].mean(1)
+            precision_of_classes(answers, weights).mean(1)
             for answers in two_models(120, 3, seed=seed)
         ]
         values.append(p_value(gaps[0] - gaps[1]))

@@ -1,10 +1,32 @@
+import io
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
+from mldec.build import chosen_data
 from mldec.check_data.label_errors import rank
+from mldec.checkpoint import load_model
+from mldec.data.base import Classes, LabelledImages, Split, StoredImages
+from mldec.data.labels import from_dense
+from mldec.data.storage.image_files import ImageFiles
+from mldec.data.transforms import EvalTransform
 from mldec.report import examples as module
-from mldec.report.answers import Answers
-from mldec.report.examples import PER_KIND, classes_with_images, examples, suspected_labels
+from mldec.report.examples import (
+    PER_KIND,
+    SIDE,
+    Album,
+    Example,
+    classes_with_images,
+    surest_examples,
+    suspected_labels,
+    thumbnail,
+    with_heat,
+)
+from mldec.report.statistics import Answers
 
 
 def made(images: int = 200, classes: int = 4) -> Answers:
@@ -17,7 +39,7 @@ def made(images: int = 200, classes: int = 4) -> Answers:
 
 def test_the_surest_images_of_each_kind_are_chosen() -> None:
     answers = made()
-    picks = examples(answers, np.array([1, 3]))
+    picks = surest_examples(answers, np.array([1, 3]))
     assert {pick.class_index for pick in picks} == {1, 3}
     for k in (1, 3):
         logits, labels = answers.logits[:, k], answers.labels[:, k]
@@ -52,7 +74,7 @@ def test_of_many_classes_some_from_the_best_to_the_worst_are_chosen() -> None:
 def test_suspected_labels_are_those_of_the_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = made()
     classes = np.array([0, 2])
-    ranking = rank(answers.logits[:, classes], answers.labels[:, classes], np.zeros(200))
+    ranking = rank(answers.logits[:, classes], answers.labels[:, classes])
     pairs = [
         (int(classes[k]), int(image), bool(present))
         for image, k, present, suspected in zip(
@@ -68,3 +90,67 @@ def test_suspected_labels_are_those_of_the_ranking(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "MOST_SUSPECTS", 8)
     fewer = suspected_labels(answers, classes)
     assert sum(label.present for label in fewer) == 4 == sum(not label.present for label in fewer)
+
+
+LABELS = np.array([[1, 0], [1, 1], [-1, 0]], np.int8)
+
+
+def stored(folder: Path, **settings: float) -> Split:
+    """Return three stripes of 400 x 200 pixels: red, green and blue thirds from left to right."""
+    pixels = np.zeros((200, 400, 3), np.uint8)
+    for third in range(3):
+        pixels[:, 400 * third // 3 : 400 * (third + 1) // 3, third] = 255
+    for number in range(3):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    files = np.array([b"0.png", b"1.png", b"2.png"])
+    images = LabelledImages(ImageFiles(folder, files, "see"), from_dense(LABELS), ("a", "b"))
+    transform = EvalTransform(image_size=64, **settings)
+    return Split(StoredImages(images, transform), Classes(("a", "b")))
+
+
+def test_a_small_copy_shows_what_the_model_sees(tmp_path: Path) -> None:
+    assert thumbnail(stored(tmp_path).dataset, 0).size == (SIDE, SIDE // 2)
+
+    shown = thumbnail(stored(tmp_path, crop=0.5).dataset, 0)
+    assert shown.size == (64, 64)
+    assert np.asarray(shown)[..., 1].min() > 200  # the green third alone
+
+
+def test_each_image_is_in_the_album_once(tmp_path: Path) -> None:
+    album = Album(stored(tmp_path), np.array([0, 2]), LABELS[[0, 2]])
+    assert all(album.add(row) for row in (1, 0, 1))
+    names = {row: Path(picture.name).name for row, picture in album.pictures.items()}
+    assert names == {1: "2.png", 0: "0.png"}
+    assert album.pictures[0].labels == ("a",)
+    with Image.open(io.BytesIO(album.pictures[0].jpeg)) as image:
+        assert (image.format, image.size) == ("JPEG", (SIDE, SIDE // 2))
+
+
+@pytest.mark.parametrize(("budget", "count"), [(1, 1), (10_000, 3)])
+def test_the_album_takes_no_more_than_its_budget(tmp_path: Path, budget: int, count: int) -> None:
+    album = Album(stored(tmp_path), np.arange(3), LABELS, budget=budget)
+    assert [album.add(row) for row in range(3)] == [True] * count + [False] * (3 - count)
+    assert len(album.pictures) == count
+    assert album.add(0)
+
+
+def test_each_example_has_a_map_of_its_class_whatever_its_batch(digits_run: Path) -> None:
+    loaded = load_model(digits_run, plugins=["patches"])
+    data = chosen_data(["data=digits", "data.val_images=40"])[1]
+    in_reverse = replace(data, load_val=lambda: replace(split, classes=backwards))
+    split, backwards = data.val, Classes(loaded.classes.names[::-1])
+
+    rows = np.random.default_rng(0).permutation(40)
+    chosen = [Example(int(row) % 10, "right", int(row), 0.5) for row in rows]
+    cpu = torch.device("cpu")
+    explained, method = with_heat(chosen, np.arange(40), loaded, data, cpu)
+    assert method
+    for place in (0, 17, 39):
+        [alone], _ = with_heat([chosen[place]], np.arange(40), loaded, data, cpu)
+        mirrored = replace(chosen[place], class_index=9 - chosen[place].class_index)
+        [other], _ = with_heat([mirrored], np.arange(40), loaded, in_reverse, cpu)
+        for one in (alone, other):
+            # Equal but for the rounding of batches.
+            assert np.abs(explained[place].heat.astype(int) - one.heat).max() <= 1
+    for example in explained:
+        assert (example.heat.dtype, example.heat.max()) == (np.uint8, 255)
