@@ -27,11 +27,12 @@ from mldec.figures import (
 )
 from mldec.files.results import check_targets, write_result
 from mldec.files.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
-from mldec.training.log import Progress, clock, read_progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from mldec.training.log import Progress
 
 # Colours of Okabe and Ito, which colour-blind people tell apart. The line styles and markers do not
 # repeat in step with them: the first 56 runs differ in more than the colour.
@@ -66,7 +67,7 @@ class Run:
     state: str  # finished or unfinished
     time: str  # hours:minutes:seconds of training, the sum over interruptions
     commit: str  # of the code, shortened
-    progress: Progress = field(default_factory=Progress, metadata=NO_COLUMN)
+    progress: "Progress" = field(metadata=NO_COLUMN)
 
 
 COLUMNS = [field.name for field in fields(Run) if field.metadata.get("column", True)]
@@ -82,6 +83,8 @@ def read(folder: Path, name: str) -> Run:
     Raises:
         CheckpointError: if there is no checkpoint, or what the run wrote cannot be read.
     """
+    from mldec.training.log import clock, read_progress  # imports torch: not for --help
+
     find_checkpoint(folder)
     done = read_progress(folder / LOG_FILE)
     facts = read_facts(folder)
