@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import one_line
 
-from mldec.check_data.published import OFFICIAL
+from mldec.check_data.examine import OFFICIAL
 from mldec.config.compose import to_yaml
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
