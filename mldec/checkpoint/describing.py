@@ -19,7 +19,7 @@ from mldec.config.schema import PARTS, Config
 from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
-from mldec.errors import CheckpointError, ConfigError
+from mldec.errors import CheckpointError, ConfigError, refusing
 from mldec.files.safetensors_file import SUFFIX
 from mldec.files.torch_files import read_torch
 
@@ -172,16 +172,12 @@ def _saved_parts(
             f"does"
         )
 
-    try:
+    with refusing(path):
         config = parse(
             {**checkpoint.config, "plugins": list(plugins), "resume": None, "init": None}
         )
         parts = build.check(config, kinds)
         return build.recorded(config, parts), parts
-    except Exception as error:
-        # The values may be such as no YAML file could hold, so OmegaConf may raise anything on
-        # them.
-        raise CheckpointError(f"the config in {path} cannot be used: {error}") from error
 
 
 def _describe_released(

@@ -40,17 +40,17 @@ def match_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> Match:
     )
 
 
-def load_strict(
+def check_fit(
     model: nn.Module,
     tensors: Mapping[str, Tensor],
     path: Path,
     *,
     optional: tuple[str, ...] = (),
 ) -> None:
-    """Load tensors that must match the model's in name and shape, all of them.
+    """Check that tensors match the model's in name and shape, all of them.
 
     Args:
-        model: takes the tensors.
+        model: that is to take the tensors; it may be on the meta device.
         tensors: by the names of the model's state dict.
         path: of their file, for messages.
         optional: endings of the names of tensors that may be missing, and stay as they are.
@@ -74,6 +74,16 @@ def load_strict(
                 f"{path} does not fit the model: {len(names)} {plural} {what} ({examples})"
             )
 
+
+def load_strict(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    path: Path,
+    *,
+    optional: tuple[str, ...] = (),
+) -> None:
+    """Copy tensors to a model that they must fit; see `check_fit`."""
+    check_fit(model, tensors, path, optional=optional)
     model.load_state_dict(dict(tensors), strict=not optional)
 
 

@@ -24,15 +24,14 @@ from mldec.checkpoint.describing import (
     describe_tower,
     read_weights,
 )
-from mldec.checkpoint.fitting import copy_fitting, load_strict
-from mldec.checkpoint.limits import check_sizes, limited
+from mldec.checkpoint.fitting import check_fit, copy_fitting, load_strict
 from mldec.checkpoint.state import Best, Checkpoint, LogPosition
 from mldec.config.compose import to_dict
 from mldec.config.schema import Config
 from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
-from mldec.errors import CheckpointError, ConfigError
+from mldec.errors import CheckpointError, ConfigError, refusing
 from mldec.files.run_folder import find_checkpoint
 from mldec.files.torch_files import versions
 from mldec.model import Classifier
@@ -57,7 +56,7 @@ class Loaded:
     metrics: dict[str, float]  # of the run's last evaluation; empty for a file of others
     weights: str  # "ema" or "raw"
     path: Path  # of the file of weights
-    # Of the training data; None for a file of others and for one of version 0.1.
+    # Of the training data; None for a file of others.
     fingerprint: Fingerprint | None = None
     # Of these weights; None unless `mldec.calibrate` wrote the file.
     calibration: Calibration | None = None
@@ -190,7 +189,6 @@ def load_model(
             description = describe_file(local(path), weights, image_size, names, plugins)
 
         model = _build(description)
-        load_strict(model, description.tensors, description.path, optional=description.optional)
         loaded = Loaded(
             model.to(device).eval(),
             description.config,
@@ -260,7 +258,7 @@ def outline(path: Path, plugins: Sequence[str] = ()) -> tuple[Checkpoint, Config
     """
     checkpoint = load(path)
     description = describe_run(checkpoint, path, "raw", plugins)
-    with _named(path), limited(description.tensors, path), torch.device("meta"):
+    with refusing(path), torch.device("meta"):
         model = build.model(description.parts, description.classes, pretrained=False)
     return checkpoint, description.config, model
 
@@ -279,12 +277,13 @@ def initialise(model: nn.Module, path: str | Path) -> str:
         CheckpointError: if the file cannot be read, or is of another backbone.
     """
     path = local(path)
-    state = read_weights(path)
-    if "format" in state:
-        tensors, _ = Checkpoint.from_state(state, path).weights(None, path)
-    else:
-        tensors = released.tensors(state, path)
-    return copy_fitting(model, tensors, path)
+    with refusing(path):
+        state = read_weights(path)
+        if "format" in state:
+            tensors, _ = Checkpoint.from_state(state, path).weights(None, path)
+        else:
+            tensors = released.tensors(state, path)
+        return copy_fitting(model, tensors, path)
 
 
 def _at_size(loaded: Loaded, image_size: int, path: str | Path) -> Loaded:
@@ -303,37 +302,23 @@ def _at_size(loaded: Loaded, image_size: int, path: str | Path) -> Loaded:
 
 
 def _build(description: Description) -> Classifier:
-    """Build a model, unless it outgrows the tensors that are to fill it.
+    """Build a model and fill it; one whose tensors are not those of the file takes no memory.
 
     Raises:
-        CheckpointError: if the model is larger, or cannot be built.
+        CheckpointError: if it cannot be built, or does not fit its file.
     """
-    path, config, tensors = description.path, description.config, description.tensors
-    check_sizes((config.backbone, config.head), tensors, path)
+    path, tensors, optional = description.path, description.tensors, description.optional
 
-    with _named(path):
-        # First on the meta device, so that a model that is too large takes no memory. Parts of the
-        # caller's own need not support that, and a file cannot ask for them.
-        if not config.plugins:
-            with limited(tensors, path), torch.device("meta"):
-                build.model(description.parts, description.classes, pretrained=False)
+    with refusing(path):
+        # Parts of the caller's own need not support the meta device.
+        if not description.config.plugins:
+            with torch.device("meta"):
+                outlined = build.model(description.parts, description.classes, pretrained=False)
+            check_fit(outlined, tensors, path, optional=optional)
 
-        with limited(tensors, path):
-            return build.model(description.parts, description.classes, pretrained=False)
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Name the file whose model cannot be built."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except Exception as error:
-        # A constructor may raise anything for values that its signature allows.
-        raise CheckpointError(
-            f"the model in {path} cannot be built: {error or 'it is too large'}"
-        ) from error
+        model = build.model(description.parts, description.classes, pretrained=False)
+        load_strict(model, tensors, path, optional=optional)
+        return model
 
 
 @contextmanager
