@@ -17,8 +17,7 @@ from typing import Any
 from mldec.checkpoint.state import Best, Checkpoint, LogPosition
 from mldec.errors import CheckpointError, refusing
 from mldec.files.results import write_file
-from mldec.files.safetensors_file import SUFFIX, read_safetensors, write_safetensors
-from mldec.files.torch_files import sha256_of
+from mldec.files.torch_files import SUFFIX, read_safetensors, sha256_of, write_safetensors
 
 CONFIG, WEIGHTS = "config.json", f"model{SUFFIX}"
 LIBRARY, LAYOUT = "mldec", 1

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mldec.checkpoint.queries import can_make
+from mldec.checkpoint.classes import can_make
 from mldec.data.images import read_image
 from mldec.errors import ConfigError, DataError, visible
 from mldec.explain import Explainer

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mldec.checkpoint import load_model
-from mldec.checkpoint.queries import can_make
+from mldec.checkpoint.classes import can_make
 from mldec.cli import chosen_model
 from mldec.data.base import Classes
 from mldec.data.zero_shot.word_vectors import word_vectors

@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as packed
 from torch import Tensor
 
 from mldec.errors import CheckpointError, brief, refusing
+from mldec.files.results import write_file
 
+SUFFIX = ".safetensors"
 RECORD_BYTES = 2**16  # at most this much of a checksum file is read; one of ours has two lines
 
 
@@ -152,7 +156,7 @@ def read_torch(path: Path) -> Any:
         except pickle.UnpicklingError as error:
             # The first line of torch's message is advice to trust the file.
             raise CheckpointError(
-                f"{path} is refused: it is no file of tensors and plain values "
+                f"{path} is refused: it holds more than tensors and plain values, or is damaged "
                 f"({_refused_name(error)}); use another copy"
             ) from error
 
@@ -189,6 +193,33 @@ def _check_start(path: Path) -> None:
                 f"{path} is refused: its members unpack to more than the file has, and torch.save "
                 f"compresses nothing; use another copy"
             )
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors, completely or not at all.
+
+    Args:
+        path: of the file.
+        tensors: by name; tensors that share memory are written separately.
+
+    Raises:
+        DataError: if it cannot be written; an existing file stays as it is.
+    """
+    separate = {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    write_file(path, packed(separate, {"format": "pt"}))
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Read a file of tensors; the library checks that they fill it without gaps and overlaps.
+
+    Raises:
+        CheckpointError: if the file is missing, damaged, or another kind of file.
+    """
+    with refusing(path):
+        return load_file(path)
 
 
 def hash_record(path: Path) -> Path:

@@ -11,7 +11,7 @@ from torch import nn
 from mldec import build
 from mldec.calibration.stored import chosen_thresholds
 from mldec.checkpoint import Loaded, load_model
-from mldec.checkpoint.queries import can_make
+from mldec.checkpoint.classes import can_make
 from mldec.cli import chosen_model, precision_setting
 from mldec.config.schema import Config
 from mldec.data.base import DataModule

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from mldec.checkpoint import Calibrated, Calibration, load_model
-from mldec.checkpoint.calibration import fits_classes
-from mldec.checkpoint.state import Checkpoint
+from mldec.checkpoint.state import Checkpoint, fits_classes
 from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
 from mldec.errors import CheckpointError

@@ -76,7 +76,7 @@ def test_weights_without_a_config_are_not_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["config", "classes", "transform", "best", "model", "ema", "epoch", "step", "optimizer"]
+    "name", ["config", "classes", "transform", "best", "model", "epoch", "step", "optimizer"]
 )
 def test_a_checkpoint_that_lacks_a_part_is_named_in_one_line(best: Path, name: str) -> None:
     state = read_torch(best)

@@ -142,7 +142,6 @@ def test_a_forged_cache_is_parsed_again(
 
 def test_a_cache_of_another_form_is_parsed_again(cache: Cache) -> None:
     for spoil in (
-        lambda: np.savez_compressed(cache.file, **cache.arrays),
         lambda: cache.file.write_bytes(b""),
         lambda: cache.file.write_bytes(cache.whole[:-30]),
     ):

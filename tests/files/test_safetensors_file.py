@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save
 
 from mldec.errors import CheckpointError, DataError
-from mldec.files import safetensors_file
-from mldec.files.safetensors_file import read_safetensors, write_safetensors
+from mldec.files import torch_files
+from mldec.files.torch_files import read_safetensors, write_safetensors
 
 TENSORS = {
     "scalar": torch.tensor(7),
@@ -71,7 +71,7 @@ def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def full(path: Path, content: bytes) -> None:
         raise DataError(f"cannot write {path}: No space left on device; free space")
 
-    monkeypatch.setattr(safetensors_file, "write_file", full)
+    monkeypatch.setattr(torch_files, "write_file", full)
     with pytest.raises(DataError, match="No space left"):
         write_safetensors(tmp_path / "x.safetensors", TENSORS)
     assert not [*tmp_path.iterdir()]
