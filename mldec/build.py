@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 import torch
 from torch import nn
 
-from mldec.config import moved
 from mldec.config.annotations import describe, matches
 from mldec.config.compose import compose, override
 from mldec.config.schema import PARTS, Config, MixLabels
@@ -158,8 +157,8 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
     Raises:
         ConfigError: for the target, or with all unknown, missing and ill-typed arguments.
     """
-    node = moved.renamed(node)
-    name = node.pop("_target_")
+    node = dict(node)
+    name = node.pop("_target_", None)
     target = locate(kind, name, plugins)
     accepted = _accepted(kind, target)
 

@@ -80,9 +80,42 @@ def printable(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
-def brief(error: Exception) -> str:
-    """Return the type and the message of an error, in one line of at most 160 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+def brief(error: BaseException) -> str:
+    """Return the type and the first line of the message of an error, at most 160 characters."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return " ".join(text.split())[:160]
+
+
+@contextmanager
+def refusing(
+    path: str | Path, error: type[UserError] = CheckpointError, *, remedy: str = "use another copy"
+) -> Iterator[None]:
+    """Turn whatever is raised while a file is read into one line that names the file.
+
+    It stands once around reading, parsing and building. Libraries raise almost anything on damaged
+    bytes. Errors of the class `error` pass, since they name a file already, and so does a
+    `MemoryError`.
+
+    Args:
+        path: of the file.
+        error: the class of the error to raise.
+        remedy: what the user can do, for the message.
+
+    Raises:
+        UserError: of the class `error`, in place of any other `Exception`.
+    """
+    try:
+        yield
+    except (error, MemoryError):
+        raise
+    except UserError as cause:
+        raise error(f"{path} cannot be used: {cause}") from cause
+    except Exception as cause:
+        raise error(f"{path} cannot be used ({brief(cause)}); {remedy}") from cause
 
 
 @contextmanager
@@ -135,6 +168,8 @@ def one_line(said_once: Callable[[str], str] = str) -> Iterator[None]:
     """Turn a `UserError`, or a file that cannot be used, into `mldec: <message>` and status 1.
 
     An orderly stop ends with its own status, Ctrl-C elsewhere with 130, a closed pipe with 141.
+    With the environment variable MLDEC_TRACEBACK=1 a `UserError` is raised as it is, so that its
+    whole traceback is shown.
 
     Args:
         said_once: takes a message that several processes may have, and returns what this one should
@@ -149,6 +184,8 @@ def one_line(said_once: Callable[[str], str] = str) -> Iterator[None]:
             raise
         _flush()
     except UserError as error:
+        if os.environ.get("MLDEC_TRACEBACK") == "1":
+            raise
         _end(1, said_once(printable(str(error))))
     except BrokenPipeError:
         # The reader has ended, as `| head` does.

@@ -235,7 +235,7 @@ def resume_point(config: Config, directory: Path) -> Path | None:
             does not exist or is of another folder.
     """
     from mldec.checkpoint import hub
-    from mldec.files.safetensors_file import SUFFIX
+    from mldec.files.torch_files import SUFFIX
 
     last = directory / "checkpoints" / "last.pt"
     holds_run = any(last.parent.glob("last*.pt"))

@@ -34,7 +34,7 @@ from mldec.checkpoint import (
     scoring,
     to_store,
 )
-from mldec.checkpoint.calibration import SCOPES
+from mldec.checkpoint.state import SCOPES
 from mldec.cli import chosen_model, precision_setting
 from mldec.config.compose import to_dict
 from mldec.data.base import DataModule, StoredImages
@@ -52,7 +52,7 @@ from mldec.evaluation.opening import asked_for, chosen_data, is_relative
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files import torch_files
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
-from mldec.files.safetensors_file import SUFFIX
+from mldec.files.torch_files import SUFFIX
 from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")

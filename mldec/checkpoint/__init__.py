@@ -1,9 +1,6 @@
 """Checkpoints: enough by themselves to rebuild the model, its classes and its input transform."""
 
-from mldec.checkpoint.calibration import Calibrated, Calibration
 from mldec.checkpoint.classes import check_classes, check_queries, scoring
-from mldec.checkpoint.describing import saved_config
-from mldec.checkpoint.fitting import load_strict
 from mldec.checkpoint.loading import (
     Loaded,
     initialise,
@@ -11,11 +8,13 @@ from mldec.checkpoint.loading import (
     load,
     load_model,
     load_newest,
+    load_strict,
     local,
     outline,
+    saved_config,
     to_store,
 )
-from mldec.checkpoint.state import FORMAT, Best, Checkpoint, LogPosition
+from mldec.checkpoint.state import FORMAT, Best, Calibrated, Calibration, Checkpoint, LogPosition
 from mldec.checkpoint.towers import check_start, is_tower
 
 __all__ = [

@@ -6,22 +6,15 @@ HF_HUB_CACHE, HF_TOKEN and HF_HUB_OFFLINE. Two files of a repository are read, b
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import huggingface_hub
 from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
 from mldec.checkpoint import portable
 from mldec.errors import CheckpointError, ConfigError, UserError, brief
@@ -32,11 +25,7 @@ log = logging.getLogger("mldec")
 SCHEME = "hf:"
 CARD = "README.md"
 FILES = (CARD, portable.CONFIG, portable.WEIGHTS)
-PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 _TIMEOUT = 10  # seconds
-_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
-_REPOSITORY = re.compile(f"{_NAME}/{_NAME}")
-_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_./+-]*")
 _COMMIT = re.compile("[0-9a-f]{40}")
 _LOG_IN = "log in with hf auth login, or set HF_TOKEN"
 
@@ -61,7 +50,7 @@ def parse(text: str) -> Address:
     check_repository(repository, SCHEME + text)
 
     # The revision becomes a path in the cache.
-    if at and not _REVISION.fullmatch(revision):
+    if at and (not revision or revision.startswith("/") or ".." in revision):
         raise CheckpointError(
             f"{SCHEME}{text}: {revision!r} is no revision; write a branch, a tag or a commit "
             f"behind the @"
@@ -79,12 +68,13 @@ def check_repository(repository: str, shown: str) -> None:
     Raises:
         CheckpointError: if it is not.
     """
-    owner, _, name = repository.partition("/")
-    if not _REPOSITORY.fullmatch(repository) or max(len(owner), len(name)) > 96:
-        raise CheckpointError(
-            f"{shown}: {repository!r} is no repository; write owner/name, each of letters, digits "
-            f"and single . - _"
-        )
+    try:
+        validate_repo_id(repository)
+        is_one = "/" in repository
+    except HFValidationError:
+        is_one = False
+    if not is_one:
+        raise CheckpointError(f"{shown}: {repository!r} is no repository; write owner/name")
 
 
 def fetch(text: str) -> Path:
@@ -119,10 +109,8 @@ def fetch(text: str) -> Path:
             )
             return cached
 
-        if cached is not None and cached.parent.name == info.sha:
-            path = cached
-        else:
-            _check_files([entry.rfilename for entry in info.siblings or []], address)
+        path = cached
+        if path is None or path.parent.name != info.sha:
             path = _download(address)
     log.info(f"{address} is commit {path.parent.name}")
     return path
@@ -143,7 +131,7 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
         CheckpointError: if the hub refuses it, or cannot be reached.
     """
     api = HfApi()
-    with _explained(Address(repository, None), uploading=True):
+    with _explained(Address(repository, None)):
         api.create_repo(repository, private=private or None, exist_ok=True)
         # What was uploaded to a public repository cannot be called back.
         if private and not api.model_info(repository, timeout=_TIMEOUT).private:
@@ -209,26 +197,6 @@ def _download(address: Address) -> Path:
     )
 
 
-def _check_files(names: Sequence[str], address: Address) -> None:
-    """Check that a repository holds the files of a published checkpoint, before they are fetched.
-
-    Raises:
-        CheckpointError: if it does not.
-    """
-    missing = [name for name in (portable.CONFIG, portable.WEIGHTS) if name not in names]
-    if not missing:
-        return
-
-    fault = f"{address} holds no checkpoint of mldec.publish: it has no {' and no '.join(missing)}"
-    pickles = [name for name in names if name.endswith(PICKLES)]
-    if pickles:
-        raise CheckpointError(
-            f"{fault}, but {pickles[0][:100]}, which is refused: a pickle can run code when it is "
-            f"read; if it is a checkpoint that you trust, download it and pass its path"
-        )
-    raise CheckpointError(f"{fault}; choose another repository")
-
-
 def _is_unreachable(error: Exception) -> bool:
     """Tell whether the hub did not answer, or not to the question."""
     if isinstance(error, HfHubHTTPError):
@@ -237,50 +205,23 @@ def _is_unreachable(error: Exception) -> bool:
 
 
 @contextmanager
-def _explained(address: Address, *, uploading: bool = False) -> Iterator[None]:
-    """Turn the errors of the client into one line.
-
-    Args:
-        address: of the checkpoint, for messages.
-        uploading: rather than fetching.
-
-    Raises:
-        CheckpointError: instead of any error but a `UserError`.
-    """
+def _explained(address: Address) -> Iterator[None]:
+    """Turn the errors of the client into one line that names a checkpoint."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
         # The client raises its own classes, those of its HTTP library, OSError and ValueError.
-        raise CheckpointError(f"{address}: {_reason(error, address, uploading)}") from error
+        endpoint = huggingface_hub.constants.ENDPOINT
+        raise CheckpointError(
+            f"{address}: {endpoint} cannot give or take it ({_reason(error)}); check the name, the "
+            f"network and the disk; for what is private or gated, {_LOG_IN}"
+        ) from error
 
 
-def _reason(error: Exception, address: Address, uploading: bool) -> str:
-    """Return what is wrong, and what to do."""
-    endpoint = huggingface_hub.constants.ENDPOINT
-    if isinstance(error, GatedRepoError):
-        return f"its owner grants access on request; ask for it at its page on {endpoint}"
-    if isinstance(error, RevisionNotFoundError):
-        return f"there is no revision {address.revision or 'main'}; choose a branch, tag or commit"
-    if isinstance(error, OfflineModeIsEnabled):
-        absent = "" if uploading else "it is not in the cache, and "
-        return f"{absent}HF_HUB_OFFLINE is set; unset it"
-
-    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-    if status == 403 or (uploading and isinstance(error, RepositoryNotFoundError)):
-        return f"{endpoint} grants no permission; {_LOG_IN} to a token that may do this"
-    if isinstance(error, RepositoryNotFoundError):
-        return f"{endpoint} has no such model, or it is private; check the name, or {_LOG_IN}"
-    if status == 401:
-        return f"{endpoint} does not accept the token; {_LOG_IN} to a valid one"
-    if isinstance(error, EntryNotFoundError):
-        return f"a file is missing on {endpoint} ({brief(error)}); try again"
-    if status is not None:
-        return f"{endpoint} answers with status {status} ({brief(error)}); try again later"
-    if isinstance(error, OSError) and error.errno is not None:
-        cache = huggingface_hub.constants.HF_HUB_CACHE
-        return f"cannot write to {cache} ({error.strerror}); free space, or set HF_HOME elsewhere"
-    if isinstance(error, ValueError):
-        return f"the files are refused ({brief(error)}); correct what it names"
-    return f"{endpoint} cannot be used ({brief(error)}); check the network and try again"
+def _reason(error: Exception) -> str:
+    """Describe an error with all its lines: what the hub says is not in the first one."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(f"{type(error).__name__}: {error}".split())[:250]

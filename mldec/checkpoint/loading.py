@@ -5,36 +5,27 @@ Evaluation, prediction and notebooks all enter here.
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mldec import build
 from mldec.checkpoint import hub, portable, released, towers, zoo
-from mldec.checkpoint.calibration import Calibration
-from mldec.checkpoint.classes import read_class_names
-from mldec.checkpoint.describing import (
-    Description,
-    describe_file,
-    describe_run,
-    describe_tower,
-    read_weights,
-)
-from mldec.checkpoint.fitting import copy_fitting, load_strict
-from mldec.checkpoint.limits import check_sizes, limited
-from mldec.checkpoint.state import Best, Checkpoint, LogPosition
-from mldec.config.compose import to_dict
-from mldec.config.schema import Config
+from mldec.checkpoint.classes import check_count, read_class_names
+from mldec.checkpoint.state import Best, Calibration, Checkpoint, LogPosition
+from mldec.config.compose import parse, to_dict
+from mldec.config.schema import PARTS, Config
 from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
-from mldec.errors import CheckpointError, ConfigError
+from mldec.errors import CheckpointError, ConfigError, refusing
 from mldec.files.run_folder import find_checkpoint
-from mldec.files.torch_files import versions
+from mldec.files.torch_files import SUFFIX, read_torch, versions
 from mldec.model import Classifier
 from mldec.runtime import distributed, facts
 
@@ -42,6 +33,13 @@ log = logging.getLogger("mldec")
 
 MOST_VERSIONS = 100  # versions of a checkpoint that are looked for: more than a run keeps
 _LOADING = threading.RLock()
+# Buffers that a released file may lack, because we compute them ourselves.
+COMPUTED = (
+    "num_batches_tracked",
+    "backbone.mean",
+    "backbone.std",
+)
+NAMED, LONGEST = 10, 100  # how many tensors a message names, and the characters of each name
 
 
 @dataclass(frozen=True)
@@ -57,13 +55,32 @@ class Loaded:
     metrics: dict[str, float]  # of the run's last evaluation; empty for a file of others
     weights: str  # "ema" or "raw"
     path: Path  # of the file of weights
-    # Of the training data; None for a file of others and for one of version 0.1.
+    # Of the training data; None for a file of others.
     fingerprint: Fingerprint | None = None
     # Of these weights; None unless `mldec.calibrate` wrote the file.
     calibration: Calibration | None = None
     of_run: bool = False  # whether the file is one of ours, and not one of others
     # Names of the classes that training did not have; None if the file does not say.
     unseen: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a file says of its model, and the tensors that fill it."""
+
+    path: Path
+    config: Config
+    parts: build.Parts  # backbone and head
+    classes: Classes
+    transform: EvalTransform
+    metrics: dict[str, float]
+    weights: str  # "ema" or "raw"
+    tensors: Mapping[str, Tensor]
+    fingerprint: Fingerprint | None = None
+    calibration: Calibration | None = None
+    of_run: bool = False
+    unseen: tuple[str, ...] | None = None
+    optional: tuple[str, ...] = ()  # endings of the names of tensors that the file may lack
 
 
 def load(path: Path) -> Checkpoint:
@@ -190,20 +207,12 @@ def load_model(
             description = describe_file(local(path), weights, image_size, names, plugins)
 
         model = _build(description)
-        load_strict(model, description.tensors, description.path, optional=description.optional)
-        loaded = Loaded(
-            model.to(device).eval(),
-            description.config,
-            description.classes,
-            description.transform,
-            description.metrics,
-            description.weights,
-            description.path,
-            description.fingerprint,
-            description.calibration,
-            description.of_run,
-            description.unseen,
-        )
+        known = {
+            field.name: getattr(description, field.name)
+            for field in fields(Loaded)
+            if field.name != "model"
+        }
+        loaded = Loaded(model.to(device).eval(), **known)
 
     return loaded if image_size is None else _at_size(loaded, image_size, path)
 
@@ -260,7 +269,7 @@ def outline(path: Path, plugins: Sequence[str] = ()) -> tuple[Checkpoint, Config
     """
     checkpoint = load(path)
     description = describe_run(checkpoint, path, "raw", plugins)
-    with _named(path), limited(description.tensors, path), torch.device("meta"):
+    with refusing(path), torch.device("meta"):
         model = build.model(description.parts, description.classes, pretrained=False)
     return checkpoint, description.config, model
 
@@ -279,12 +288,13 @@ def initialise(model: nn.Module, path: str | Path) -> str:
         CheckpointError: if the file cannot be read, or is of another backbone.
     """
     path = local(path)
-    state = read_weights(path)
-    if "format" in state:
-        tensors, _ = Checkpoint.from_state(state, path).weights(None, path)
-    else:
-        tensors = released.tensors(state, path)
-    return copy_fitting(model, tensors, path)
+    with refusing(path):
+        state = read_weights(path)
+        if "format" in state:
+            tensors, _ = Checkpoint.from_state(state, path).weights(None, path)
+        else:
+            tensors = released.tensors(state, path)
+        return copy_fitting(model, tensors, path)
 
 
 def _at_size(loaded: Loaded, image_size: int, path: str | Path) -> Loaded:
@@ -303,37 +313,23 @@ def _at_size(loaded: Loaded, image_size: int, path: str | Path) -> Loaded:
 
 
 def _build(description: Description) -> Classifier:
-    """Build a model, unless it outgrows the tensors that are to fill it.
+    """Build a model and fill it; one whose tensors are not those of the file takes no memory.
 
     Raises:
-        CheckpointError: if the model is larger, or cannot be built.
+        CheckpointError: if it cannot be built, or does not fit its file.
     """
-    path, config, tensors = description.path, description.config, description.tensors
-    check_sizes((config.backbone, config.head), tensors, path)
+    path, tensors, optional = description.path, description.tensors, description.optional
 
-    with _named(path):
-        # First on the meta device, so that a model that is too large takes no memory. Parts of the
-        # caller's own need not support that, and a file cannot ask for them.
-        if not config.plugins:
-            with limited(tensors, path), torch.device("meta"):
-                build.model(description.parts, description.classes, pretrained=False)
+    with refusing(path):
+        # Parts of the caller's own need not support the meta device.
+        if not description.config.plugins:
+            with torch.device("meta"):
+                outlined = build.model(description.parts, description.classes, pretrained=False)
+            check_fit(outlined, tensors, path, optional=optional)
 
-        with limited(tensors, path):
-            return build.model(description.parts, description.classes, pretrained=False)
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Name the file whose model cannot be built."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except Exception as error:
-        # A constructor may raise anything for values that its signature allows.
-        raise CheckpointError(
-            f"the model in {path} cannot be built: {error or 'it is too large'}"
-        ) from error
+        model = build.model(description.parts, description.classes, pretrained=False)
+        load_strict(model, tensors, path, optional=optional)
+        return model
 
 
 @contextmanager
@@ -351,3 +347,282 @@ def _standard_torch() -> Iterator[None]:
             yield
         finally:
             torch.set_default_dtype(dtype)
+
+
+def describe_file(
+    path: Path,
+    weights: str | None,
+    image_size: int | None,
+    names: Sequence[str] | None,
+    plugins: Sequence[str],
+) -> Description:
+    """Describe the model in a local file; the arguments are those of `load_model`."""
+    state = read_weights(path)
+    if "format" not in state:
+        return _describe_released(state, path, weights, image_size, names)
+
+    description = describe_run(Checkpoint.from_state(state, path), path, weights, plugins)
+    if names is None:
+        return description
+    check_count(names, len(description.classes), path)
+    return _renamed(description, names)
+
+
+def describe_run(
+    checkpoint: Checkpoint, path: Path, weights: str | None, plugins: Sequence[str]
+) -> Description:
+    """Describe the model in a checkpoint of a run."""
+    # Inference needs the backbone and the head only: an argument of the data that was renamed since
+    # must not make a checkpoint unusable.
+    config, parts = _saved_parts(checkpoint, path, plugins, build.MODEL_PARTS)
+    tensors, chosen = checkpoint.weights(weights, path)
+
+    calibration = checkpoint.calibration
+    if calibration is not None and calibration.weights != chosen:
+        log.warning(
+            f"{path} was calibrated with its {calibration.weights} weights: its thresholds are "
+            f"not used with the {chosen} ones"
+        )
+        calibration = None
+    return Description(
+        path=path,
+        of_run=True,
+        config=config,
+        parts=parts,
+        classes=checkpoint.classes,
+        transform=checkpoint.transform,
+        metrics=checkpoint.metrics,
+        weights=chosen,
+        tensors=tensors,
+        fingerprint=checkpoint.fingerprint,
+        calibration=calibration,
+        unseen=checkpoint.unseen,
+    )
+
+
+def describe_tower(source: str, weights: str | None, names: Sequence[str] | None) -> Description:
+    """Describe a model of open_clip."""
+    if weights is not None:
+        raise CheckpointError(f"{source} has one set of weights: leave --weights out")
+    if names is not None:
+        raise ConfigError(
+            f"--class-names has no effect: {source} has no classes of its own; leave it out"
+        )
+
+    tower = towers.convert(source)
+    config = parse(tower.config)
+    return Description(
+        path=tower.path,
+        config=config,
+        parts=build.check(config, build.MODEL_PARTS),
+        classes=tower.classes,
+        transform=tower.transform,
+        metrics={},
+        weights="raw",
+        tensors=tower.tensors,
+        optional=COMPUTED,
+    )
+
+
+def saved_config(
+    checkpoint: Checkpoint, path: Path, plugins: Sequence[str] = (), *, kinds: Sequence[str] = PARTS
+) -> Config:
+    """Return the config of a checkpoint, treated as untrusted data.
+
+    Its own `plugins` are dropped, so that a file cannot choose which packages are imported.
+
+    Args:
+        checkpoint: of a run.
+        path: of its file, for messages.
+        plugins: packages of the caller that may hold parts of the model.
+        kinds: the parts that are checked, and whose nodes then hold every argument.
+
+    Raises:
+        CheckpointError: if it is not a config that this version understands.
+    """
+    return _saved_parts(checkpoint, path, plugins, kinds)[0]
+
+
+def read_weights(path: Path) -> dict[str, Any]:
+    """Read an untrusted file of weights and check that its top level is a dictionary."""
+    if path.suffix == SUFFIX:
+        return portable.read(path)
+
+    state = read_torch(path)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} is no checkpoint: it holds a {type(state).__name__}")
+    return state
+
+
+def _renamed(description: Description, names: Sequence[str]) -> Description:
+    """Return the description of a model whose classes have other names, in the same order."""
+    unseen = description.unseen
+    if unseen is not None:
+        new_name = dict(zip(description.classes.names, names, strict=True))
+        unseen = tuple(new_name[name] for name in unseen)
+
+    classes = replace(description.classes, names=tuple(names))
+    return replace(description, classes=classes, unseen=unseen)
+
+
+def _saved_parts(
+    checkpoint: Checkpoint, path: Path, plugins: Sequence[str], kinds: Sequence[str]
+) -> tuple[Config, build.Parts]:
+    """Return the config of a checkpoint, see `saved_config`, and the parts that it describes."""
+    # OmegaConf would resolve an interpolation, which can read the environment of the user.
+    if "${" in repr(checkpoint.config):
+        raise CheckpointError(
+            f"the config in {path} is refused: it holds an interpolation, and a saved one never "
+            f"does"
+        )
+
+    with refusing(path):
+        config = parse(
+            {**checkpoint.config, "plugins": list(plugins), "resume": None, "init": None}
+        )
+        parts = build.check(config, kinds)
+        return build.recorded(config, parts), parts
+
+
+def _describe_released(
+    state: dict[str, Any],
+    path: Path,
+    weights: str | None,
+    image_size: int | None,
+    names: Sequence[str] | None,
+) -> Description:
+    """Describe the model in a file of the paper's authors."""
+    if weights == "ema":
+        raise CheckpointError(f"{path} holds one set of weights: leave --weights out")
+
+    converted = released.convert(state, path, image_size=image_size, names=names)
+    config = parse(converted.config)
+    return Description(
+        path=path,
+        config=config,
+        parts=build.check(config, build.MODEL_PARTS),
+        classes=converted.classes,
+        transform=converted.transform,
+        metrics={},
+        weights="raw",
+        tensors=converted.tensors,
+        # The files lack the counters of batch norm, and the normalisation of the input, which timm
+        # knows from the name of the network.
+        optional=COMPUTED,
+    )
+
+
+class Match(NamedTuple):
+    """How the tensors of a file fit a model: four sorted lists of names."""
+
+    fitting: list[str]
+    other_shape: list[str]  # in both, but of different shapes
+    missing: list[str]  # in the model, not in the file
+    unexpected: list[str]  # in the file, not in the model
+
+
+def match_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> Match:
+    """Compare tensors with the state dict of a model by name and shape."""
+    wanted = model.state_dict()
+    common = wanted.keys() & tensors.keys()
+    fitting = {name for name in common if wanted[name].shape == tensors[name].shape}
+
+    return Match(
+        fitting=sorted(fitting),
+        other_shape=sorted(common - fitting),
+        missing=sorted(wanted.keys() - tensors.keys()),
+        unexpected=sorted(tensors.keys() - wanted.keys()),
+    )
+
+
+def check_fit(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    path: Path,
+    *,
+    optional: tuple[str, ...] = (),
+) -> None:
+    """Check that tensors match the model's in name and shape, all of them.
+
+    Args:
+        model: that is to take the tensors; it may be on the meta device.
+        tensors: by the names of the model's state dict.
+        path: of their file, for messages.
+        optional: endings of the names of tensors that may be missing, and stay as they are.
+
+    Raises:
+        CheckpointError: if tensors are missing, unexpected or of another shape; it names up to ten.
+    """
+    match = match_tensors(model, tensors)
+    missing = [name for name in match.missing if not name.endswith(optional)]
+
+    for what, names in (
+        ("missing", missing),
+        ("unexpected", match.unexpected),
+        ("of another shape", match.other_shape),
+    ):
+        if names:
+            # The names come from the file: cut long ones, so that the message stays readable.
+            examples = ", ".join(name[:LONGEST] for name in names[:NAMED])
+            plural = "tensor is" if len(names) == 1 else "tensors are"
+            raise CheckpointError(
+                f"{path} does not fit the model: {len(names)} {plural} {what} ({examples})"
+            )
+
+
+def load_strict(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    path: Path,
+    *,
+    optional: tuple[str, ...] = (),
+) -> None:
+    """Copy tensors to a model that they must fit; see `check_fit`."""
+    check_fit(model, tensors, path, optional=optional)
+    model.load_state_dict(dict(tensors), strict=not optional)
+
+
+def copy_fitting(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> str:
+    """Copy every tensor that fits by name and shape.
+
+    The backbone must fit completely. The head may differ, since a new run may have other classes.
+
+    Args:
+        model: takes the tensors.
+        tensors: by the names of the model's state dict.
+        path: of their file, for messages.
+
+    Returns:
+        A one-line report of what was loaded, what has another shape, and what is not in the file.
+
+    Raises:
+        CheckpointError: if the tensors are of another backbone.
+    """
+    # Computed buffers are neither required from the file nor taken from it.
+    match = match_tensors(model, tensors)
+    fitting = {name: tensors[name] for name in match.fitting if not name.endswith(COMPUTED)}
+    missing = [name for name in match.missing if not name.endswith(COMPUTED)]
+    unexpected = [name for name in match.unexpected if not name.endswith(COMPUTED)]
+
+    # A backbone that fits in part is another network, whose other layers would stay random.
+    unfilled = [name for name in (*missing, *match.other_shape) if name.startswith("backbone.")]
+    if unfilled or not match.fitting:
+        raise CheckpointError(
+            f"init={path} is of another backbone: {len(unfilled)} of the model's tensors are "
+            f"absent or of another shape ({', '.join(sorted(unfilled)[:3])}); "
+            f"choose its backbone=NAME"
+        )
+
+    model.load_state_dict(fitting, strict=False)
+
+    wanted = len(fitting) + len(missing) + len(match.other_shape)
+    report = f"init from {path}: {len(fitting)} of {wanted} tensors loaded"
+    for what, names in (
+        ("of another shape", match.other_shape),
+        ("not in the file", missing),
+        ("not in the model", unexpected),
+    ):
+        if names:
+            more = ", ..." if len(names) > 5 else ""
+            report += f"; {len(names)} {what} ({', '.join(names[:5])}{more})"
+    return report

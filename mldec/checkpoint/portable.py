@@ -10,27 +10,20 @@ A folder, or a repository on the Hugging Face Hub, holds two files:
 
 import json
 import math
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from mldec.checkpoint.state import Best, Checkpoint, LogPosition
-from mldec.errors import CheckpointError, DataError
-from mldec.files.plain import plain
+from mldec.errors import CheckpointError, refusing
 from mldec.files.results import write_file
-from mldec.files.safetensors_file import SUFFIX, read_safetensors, write_safetensors
-from mldec.files.text import open_binary, parse_json
-from mldec.files.torch_files import sha256_of
+from mldec.files.torch_files import SUFFIX, read_safetensors, sha256_of, write_safetensors
 
 CONFIG, WEIGHTS = "config.json", f"model{SUFFIX}"
 LIBRARY, LAYOUT = "mldec", 1
-MAX_CONFIG = 2**24  # bytes; ImageNet-21K needs two megabytes
 QUERIES = "classes.queries"  # the name of the word vectors among the tensors
 # The parts of `Checkpoint.to_state` that inference does not need, or that are tensors.
 _TRAINING = ("model", "ema", "optimizer", "scaler", "loss", "log")
-_TUPLES = ("thresholds", "slopes", "offsets")  # of a calibration; JSON has lists only
-_HASH = re.compile("[0-9a-f]{64}")
 
 
 def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint:
@@ -59,10 +52,8 @@ def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint
         calibration=calibration,
         model=tensors if weights == "raw" else {},
         ema=tensors if weights == "ema" else None,
-        optimizer={"state": {}, "param_groups": []},
-        scaler={},
-        loss={},
         log=LogPosition(),
+        **_untrained(),
     )
 
 
@@ -116,7 +107,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read the untrusted files of a checkpoint in the portable form.
+    """Read the files of a checkpoint in the portable form.
 
     Args:
         path: of the safetensors file; config.json is beside it.
@@ -129,17 +120,18 @@ def read(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise CheckpointError(f"no file at {path}: check the path")
-    if not path.with_name(CONFIG).exists():
+    config = path.with_name(CONFIG)
+    if not config.is_file():
         raise CheckpointError(
             f"{path} lacks the {CONFIG} that mldec.publish writes beside it; put it there"
         )
-    content = read_config(path.with_name(CONFIG))
+    content = read_config(config)
 
-    expected = content["sha256"][WEIGHTS]
-    try:
+    with refusing(config):
+        expected, weights = content["sha256"][WEIGHTS], content["weights"]
+        saved, classes = content["checkpoint"], content["checkpoint"]["classes"]
+    with refusing(path):
         actual = sha256_of(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror})") from error
     if actual != expected:
         # In the cache of the hub the file is a link: what it leads to must go.
         raise CheckpointError(
@@ -148,85 +140,43 @@ def read(path: Path) -> dict[str, Any]:
         )
 
     tensors = read_safetensors(path)
-    return _state(content, tensors, path)
+    queries = tensors.pop(QUERIES, None)
+    with refusing(config):
+        best = asdict(Best()) if saved["best"] is None else saved["best"]
+        return {
+            **saved,
+            "classes": {**classes, "queries": queries},
+            "metrics": {
+                name: math.nan if value is None else value
+                for name, value in saved["metrics"].items()
+            },
+            "best": {**best, "weights": weights},
+            "model": tensors if weights == "raw" else {},
+            "ema": tensors if weights == "ema" else None,
+            **_untrained(),
+            "log": asdict(LogPosition()),
+        }
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read config.json, and check what `read` needs of it beside the checkpoint.
+    """Read config.json, and check that it is of this kind of checkpoint.
 
     Raises:
         CheckpointError: if it is not what `write` wrote.
     """
-    try:
-        with open_binary(path) as file:
-            text = file.read(MAX_CONFIG + 1)
-        if len(text) > MAX_CONFIG:
-            raise CheckpointError(f"{path} is refused: it has more than {MAX_CONFIG:,} bytes")
-        content = parse_json(text)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror})") from error
-    except DataError as error:
-        raise CheckpointError(f"{path} {error}") from error
+    with refusing(path):
+        content = json.loads(path.read_bytes())
+        library, layout = content.get("library"), content.get("layout")
 
-    if not isinstance(content, dict) or content.get("library") != LIBRARY:
+    if library != LIBRARY:
         raise CheckpointError(f"{path} is not one that mldec.publish wrote; use another checkpoint")
-    layout = content.get("layout")
-    if type(layout) is not int or layout != LAYOUT:
+    if layout != LAYOUT:
         raise CheckpointError(
             f"{path} has layout {str(layout)[:40]}, this mldec reads {LAYOUT}: use a newer mldec"
         )
-
-    hashes, saved = content.get("sha256"), content.get("checkpoint")
-    expected = hashes.get(WEIGHTS) if isinstance(hashes, dict) else None
-    is_whole = (
-        isinstance(expected, str)
-        and _HASH.fullmatch(expected) is not None
-        and content.get("weights") in ("ema", "raw")
-        and isinstance(saved, dict)
-    )
-    if not is_whole:
-        raise CheckpointError(
-            f"{path} is not whole: it must hold the sha256 of {WEIGHTS}, its weights (ema or raw) "
-            f"and the checkpoint"
-        )
-    return content
+    return dict(content)
 
 
-def _state(content: dict[str, Any], tensors: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return both files as the content of one checkpoint, whose parts are not checked yet."""
-    weights = content["weights"]
-    # Rebuilt with the limits that hold for a file of torch.save.
-    saved = plain(content["checkpoint"], path)
-
-    queries = tensors.pop(QUERIES, None)
-    classes, calibration, metrics = (
-        saved.get(name) for name in ("classes", "calibration", "metrics")
-    )
-    if isinstance(classes, dict):
-        classes = {**classes, "queries": queries}
-    if isinstance(calibration, dict):
-        calibration = {
-            name: tuple(value) if name in _TUPLES and isinstance(value, list) else value
-            for name, value in calibration.items()
-        }
-    if isinstance(metrics, dict):
-        metrics = {name: math.nan if value is None else value for name, value in metrics.items()}
-
-    best = saved.get("best")
-    if best is None:
-        best = asdict(Best(weights=weights))
-    return {
-        # Without a format it would pass for a file of the authors.
-        "format": None,
-        **saved,
-        "classes": classes,
-        "calibration": calibration,
-        "metrics": metrics,
-        "best": {**best, "weights": weights} if isinstance(best, dict) else best,
-        "model": tensors if weights == "raw" else {},
-        "ema": tensors if weights == "ema" else None,
-        "optimizer": {"state": {}, "param_groups": []},
-        "scaler": {},
-        "loss": {},
-        "log": asdict(LogPosition()),
-    }
+def _untrained() -> dict[str, Any]:
+    """Return the parts of a checkpoint that only training needs, without content."""
+    return {"optimizer": {"state": {}, "param_groups": []}, "scaler": {}, "loss": {}}

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
 from mldec.checkpoint import load_model
-from mldec.checkpoint.queries import can_make
+from mldec.checkpoint.classes import can_make
 from mldec.cli import chosen_model
 from mldec.data.base import Classes
 from mldec.data.images import read_image

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.checkpoint import Loaded, check_queries
-from mldec.checkpoint.queries import can_make, queries_for
+from mldec.checkpoint.classes import can_make, queries_for
 from mldec.data.base import Classes, DataModule, ImageDataset, Split
 from mldec.data.names import check_names
 from mldec.data.randomness import SampleRandom

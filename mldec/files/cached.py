@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from mldec.errors import DataError
+from mldec.files.results import replacing
+
 log = logging.getLogger("mldec")
 
 
@@ -28,8 +31,7 @@ def cache_folder(cache_dir: str | None) -> Path:
 def write_cached(path: Path, arrays: Mapping[str, Any], otherwise: str) -> None:
     """Write arrays to a file of the cache.
 
-    They are written to a temporary file, which is then renamed, so that other processes see a whole
-    file or none.
+    Other processes see a whole file or none; see `replacing`.
 
     Args:
         path: of the file; its folder is created.
@@ -37,15 +39,8 @@ def write_cached(path: Path, arrays: Mapping[str, Any], otherwise: str) -> None:
         otherwise: what happens if it cannot be written, such as "they are parsed at every start".
     """
     # A cache that cannot be written is no fault of the run.
-    temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as temporary:
-            np.savez(temporary, **arrays)
-
-        Path(temporary.name).replace(path)
-    except OSError as error:
-        log.warning("%s cannot be written (%s): %s", path, error.strerror, otherwise)
-
-        if temporary is not None:
-            Path(temporary.name).unlink(missing_ok=True)
+        with replacing(path) as file:
+            np.savez(file, **arrays)
+    except DataError as error:
+        log.warning("%s; until then %s", error, otherwise)

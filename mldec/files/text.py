@@ -1,49 +1,36 @@
-"""Open and read files that users provide: text, JSON and CSV.
-
-All of them are opened here, because a FIFO or a device in place of a file would block a command
-forever.
-"""
+"""Open and read files that users provide: text, JSON and CSV."""
 
 import csv
 import errno
 import io
 import json
-import os
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from io import BufferedReader
+from io import BufferedReader, TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 from mldec.errors import DataError
 
 CSV_ROWS = 4096  # rows per chunk of a large file: with 65,536, reading took twice as long
-_KINDS = {
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
 
 
 def open_binary(path: str | Path) -> BufferedReader:
-    """Open a regular file, or a link to one, to read its bytes.
+    """Open a file to read its bytes.
 
     Raises:
-        OSError: if it cannot be opened, also because the path is that of a folder, a FIFO, a device
-            or a socket, or no valid path.
+        OSError: if it cannot be opened, also because no file can have such a path.
     """
     try:
-        return open(path, "rb", opener=_open_regular)
+        return Path(path).open("rb")
     except ValueError as error:
         # The path holds a NUL, or half of a surrogate pair.
         raise OSError(errno.EINVAL, "no file has such a name", str(path)) from error
 
 
 def open_text(path: str | Path, *, newline: str | None = None) -> TextIO:
-    """Open a regular file, or a link to one, to read UTF-8 text, with or without a byte order mark.
+    """Open a file to read UTF-8 text, with or without a byte order mark.
 
     Args:
         path: of the file.
@@ -52,10 +39,7 @@ def open_text(path: str | Path, *, newline: str | None = None) -> TextIO:
     Raises:
         OSError: see `open_binary`.
     """
-    try:
-        return cast(TextIO, open(path, encoding="utf-8-sig", newline=newline, opener=_open_regular))
-    except ValueError as error:
-        raise OSError(errno.EINVAL, "no file has such a name", str(path)) from error
+    return TextIOWrapper(open_binary(path), encoding="utf-8-sig", newline=newline)
 
 
 @contextmanager
@@ -73,7 +57,7 @@ def reading(path: Path, see: str) -> Iterator[None]:
 
 
 def read_bytes(path: Path, see: str) -> bytes:
-    """Return the content of a regular file.
+    """Return the content of a file.
 
     Args:
         path: of the file.
@@ -121,37 +105,6 @@ def read_json(path: Path, see: str) -> Any:
         return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}); restore it, {see}") from error
-
-
-def parse_json(content: bytes) -> Any:
-    """Return what JSON from an untrusted file says, if every reader would read the same.
-
-    Args:
-        content: of the file, UTF-8.
-
-    Raises:
-        DataError: if it is not standard JSON, or an object has a key twice; the message is the end
-            of a sentence that names the file.
-    """
-    try:
-        return json.loads(
-            content.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
-        )
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"is not valid JSON ({error})") from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON whose keys are all different."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        raise ValueError("an object has a key twice")
-    return content
-
-
-def _no_constant(name: str) -> None:
-    """Refuse NaN and Infinity, which Python reads and standard JSON does not have."""
-    raise ValueError(f"{name} is no number in JSON")
 
 
 def read_lines(path: Path, see: str) -> list[str]:
@@ -244,20 +197,3 @@ def csv_columns(
         ) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text after row {first - 1}; {see}") from error
-
-
-def _open_regular(path: str, flags: int) -> int:
-    """Open a file as `open` does for its `opener`, unless it is not a regular one."""
-    # Opening a FIFO would otherwise wait for a writer; the flag has no effect on a regular file.
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-    # Ask the open file, not the path, which may have changed meanwhile.
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return descriptor
-
-    os.close(descriptor)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-    raise OSError(errno.EINVAL, f"{kind}, not a regular file", path)

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as packed
 from torch import Tensor
 
-from mldec.errors import CheckpointError
-from mldec.files.archive import refuse_bomb
-from mldec.files.plain import plain
+from mldec.errors import CheckpointError, brief, refusing
+from mldec.files.results import write_file
 
+SUFFIX = ".safetensors"
 RECORD_BYTES = 2**16  # at most this much of a checksum file is read; one of ours has two lines
 
 
@@ -130,37 +132,33 @@ def snapshot(value: Any) -> Any:
 def read_torch(path: Path) -> Any:
     """Read a file of torch.save: a checkpoint, released weights, word vectors or class names.
 
-    All such files are read here. If there is a checksum beside the file, it is compared. Nothing in
-    the file is run, and an archive that would unpack to more than its size is refused.
-
-    Returns:
-        The content, rebuilt from exact dict, list, tuple, str, numbers and dense tensors; see
-        `plain`.
+    All such files are read here, and nothing in them is run. If there is a checksum beside the
+    file, it is compared.
 
     Raises:
         CheckpointError: if the file is missing, damaged, truncated, or refused.
     """
-    try:
-        # A pipe is no file either: reading it would block.
-        if not path.is_file():
-            raise CheckpointError(f"no file at {path}: check the path")
-        if path.suffix == ".pt2":
-            raise CheckpointError(
-                f"{path}: no command opens a .pt2 file, because loading one can run code that it "
-                f"holds; pass the checkpoint, or to predict, demo and benchmark an .onnx file of it"
-            )
+    # A pipe is no file either: reading it would block.
+    if not path.is_file():
+        raise CheckpointError(f"no file at {path}: check the path")
+    if path.suffix == ".pt2":
+        raise CheckpointError(
+            f"{path}: no command opens a .pt2 file, because loading one can run code that it "
+            f"holds; pass the checkpoint, or to predict, demo and benchmark an .onnx file of it"
+        )
 
-        # The order matters: a file is unpickled only after it has passed all checks.
+    # torch warns about the way a file was pickled, which its reader cannot change.
+    with refusing(path), warnings.catch_warnings(action="ignore"):
         _check_hash(path)
         _check_start(path)
-        refuse_bomb(path)
-        return plain(_unpickle(path), path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({_first_line(error)})") from error
-    except MemoryError as error:
-        raise CheckpointError(
-            f"{path} asks for more memory than there is; use another copy"
-        ) from error
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            # The first line of torch's message is advice to trust the file.
+            raise CheckpointError(
+                f"{path} is refused: it holds more than tensors and plain values, or is damaged "
+                f"({_refused_name(error)}); use another copy"
+            ) from error
 
 
 def _check_hash(path: Path) -> None:
@@ -176,35 +174,52 @@ def _check_hash(path: Path) -> None:
 
 
 def _check_start(path: Path) -> None:
-    """Refuse an empty file or a web page, which servers send when a download fails."""
+    """Refuse an empty file, a web page in place of a download, and an archive that unpacks to more.
+
+    torch.save compresses nothing, so the members of its archive are no larger than the file.
+    """
     with path.open("rb") as file:
-        start = file.read(1)
+        start = file.read(4)
+    if start == b"" or start.startswith(b"<"):
+        kind = "a web page" if start else "an empty file"
+        raise CheckpointError(f"{path} is no file of tensors, but {kind}: download it again")
 
-    if start == b"":
-        raise CheckpointError(f"{path} is no file of tensors, but an empty file: download it again")
-    if start == b"<":
-        raise CheckpointError(f"{path} is no file of tensors, but a web page: download it again")
+    if start == b"PK\x03\x04":
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+        stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+        if not stored or sum(member.file_size for member in members) > path.stat().st_size:
+            raise CheckpointError(
+                f"{path} is refused: its members unpack to more than the file has, and torch.save "
+                f"compresses nothing; use another copy"
+            )
 
 
-def _unpickle(path: Path) -> Any:
-    """Read plain containers and tensors with torch's restricted unpickler."""
-    try:
-        # torch warns about the way a file was pickled, which its reader cannot change.
-        with warnings.catch_warnings(action="ignore"):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        # torch raises this error also for bytes that are no pickle.
-        refused = _refused_name(error) if zipfile.is_zipfile(path) else "or is not one at all"
-        raise CheckpointError(
-            f"{path} is refused: it holds more than tensors and plain values ({refused})"
-        ) from error
-    except (MemoryError, OSError):
-        raise
-    except Exception as error:
-        # torch raises almost anything on bytes that are no such file.
-        raise CheckpointError(
-            f"{path} is no file of tensors, or a damaged one: {_first_line(error)}"
-        ) from error
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors, completely or not at all.
+
+    Args:
+        path: of the file.
+        tensors: by name; tensors that share memory are written separately.
+
+    Raises:
+        DataError: if it cannot be written; an existing file stays as it is.
+    """
+    separate = {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    write_file(path, packed(separate, {"format": "pt"}))
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Read a file of tensors; the library checks that they fill it without gaps and overlaps.
+
+    Raises:
+        CheckpointError: if the file is missing, damaged, or another kind of file.
+    """
+    with refusing(path):
+        return load_file(path)
 
 
 def hash_record(path: Path) -> Path:
@@ -293,26 +308,16 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__
-
-
 def _write_fault(error: OSError | RuntimeError) -> str:
     """Return the cause of a failed torch.save in one line."""
-    text = _first_line(error)
+    text = brief(error)
 
     # torch.save reports a short write as an unexpected position in the file.
     return "the disk is full, or did not take all of it" if "unexpected pos" in text else text
 
 
-def _refused_name(error: BaseException) -> str:
-    """Return the part of torch's refusal that names what the pickle asked for."""
-    for line in str(error).splitlines():
-        if "Unsupported" in line or "GLOBAL" in line:
-            return (
-                line.strip()
-                .removeprefix("WeightsUnpickler error: ")
-                .split(" was not an allowed")[0]
-            )
-    return _first_line(error)
+def _refused_name(error: pickle.UnpicklingError) -> str:
+    """Return the line of torch's refusal that names what the pickle asked for."""
+    lines = str(error).splitlines()
+    named = next((line for line in lines if "Unsupported" in line or "GLOBAL" in line), "damaged")
+    return named.strip().removeprefix("WeightsUnpickler error: ").split(" was not an allowed")[0]

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 from mldec.checkpoint import Loaded
-from mldec.checkpoint.queries import queries_for
+from mldec.checkpoint.classes import queries_for
 from mldec.data.base import Classes
 from mldec.errors import CheckpointError, ConfigError
 

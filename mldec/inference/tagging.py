@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mldec.checkpoint import load_model
-from mldec.checkpoint.queries import can_make
+from mldec.checkpoint.classes import can_make
 from mldec.cli import chosen_model
 from mldec.data.base import Classes
 from mldec.errors import CheckpointError, ConfigError, complain, say

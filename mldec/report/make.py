@@ -18,7 +18,7 @@ import mldec
 from mldec import build
 from mldec.calibration.stored import chosen_thresholds
 from mldec.checkpoint import Loaded, load_model
-from mldec.checkpoint.queries import can_make
+from mldec.checkpoint.classes import can_make
 from mldec.cli import chosen_model, precision_setting
 from mldec.config.compose import to_yaml
 from mldec.config.schema import Config

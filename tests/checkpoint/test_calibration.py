@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 import torch
 
 from mldec.checkpoint import Calibrated, Calibration, load_model
-from mldec.checkpoint.calibration import fits_classes
-from mldec.checkpoint.state import Checkpoint
+from mldec.checkpoint.state import Checkpoint, fits_classes
 from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
 from mldec.errors import CheckpointError
@@ -62,52 +60,16 @@ def test_it_is_not_that_of_other_weights(
     assert "x.pt was calibrated with its ema weights: its thresholds are not used" in caplog.text
 
 
-MALFORMED: dict[str, list[Any]] = {
-    "weights": ["both", None, 3, torch.zeros(2)],
-    "objective": [3, ("f1",), None],
-    "scope": ["image", None, torch.zeros(2), ["class"]],
-    "thresholds": [
-        [0.1, 0.2, 0.3],
-        (0.1, 0.2),
-        (),
-        (0.1,),
-        (0.1, 0.2, 1.1),
-        (-0.1, 0.2, 0.3),
-        (0.1, math.nan, 0.3),
-        (True, 0.1, 0.2),
-        ("0.1", 0.2, 0.3),
-        torch.tensor([0.1, 0.2, 0.3]),
-    ],
-    "slopes": [(), (-1.0,), (math.inf,), (1.0, 1.0), (1.0, 1.0, 1.0), None],
-    "offsets": [(), (math.nan,), (1.0, 1.0), torch.zeros(1), 0.0],
-    "images": [-1, 2.0, True],
-    "data": [None, {1: 2}, {"a": torch.zeros(1)}, [1]],
-    "fingerprint": [None, {}, {"images": 3}],
-    "date": ["", "yesterday", 2026, "2026-11-21\n" * 9, "2" * 90],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, values in MALFORMED.items() for value in values]
-)
-def test_a_malformed_calibration_is_refused(whole: dict[str, Any], name: str, value: Any) -> None:
-    calibration = {**dataclasses.asdict(CALIBRATION), name: value}
-    with pytest.raises(CheckpointError, match=r"^x.pt is no whole checkpoint: its 'calibration'"):
-        Checkpoint.from_state(with_calibration(whole, calibration), Path("x.pt"))
-
-
-@pytest.mark.parametrize("change", ["fewer", "more", "list", "empty"])
-def test_other_parts_than_those_of_a_calibration_are_refused(
-    whole: dict[str, Any], change: str
-) -> None:
+@pytest.mark.parametrize("change", ["fewer", "more", "other classes"])
+def test_another_calibration_is_refused_in_one_line(whole: dict[str, Any], change: str) -> None:
     calibration: Any = copy.deepcopy(dataclasses.asdict(CALIBRATION))
     if change == "fewer":
         del calibration["images"]
     elif change == "more":
         calibration["code"] = "x"
     else:
-        calibration = [] if change == "list" else {}
-    with pytest.raises(CheckpointError, match="its 'calibration' is not thresholds from 0 to 1"):
+        calibration["thresholds"] = (0.1, 0.2)
+    with pytest.raises(CheckpointError, match=r"^x\.pt "):
         Checkpoint.from_state(with_calibration(whole, calibration), Path("x.pt"))
 
 

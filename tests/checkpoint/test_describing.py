@@ -3,7 +3,7 @@
 import pytest
 from clip_towers import clip_folder
 
-from mldec.checkpoint.describing import describe_tower
+from mldec.checkpoint.loading import describe_tower
 from mldec.errors import CheckpointError, ConfigError
 
 

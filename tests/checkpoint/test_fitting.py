@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mldec.checkpoint.fitting import (
+from mldec.checkpoint.loading import (
     LONGEST,
     NAMED,
     copy_fitting,

@@ -1,5 +1,4 @@
 import dataclasses
-import math
 import os
 import pickle
 import random
@@ -58,7 +57,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes)
     message = refused(path, fix="")
     assert any(
         part in message
-        for part in ("is no file of tensors", "is damaged", "is refused", "holds no weights")
+        for part in ("is no file of tensors", "cannot be used", "is refused", "holds no weights")
     )
 
 
@@ -66,18 +65,18 @@ def test_a_zip_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", "hello")
-    refused(path, fix="is no file of tensors")
+    refused(path, fix="cannot be used")
 
 
 def test_weights_without_a_config_are_not_a_checkpoint(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(3)}, tmp_path / "x.pt")
     refused(tmp_path / "x.pt", fix="is of no known network")
     torch.save({"format": 99}, tmp_path / "x.pt")
-    refused(tmp_path / "x.pt", fix="use a newer mldec")
+    refused(tmp_path / "x.pt", fix="use another version of mldec")
 
 
 @pytest.mark.parametrize(
-    "name", ["config", "classes", "transform", "best", "model", "ema", "epoch", "step", "optimizer"]
+    "name", ["config", "classes", "transform", "best", "model", "epoch", "step", "optimizer"]
 )
 def test_a_checkpoint_that_lacks_a_part_is_named_in_one_line(best: Path, name: str) -> None:
     state = read_torch(best)
@@ -87,14 +86,6 @@ def test_a_checkpoint_that_lacks_a_part_is_named_in_one_line(best: Path, name: s
     ):
         save(best, changed)
         assert name in refused(best, fix="is no whole checkpoint")
-
-
-@pytest.mark.parametrize("name", ["names", "exclusive", "queries"])
-def test_classes_that_lack_one_thing_and_have_another_are_refused(best: Path, name: str) -> None:
-    state = read_torch(best)
-    state["classes"]["other"] = state["classes"].pop(name)
-    save(best, state)
-    assert "'classes' is missing" in refused(best, fix="is no whole checkpoint")
 
 
 @pytest.mark.parametrize("checksum", [True, False])
@@ -317,28 +308,7 @@ def test_a_model_larger_than_its_file_is_not_built(tmp_path: Path, place: str, v
     hostile.put(state, place, value)
     torch.save(state, tmp_path / "x.pt")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(
-        CheckpointError, match="cannot be built: it is larger than all that the file holds"
-    ):
+    with pytest.raises(CheckpointError, match="does not fit the model"):
         load_model(tmp_path / "x.pt")
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 200_000, f"{grown / 1000:.0f} MB"
-
-
-def test_the_place_in_an_epoch_must_be_in_it(tmp_path: Path) -> None:
-    for step, fits in ((3, False), (4, True), (6, True), (8, True), (9, False)):
-        torch.save({**hostile.good(), "step": step}, tmp_path / "x.pt")
-        if fits:
-            assert checkpoint.load(tmp_path / "x.pt").step == step
-        else:
-            with pytest.raises(
-                CheckpointError, match=f"its 'step' is {step}, and after 1 epochs of 4 steps"
-            ):
-                checkpoint.load(tmp_path / "x.pt")
-
-
-def test_a_loss_that_is_no_number_is_that_of_a_skipped_step(tmp_path: Path) -> None:
-    state = hostile.good()
-    state["log"] = {**state["log"], "loss": math.nan, "skipped": 1}
-    torch.save(state, tmp_path / "x.pt")
-    assert math.isnan(checkpoint.load(tmp_path / "x.pt").log.loss)

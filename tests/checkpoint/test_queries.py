@@ -6,7 +6,7 @@ import pytest
 import torch
 from clip_towers import clip_folder, siglip_folder
 
-from mldec.checkpoint.queries import can_make, queries_for
+from mldec.checkpoint.classes import can_make, queries_for
 from mldec.clip import TextEncoder
 from mldec.data.base import Classes
 from mldec.data.zero_shot.word_vectors import word_vectors

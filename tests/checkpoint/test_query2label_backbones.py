@@ -15,7 +15,7 @@ from timm.models.swin_transformer import checkpoint_filter_fn
 from torch import Tensor
 
 from mldec.checkpoint import load_model
-from mldec.checkpoint.query2label_backbones import backbone_node
+from mldec.checkpoint.released import backbone_node
 from mldec.errors import CheckpointError
 from mldec.heads.query2label import Query2Label
 

@@ -1,7 +1,6 @@
 """The cache of tables: what was changed in it is parsed again, and never believed."""
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,7 +142,6 @@ def test_a_forged_cache_is_parsed_again(
 
 def test_a_cache_of_another_form_is_parsed_again(cache: Cache) -> None:
     for spoil in (
-        lambda: np.savez_compressed(cache.file, **cache.arrays),
         lambda: cache.file.write_bytes(b""),
         lambda: cache.file.write_bytes(cache.whole[:-30]),
     ):
@@ -151,13 +149,6 @@ def test_a_cache_of_another_form_is_parsed_again(cache: Cache) -> None:
         found, parsed = cache.read()
         assert parsed
         assert same(found, table())
-
-
-def test_a_cache_that_is_a_fifo_is_not_waited_for(cache: Cache) -> None:
-    cache.file.unlink()
-    os.mkfifo(cache.file)
-    assert cache.read()[1]
-    assert cache.file.is_file()
 
 
 def test_millions_of_paths_are_checked_in_a_moment() -> None:

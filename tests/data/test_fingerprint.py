@@ -1,10 +1,8 @@
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mldec.checkpoint.state import _OPTIONAL_PARTS
 from mldec.data.base import Classes, LabelledImages, Split, StoredImages
 from mldec.data.fingerprint import Fingerprint, check_same, fingerprint
 from mldec.data.labels import Labels, from_entries
@@ -112,27 +110,3 @@ def test_a_dataset_of_a_users_own_counts_its_images() -> None:
 
     own = fingerprint(Split(Own(), Classes(NAMES)))  # type: ignore[arg-type]
     assert (own.images, own.files, own.labels, len(own.classes)) == (7, "", "", 64)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"images": -1},
-        {"images": True},
-        {"images": 2.0},
-        {"files": None},
-        {"labels": b""},
-        {"classes": []},
-        {"more": ""},
-    ],
-)
-def test_a_checkpoint_holds_a_whole_one(change: dict[str, object]) -> None:
-    fits, _ = _OPTIONAL_PARTS["fingerprint"]
-    whole = dataclasses.asdict(table())
-    assert fits(whole)
-    assert not fits({**whole, **change})
-    assert (
-        not fits({name: value for name, value in whole.items() if name not in change})
-        or "more" in change
-    )
-    assert not fits(None)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from mldec.checkpoint.state import _PARTS
 from mldec.data.base import Classes
 from mldec.data.names import (
     MAX_NAME,
@@ -35,22 +34,16 @@ CONTROLS = [*C0_AND_C1, "\u2028", "\u2029", "\ud800", "\udce9"]
 ODD = [None, True, [], {}, b"dog", ("dog",), "", "  ", "x" * (MAX_NAME + 1)]
 
 
-def in_a_checkpoint(names: object) -> bool:
-    return _PARTS["classes"][0]({"names": names, "exclusive": False, "queries": None})
-
-
 def test_names_that_are_taken() -> None:
     assert [name_fault(name) for name in GOOD] == [None] * len(GOOD)
     assert names_fault(GOOD) is None
     assert Classes(tuple(GOOD)).names == tuple(GOOD)
     assert check_names(GOOD[:2], "", "") == ("dog", " dog ")
-    assert in_a_checkpoint(GOOD)
 
 
 @pytest.mark.parametrize("name", [f"red{control}car" for control in CONTROLS] + ODD, ids=ascii)
 def test_names_that_are_refused_everywhere(name: object) -> None:
     assert name_fault(name)
-    assert not in_a_checkpoint(["a", name])
     with pytest.raises(DataError, match=r"of class 1 (has|is)"):
         Classes(("a", name))  # type: ignore[arg-type]
     with pytest.raises(
@@ -64,7 +57,6 @@ def test_names_that_are_refused_everywhere(name: object) -> None:
 
 def test_two_classes_of_one_name() -> None:
     assert names_fault(["a", "b", "a"]) == "the classes 0 and 2 are both called 'a'"
-    assert not in_a_checkpoint(["a", "b", "a"])
     assert (
         names_fault(["a", "A"]) is None
     )  # two MIDs of Open Images; of a user's own names it is a mistake

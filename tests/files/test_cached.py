@@ -29,7 +29,7 @@ def test_a_file_is_whole_or_not_there(
 
     monkeypatch.setattr("numpy.savez", full)
     write_cached(path, {"numbers": np.arange(9)}, "it is read again")
-    assert "No space left on device): it is read again" in caplog.text
+    assert "No space left on device; free space" in caplog.text
     assert [file.name for file in path.parent.iterdir()] == ["x.npz"]
     with np.load(path) as stored:
         assert len(stored["numbers"]) == 3

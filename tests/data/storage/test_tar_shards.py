@@ -1,7 +1,6 @@
 """Images in tar shards, and the index of them, which is not trusted."""
 
 import hashlib
-import os
 import pickle
 import tarfile
 from pathlib import Path
@@ -194,10 +193,3 @@ def test_an_index_of_odd_arrays_is_refused(
     with pytest.raises(DataError, match=message) as caught:
         load_shards(root / "val")
     assert "\n" not in str(caught.value)
-
-
-def test_an_index_that_is_a_fifo(root: Path) -> None:
-    (root / "val" / "index.npz").unlink()
-    os.mkfifo(root / "val" / "index.npz")
-    with pytest.raises(DataError, match="a FIFO, not a regular file"):
-        load_shards(root / "val")

