@@ -14,16 +14,16 @@ import torch
 from mldec import build
 from mldec.calibration import MIN_POSITIVES
 from mldec.calibration.fitting import (
+    TEMPERATURES,
     Choice,
     Fit,
     Tally,
     cross_fitted,
     fit,
     fit_temperature,
+    parse_objective,
     unscaled,
 )
-from mldec.calibration.scaling import TEMPERATURES
-from mldec.calibration.thresholds import parse_objective
 from mldec.checkpoint import (
     Calibration,
     Checkpoint,

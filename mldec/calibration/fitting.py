@@ -1,19 +1,259 @@
-"""Fit scores and thresholds, and judge them on images that were not used for the fit."""
+"""Fit probabilities and thresholds to scores, and judge them on images outside the fit."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import expit, logit
+from scipy.optimize import brentq, minimize
+from scipy.special import expit, logit, softmax
 
-from mldec.calibration.scaling import platt, temperature
-from mldec.calibration.thresholds import Column, Objective, Threshold, fit_threshold
-from mldec.errors import DataError
+from mldec.errors import ConfigError, DataError
 from mldec.evaluators.multi_label import Counts
 
 MOST_SCORES = 4_000_000  # that a number for all classes is fitted to, such as a temperature
 BLOCK = 64  # classes that are read together: their scores lie side by side in memory
 BINS = 15  # of the calibration error
+TOLERANCE = 1e-8  # of the gradient of a mean loss
+TEMPERATURES = (0.05, 20.0)  # beyond, the scores would be 0, 0.5 and 1
+
+# Calibrated logits of annotated images [n], and whether the images show the class, bool [n].
+Column = tuple[np.ndarray, np.ndarray]
+
+NUMBER = r"([0-9]{0,9}\.?[0-9]{1,9})"
+HIGHEST = np.nextafter(1, 0)  # a threshold of 1 could not be compared as a logit
+
+
+# ------------------------------------------------------------------------------------ probabilities
+
+
+def temperature(logits: np.ndarray, labels: np.ndarray, *, exclusive: bool) -> float | None:
+    """Fit the temperature T that minimises the log loss of the scores of logits / T.
+
+    The scores are a softmax if an image has one label (Guo et al. 2017, arXiv 1706.04599, section
+    4.2), else a sigmoid per class. The loss is convex in 1 / T, so that its derivative has one
+    zero.
+
+    Args:
+        logits: [N, K].
+        labels: 1 (present), 0 (absent) or -1 (not annotated), [N, K].
+        exclusive: whether an image has one label; images without one are left out.
+
+    Returns:
+        The temperature, None if the best one is outside `TEMPERATURES`.
+    """
+    logits = logits.astype(np.float64)
+    if exclusive:
+        has_label = (labels == 1).any(1)
+        logits, present = logits[has_label], labels[has_label] == 1
+        targets = present / present.sum(1, keepdims=True)
+    else:
+        annotated = labels >= 0
+        logits, targets = logits[annotated], (labels == 1)[annotated]
+
+    def derivative(log_temperature: float) -> float:
+        """Return the derivative of the loss with respect to 1 / T."""
+        scaled = logits * np.exp(-log_temperature)
+        scores = softmax(scaled, axis=1) if exclusive else expit(scaled)
+        return float(np.sum((scores - targets) * logits))
+
+    lowest, highest = np.log(TEMPERATURES)
+    if not derivative(lowest) > 0 > derivative(highest):
+        return None
+    return float(np.exp(brentq(derivative, lowest, highest)))
+
+
+def calibrated(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the probability of each class by Platt scaling, float64 [N, K].
+
+    After training with the asymmetric loss, scores are no probabilities, and those of different
+    classes cannot be compared. A logistic regression per class on its annotated images mends that;
+    its two numbers cannot learn the labels by heart.
+
+    Args:
+        logits: [N, K].
+        labels: 1 (present), 0 (absent) or -1 (not annotated), [N, K].
+    """
+    probabilities = np.zeros(logits.shape)
+    for column in range(logits.shape[1]):
+        annotated = labels[:, column] >= 0
+        present = labels[annotated, column] == 1
+        slope, offset = platt(logits[annotated, column], present)
+        probabilities[:, column] = expit(slope * logits[:, column] + offset)
+    return probabilities
+
+
+def platt(logits: np.ndarray, present: np.ndarray) -> tuple[float, float]:
+    """Fit the probability sigmoid(slope * logit + offset) of one class.
+
+    Its targets are not 1 and 0 but those that Platt (1999) derives from a uniform prior, so that a
+    class with few images, or one that the logits separate, has a finite slope. The slope is never
+    negative: a model that is worse than chance says nothing about a class.
+
+    Args:
+        logits: of n images.
+        present: whether their label says that they show the class, bool [n].
+
+    Returns:
+        The slope and the offset.
+    """
+    positives, negatives = int(present.sum()), int((~present).sum())
+    targets = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
+    prior = np.log((positives + 1) / (negatives + 1))
+
+    # In units of their spread, so that the two parameters are of the same size.
+    scores = logits.astype(np.float64)
+    spread = scores.std() if len(scores) else 0.0
+    if spread == 0:
+        return 0.0, float(prior)
+    mean = scores.mean()
+    inputs = np.stack([(scores - mean) / spread, np.ones_like(scores)])
+
+    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the mean cross-entropy with the soft targets, and its gradient."""
+        scaled = weights @ inputs
+        losses = np.logaddexp(0, scaled) - targets * scaled
+        return float(losses.mean()), inputs @ (expit(scaled) - targets) / len(scaled)
+
+    def hessian(weights: np.ndarray) -> np.ndarray:
+        probabilities = expit(weights @ inputs)
+        return (inputs * (probabilities * (1 - probabilities))) @ inputs.T / len(probabilities)
+
+    start = np.array([0.0, prior])
+    options = {"gtol": TOLERANCE}
+    weights = minimize(loss, start, jac=True, hess=hessian, method="trust-exact", options=options).x
+
+    slope = weights[0] / spread
+    if slope < 0:
+        return 0.0, float(prior)
+    return float(slope), float(weights[1] - slope * mean)
+
+
+# --------------------------------------------------------------------------------------- thresholds
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a threshold is chosen for.
+
+    Attributes:
+        text: as the user writes it.
+        kind: "f1": the highest F1. "precision": the highest recall whose precision is at least
+            `values[0]`. "recall": the highest threshold whose recall is at least `values[0]`.
+            "cost": the lowest sum of costs, `values[0]` per false positive and `values[1]` per
+            false negative. Of equally good thresholds the highest is chosen.
+        values: the numbers of the objective.
+    """
+
+    text: str
+    kind: str
+    values: tuple[float, ...]
+
+    def choose(self, hits: np.ndarray, false_alarms: np.ndarray) -> tuple[int | None, bool]:
+        """Choose one of C cut points, highest first.
+
+        Args:
+            hits: positives at or above each cut point, ascending; the last are all of them.
+            false_alarms: negatives at or above each cut point.
+
+        Returns:
+            The index of the cut point, None if it is best to predict nothing; and whether the
+            objective is reached. If no cut point has the precision that is asked for, the one of
+            the highest precision is chosen, of several the one of the highest recall.
+        """
+        positives = hits[-1]
+        precision = hits / (hits + false_alarms)
+
+        if self.kind == "f1":
+            return int(np.argmax(2 * hits / (positives + hits + false_alarms))), True
+        if self.kind == "recall":
+            return int(np.argmax(hits / positives >= self.values[0])), True
+        if self.kind == "precision":
+            reached = bool(precision.max() >= self.values[0])
+            wanted = self.values[0] if reached else precision.max()
+            return int(np.flatnonzero(precision >= wanted)[-1]), reached
+
+        per_false_positive, per_false_negative = self.values
+        costs = per_false_positive * false_alarms + per_false_negative * (positives - hits)
+        is_never_best = per_false_negative * positives <= costs.min()
+        return (None if is_never_best else int(np.argmin(costs))), True
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A threshold, and what it reaches on the images that it was fitted on."""
+
+    value: float  # the lowest calibrated score, from 0 to 1, that counts as present
+    is_reached: bool  # the objective
+    precision: float
+    recall: float
+
+
+def parse_objective(text: str) -> Objective:
+    """Read f1, precision:P, recall:R or cost:FP,FN.
+
+    Raises:
+        ConfigError: for another text, or a number out of its range.
+    """
+    if text == "f1":
+        return Objective(text, "f1", ())
+
+    share = re.fullmatch(rf"(precision|recall):{NUMBER}", text)
+    if share and 0 < float(share[2]) <= 1:
+        return Objective(text, share[1], (float(share[2]),))
+
+    costs = re.fullmatch(rf"cost:{NUMBER},{NUMBER}", text)
+    if costs and float(costs[1]) > 0 and float(costs[2]) > 0:
+        return Objective(text, "cost", (float(costs[1]), float(costs[2])))
+
+    raise ConfigError(
+        f"--objective {text}: it must be f1, precision:P or recall:R with a number above 0 and at "
+        f"most 1, or cost:FP,FN with two costs above 0, such as precision:0.9 or cost:1,5"
+    )
+
+
+def fit_threshold(objective: Objective, columns: Iterable[Column]) -> Threshold:
+    """Fit one threshold to the scores of a class, or of several classes together.
+
+    Only the scores of positives are cut points that can be best: between two of them a lower
+    threshold adds nothing but false positives. The threshold lies halfway between the lowest score
+    that counts as present and the next one.
+
+    Args:
+        objective: that the threshold is chosen for.
+        columns: the images of each class, at least one of them positive. They are iterated over
+            several times, so that the scores of many classes need not be in memory together.
+    """
+    of_positives = np.concatenate([logits[present] for logits, present in columns])
+    cuts, counts = np.unique(of_positives, return_counts=True)
+
+    # How many cut points each negative reaches; most reach none, and need no search.
+    reached = np.zeros(len(cuts) + 1, np.int64)
+    for logits, present in columns:
+        negatives = logits[~present & (logits >= cuts[0])]
+        below = np.searchsorted(cuts, negatives, side="right")
+        reached += np.bincount(below, minlength=len(reached))
+
+    # From the highest cut point to the lowest.
+    cuts, hits, false_alarms = cuts[::-1], counts[::-1].cumsum(), reached[::-1].cumsum()[:-1]
+    index, is_reached = objective.choose(hits, false_alarms)
+    if index is None:
+        highest = max(logits.max() for logits, _ in columns if len(logits))
+        return Threshold(min((expit(highest) + 1) / 2, HIGHEST), is_reached, 0.0, 0.0)
+
+    lower = (logits[logits < cuts[index]] for logits, _ in columns)
+    next_lower = max((logits.max() for logits in lower if len(logits)), default=-np.inf)
+    value = expit(np.array([cuts[index], next_lower])).mean()
+
+    return Threshold(
+        float(min(value, HIGHEST)),
+        is_reached,
+        float(hits[index] / (hits[index] + false_alarms[index])),
+        float(hits[index] / hits[-1]),
+    )
+
+
+# -------------------------------------------------------------------------------------- all classes
 
 
 @dataclass(frozen=True)

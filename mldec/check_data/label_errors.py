@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from mldec import build
-from mldec.calibration.scaling import calibrated
+from mldec.calibration.fitting import calibrated
 from mldec.checkpoint import Loaded, load_model, scoring
 from mldec.config.compose import override
 from mldec.data.base import DataModule, ImageDataset, picture

@@ -14,7 +14,7 @@ from mldec.checkpoint import Checkpoint, Loaded
 from mldec.clip import PREFIX
 from mldec.data.vector_origin import VectorOrigin
 from mldec.files.run_folder import LOG_FILE, read_facts
-from mldec.report import folder_of_run
+from mldec.report.training import folder_of_run
 from mldec.runtime.facts import count_parameters, multiply_accumulates
 from mldec.training.log import clock, read_progress
 

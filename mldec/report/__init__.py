@@ -9,11 +9,9 @@ pip install 'mldec[report]'.
 
 import argparse
 import importlib.util
-from pathlib import Path
 
 from mldec.cli import add_model_options, add_precision_option, command, fraction, run_command
 from mldec.errors import ConfigError
-from mldec.files.run_folder import LOG_FILE, RUN_FILE
 
 LIBRARIES = ("plotly", "jinja2")
 
@@ -44,18 +42,6 @@ def parser() -> argparse.ArgumentParser:
         "--json", metavar="FILE", help="write metrics and per-class values with their intervals"
     )
     return arguments
-
-
-def folder_of_run(checkpoint: Path) -> Path | None:
-    """Return the folder of the run that a checkpoint lies in; None if there is none.
-
-    Args:
-        checkpoint: in the folder of the run, or in its folder of checkpoints.
-    """
-    for folder in (checkpoint.parent, checkpoint.parent.parent):
-        if (folder / LOG_FILE).is_file() or (folder / RUN_FILE).is_file():
-            return folder
-    return None
 
 
 def report(args: argparse.Namespace) -> None:

@@ -3,7 +3,6 @@
 import argparse
 import logging
 import time
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,23 +23,20 @@ from mldec.config.compose import to_yaml
 from mldec.config.schema import Config
 from mldec.data.base import DataModule
 from mldec.data.fingerprint import fingerprint
-from mldec.errors import CheckpointError, ConfigError, DataError, say
+from mldec.errors import ConfigError, DataError, say
 from mldec.evaluation import Results, Scores, all_scores
 from mldec.evaluation.command import check_class_names, fit_to_device, scorer
 from mldec.evaluation.command import report as report_dict
 from mldec.evaluation.opening import asked_for, check_size, chosen_data, warn_of_scores
 from mldec.evaluators import Evaluator, Thresholded
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
-from mldec.files.run_folder import LOG_FILE, RUN_FILE, read_facts, read_log
-from mldec.report import comparison, examples, folder_of_run, statistics
-from mldec.report.page import Content, Points, page
+from mldec.report import comparison, examples, statistics
+from mldec.report.page import Content, page
 from mldec.report.statistics import Answers, Numbers
+from mldec.report.training import of_run
 from mldec.runtime import distributed
-from mldec.training.log import clock, read_progress
 
 log = logging.getLogger("mldec")
-
-MOST_POINTS = 500  # of a learning curve
 
 
 def run(args: argparse.Namespace) -> None:
@@ -439,73 +435,3 @@ def notes_on(subject: Subject, resamples: int, classes_with_images: int) -> list
         which = "most mistakes" if classes.exclusive else "most images"
         sentences.append(f"The matrix shows the {statistics.MOST_PAIRED} classes with the {which}.")
     return sentences
-
-
-def of_run(checkpoint: Path) -> tuple[dict[str, str], dict[str, Points], list[str]]:
-    """Return the cost of a run as headings and texts, its learning curves, and notes.
-
-    The notes say what is not known. A file that cannot be read is named there too: a report does
-    not need it.
-
-    Args:
-        checkpoint: in the folder of the run, or in its folder of checkpoints.
-    """
-    folder = folder_of_run(checkpoint)
-    if folder is None:
-        unknown = f"Neither {LOG_FILE} nor {RUN_FILE} lies beside the checkpoint"
-        return {}, {}, [f"{unknown}: its learning curves and its cost are not known."]
-
-    cost: dict[str, str] = {}
-    curves: dict[str, Points] = {}
-    notes = []
-    try:
-        facts = read_facts(folder)
-        if facts is None:
-            notes.append(f"There is no {RUN_FILE} beside the checkpoint: its cost is not known.")
-        else:
-            macs = "not known"
-            if facts.multiply_accumulates is not None:
-                macs = f"{facts.multiply_accumulates / 1e9:,.3f} billion per image"
-            versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
-            commit = facts.commit or "not known"
-            cost["Trainable parameters"] = f"{facts.parameters:,}"
-            cost["Multiply-accumulates"] = f"{macs} at {facts.image_size} pixels"
-            cost["Trained by"] = f"{facts.command} ({versions}; commit {commit})"
-    except CheckpointError as error:
-        notes.append(f"The cost is not known: {error}.")
-
-    try:
-        lines = read_log(folder / LOG_FILE)
-        if lines:
-            cost["Training time"] = clock(read_progress(folder / LOG_FILE).seconds)
-        curves = learning_curves(lines)
-        if not curves:
-            notes.append(f"There is no {LOG_FILE} beside the checkpoint: no learning curves.")
-    except CheckpointError as error:
-        notes.append(f"There are no learning curves: {error}.")
-    return cost, curves, notes
-
-
-def learning_curves(lines: list[dict[str, Any]]) -> dict[str, Points]:
-    """Return the losses and the main metric over the steps, from the lines of metrics.jsonl.
-
-    Of a curve with more than `MOST_POINTS` points, every n-th one and the last are returned.
-    """
-    metric = next(
-        (key.removeprefix("val/") for line in lines for key in line if key.startswith("val/")), None
-    )
-    wanted = {"train/loss", "val/loss", f"val/{metric}", f"val_raw/{metric}"}
-
-    curves: dict[str, Points] = defaultdict(list)
-    for line in lines:
-        for name in wanted & line.keys():
-            step, value = line.get("step"), line[name]
-            if isinstance(step, int) and isinstance(value, int | float):
-                curves[name].append((step, float(value)))
-
-    thinned = {}
-    for name, points in sorted(curves.items()):
-        every = -(-len(points) // MOST_POINTS)
-        # From the end, so that the last point stays.
-        thinned[name] = points[::-every][::-1]
-    return thinned

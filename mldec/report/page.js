@@ -116,8 +116,6 @@ function showRows(page) {
   byId("pages").hidden = table.rows.length <= ROWS_PER_PAGE;
 }
 
-// ------------------------------------------------------------------------------------ the one class
-
 const chosen = { index: 0, above: null, reference: 0, edge: 0 };
 
 /** Show another class in the charts, numbers and pictures of its section. */
@@ -221,8 +219,6 @@ function moveToBest() {
   const scores = [...edges.keys()].slice(0, -1).map((edge) => outcomeAt(edge).f1 ?? 0);
   moveThreshold(scores.indexOf(Math.max(...scores)));
 }
-
-// ------------------------------------------------------------------------------------ all together
 
 for (const sign of ["positives", "negatives"]) {
   histograms[sign] = await unpacked(histograms[sign]);

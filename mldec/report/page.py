@@ -28,6 +28,7 @@ from mldec.errors import visible
 from mldec.report.comparison import Comparison
 from mldec.report.examples import Example, Picture, Suspect
 from mldec.report.statistics import ClassTable, Histograms, Interval, Pairs, is_count, meaning
+from mldec.report.training import Points
 
 DIGITS = 9  # significant ones of a number on the page: counts up to 10^9 are exact
 HEAT_OPACITY = 0.8  # at the maximum of a heat map
@@ -38,9 +39,6 @@ NAME_LENGTH = 24  # characters of a class name beside an axis
 # The colours of Okabe and Ito (2008), which no colour-blind person takes for one another.
 BLUE, VERMILLION, GREY, ORANGE = "#0072B2", "#D55E00", "#6b7280", (230, 159, 0)
 LINES = [(BLUE, "solid"), (VERMILLION, "dash"), ("#009E73", "dot"), ("#CC79A7", "dashdot")]
-
-# The steps of a learning curve and their values.
-Points = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from support import QUICK, assert_equal, one_line
 
 from mldec import checkpoint
 from mldec.calibration.command import in_order, target, with_one_label
-from mldec.calibration.scaling import temperature
+from mldec.calibration.fitting import temperature
 from mldec.data.base import Classes
 from mldec.evaluation import Scores
 

@@ -15,10 +15,12 @@ from mldec.calibration.fitting import (
     cross_fitted,
     fit,
     fit_temperature,
+    fit_threshold,
+    parse_objective,
+    platt,
+    temperature,
     unscaled,
 )
-from mldec.calibration.scaling import platt, temperature
-from mldec.calibration.thresholds import fit_threshold, parse_objective
 from mldec.errors import DataError
 
 F1 = Choice(parse_objective("f1"), "class", 5, platt=False)

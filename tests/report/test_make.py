@@ -19,8 +19,9 @@ from mldec import checkpoint, report
 from mldec.data.base import Classes
 from mldec.errors import ConfigError, DataError
 from mldec.report import make
-from mldec.report.make import MOST_POINTS, learning_curves, of_run, prepare, prepare_other
+from mldec.report.make import prepare, prepare_other
 from mldec.report.page import Content
+from mldec.report.training import MOST_POINTS, learning_curves, of_run
 
 Cli = Callable[..., tuple[int, str, str]]
 WORDS = ["--plugin", "patches"]

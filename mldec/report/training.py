@@ -1,0 +1,96 @@
+"""What a report says of the run of a checkpoint: its cost and its learning curves."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from mldec.errors import CheckpointError
+from mldec.files.run_folder import LOG_FILE, RUN_FILE, read_facts, read_log
+from mldec.training.log import clock, read_progress
+
+MOST_POINTS = 500  # of a curve
+
+# The steps of a learning curve and their values.
+Points = list[tuple[int, float]]
+
+
+def folder_of_run(checkpoint: Path) -> Path | None:
+    """Return the folder of the run that a checkpoint lies in; None if there is none.
+
+    Args:
+        checkpoint: in the folder of the run, or in its folder of checkpoints.
+    """
+    for folder in (checkpoint.parent, checkpoint.parent.parent):
+        if (folder / LOG_FILE).is_file() or (folder / RUN_FILE).is_file():
+            return folder
+    return None
+
+
+def of_run(checkpoint: Path) -> tuple[dict[str, str], dict[str, Points], list[str]]:
+    """Return the cost of a run as headings and texts, its learning curves, and notes.
+
+    The notes say what is not known. A file that cannot be read is named there too: a report does
+    not need it.
+
+    Args:
+        checkpoint: in the folder of the run, or in its folder of checkpoints.
+    """
+    folder = folder_of_run(checkpoint)
+    if folder is None:
+        unknown = f"Neither {LOG_FILE} nor {RUN_FILE} lies beside the checkpoint"
+        return {}, {}, [f"{unknown}: its learning curves and its cost are not known."]
+
+    cost: dict[str, str] = {}
+    curves: dict[str, Points] = {}
+    notes = []
+    try:
+        facts = read_facts(folder)
+        if facts is None:
+            notes.append(f"There is no {RUN_FILE} beside the checkpoint: its cost is not known.")
+        else:
+            macs = "not known"
+            if facts.multiply_accumulates is not None:
+                macs = f"{facts.multiply_accumulates / 1e9:,.3f} billion per image"
+            versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
+            commit = facts.commit or "not known"
+            cost["Trainable parameters"] = f"{facts.parameters:,}"
+            cost["Multiply-accumulates"] = f"{macs} at {facts.image_size} pixels"
+            cost["Trained by"] = f"{facts.command} ({versions}; commit {commit})"
+    except CheckpointError as error:
+        notes.append(f"The cost is not known: {error}.")
+
+    try:
+        lines = read_log(folder / LOG_FILE)
+        if lines:
+            cost["Training time"] = clock(read_progress(folder / LOG_FILE).seconds)
+        curves = learning_curves(lines)
+        if not curves:
+            notes.append(f"There is no {LOG_FILE} beside the checkpoint: no learning curves.")
+    except CheckpointError as error:
+        notes.append(f"There are no learning curves: {error}.")
+    return cost, curves, notes
+
+
+def learning_curves(lines: list[dict[str, Any]]) -> dict[str, Points]:
+    """Return the losses and the main metric over the steps, from the lines of metrics.jsonl.
+
+    Of a curve with more than `MOST_POINTS` points, every n-th one and the last are returned.
+    """
+    metric = next(
+        (key.removeprefix("val/") for line in lines for key in line if key.startswith("val/")), None
+    )
+    wanted = {"train/loss", "val/loss", f"val/{metric}", f"val_raw/{metric}"}
+
+    curves: dict[str, Points] = defaultdict(list)
+    for line in lines:
+        for name in wanted & line.keys():
+            step, value = line.get("step"), line[name]
+            if isinstance(step, int) and isinstance(value, int | float):
+                curves[name].append((step, float(value)))
+
+    thinned = {}
+    for name, points in sorted(curves.items()):
+        every = -(-len(points) // MOST_POINTS)
+        # From the end, so that the last point stays.
+        thinned[name] = points[::-every][::-1]
+    return thinned
