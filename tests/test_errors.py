@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mldec.errors import printable, visible
+from mldec.errors import CheckpointError, ConfigError, one_line, printable, refusing, visible
 
 
 def end(body: str, redirect: str = "", **env: str) -> tuple[int, str, str]:
@@ -118,3 +118,22 @@ def test_a_closed_pipe_ends_without_a_word() -> None:
     assert pipe.wait() == 141
     assert pipe.stderr.read() == b""
     pipe.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("cause", "line"),
+    [
+        (KeyError("a"), r"^x\.pt cannot be used \(KeyError: 'a'\); use another copy$"),
+        (ConfigError("size is 0"), r"^x\.pt cannot be used: size is 0$"),
+        (CheckpointError("of another file"), r"^of another file$"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_in_one_line(cause: Exception, line: str) -> None:
+    with pytest.raises(CheckpointError, match=line), refusing("x.pt"):
+        raise cause
+
+
+def test_the_traceback_is_shown_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLDEC_TRACEBACK", "1")
+    with pytest.raises(CheckpointError), one_line():
+        raise CheckpointError("x")

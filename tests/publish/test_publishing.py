@@ -154,7 +154,7 @@ def test_a_dry_run_asks_no_network_and_its_folder_is_a_checkpoint(
         (["{run}", "me/mine", "--dry-run", "file"], ["--dry-run file:", "is a file"]),
         (["{run}", "me/mine", "--dry-run", "x", "--private"], ["--private has no effect"]),
         (["none.pt", "me/mine", "--dry-run", "x"], ["no file at none.pt"]),
-        (["{run}", "me/mine", "--dry-run", "x"], ["config in", "patches"]),
+        (["{run}", "me/mine", "--dry-run", "x"], ["cannot be used", "patches"]),
         (["{run}", "me/mine", "--dry-run", "x", "--results", "file", *WORDS], ["file", "JSON"]),
     ],
 )
