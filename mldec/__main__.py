@@ -2,8 +2,8 @@
 
 import sys
 
-from mldec.cli import VERSION
 from mldec.errors import suggest
+from mldec.runtime.cli import VERSION
 
 COMMANDS = {
     "train": "train a model: +experiment=digits, or data, backbone, head and loss of your choice",

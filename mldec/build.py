@@ -11,15 +11,11 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 import torch
 from torch import nn
 
-from mldec.config.annotations import describe, matches
 from mldec.config.compose import compose, override
-from mldec.config.schema import PARTS, Config, MixLabels
-from mldec.data.base import Classes, DataModule
-from mldec.data.folds import Folds
-from mldec.data.labels import Labels
-from mldec.data.sampling import Sampling
-from mldec.data.source import FileSettings, Source, assemble
-from mldec.data.view import View
+from mldec.config.schema import PARTS, Config, MixLabels, describe, matches
+from mldec.data.settings import FileSettings, Folds, Source, View, assemble
+from mldec.data.table import Labels
+from mldec.data.types import Classes, DataModule, Sampling
 from mldec.errors import ConfigError, UserError, suggest
 from mldec.losses.common import LabelCounts
 from mldec.losses.partial import PriorEstimate

@@ -12,7 +12,13 @@ positive and a false negative.
 import argparse
 
 from mldec.calibration import MIN_POSITIVES
-from mldec.cli import add_model_options, add_precision_option, command, positive, run_command
+from mldec.runtime.cli import (
+    add_model_options,
+    add_precision_option,
+    command,
+    positive,
+    run_command,
+)
 
 FOLDS = 5
 
@@ -60,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
 def calibrate(args: argparse.Namespace) -> None:
     """Calibrate the checkpoint that the command line names."""
     # Imported late: --help and a wrong argument need not wait for torch.
-    from mldec.calibration.command import run
+    from mldec.calibration import run
 
     run(args)
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from mldec.cli import add_model_options, command, fraction, run_command
+from mldec.runtime.cli import add_model_options, command, fraction, run_command
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
 def evaluate(args: argparse.Namespace) -> None:
     """Evaluate what the command line names."""
     # Imported late: --help and a wrong argument need not wait for torch.
-    from mldec.evaluation.command import run
+    from mldec.evaluation import run
 
     run(args)
 

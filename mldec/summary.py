@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mldec.cli import command, run_command
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, say
 from mldec.figures import (
     SMALL,
@@ -27,6 +26,7 @@ from mldec.figures import (
 )
 from mldec.files.results import check_targets, write_result
 from mldec.files.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
+from mldec.runtime.cli import command, run_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

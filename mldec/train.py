@@ -22,11 +22,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import mldec
-from mldec.cli import VERSION, said_once
 from mldec.config.compose import COMPLETION, config_dir, explain, parse, prepare, to_yaml
 from mldec.config.schema import Config
 from mldec.errors import CheckpointError, ConfigError, one_line, printable, say, writing
 from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
+from mldec.runtime.cli import VERSION, said_once
 from mldec.runtime.devices import Precision
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run(config: Config, directory: Path) -> None:
     from mldec import build, checkpoint
     from mldec.files.run_lock import RunLock
     from mldec.runtime import distributed
-    from mldec.runtime.console import to_console
+    from mldec.runtime.cli import to_console
     from mldec.runtime.memory import keep_freed_memory
     from mldec.runtime.signals import listening
     from mldec.training.monitor import require_trackers
@@ -103,7 +103,7 @@ def _train(
     import torch
 
     from mldec import build, checkpoint
-    from mldec.data.split_labels import training_labels
+    from mldec.data.loader import training_labels
     from mldec.losses.partial import save_estimate
     from mldec.model import TokenClassifier
     from mldec.runtime import distributed

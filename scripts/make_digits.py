@@ -34,9 +34,8 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from mldec.data.class_names import VOC
-from mldec.data.digits.grey import compose
-from mldec.data.digits.scenes import NAMES, Box, split_writings
+from mldec.data.digits import NAMES, Box, compose, split_writings
+from mldec.data.table import VOC
 from mldec.errors import ConfigError, one_line
 
 QUALITY = 95  # of the JPEG files

@@ -29,13 +29,13 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from mldec import build
-from mldec.cli import positive
-from mldec.data.base import Classes, StoredImages
 from mldec.data.images import read_image
-from mldec.data.labels import Labels
-from mldec.data.storage.tar_shards import FORMAT
-from mldec.data.workers import start_worker, unwrap
+from mldec.data.loader import start_worker, unwrap
+from mldec.data.readers.shards import FORMAT
+from mldec.data.table import Labels
+from mldec.data.types import Classes, StoredImages
 from mldec.errors import ConfigError, DataError, one_line
+from mldec.runtime.cli import positive
 
 QUALITY = 95  # of images that are made smaller
 
@@ -247,7 +247,7 @@ def label_names(labels: Labels, names: Sequence[str], index: int) -> dict[str, l
 def write_index(
     path: Path, labels: Labels, classes: Classes, records: list[dict[str, Any]]
 ) -> None:
-    """Write the index; `mldec.data.storage.tar_shards.Index` describes its arrays."""
+    """Write the index; `mldec.data.readers.shards.Index` describes its arrays."""
     queries = classes.queries
     buffer = io.BytesIO()
     np.savez(

@@ -50,7 +50,7 @@ import mldec.train
 from mldec import build
 from mldec.benchmark import environment
 from mldec.config.compose import compose
-from mldec.data.base import Classes
+from mldec.data.types import Classes
 from mldec.errors import CheckpointError
 from mldec.files import torch_files
 from mldec.training.step import Learner

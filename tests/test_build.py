@@ -11,8 +11,8 @@ from support import CONFIGS
 from mldec import build
 from mldec.config.compose import compose, config_dir, override
 from mldec.config.schema import Config
-from mldec.data.base import Classes
-from mldec.data.labels import Labels, from_dense
+from mldec.data.table import Labels, from_dense
+from mldec.data.types import Classes
 from mldec.errors import ConfigError
 
 HOSTILE = [
@@ -345,7 +345,7 @@ def test_a_loss_of_a_users_own_need_not_say_what_it_is_for() -> None:
 
 
 def test_a_group_of_settings_is_filled_from_flat_keys():
-    node = {"_target_": "mldec.data.digits.grey.digit", "seed": 3, "val_images": 2}
+    node = {"_target_": "mldec.data.digits.digit", "seed": 3, "val_images": 2}
     part = build.resolve("data", node)
     defaults = {"image_size": 32, "train_images": 8192, "top_k": None, "changed": "refuse"}
     assert part.arguments == {"seed": 3, "val_images": 2, **defaults}

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from mldec import cli
-from mldec.cli import (
+from mldec.errors import DataError, Stopped
+from mldec.runtime import cli
+from mldec.runtime.cli import (
     VERSION,
     add_model_options,
     chosen_model,
@@ -18,8 +19,7 @@ from mldec.cli import (
     positive,
     run_command,
 )
-from mldec.config.schema import MAX_IMAGE_SIZE
-from mldec.errors import DataError, Stopped
+from mldec.runtime.devices import MAX_IMAGE_SIZE
 
 
 @pytest.fixture(autouse=True)
@@ -141,5 +141,5 @@ def test_it_imports_no_torch() -> None:
     """So that --help and a wrong argument answer at once."""
     import subprocess
 
-    script = "import sys, mldec.cli; sys.exit('torch' in sys.modules)"
+    script = "import sys, mldec.runtime.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parent).returncode == 0

@@ -12,8 +12,7 @@ import torch
 from support import one_line
 
 from mldec.config.compose import compose, override
-from mldec.evaluation import Results, memory_advice
-from mldec.evaluation.command import report, to_csv
+from mldec.evaluation import Results, memory_advice, report, to_csv
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator

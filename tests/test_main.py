@@ -12,7 +12,7 @@ from support import cpu_seconds
 
 import mldec
 from mldec.__main__ import COMMANDS, overview
-from mldec.cli import VERSION
+from mldec.runtime.cli import VERSION
 
 ROOT = Path(mldec.__file__).parents[1]
 

@@ -18,10 +18,12 @@ from support import one_line
 
 from mldec import predict
 from mldec.checkpoint import load_model
-from mldec.config.schema import MAX_IMAGE_SIZE
-from mldec.explain import Explainer
 from mldec.files.torch_files import read_torch, save
-from mldec.inference import engine, pictures, rows
+from mldec.predict import answers as pictures
+from mldec.predict import answers as rows
+from mldec.predict import engine
+from mldec.predict.heat_maps import Explainer
+from mldec.runtime.devices import MAX_IMAGE_SIZE
 
 Cli = Callable[..., Any]
 SHARED = ["--plugin", "patches", "--device", "cpu", "--top", "1", "--threshold", "0"]

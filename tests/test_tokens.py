@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from mldec.tokens import (
+from mldec.backbones.tokens import (
     MisfitError,
     check_patches,
     freeze,

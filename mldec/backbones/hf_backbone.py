@@ -1,38 +1,248 @@
-"""A backbone that turns images into tokens with an image network of transformers.
-
-transformers is optional. It is used for its networks alone: their configs and weights are read
-here, as plain data, so that no code of a repository is ever run.
-"""
+"""Backbones of transformers: their files, the config that a run records, and the network."""
 
 import inspect
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 from timm.layers import DropPath
+from timm.models import load_state_dict
 from torch import Tensor, nn
 
-from mldec.backbones.common import (
+from mldec.backbones.timm_backbone import (
+    REMEDY,
+    WEIGHTS,
     Backbone,
     check_drop_path,
     check_feature_norm,
+    hub_file,
     no_checkpointing,
     no_pretrained_norm,
     weights_from_file,
     weights_misfit,
 )
-from mldec.backbones.hf_config import import_transformers, network_config_of, recorded_config
-from mldec.backbones.hf_files import (
-    CONFIG,
-    PROCESSOR,
-    normalisation,
-    published_weights,
-    read_json,
-)
-from mldec.errors import ConfigError, brief
-from mldec.tokens import freeze, misfit
+from mldec.backbones.tokens import freeze, misfit
+from mldec.errors import ConfigError, brief, suggest
+
+CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
+
+
+def published_weights(name: str) -> dict[str, Any]:
+    """Return the weights of a repository or a folder.
+
+    Raises:
+        ConfigError: if they cannot be had.
+    """
+    try:
+        return load_state_dict(_file(name, WEIGHTS), weights_only=True)
+    except Exception as error:
+        fault = f"the weights of {name} cannot be had from {_address(name)} ({brief(error)})"
+        raise ConfigError(f"backbone.pretrained=true: {fault}; {REMEDY}") from error
+
+
+def read_json(name: str, filename: str, setting: str) -> dict[str, Any]:
+    """Read a JSON file of a repository or a folder.
+
+    Args:
+        name: repository or folder.
+        filename: of the file in it.
+        setting: that replaces the file, for messages.
+
+    Raises:
+        ConfigError: if the file cannot be had, or is not a JSON object.
+    """
+    try:
+        content = json.loads(Path(_file(name, [filename])).read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it is no JSON object")
+    except Exception as error:
+        replacement = {
+            "config": "a folder that save_pretrained wrote as backbone.name",
+            "mean": "backbone.mean=[R,G,B] backbone.std=[R,G,B]",
+        }[setting]
+        raise ConfigError(
+            f"backbone.name={name}: {filename} cannot be had from {_address(name)} "
+            f"({brief(error)}); give {replacement}"
+        ) from error
+    return content
+
+
+def _file(name: str, filenames: Sequence[str]) -> str:
+    """Return the local path of the first of these files that a folder or a repository holds."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return hub_file(name, filenames)
+
+    for filename in filenames:
+        if (folder / filename).is_file():
+            return str(folder / filename)
+    raise FileNotFoundError(f"no {' or '.join(filenames)} in this folder")
+
+
+def _address(name: str) -> str:
+    """Return where a repository or a folder is, for messages."""
+    is_folder = Path(name).expanduser().is_dir()
+    return name if is_folder else f"{huggingface_hub.constants.ENDPOINT}/{name}"
+
+
+def normalisation(name: str, processor: Mapping[str, Any]) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of the channels, for images in [0, 1].
+
+    Args:
+        name: of the network, for messages.
+        processor: the content of preprocessor_config.json.
+
+    Raises:
+        ConfigError: if the images are not three channels in the order red, green and blue.
+    """
+    if processor.get("do_flip_channel_order"):
+        raise ConfigError(
+            f"backbone.name={name}: its weights take images in the order blue, green and red, "
+            f"which is not supported; take another network"
+        )
+    if processor.get("do_normalize") is False:
+        return [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]
+
+    mean, std = processor.get("image_mean"), processor.get("image_std")
+    if not isinstance(mean, list) or not isinstance(std, list):
+        raise ConfigError(
+            f"backbone.name={name}: its {PROCESSOR} names no image_mean and image_std; "
+            f"give backbone.mean=[R,G,B] backbone.std=[R,G,B]"
+        )
+    return mean, std
+
+
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+# Any, here and below: what transformers has cannot be known to a type checker where it is missing.
+def import_transformers() -> Any:
+    """Import transformers.
+
+    Raises:
+        ConfigError: if it is not installed.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError(
+            "backbone: HFBackbone needs transformers, which is not installed: "
+            "pip install 'mldec[hf]'"
+        ) from error
+    return transformers
+
+
+def config_class_of(model_type: object) -> Any:
+    """Return transformers' class for the configs of a model type.
+
+    Raises:
+        ConfigError: if transformers itself has no image classification network of this type, or
+            one that is made of several networks, such as CLIP.
+    """
+    transformers = import_transformers()
+    # `timm_wrapper` would build any network of timm, and read its files.
+    types = {
+        config_class.model_type: config_class
+        for config_class in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+        if not config_class.sub_configs and config_class.model_type != "timm_wrapper"
+    }
+    if model_type not in types:
+        raise ConfigError(
+            f"backbone.config.model_type={model_type}: transformers {transformers.__version__} has "
+            f"no image classification network of this type that can be a backbone; "
+            f"take another, such as {', '.join(list(types)[:8])}"
+        )
+    return types[model_type]
+
+
+def _own_settings(config_class: Any) -> list[str]:
+    """Return the settings of an architecture.
+
+    Those of every config of transformers are not among them: classes, the kind of tensors, and
+    code to be loaded for attention or quantisation.
+    """
+    shared = inspect.signature(import_transformers().PreTrainedConfig.__init__).parameters
+    own = inspect.signature(config_class.__init__).parameters
+    return [
+        key for key, setting in own.items() if key not in shared and setting.kind not in VARIADIC
+    ]
+
+
+def recorded_config(name: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint records of a config.json: the type and all settings of its own.
+
+    Raises:
+        ConfigError: if it is of no supported network, or its settings are refused by transformers.
+    """
+    config_class = config_class_of(content.get("model_type"))
+    keys = _own_settings(config_class)
+
+    # A config may have an older name for a setting, which transformers translates.
+    readable = {*keys, *config_class.attribute_map}
+    config = _checked(config_class, {key: content[key] for key in readable & content.keys()})
+    settings = {
+        "model_type": config_class.model_type,
+        **{key: getattr(config, key) for key in keys},
+    }
+
+    try:
+        # Lists instead of tuples: as a checkpoint gives it back.
+        return dict(json.loads(json.dumps(settings)))
+    except TypeError as error:
+        raise ConfigError(f"backbone.name={name}: its config is no plain data ({error})") from error
+
+
+def network_config_of(config: Mapping[str, Any], drop_path: float) -> Any:
+    """Return transformers' config object of a recorded config.
+
+    Raises:
+        ConfigError: for an unknown setting, or a value that transformers refuses.
+    """
+    config_class = config_class_of(config.get("model_type"))
+    settings = {key: value for key, value in config.items() if key != "model_type"}
+    known = _own_settings(config_class)
+    for key in settings:
+        if key not in known:
+            raise ConfigError(
+                f"backbone.config.{key}: {config_class.__name__} has no such setting"
+                f"{suggest(key, known)}"
+            )
+
+    if drop_path and "drop_path_rate" not in known:
+        raise ConfigError(
+            f"backbone.drop_path={drop_path}: {config_class.model_type} takes no such setting; "
+            f"leave it out"
+        )
+
+    network_config = _checked(config_class, settings)
+    if getattr(network_config, "drop_path_rate", drop_path) == drop_path:
+        return network_config
+
+    # CvT has one rate per stage, and `_mend_cvt` adds ours.
+    settings["drop_path_rate"] = drop_path
+    if config_class.model_type == "cvt":
+        settings["drop_path_rate"] = [0.0 for _ in network_config.depth]
+    return _checked(config_class, settings)
+
+
+def _checked(config_class: Any, settings: Mapping[str, Any]) -> Any:
+    """Build a config object.
+
+    Raises:
+        ConfigError: if transformers refuses the settings.
+    """
+    try:
+        return config_class(**settings)
+    except Exception as error:
+        raise ConfigError(
+            f"backbone.config: transformers refuses these settings ({brief(error)})"
+        ) from error
+
 
 # B batch, H and W image height and width in pixels, N tokens, C backbone width
 

@@ -6,7 +6,7 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
-from mldec.backbones.common import Backbone
+from mldec.backbones.timm_backbone import Backbone
 from mldec.errors import ConfigError, brief
 
 # What a tower is built with whatever its description says: only its embedding is wanted, and its

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from mldec.cli import command, positive, run_command
 from mldec.errors import ConfigError, say
 from mldec.files.results import check_targets, to_json, write_result
+from mldec.runtime.cli import command, positive, run_command
 from mldec.runtime.memory import keep_freed_memory
 
 

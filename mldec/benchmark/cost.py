@@ -11,7 +11,7 @@ from torch import nn
 
 from mldec import build
 from mldec.config.compose import compose
-from mldec.data.base import Classes
+from mldec.data.types import Classes
 from mldec.runtime.facts import count_parameters, multiply_accumulates
 
 TOLERANCE = 0.1  # GMAC: the tables round to 0.1, figure 5 is read off a plot

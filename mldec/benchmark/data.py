@@ -16,14 +16,12 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torchvision import transforms
 
-from mldec.data.base import Classes, DataModule, LabelledImages, Split, StoredImages
 from mldec.data.images import FORMATS, check_decoder, open_image, read_image
-from mldec.data.labels import from_single
-from mldec.data.loader import TrainBatches, train_loader
+from mldec.data.loader import TrainBatches, train_loader, unwrap
 from mldec.data.official_augment import cutout
 from mldec.data.randomness import SampleRandom, sample_seed
-from mldec.data.storage.image_files import ImageFiles
-from mldec.data.task import SingleLabel
+from mldec.data.table import from_single
+from mldec.data.tasks import SingleLabel
 from mldec.data.transforms import (
     RESIZES,
     EvalTransform,
@@ -31,7 +29,7 @@ from mldec.data.transforms import (
     as_pillow,
     to_tensor,
 )
-from mldec.data.workers import unwrap
+from mldec.data.types import Classes, DataModule, ImageFiles, LabelledImages, Split, StoredImages
 from mldec.errors import ConfigError
 
 PHOTO = (640, 480)  # pixels of the made file

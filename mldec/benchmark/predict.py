@@ -10,11 +10,9 @@ import torch
 
 from mldec.checkpoint import load_model, local
 from mldec.errors import DataError
-from mldec.inference.answering import BATCH_SIZE, BATCH_SIZE_GPU, Answering
-from mldec.inference.decoding import Decoder, decoded
-from mldec.inference.engine import Engine, ExportedEngine, TorchEngine, is_exported
-from mldec.inference.inputs import Inputs, Item
-from mldec.inference.rows import Rule
+from mldec.predict.answers import BATCH_SIZE, BATCH_SIZE_GPU, Answering, Rule
+from mldec.predict.engine import Engine, ExportedEngine, TorchEngine, is_exported
+from mldec.predict.inputs import Decoder, Inputs, Item, decoded
 from mldec.runtime import distributed
 from mldec.runtime.devices import processors
 from mldec.runtime.signals import StopRequest

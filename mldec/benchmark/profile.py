@@ -21,10 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from mldec import build
 from mldec.benchmark.throughput import Trial, in_turns, peak_gib, prepare, settings
 from mldec.config.schema import Config
-from mldec.data.base import DataModule
-from mldec.data.loader import Batch
-from mldec.data.split_labels import training_labels
-from mldec.data.workers import unwrap
+from mldec.data.loader import Batch, training_labels, unwrap
+from mldec.data.types import DataModule
 from mldec.errors import UserError
 from mldec.files.results import write_result
 from mldec.runtime.devices import Precision

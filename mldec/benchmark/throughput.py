@@ -16,10 +16,10 @@ from torch.nn.functional import one_hot
 from mldec import build
 from mldec.config.compose import compose
 from mldec.config.schema import Config
-from mldec.data.base import Classes
-from mldec.data.labels import Labels, from_dense
 from mldec.data.loader import Batch, collate
 from mldec.data.mixing import Mixing
+from mldec.data.table import Labels, from_dense
+from mldec.data.types import Classes
 from mldec.model import Classifier, TokenClassifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, autocast

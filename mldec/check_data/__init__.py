@@ -12,10 +12,10 @@ out.
 
 import argparse
 
-from mldec.cli import command, run_command
 from mldec.errors import ConfigError, DataError, say
 from mldec.figures import require_matplotlib
 from mldec.files.results import check_targets, to_json, write_result
+from mldec.runtime.cli import command, run_command
 
 # Rows of --errors: more than a person looks at.
 ROWS = 10_000

@@ -12,15 +12,14 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from mldec.check_data import charts
-from mldec.data.base import DataModule, ImageDataset, Split, StoredImages, fixed_sample
 from mldec.data.images import read_image
-from mldec.data.labels import Labels
-from mldec.data.split_labels import labels_of
-from mldec.data.workers import start_worker, unwrap
-from mldec.data.zero_shot.task import neighbours
+from mldec.data.loader import labels_of, start_worker, unwrap
+from mldec.data.table import Labels
+from mldec.data.tasks import neighbours
+from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, fixed_sample
 from mldec.errors import DataError, say
 from mldec.figures import save
-from mldec.runtime.console import on_terminal
+from mldec.runtime.cli import on_terminal
 
 BATCH_SIZE = 16  # images that a process reads at a time
 MAX_PRINTED = 10  # cases of a fault that are printed

@@ -19,14 +19,13 @@ import numpy as np
 from PIL import Image
 
 from mldec import build
-from mldec.calibration.fitting import calibrated
+from mldec.calibration import calibrated
 from mldec.checkpoint import Loaded, load_model, scoring
 from mldec.config.compose import override
-from mldec.data.base import DataModule, ImageDataset, picture
 from mldec.data.fingerprint import difference, fingerprint
+from mldec.data.types import DataModule, ImageDataset, picture
 from mldec.errors import ConfigError, DataError, say, visible, writing
-from mldec.evaluation import all_scores
-from mldec.evaluation.command import fit_to_device
+from mldec.evaluation import all_scores, fit_to_device
 from mldec.files.results import ResultFile, check_targets, to_json, write_result
 from mldec.runtime import distributed
 

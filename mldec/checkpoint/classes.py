@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from mldec.clip import PREFIX
-from mldec.clip.prompts import DEFAULT
-from mldec.data.base import Classes
-from mldec.data.names import names_fault
-from mldec.data.vector_origin import VectorOrigin
-from mldec.data.zero_shot.word_vectors import WordVectors, made_alike, word_vectors
+from mldec.data.table import names_fault
+from mldec.data.text_encoder import DEFAULT, PREFIX
+from mldec.data.types import Classes, VectorOrigin
+from mldec.data.word_vectors import WordVectors, made_alike, word_vectors
 from mldec.errors import CheckpointError, DataError
 from mldec.files.text import read_text
 

@@ -18,7 +18,7 @@ from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
 from mldec.checkpoint import portable
 from mldec.errors import CheckpointError, ConfigError, UserError, brief
-from mldec.runtime.console import on_terminal
+from mldec.runtime.cli import on_terminal
 
 log = logging.getLogger("mldec")
 

@@ -20,9 +20,9 @@ from mldec.checkpoint.classes import check_count, read_class_names
 from mldec.checkpoint.state import Best, Calibration, Checkpoint, LogPosition
 from mldec.config.compose import parse, to_dict
 from mldec.config.schema import PARTS, Config
-from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, refusing
 from mldec.files.run_folder import find_checkpoint
 from mldec.files.torch_files import SUFFIX, read_torch, versions

@@ -20,10 +20,9 @@ from torch import Tensor
 from mldec.checkpoint import zoo
 from mldec.checkpoint.classes import check_count
 from mldec.config.compose import option
-from mldec.data.base import Classes
-from mldec.data.class_names import COCO, VOC
-from mldec.data.names import names_fault, told_apart, without_quotes
+from mldec.data.table import COCO_NAMES, VOC, names_fault, told_apart, without_quotes
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import Classes
 from mldec.errors import CheckpointError
 from mldec.heads.layers import renamed
 from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
@@ -99,7 +98,7 @@ ONE_LABEL = {196, 1000, 11_221}  # class counts of Stanford Cars, ImageNet-1K an
 # Global average pooling in the code of ASL, whose head for Open Images has a linear bottleneck.
 GAP = [("fc.embedding_generator.0.", "bottleneck."), ("fc.FC.", "fc.")]
 
-KNOWN_NAMES = {80: COCO, 20: VOC}
+KNOWN_NAMES = {80: COCO_NAMES, 20: VOC}
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
-from mldec.data.names import names_fault
+from mldec.data.table import names_fault
 from mldec.data.transforms import EvalTransform
-from mldec.data.vector_origin import VectorOrigin
+from mldec.data.types import Classes, VectorOrigin
 from mldec.errors import CheckpointError, refusing
 
 SCOPES = ("class", "global")  # of a threshold

@@ -12,13 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mldec.clip import PREFIX, ClipModel, open_model
-from mldec.clip.prompts import DEFAULT
 from mldec.config.compose import option
 from mldec.config.schema import Config
-from mldec.data.base import Classes
+from mldec.data.text_encoder import DEFAULT, PREFIX, ClipModel, open_model
 from mldec.data.transforms import EvalTransform
-from mldec.data.vector_origin import VectorOrigin
+from mldec.data.types import Classes, VectorOrigin
 from mldec.errors import CheckpointError, ConfigError
 
 # open_clip's ways to make an image square, as the crop of an `EvalTransform`.
@@ -60,11 +58,11 @@ def convert(source: str) -> Tower:
     """Open a model of open_clip, and convert its image side.
 
     Args:
-        source: see `mldec.clip.ClipSource.parse`.
+        source: see `mldec.data.text_encoder.ClipSource.parse`.
 
     Raises:
         CheckpointError: if images are prepared in a way that `EvalTransform` has not.
-        ConfigError: if the model cannot be had, see `mldec.clip.open_model`.
+        ConfigError: if the model cannot be had, see `mldec.data.text_encoder.open_model`.
     """
     opened = open_model(source)
     model: Any = opened.model

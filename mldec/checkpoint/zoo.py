@@ -11,7 +11,7 @@ from huggingface_hub.utils import disable_progress_bars
 from mldec.errors import CheckpointError, brief, suggest
 from mldec.files.cached import cache_folder
 from mldec.files.torch_files import sha256_of, write_hashes
-from mldec.runtime.console import on_terminal
+from mldec.runtime.cli import on_terminal
 
 _ML_DECODER = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
 _ASL = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ASL/"

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mldec.data.labels import Labels
-from mldec.data.names import names_fault
-from mldec.data.table import Table
+from mldec.data.table import Labels, Table, names_fault
 from mldec.files.arrays import read_npz
 from mldec.files.cached import cache_folder, write_cached
 from mldec.files.text import reading

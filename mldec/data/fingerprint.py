@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mldec.data.base import Split, StoredImages
-from mldec.data.labels import Labels
+from mldec.data.table import Labels
+from mldec.data.types import Split, StoredImages
 from mldec.errors import CheckpointError
 
 ROWS = 65_536  # images hashed at a time, so that nine million of them need little memory

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mldec.config.schema import Mix, MixLabels
-from mldec.data.base import Classes
+from mldec.data.types import Classes
 
 # The smallest share of an image that counts: with a smaller one, mixup changes no 8-bit pixel.
 VISIBLE = 0.5 / 255

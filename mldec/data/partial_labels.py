@@ -6,7 +6,7 @@ restart see the same labels.
 
 import numpy as np
 
-from mldec.data.labels import Labels, from_dense
+from mldec.data.table import Labels, from_dense
 
 
 def random_drop(labels: Labels, p: float, seed: int) -> Labels:

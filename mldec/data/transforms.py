@@ -16,12 +16,12 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from mldec.config.schema import MAX_IMAGE_SIZE
 from mldec.data.images import DECODERS
 from mldec.data.images import read_image as read_image  # for users, see docs/extending.md
 from mldec.data.official_augment import PairAugment, cutout
 from mldec.data.randomness import SampleRandom, seeded
 from mldec.errors import ConfigError, DataError, suggest
+from mldec.runtime.devices import MAX_IMAGE_SIZE
 
 MIN_TEST_CROP = 0.1  # 1/100 of the area; below it, far more pixels are resized than are kept
 AUGMENTS = ("official", "randaugment", "none")

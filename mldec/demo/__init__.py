@@ -15,8 +15,8 @@ import os
 import socket
 from ipaddress import ip_address
 
-from mldec.cli import add_model_options, add_precision_option, command, run_command
 from mldec.errors import ConfigError, Stopped, complain, say
+from mldec.runtime.cli import add_model_options, add_precision_option, command, run_command
 
 HOST, PORT = "127.0.0.1", 7860
 LAST_PORT = 65535

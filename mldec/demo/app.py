@@ -29,24 +29,24 @@ from torch import Tensor
 
 from mldec.checkpoint import load_model
 from mldec.checkpoint.classes import can_make
-from mldec.cli import chosen_model
-from mldec.data.base import Classes
 from mldec.data.images import read_image
-from mldec.data.zero_shot.word_vectors import word_vectors
+from mldec.data.types import Classes
+from mldec.data.word_vectors import word_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError, UserError, visible
-from mldec.explain import Explainer
-from mldec.explain.pictures import heated
-from mldec.exported.metadata import read_metadata
-from mldec.inference.classes import class_names, read_classes
-from mldec.inference.engine import (
+from mldec.predict.engine import (
+    DEFAULT_THRESHOLD,
     Engine,
     ExportedEngine,
     TorchEngine,
     check_exported_options,
+    decided,
     is_exported,
+    read_metadata,
 )
-from mldec.inference.scoring import DEFAULT_THRESHOLD, decided
+from mldec.predict.heat_maps import Explainer, heated
+from mldec.predict.run import class_names, read_classes
 from mldec.runtime import distributed
+from mldec.runtime.cli import chosen_model
 from mldec.runtime.devices import Precision
 from mldec.runtime.facts import explain_out_of_memory
 

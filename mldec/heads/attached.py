@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mldec.errors import ConfigError
-from mldec.heads.ml_decoder import MLDecoder
-from mldec.tokens import (
+from mldec.backbones.tokens import (
     MisfitError,
     check_patches,
     freeze,
@@ -18,6 +16,8 @@ from mldec.tokens import (
     timm_tokens,
     try_out,
 )
+from mldec.errors import ConfigError
+from mldec.heads.ml_decoder import MLDecoder
 
 # Any: the models of timm and torchvision have no common interface that a type checker could know.
 

@@ -10,8 +10,14 @@ pip install 'mldec[report]'.
 import argparse
 import importlib.util
 
-from mldec.cli import add_model_options, add_precision_option, command, fraction, run_command
 from mldec.errors import ConfigError
+from mldec.runtime.cli import (
+    add_model_options,
+    add_precision_option,
+    command,
+    fraction,
+    run_command,
+)
 
 LIBRARIES = ("plotly", "jinja2")
 

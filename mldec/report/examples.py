@@ -11,16 +11,9 @@ from PIL import Image
 
 from mldec.check_data.label_errors import rank
 from mldec.checkpoint import Loaded
-from mldec.data.base import (
-    DataModule,
-    ImageDataset,
-    Split,
-    StoredImages,
-    fixed_sample,
-    picture,
-)
 from mldec.data.transforms import EvalTransform
-from mldec.explain import Explainer
+from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, fixed_sample, picture
+from mldec.predict.heat_maps import Explainer
 from mldec.report.statistics import Answers
 
 PER_KIND = 3  # images of each class and kind

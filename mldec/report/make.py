@@ -15,19 +15,27 @@ from torch import nn
 
 import mldec
 from mldec import build
-from mldec.calibration.stored import chosen_thresholds
 from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.classes import can_make
-from mldec.cli import chosen_model, precision_setting
 from mldec.config.compose import to_yaml
 from mldec.config.schema import Config
-from mldec.data.base import DataModule
 from mldec.data.fingerprint import fingerprint
+from mldec.data.types import DataModule
 from mldec.errors import ConfigError, DataError, say
-from mldec.evaluation import Results, Scores, all_scores
-from mldec.evaluation.command import check_class_names, fit_to_device, scorer
-from mldec.evaluation.command import report as report_dict
-from mldec.evaluation.opening import asked_for, check_size, chosen_data, warn_of_scores
+from mldec.evaluation import (
+    Results,
+    Scores,
+    all_scores,
+    asked_for,
+    check_class_names,
+    check_size,
+    chosen_data,
+    chosen_thresholds,
+    fit_to_device,
+    scorer,
+    warn_of_scores,
+)
+from mldec.evaluation import report as report_dict
 from mldec.evaluators import Evaluator, Thresholded
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 from mldec.report import comparison, examples, statistics
@@ -35,6 +43,7 @@ from mldec.report.page import Content, page
 from mldec.report.statistics import Answers, Numbers
 from mldec.report.training import of_run
 from mldec.runtime import distributed
+from mldec.runtime.cli import chosen_model, precision_setting
 
 log = logging.getLogger("mldec")
 

@@ -19,11 +19,11 @@ from scipy.special import expit, logsumexp
 from torch import Tensor
 from tqdm import tqdm
 
-from mldec.calibration.fitting import BINS
+from mldec.calibration import BINS
 from mldec.evaluators import Evaluator
 from mldec.evaluators.average_precision import average_precision as exact_average_precision
 from mldec.evaluators.multi_label import Counts
-from mldec.runtime.console import on_terminal
+from mldec.runtime.cli import on_terminal
 
 SEED = 0
 STEP = 100  # resamples that are computed together

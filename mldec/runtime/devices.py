@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # The first GPUs whose tensor cores multiply bfloat16; older ones emulate it.
 BF16_CAPABILITY = (8, 0)
+MAX_IMAGE_SIZE = 4096  # pixels per side of a model's input, in a setting or in a checkpoint
 
 
 def check_device(name: str) -> None:

@@ -12,16 +12,15 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mldec.config.schema import Config
-from mldec.data.base import DataModule, LabelledImages, Split, StoredImages
-from mldec.data.loader import eval_loader
+from mldec.data.loader import end_workers, eval_loader, unwrap
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import Transform
-from mldec.data.workers import end_workers, unwrap
+from mldec.data.types import DataModule, LabelledImages, Split, StoredImages
 from mldec.errors import ConfigError, DataError, Stopped
 from mldec.files.cached import cache_folder
 from mldec.files.results import replacing
 from mldec.runtime import distributed
-from mldec.runtime.console import on_terminal
+from mldec.runtime.cli import on_terminal
 from mldec.runtime.devices import autocast
 from mldec.runtime.signals import StopRequest
 

@@ -21,7 +21,7 @@ from mldec.errors import CheckpointError, writing
 from mldec.files import torch_files
 from mldec.files.run_folder import read_log
 from mldec.runtime import distributed
-from mldec.runtime.console import on_terminal
+from mldec.runtime.cli import on_terminal
 from mldec.training.monitor import Details, TensorBoard, Tracker, start_trackers
 
 T = TypeVar("T")

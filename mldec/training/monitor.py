@@ -24,8 +24,8 @@ from torch import Tensor
 
 from mldec.config.compose import to_dict
 from mldec.config.schema import Config, Log
-from mldec.data.base import DataModule
 from mldec.data.loader import Batch
+from mldec.data.types import DataModule
 from mldec.errors import ConfigError, brief, writing
 from mldec.evaluation import Results
 from mldec.evaluators import Thresholded

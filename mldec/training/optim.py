@@ -15,7 +15,7 @@ from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from mldec.config.schema import Config, FreezeBatchNorm, Train
-from mldec.data.view import NO_AUGMENTATION
+from mldec.data.settings import NO_AUGMENTATION
 from mldec.errors import ConfigError, suggest
 
 # The optimisers of torch that have a fused form, which can also leave a step out without a word to

@@ -21,11 +21,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mldec.checkpoint import Best, Checkpoint, LogPosition, check_classes, saved_config
 from mldec.config.compose import diff, to_dict
 from mldec.config.schema import Config, NonFinite, Train
-from mldec.data.base import Classes, DataModule
 from mldec.data.fingerprint import Fingerprint, check_same, fingerprint
-from mldec.data.loader import Batch, TrainBatches, train_loader
-from mldec.data.split_labels import training_labels
-from mldec.data.workers import end_workers, unwrap
+from mldec.data.loader import (
+    Batch,
+    TrainBatches,
+    end_workers,
+    train_loader,
+    training_labels,
+    unwrap,
+)
+from mldec.data.types import Classes, DataModule
 from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from mldec.evaluation import Results, evaluate_all, left_out, memory_advice
 from mldec.files import torch_files

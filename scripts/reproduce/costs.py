@@ -11,7 +11,7 @@ import torch
 from mldec import build
 from mldec.config.compose import compose
 from mldec.config.schema import Config
-from mldec.data.base import Classes
+from mldec.data.types import Classes
 from mldec.runtime.facts import multiply_accumulates
 
 SUSTAINED = 5e13  # floating-point operations per second of a GPU in training, our assumption

@@ -22,7 +22,7 @@ from mldec import build
 from mldec.benchmark import environment
 from mldec.config.compose import compose
 from mldec.config.schema import Config
-from mldec.data.base import fixed_sample
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError, one_line
 from mldec.train import run
 

@@ -40,8 +40,8 @@ from mldec.benchmark import environment
 from mldec.check_data.charts import Panel, Point, scatter_plots
 from mldec.config.compose import compose
 from mldec.config.schema import Config
-from mldec.data.base import DataModule
-from mldec.data.split_labels import training_labels
+from mldec.data.loader import training_labels
+from mldec.data.types import DataModule
 from mldec.errors import one_line
 from mldec.evaluation import evaluate
 from mldec.figures import require_matplotlib, save

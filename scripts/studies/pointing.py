@@ -33,12 +33,12 @@ from torch import Tensor
 
 from mldec.benchmark import environment
 from mldec.checkpoint import Loaded, load_model
-from mldec.data.digits.grey import compose, digits
-from mldec.data.digits.scenes import SceneSettings, split_writings
+from mldec.data.digits import SceneSettings, compose, digits, split_writings
 from mldec.data.images import load_image, read_image
 from mldec.data.randomness import SampleRandom
 from mldec.errors import DataError, one_line
-from mldec.explain import Explainer, relevance
+from mldec.predict import heat_maps as relevance
+from mldec.predict.heat_maps import Explainer
 
 TOP = Path(__file__).resolve().parents[2]
 OUT = TOP / "benchmarks" / "pointing.json"

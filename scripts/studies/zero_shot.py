@@ -38,11 +38,11 @@ from mldec import build
 from mldec.benchmark import environment
 from mldec.config.compose import compose
 from mldec.config.schema import Config
-from mldec.data.base import DataModule, Split
-from mldec.data.source import assemble
-from mldec.data.split_labels import training_labels
-from mldec.data.zero_shot.task import ZeroShot, split_classes
-from mldec.data.zero_shot.vectors import read_vectors
+from mldec.data.loader import training_labels
+from mldec.data.settings import assemble
+from mldec.data.tasks import ZeroShot, split_classes
+from mldec.data.types import DataModule, Split
+from mldec.data.word_vectors import read_vectors
 from mldec.errors import ConfigError, one_line
 from mldec.figures import new_figure, require_matplotlib, save, set_title
 from mldec.model import Classifier, TokenClassifier

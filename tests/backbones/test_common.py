@@ -7,15 +7,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mldec.backbones.common import (
+from mldec.backbones.timm_backbone import (
     Backbone,
     check_drop_path,
     check_feature_norm,
     hub_file,
     weights_from_file,
 )
+from mldec.backbones.tokens import MisfitError
 from mldec.errors import ConfigError
-from mldec.tokens import MisfitError
 
 MEAN, STD = (0.5, 0.25, 0.0), (0.5, 0.25, 1.0)
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from mldec.backbones.hf_config import (
+from mldec.backbones.hf_backbone import (
     config_class_of,
     import_transformers,
     network_config_of,

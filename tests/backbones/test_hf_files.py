@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mldec.backbones.hf_files import (
+from mldec.backbones.hf_backbone import (
     CONFIG,
     PROCESSOR,
     normalisation,

@@ -21,8 +21,8 @@ from mldec.benchmark.profile import (
     watched,
 )
 from mldec.config.compose import compose
-from mldec.data.base import Classes
 from mldec.data.loader import Batch
+from mldec.data.types import Classes
 from mldec.runtime.devices import Precision
 from mldec.runtime.facts import multiply_accumulates
 

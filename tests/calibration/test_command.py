@@ -13,9 +13,8 @@ from PIL import Image
 from support import QUICK, assert_equal, one_line
 
 from mldec import checkpoint
-from mldec.calibration.command import in_order, target, with_one_label
-from mldec.calibration.fitting import temperature
-from mldec.data.base import Classes
+from mldec.calibration import in_order, target, temperature, with_one_label
+from mldec.data.types import Classes
 from mldec.evaluation import Scores
 
 Cli = Callable[..., Any]

@@ -6,8 +6,8 @@ from scipy.special import expit
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import f1_score, precision_score, recall_score
 
-from mldec.calibration import fitting
-from mldec.calibration.fitting import (
+from mldec import calibration as fitting
+from mldec.calibration import (
     BINS,
     Choice,
     Tally,

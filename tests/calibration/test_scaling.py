@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.calibration.fitting import TEMPERATURES, platt, temperature
+from mldec.calibration import TEMPERATURES, platt, temperature
 
 
 def scores(*, images: int = 200, classes: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mldec.calibration.stored import chosen_thresholds, stored_thresholds
 from mldec.checkpoint import Calibration
-from mldec.data.base import Classes, Split
 from mldec.data.fingerprint import fingerprint
+from mldec.data.types import Classes, Split
 from mldec.errors import ConfigError
+from mldec.evaluation import chosen_thresholds, stored_thresholds
 
 TRAINED, CURRENT = Classes(("a", "b", "c")), Classes(("c", "a", "b"))
 IMAGES: Any = range(7)

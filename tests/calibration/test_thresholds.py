@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from mldec.calibration.fitting import Threshold, fit_threshold, parse_objective
+from mldec.calibration import Threshold, fit_threshold, parse_objective
 from mldec.errors import ConfigError
 
 # Few different logits, so that many are equal.

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mldec.calibration.fitting import calibrated, platt
+from mldec.calibration import calibrated, platt
 from mldec.check_data.label_errors import Ranking, rank, suspected_labels
 
 

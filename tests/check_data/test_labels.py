@@ -8,8 +8,8 @@ import pytest
 
 from mldec.check_data import examine as label_checks
 from mldec.check_data.examine import co_occurrence, label_faults, split_statistics
-from mldec.data.base import Classes, Split
-from mldec.data.labels import Labels, from_dense, from_single
+from mldec.data.table import Labels, from_dense, from_single
+from mldec.data.types import Classes, Split
 
 NAMES = ("thing 0", "thing 1", "thing 2")
 DENSE = np.array([[1, 0, -1], [0, 0, 0], [1, 1, 0], [-1, 0, 0]], np.int8)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mldec.check_data.examine import OFFICIAL
 from mldec.config.compose import config_dir
-from mldec.data.class_names import COCO, VOC
+from mldec.data.table import COCO_NAMES, VOC
 
 
 def test_official_counts_are_of_options_that_exist() -> None:
@@ -12,7 +12,7 @@ def test_official_counts_are_of_options_that_exist() -> None:
 
 
 def test_classes_with_known_names_are_as_many() -> None:
-    assert OFFICIAL["coco"][2] == {len(COCO)}
+    assert OFFICIAL["coco"][2] == {len(COCO_NAMES)}
     assert OFFICIAL["voc2007"][2] == OFFICIAL["voc2012"][2] == {len(VOC)}
 
 

@@ -11,8 +11,8 @@ import torch
 
 from mldec.checkpoint import Calibrated, Calibration, load_model
 from mldec.checkpoint.state import Checkpoint, fits_classes
-from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
+from mldec.data.types import Classes
 from mldec.errors import CheckpointError
 
 NAMES = hostile.NAMES

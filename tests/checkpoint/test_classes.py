@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from mldec.checkpoint import check_classes, check_queries, load_model, scoring
 from mldec.checkpoint.classes import read_class_names
-from mldec.data.base import Classes
-from mldec.data.vector_origin import VectorOrigin
+from mldec.data.types import Classes, VectorOrigin
 from mldec.errors import CheckpointError, DataError
 from mldec.files.torch_files import read_torch, save
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import mldec
 from mldec import checkpoint
-from mldec.data.zero_shot.vectors import read_vectors
+from mldec.data.word_vectors import read_vectors
 from mldec.errors import CheckpointError, UserError, printable
 from mldec.files.torch_files import read_torch
 

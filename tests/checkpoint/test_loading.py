@@ -17,7 +17,7 @@ from mldec import checkpoint
 from mldec.checkpoint import load_model
 from mldec.errors import CheckpointError
 from mldec.files.torch_files import read_torch, save
-from mldec.inference.scoring import scores
+from mldec.predict.engine import scores
 
 STATE = {"format": 1, "model": {"weight": torch.arange(1000.0)}, "epoch": 3}
 

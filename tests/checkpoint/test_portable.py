@@ -18,10 +18,10 @@ from mldec import build, checkpoint
 from mldec.checkpoint import Best, Calibration, Checkpoint, load, load_model
 from mldec.checkpoint.portable import CONFIG, QUERIES, WEIGHTS, with_weights, write
 from mldec.data.fingerprint import Fingerprint
-from mldec.data.vector_origin import VectorOrigin
+from mldec.data.types import VectorOrigin
 from mldec.errors import CheckpointError, ConfigError
 from mldec.files.torch_files import sha256_of
-from mldec.inference.scoring import scores
+from mldec.predict.engine import scores
 
 Cli = Callable[..., tuple[int, str, str]]
 PLUGINS = ["patches"]

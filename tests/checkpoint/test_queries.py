@@ -7,9 +7,9 @@ import torch
 from clip_towers import clip_folder, siglip_folder
 
 from mldec.checkpoint.classes import can_make, queries_for
-from mldec.clip import TextEncoder
-from mldec.data.base import Classes
-from mldec.data.zero_shot.word_vectors import word_vectors
+from mldec.data.text_encoder import TextEncoder
+from mldec.data.types import Classes
+from mldec.data.word_vectors import word_vectors
 from mldec.errors import CheckpointError, ConfigError
 
 # Of a checkpoint of an earlier version, which did not say how its vectors were made.

@@ -10,7 +10,7 @@ import torch
 from clip_towers import CLIP, clip_folder, siglip_folder
 from safetensors.torch import load_file
 
-from mldec.clip import ClipSource, open_model
+from mldec.data.text_encoder import ClipSource, open_model
 from mldec.errors import ConfigError
 
 

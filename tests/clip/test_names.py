@@ -8,8 +8,7 @@ import pytest
 import torch
 from clip_towers import clip_folder
 
-from mldec.clip import TextEncoder
-from mldec.clip.names import encode_names
+from mldec.data.text_encoder import TextEncoder, encode_names
 from mldec.errors import ConfigError
 
 TEMPLATES = ("a {}", "the {}")

@@ -4,8 +4,8 @@ from pathlib import Path
 import open_clip
 import pytest
 
-from mldec.clip import prompts
-from mldec.clip.prompts import DEFAULT, read_templates
+from mldec.data import text_encoder as prompts
+from mldec.data.text_encoder import DEFAULT, read_templates
 from mldec.errors import ConfigError, UserError
 
 

@@ -3,9 +3,7 @@ import pytest
 import torch
 from clip_towers import clip_folder, siglip_folder
 
-from mldec.clip import TextEncoder
-from mldec.clip.prompts import read_templates
-from mldec.clip.text_encoder import BATCH_SIZE
+from mldec.data.text_encoder import BATCH_SIZE, TextEncoder, read_templates
 
 
 @pytest.mark.parametrize("folder", [clip_folder, siglip_folder])

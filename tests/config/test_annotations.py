@@ -6,7 +6,7 @@ from typing import Any, Literal, Optional, Union
 
 import pytest
 
-from mldec.config.annotations import describe, matches
+from mldec.config.schema import describe, matches
 
 
 @pytest.mark.parametrize(

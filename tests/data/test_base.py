@@ -11,7 +11,11 @@ from pictures import pixels
 from PIL import Image
 from torch import Tensor
 
-from mldec.data.base import (
+from mldec.data.loader import eval_loader, unwrap
+from mldec.data.randomness import SampleRandom
+from mldec.data.table import from_dense
+from mldec.data.transforms import EvalTransform, Picture
+from mldec.data.types import (
     Classes,
     DataModule,
     LabelledImages,
@@ -20,11 +24,6 @@ from mldec.data.base import (
     fixed_sample,
     picture,
 )
-from mldec.data.labels import from_dense
-from mldec.data.loader import eval_loader
-from mldec.data.randomness import SampleRandom
-from mldec.data.transforms import EvalTransform, Picture
-from mldec.data.workers import unwrap
 from mldec.errors import ConfigError, DataError
 
 NAMES = ("cat", "dog", "cow")

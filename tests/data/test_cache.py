@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from mldec.data.cache import TableCache, _files_fault
-from mldec.data.labels import from_entries
-from mldec.data.table import Table, encode_paths
+from mldec.data.table import Table, encode_paths, from_entries
 
 FILES = ["a/1.jpg", "a/..2.jpg", "b..", "..c/d.jpg"]
 

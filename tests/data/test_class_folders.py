@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mldec.data import class_folders
 from mldec.data.cache import TableCache
-from mldec.data.class_folders import list_class_folders, list_images, read_class_folders
+from mldec.data.readers import folders as class_folders
+from mldec.data.readers.folders import list_class_folders, list_images, read_class_folders
 from mldec.data.table import Table
 from mldec.errors import DataError
 

@@ -3,11 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mldec.data.base import Classes, LabelledImages, Split, StoredImages
 from mldec.data.fingerprint import Fingerprint, check_same, fingerprint
-from mldec.data.labels import Labels, from_entries
-from mldec.data.storage.image_files import ImageFiles
-from mldec.data.table import encode_paths
+from mldec.data.table import Labels, encode_paths, from_entries
+from mldec.data.types import Classes, ImageFiles, LabelledImages, Split, StoredImages
 from mldec.errors import CheckpointError
 
 NAMES = ("cat", "dog", "cow")

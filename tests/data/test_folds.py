@@ -11,18 +11,20 @@ import pytest
 import torch
 from PIL import Image
 
-from mldec.data.base import LabelledImages, fixed_sample
 from mldec.data.cache import TableCache
-from mldec.data.folds import Folds, fold_numbers, parse_fold
-from mldec.data.labels import from_dense
-from mldec.data.source import FileSettings, Source, assemble
-from mldec.data.storage.image_files import ImageFiles
-from mldec.data.table import encode_paths, held_out
-from mldec.data.task import MultiLabel
-from mldec.data.vector_origin import VectorOrigin
-from mldec.data.view import View
-from mldec.data.zero_shot.task import ZeroShot
-from mldec.data.zero_shot.word_vectors import WordVectors
+from mldec.data.settings import (
+    FileSettings,
+    Folds,
+    Source,
+    View,
+    assemble,
+    fold_numbers,
+    parse_fold,
+)
+from mldec.data.table import encode_paths, from_dense, held_out
+from mldec.data.tasks import MultiLabel, ZeroShot
+from mldec.data.types import ImageFiles, LabelledImages, VectorOrigin, fixed_sample
+from mldec.data.word_vectors import WordVectors
 from mldec.errors import ConfigError, DataError
 
 KEYS = encode_paths([f"photos/{number}.jpg" for number in range(2000)])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mldec.data.labels import are_indices, from_dense, from_entries, from_flags, from_single
+from mldec.data.table import are_indices, from_dense, from_entries, from_flags, from_single
 
 MATRIX = np.array([[1, 0, -1], [0, 0, 0], [-1, 1, 1], [0, 1, 0]], np.int8)
 

@@ -6,8 +6,7 @@ import torch
 from numbered import Numbers, as_data
 from torch import Tensor
 
-from mldec.data.loader import TrainBatches, collate, eval_loader, train_loader
-from mldec.data.workers import unwrap
+from mldec.data.loader import TrainBatches, collate, eval_loader, train_loader, unwrap
 from mldec.errors import ConfigError, DataError
 
 

@@ -12,12 +12,11 @@ from timm.data.mixup import FastCollateMixup, Mixup
 from torch import Tensor
 
 from mldec.config.schema import Mix, MixLabels, MixMode
-from mldec.data.base import Classes, DataModule, Split
-from mldec.data.loader import TrainBatches, train_loader
+from mldec.data.loader import TrainBatches, train_loader, unwrap
 from mldec.data.mixing import Mixing
 from mldec.data.randomness import SampleRandom, sample_seed, seeded
 from mldec.data.transforms import EvalTransform
-from mldec.data.workers import unwrap
+from mldec.data.types import Classes, DataModule, Split
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator

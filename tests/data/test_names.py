@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mldec.data.base import Classes
-from mldec.data.names import (
+from mldec.data.table import (
     MAX_NAME,
     as_name,
     check_names,
@@ -16,6 +15,7 @@ from mldec.data.names import (
     split_names,
     told_apart,
 )
+from mldec.data.types import Classes
 from mldec.errors import DataError
 
 GOOD = [

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from mldec.data.labels import from_dense
 from mldec.data.partial_labels import fixed_per_class, random_drop
+from mldec.data.table import from_dense
 
 RNG = np.random.default_rng(5)
 MATRIX = (RNG.random((4000, 6)) < [0.0, 0.001, 0.05, 0.3, 0.9, 1.0]).astype(np.int8)

@@ -7,7 +7,7 @@ import pytest
 from pictures import picture, pixels
 from PIL import Image, ImageFilter
 
-from mldec.data.quick_operations import shear_x, shear_y, smoothed
+from mldec.data.official_augment import shear_x, shear_y, smoothed
 
 # Of every row of the official augmentation's table, and others.
 SLOPES = [sign * row / 30 for row in range(1, 10) for sign in (-1, 1)] + [0.0, 0.77, -0.999]

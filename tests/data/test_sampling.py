@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.data.labels import from_dense
-from mldec.data.sampling import Sampling, draw, epoch_length, repeat_factors
+from mldec.data.table import from_dense
+from mldec.data.types import Sampling, draw, epoch_length, repeat_factors
 
 
 def dense(images: int = 200, seed: int = 0) -> np.ndarray:

@@ -11,17 +11,14 @@ import torch
 from PIL import Image
 from support import made
 
-from mldec.data.base import LabelledImages, fixed_sample
 from mldec.data.cache import TableCache
-from mldec.data.labels import from_dense
 from mldec.data.readers.coco import coco
 from mldec.data.readers.folders import folders
-from mldec.data.source import FileSettings, Source, assemble
-from mldec.data.storage.image_files import ImageFiles
-from mldec.data.table import encode_paths
-from mldec.data.task import MultiLabel, SingleLabel
+from mldec.data.settings import FileSettings, Source, View, assemble
+from mldec.data.table import encode_paths, from_dense
+from mldec.data.tasks import MultiLabel, SingleLabel
 from mldec.data.transforms import EvalTransform
-from mldec.data.view import View
+from mldec.data.types import ImageFiles, LabelledImages, fixed_sample
 from mldec.errors import ConfigError, DataError
 
 NAMES = ("cat", "dog", "eel")

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.data.base import Classes, LabelledImages, Split, StoredImages
-from mldec.data.digits.grey import digits
-from mldec.data.digits.scenes import Scenes, SceneSettings
-from mldec.data.labels import from_dense
+from mldec.data.digits import Scenes, SceneSettings, digits
+from mldec.data.loader import labels_of, training_labels
 from mldec.data.randomness import SampleRandom
-from mldec.data.split_labels import labels_of, training_labels
+from mldec.data.table import from_dense
+from mldec.data.types import Classes, LabelledImages, Split, StoredImages
 
 NAMES = ("thing 0", "thing 1", "thing 2")
 DENSE = np.array([[1, 0, -1], [0, 0, 0], [1, 1, 0], [-1, 0, 0]], np.int8)

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldec.data.labels import from_dense
-from mldec.data.stratify import hold_out_stratified, stratified
-from mldec.data.table import Table, encode_paths, hold_out
+from mldec.data.settings import hold_out_stratified, stratified
+from mldec.data.table import Table, encode_paths, from_dense, hold_out
 
 
 def slow(dense: np.ndarray, order: list[int], fraction: float) -> list[bool]:

@@ -5,12 +5,12 @@ import logging
 import numpy as np
 import pytest
 
-from mldec.data.labels import from_dense
 from mldec.data.table import (
     Table,
     TableBuilder,
     check_fraction,
     encode_paths,
+    from_dense,
     held_out,
     hold_out,
     log_split,

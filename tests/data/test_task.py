@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.data.base import Classes, LabelledImages
-from mldec.data.labels import from_dense
-from mldec.data.storage.image_files import ImageFiles
-from mldec.data.table import encode_paths
-from mldec.data.task import MultiLabel, PartialLabels, SingleLabel, Task
+from mldec.data.table import encode_paths, from_dense
+from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task
+from mldec.data.types import Classes, ImageFiles, LabelledImages
 from mldec.errors import ConfigError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator

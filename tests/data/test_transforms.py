@@ -12,12 +12,12 @@ import torch
 from pictures import picture, pixels, saved, seed_everything
 from PIL import Image
 
-from mldec.config.schema import MAX_IMAGE_SIZE
 from mldec.data.images import load_image, read_image
 from mldec.data.official_augment import PairAugment, cutout
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import MAX_RESIZED, EvalTransform, TrainTransform, to_tensor
 from mldec.errors import ConfigError, DataError
+from mldec.runtime.devices import MAX_IMAGE_SIZE
 
 # Tensors and the evaluation transform
 

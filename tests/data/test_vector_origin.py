@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from mldec.data.vector_origin import MAX_SOURCE, VectorOrigin
+from mldec.data.types import MAX_SOURCE, VectorOrigin
 
 HASH = "0123456789abcdef" * 4
 

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from mldec.data.randomness import SampleRandom
+from mldec.data.settings import View
 from mldec.data.transforms import EvalTransform, TrainTransform
-from mldec.data.view import View
 from mldec.errors import ConfigError
 
 

@@ -11,10 +11,9 @@ from numbered import Numbers, as_data
 from support import wait_until
 from torch import Tensor
 
-from mldec.data import workers
-from mldec.data.loader import eval_loader
+from mldec.data import loader as workers
+from mldec.data.loader import end_workers, eval_loader, unwrap
 from mldec.data.randomness import SampleRandom
-from mldec.data.workers import end_workers, unwrap
 from mldec.errors import DataError
 
 

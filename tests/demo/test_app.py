@@ -19,9 +19,8 @@ from starlette.testclient import TestClient
 from mldec.data.images import read_image
 from mldec.demo import app
 from mldec.demo.app import Answerer, application
-from mldec.explain import Explainer
-from mldec.inference.engine import Engine, ExportedEngine, TorchEngine
-from mldec.inference.scoring import scores
+from mldec.predict.engine import Engine, ExportedEngine, TorchEngine, scores
+from mldec.predict.heat_maps import Explainer
 
 Make = Callable[..., bytes]
 PREDICT = "/api/predict"

@@ -30,7 +30,7 @@ import mldec
 from mldec.demo import announce, listener, parser
 from mldec.demo.app import open_engine
 from mldec.errors import CheckpointError, ConfigError
-from mldec.inference.engine import ExportedEngine
+from mldec.predict.engine import ExportedEngine
 
 Cli = Callable[..., Any]
 Make = Callable[..., bytes]

@@ -19,9 +19,8 @@ from support import QUICK, made, one_line, write_coco
 import mldec
 from mldec import checkpoint
 from mldec.checkpoint import load_model
-from mldec.data.base import fixed_sample
-from mldec.data.digits.grey import digits
-from mldec.data.digits.scenes import NAMES
+from mldec.data.digits import NAMES, digits
+from mldec.data.types import fixed_sample
 from mldec.files.torch_files import read_torch
 
 Cli = Callable[..., tuple[int, str, str]]

@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 from support import QUICK, made, one_line
 
-from mldec.data.base import fixed_sample
-from mldec.data.digits.grey import digit
-from mldec.data.digits.scenes import NAMES
+from mldec.data.digits import NAMES, digit
+from mldec.data.types import fixed_sample
 
 Cli = Callable[..., tuple[int, str, str]]
 ONE = ["+experiment=digits_single", *(word for word in QUICK if not word.startswith("+experiment"))]

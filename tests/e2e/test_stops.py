@@ -16,7 +16,7 @@ import patches
 import pytest
 from support import QUICK, assert_equal, numbers, one_line, process_state, wait_until
 
-from mldec.data import workers
+from mldec.data import loader as workers
 from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
 from mldec.runtime import signals

@@ -16,10 +16,10 @@ from support import CONFIGS, one_line
 
 from mldec import checkpoint
 from mldec.checkpoint import check_classes, check_queries, load_model
-from mldec.clip import TextEncoder
-from mldec.data.base import Classes
+from mldec.data.text_encoder import TextEncoder
 from mldec.data.transforms import read_image
-from mldec.data.zero_shot.vectors import read_vectors
+from mldec.data.types import Classes
+from mldec.data.word_vectors import read_vectors
 from mldec.errors import CheckpointError
 from mldec.files.torch_files import read_torch
 

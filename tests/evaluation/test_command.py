@@ -5,7 +5,7 @@ import torch
 
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
-from mldec.evaluation.command import fit_to_device, table
+from mldec.evaluation import fit_to_device, table
 from mldec.runtime import distributed
 
 CPU = torch.device("cpu")

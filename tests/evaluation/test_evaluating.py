@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
-from mldec.data.base import Classes, DataModule, Split, fixed_sample
 from mldec.data.loader import Batch
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import ConfigError, DataError
 from mldec.evaluation import (
     Results,

@@ -19,13 +19,12 @@ from mldec.checkpoint import Checkpoint, Loaded, LogPosition, load_model
 from mldec.checkpoint.state import Best
 from mldec.config.compose import compose, to_dict
 from mldec.config.schema import Config
-from mldec.data.base import Classes, DataModule, Split, fixed_sample
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
-from mldec.data.zero_shot.class_list import ClassList
+from mldec.data.types import Classes, DataModule, Split, fixed_sample
+from mldec.data.word_vectors import ClassList
 from mldec.errors import CheckpointError, ConfigError, DataError
-from mldec.evaluation import evaluate
-from mldec.evaluation.open_vocabulary import BestName, SomeClasses, Vocabulary, open_vocabulary
+from mldec.evaluation import BestName, SomeClasses, Vocabulary, evaluate, open_vocabulary
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator

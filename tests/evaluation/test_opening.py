@@ -12,11 +12,11 @@ from clip_towers import clip_folder, siglip_folder
 
 from mldec import build
 from mldec.checkpoint import Loaded, load_model
-from mldec.clip import TextEncoder
-from mldec.data.base import Classes, DataModule
+from mldec.data.text_encoder import TextEncoder
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import Classes, DataModule
 from mldec.errors import CheckpointError, ConfigError
-from mldec.evaluation.opening import asked_for, check_size, chosen_data, warn_of_scores
+from mldec.evaluation import asked_for, check_size, chosen_data, warn_of_scores
 
 
 @pytest.fixture(scope="module")

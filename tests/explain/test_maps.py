@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.explain import Explainer, maps, relevance
 from mldec.heads import GAP, MLDecoder
 from mldec.model import Classifier
+from mldec.predict import heat_maps as maps
+from mldec.predict import heat_maps as relevance
+from mldec.predict.heat_maps import Explainer
 
 SIZE, CELL = 32, 8
 

@@ -9,8 +9,8 @@ from pictures import picture
 from PIL import Image
 
 from mldec.errors import ConfigError, DataError
-from mldec.explain import pictures
-from mldec.explain.pictures import Finding, Typeface, draw, file_name, heated, save
+from mldec.predict import heat_maps as pictures
+from mldec.predict.heat_maps import Finding, Typeface, draw, file_name, heated, save
 
 PLAIN = Typeface()
 

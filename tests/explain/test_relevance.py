@@ -9,9 +9,9 @@ from random_weights import randomise
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.explain import relevance
 from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
+from mldec.predict import heat_maps as relevance
 
 IN, CLASSES, SIDE = 6, 7, 3
 SIZES: dict[str, Any] = {"embed_dim": 16, "num_heads": 4, "mlp_dim": 12}

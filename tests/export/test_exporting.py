@@ -23,13 +23,12 @@ from PIL import Image
 from selenium.webdriver.support.wait import WebDriverWait
 from support import one_line
 
+from mldec import export as exporting
 from mldec.checkpoint import load_model
 from mldec.data.images import load_image
 from mldec.data.transforms import to_tensor
-from mldec.export import exporting
-from mldec.exported.metadata import Metadata, parse
 from mldec.files.torch_files import sha256_of
-from mldec.inference.scoring import scores
+from mldec.predict.engine import Metadata, parse, scores
 
 Cli = Callable[..., Any]
 WASM = ("mjs", "wasm")  # endings of the two files of the engine

@@ -9,9 +9,9 @@ from networks import CALIBRATION, HEADS, OF_WORDS, noise, words_of
 
 from mldec.checkpoint import Loaded
 from mldec.errors import CheckpointError
-from mldec.export.program import Program, decided, of_other_classes, traced
-from mldec.inference.scoring import scores
+from mldec.export import Program, decided, of_other_classes, traced
 from mldec.model import Classifier
+from mldec.predict.engine import scores
 
 QUICK = ("gap", "groups", "query2label", "word_groups")
 

@@ -9,7 +9,7 @@ from pictures import picture
 from PIL import Image
 
 from mldec.data.transforms import EvalTransform, to_tensor
-from mldec.export.resizing import Resize
+from mldec.export import Resize
 
 SIZES = ((32, 32), (64, 48), (31, 90), (200, 33), (20, 30), (1, 1), (500, 333))
 TRANSFORMS: list[dict[str, Any]] = [

@@ -14,20 +14,20 @@ from pictures import picture
 from torch import Tensor
 
 from mldec.checkpoint import Loaded
-from mldec.data.base import Classes
+from mldec.data.types import Classes
 from mldec.errors import CheckpointError, DataError
-from mldec.export.program import Program, traced
-from mldec.export.verify import (
+from mldec.export import (
     BATCH,
     Comparison,
+    Program,
     TorchFile,
     check,
     compare,
     generated,
     stored,
+    traced,
 )
-from mldec.exported.metadata import Metadata
-from mldec.inference.scoring import scores
+from mldec.predict.engine import Metadata, scores
 
 
 class Opened:

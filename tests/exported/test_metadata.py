@@ -8,7 +8,7 @@ import pytest
 from networks import metadata
 
 from mldec.errors import CheckpointError, ConfigError
-from mldec.exported.metadata import KEY, parse, read_metadata, require_onnx
+from mldec.predict.engine import KEY, parse, read_metadata, require_onnx
 
 onnx = pytest.importorskip("onnx")
 METADATA = metadata(classes=["one", "zwei, drei"])

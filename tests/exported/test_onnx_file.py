@@ -15,10 +15,9 @@ from torch import nn
 from mldec.backbones import HFBackbone, TimmBackbone
 from mldec.checkpoint import Loaded
 from mldec.errors import CheckpointError
-from mldec.export.program import Program, open_axes, traced
-from mldec.exported import onnx_file
-from mldec.exported.metadata import read_metadata
-from mldec.exported.onnx_file import OnnxFile, content, quantised, translated
+from mldec.export import Program, open_axes, traced
+from mldec.predict import engine as onnx_file
+from mldec.predict.engine import OnnxFile, content, quantised, read_metadata, translated
 
 onnx = pytest.importorskip("onnx")
 

@@ -9,14 +9,13 @@ from pictures import picture
 from PIL import Image
 from torch import Tensor
 
-from mldec.data.base import Classes
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import Classes
 from mldec.errors import Stopped
-from mldec.inference import answering as answering_module
-from mldec.inference.answering import Answering, counted
-from mldec.inference.engine import Answers
-from mldec.inference.inputs import Inputs, Item
-from mldec.inference.rows import Rule
+from mldec.predict import answers as answering_module
+from mldec.predict.answers import Answering, Rule, counted
+from mldec.predict.engine import Answers
+from mldec.predict.inputs import Inputs, Item
 from mldec.runtime.signals import NothingCame, StopRequest
 
 CPU = torch.device("cpu")

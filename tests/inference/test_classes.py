@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from mldec.checkpoint import Loaded, load_model
-from mldec.data.base import Classes
+from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, DataError
-from mldec.inference.classes import with_classes
+from mldec.predict.run import with_classes
 
 
 @pytest.fixture(scope="module")

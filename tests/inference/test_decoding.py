@@ -11,9 +11,8 @@ from PIL import Image
 
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.errors import DataError
-from mldec.inference import decoding
-from mldec.inference.decoding import Decoder, decoded, read_item
-from mldec.inference.inputs import Inputs, Item
+from mldec.predict import inputs as decoding
+from mldec.predict.inputs import Decoder, Inputs, Item, decoded, read_item
 
 TRANSFORM = EvalTransform(image_size=24)
 

@@ -3,11 +3,9 @@ from pathlib import Path
 import pytest
 
 from mldec.errors import DataError
-from mldec.inference.division import Division
-from mldec.inference.formats import Text
-from mldec.inference.inputs import Item
-from mldec.inference.parts import BLOCK, Parts, Record
-from mldec.inference.rows import Row
+from mldec.predict.answers import Row
+from mldec.predict.inputs import Item
+from mldec.predict.results import BLOCK, Division, Parts, Record, Text
 
 NAMES = Text(lambda row: f"{row.image}\n")
 

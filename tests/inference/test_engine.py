@@ -8,13 +8,11 @@ import torch
 from pictures import picture
 
 from mldec.checkpoint import Loaded, load_model
-from mldec.data.base import Classes
 from mldec.data.transforms import EvalTransform, to_tensor
+from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, OutOfMemoryError
-from mldec.exported.metadata import Metadata
-from mldec.inference import engine as engine_module
-from mldec.inference.engine import ExportedEngine, TorchEngine, is_exported
-from mldec.inference.scoring import scores
+from mldec.predict import engine as engine_module
+from mldec.predict.engine import ExportedEngine, Metadata, TorchEngine, is_exported, scores
 from mldec.runtime.devices import Precision
 
 METADATA = Metadata(

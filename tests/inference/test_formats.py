@@ -9,17 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.data.base import Classes
+from mldec.data.types import Classes
 from mldec.errors import ConfigError
-from mldec.inference.formats import (
-    Features,
-    Format,
-    Parquet,
-    comma_separated,
-    json_lines,
-    json_list,
-)
-from mldec.inference.rows import Content, Row, Rule, entries
+from mldec.predict.answers import Content, Row, Rule, entries
+from mldec.predict.results import Features, Format, Parquet, comma_separated, json_lines, json_list
 
 CLASSES = Classes(("a", "b, c", "d"))
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from mldec.errors import ConfigError, DataError
-from mldec.inference.inputs import Inputs, Item
+from mldec.predict.inputs import Inputs, Item
 
 
 def names(inputs: Inputs) -> list[str]:

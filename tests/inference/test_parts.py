@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from mldec.errors import ConfigError, DataError
-from mldec.inference import parts as parts_module
-from mldec.inference.formats import Text
-from mldec.inference.parts import BLOCK, Parts, Record, digest
-from mldec.inference.rows import Row
+from mldec.predict import results as parts_module
+from mldec.predict.answers import Row
+from mldec.predict.results import BLOCK, Parts, Record, Text, digest
 
 TEXT = Text(lambda row: f"{row.image} {row.error}\n", "begin\n", "", "end\n")
 LIST = Text(lambda row: row.image, "[", ", ", "]")

@@ -10,11 +10,10 @@ from pictures import picture
 from mldec.checkpoint import Loaded, load_model
 from mldec.data.transforms import EvalTransform
 from mldec.errors import OutOfMemoryError
-from mldec.explain.pictures import Typeface
-from mldec.inference import pictures as pictures_module
-from mldec.inference.inputs import Item
-from mldec.inference.pictures import Pictures
-from mldec.inference.rows import Prediction
+from mldec.predict import answers as pictures_module
+from mldec.predict.answers import Pictures, Prediction
+from mldec.predict.heat_maps import Typeface
+from mldec.predict.inputs import Item
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import pytest
 from support import wait_until
 
 from mldec.errors import DataError
-from mldec.inference import progress as progress_module
-from mldec.inference.progress import Progress
+from mldec.predict import results as progress_module
+from mldec.predict.results import Progress
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(

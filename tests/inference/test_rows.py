@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 import torch
 
-from mldec.data.base import Classes
+from mldec.data.types import Classes
 from mldec.errors import ConfigError
-from mldec.inference.rows import Content, Prediction, Row, Rule, chosen_rule, entries, named
+from mldec.predict.answers import Content, Prediction, Row, Rule, chosen_rule, entries, named
 
 CLASSES = Classes(tuple("abcd"))
 SCORES = torch.tensor([0.5, 0.75, 0.51, 0.25])

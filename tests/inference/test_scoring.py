@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mldec.checkpoint import Loaded, load_model
-from mldec.data.base import Classes
-from mldec.inference.scoring import decided, scores
+from mldec.data.types import Classes
+from mldec.predict.engine import decided, scores
 
 
 class Given(torch.nn.Module):

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from mldec.errors import DataError
-from mldec.inference.formats import Text
-from mldec.inference.rows import Row
-from mldec.inference.stream import Stream
+from mldec.predict.answers import Row
+from mldec.predict.results import Stream, Text
 
 LINES = Text(lambda row: f'{{"image": "{row.image}"}}\n')
 LIST = Text(lambda row: f'"{row.image}"', "[\n", ",\n", "\n]\n")

@@ -20,8 +20,9 @@ from PIL import Image
 from support import one_line
 
 from mldec.files.run_lock import RunLock
-from mldec.inference import division, parts
-from mldec.inference.tagging import FORMATS
+from mldec.predict import results as division
+from mldec.predict import results as parts
+from mldec.predict.run import FORMATS
 
 Cli = Callable[..., Any]
 SHARED = ["--plugin", "patches", "--device", "cpu", "--threshold", "0", "--top", "2"]

@@ -8,7 +8,7 @@ import torch
 
 from mldec import build
 from mldec.config.compose import compose, override
-from mldec.data.base import Classes
+from mldec.data.types import Classes
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
 from mldec.heads.query2label import Query2Label

@@ -10,9 +10,9 @@ import torch
 
 from mldec import build
 from mldec.config.compose import compose
-from mldec.data.base import Classes, DataModule, Split
 from mldec.data.loader import Batch
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import Classes, DataModule, Split
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.training.trainer import Trainer
 

@@ -11,16 +11,16 @@ import torch
 from patches import Patches
 
 from mldec.config.compose import compose
-from mldec.data.base import Classes, DataModule, Split
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import Classes, DataModule, Split
 from mldec.errors import DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.runtime import distributed
-from mldec.runtime.console import to_console
+from mldec.runtime.cli import to_console
 from mldec.training.log import RunLog
 from mldec.training.trainer import Trainer
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from mldec import build, checkpoint
 from mldec.config.compose import compose, to_dict
-from mldec.data.base import Classes
+from mldec.data.types import Classes
 from mldec.runtime import facts
 
 NAMES = ("zero", "one", "two")

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from mldec.checkpoint import Calibration, Loaded
 from mldec.config.schema import Config
-from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
-from mldec.export.program import Program, open_axes, traced
-from mldec.exported.metadata import Metadata
-from mldec.exported.onnx_file import content, translated
+from mldec.data.types import Classes
+from mldec.export import Program, open_axes, traced
 from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
+from mldec.predict.engine import Metadata, content, translated
 
 CLASSES = 7
 WIDTH = 5  # of word vectors

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from mldec.data.base import Classes, DataModule, Split
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import Classes, DataModule, Split
 from mldec.errors import DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 

@@ -20,7 +20,7 @@ from torch import multiprocessing, nn
 
 from mldec import build
 from mldec.config.compose import config_dir
-from mldec.data.base import DataModule
+from mldec.data.types import DataModule
 
 CONFIGS = Path(__file__).parent / "configs"
 

@@ -10,12 +10,14 @@ import yaml
 from huggingface_hub import ModelCard
 
 from mldec.checkpoint import Calibration, Checkpoint, load_model, portable
-from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
-from mldec.publish.card import (
+from mldec.data.types import Classes
+from mldec.publish import (
     MOST_CLASSES,
     UNDEFINED,
     Known,
+    Measured,
+    Start,
     card,
     escaped,
     fenced,
@@ -23,8 +25,6 @@ from mldec.publish.card import (
     number,
     table,
 )
-from mldec.publish.facts import Start
-from mldec.publish.results import Measured
 
 NASTY = "a|b`<img src=x>`[c](https://evil.example)*\\ "
 FINGERPRINT = Fingerprint(40, "a", "b", "c")

@@ -9,7 +9,7 @@ import hostile
 import pytest
 
 from mldec.checkpoint import Checkpoint, Loaded, load_model, portable
-from mldec.publish.facts import command_of, cost_of, published_config, start_of, without_folders
+from mldec.publish import command_of, cost_of, published_config, start_of, without_folders
 from mldec.runtime.facts import count_parameters, multiply_accumulates
 
 

@@ -17,9 +17,8 @@ from PIL import Image
 from support import one_line
 
 from mldec.checkpoint import load_model
-from mldec.inference.engine import TorchEngine
-from mldec.publish import parser
-from mldec.publish.publishing import check_new_folder
+from mldec.predict.engine import TorchEngine
+from mldec.publish import check_new_folder, parser
 
 Cli = Callable[..., tuple[int, str, str]]
 WORDS = ["--plugin", "patches"]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from mldec.checkpoint import Checkpoint
-from mldec.data.base import Classes
+from mldec.data.types import Classes
 from mldec.errors import DataError
-from mldec.publish.results import of_checkpoint, read_results
+from mldec.publish import of_checkpoint, read_results
 
 CLASSES = Classes(("a", "b"))
 CONTENT: dict[str, Any] = {

@@ -10,10 +10,9 @@ from PIL import Image
 from mldec.build import chosen_data
 from mldec.check_data.label_errors import rank
 from mldec.checkpoint import load_model
-from mldec.data.base import Classes, LabelledImages, Split, StoredImages
-from mldec.data.labels import from_dense
-from mldec.data.storage.image_files import ImageFiles
+from mldec.data.table import from_dense
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import Classes, ImageFiles, LabelledImages, Split, StoredImages
 from mldec.report import examples as module
 from mldec.report.examples import (
     PER_KIND,

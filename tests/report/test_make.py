@@ -16,7 +16,7 @@ import torch
 from support import QUICK, one_line
 
 from mldec import checkpoint, report
-from mldec.data.base import Classes
+from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError
 from mldec.report import make
 from mldec.report.make import prepare, prepare_other

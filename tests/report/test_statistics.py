@@ -6,7 +6,7 @@ import torch
 from scipy.stats import bootstrap
 from sklearn.metrics import average_precision_score, confusion_matrix
 
-from mldec.calibration.fitting import BINS
+from mldec.calibration import BINS
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator

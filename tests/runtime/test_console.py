@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from mldec.errors import UserError
-from mldec.runtime.console import keep_output_clean, on_terminal, to_console
+from mldec.runtime.cli import keep_output_clean, on_terminal, to_console
 
 log = logging.getLogger("mldec")
 

@@ -11,8 +11,8 @@ import torch
 from support import made
 
 from mldec.config.compose import compose
-from mldec.data.base import fixed_sample
-from mldec.data.digits.coloured import choose_unseen, digits_zsl
+from mldec.data.digits import choose_unseen, digits_zsl
+from mldec.data.types import fixed_sample
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "studies" / "digits_zsl.py"
 SMALL = [

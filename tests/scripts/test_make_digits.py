@@ -15,8 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-from mldec.data.class_names import VOC
-from mldec.data.digits.scenes import NAMES
+from mldec.data.digits import NAMES
+from mldec.data.table import VOC
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_digits.py"
 spec = importlib.util.spec_from_file_location("make_digits", SCRIPT)

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 from support import made, one_line, write_coco
 
-from mldec.data.base import fixed_sample
 from mldec.data.readers.coco import coco
 from mldec.data.readers.shards import shards
+from mldec.data.types import fixed_sample
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "pack_shards.py"
 spec = importlib.util.spec_from_file_location("pack_shards", SCRIPT)

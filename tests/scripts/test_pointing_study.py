@@ -14,7 +14,7 @@ from PIL import Image
 
 from mldec.checkpoint import load_model
 from mldec.data.transforms import EvalTransform
-from mldec.explain import relevance
+from mldec.predict import heat_maps as relevance
 
 FOLDER = str(Path(__file__).parents[2] / "scripts" / "studies")
 sys.path.insert(0, FOLDER)

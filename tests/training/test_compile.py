@@ -9,8 +9,8 @@ from torch._dynamo.testing import CompileCounter
 
 from mldec import build
 from mldec.config.compose import compose
-from mldec.data.base import Classes
 from mldec.data.loader import Batch
+from mldec.data.types import Classes
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.training.step import Learner

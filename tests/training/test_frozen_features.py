@@ -19,7 +19,7 @@ from mldec import build
 from mldec.backbones import TimmBackbone
 from mldec.config.compose import compose
 from mldec.config.schema import Config
-from mldec.data.base import DataModule, fixed_sample
+from mldec.data.types import DataModule, fixed_sample
 from mldec.errors import ConfigError, DataError, Stopped
 from mldec.runtime import distributed
 from mldec.runtime.signals import StopRequest

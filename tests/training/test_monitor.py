@@ -20,9 +20,9 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from mldec.config.compose import compose
 from mldec.config.schema import Config, Log
-from mldec.data.base import Classes, DataModule, Split
 from mldec.data.loader import Batch
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import Classes, DataModule, Split
 from mldec.errors import ConfigError
 from mldec.evaluation import Results
 from mldec.evaluators import Evaluator

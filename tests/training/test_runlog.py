@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mldec.errors import DataError
-from mldec.runtime.console import to_console
+from mldec.runtime.cli import to_console
 from mldec.training.log import RunLog
 
 

@@ -11,8 +11,8 @@ from mldec import build
 from mldec.checkpoint import Checkpoint
 from mldec.config.compose import override, parse
 from mldec.config.schema import Config
-from mldec.data.base import Classes
 from mldec.data.fingerprint import Fingerprint
+from mldec.data.types import Classes
 from mldec.errors import CheckpointError
 from mldec.training.trainer import check_same_run
 

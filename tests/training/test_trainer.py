@@ -16,10 +16,9 @@ from mldec.backbones import TimmBackbone
 from mldec.checkpoint import Best
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
-from mldec.data.base import Classes, DataModule, Split
 from mldec.data.randomness import SampleRandom
-from mldec.data.sampling import SHUFFLED, Sampling
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import SHUFFLED, Classes, DataModule, Sampling, Split
 from mldec.errors import CheckpointError, DataError, NonFiniteError
 from mldec.evaluation import Results
 from mldec.evaluators.multi_label import MultiLabelEvaluator

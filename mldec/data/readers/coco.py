@@ -18,17 +18,22 @@ import numpy as np
 from pycocotools.coco import COCO
 from torch import Tensor
 
-from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
-from mldec.data.labels import Labels, from_flags
-from mldec.data.names import as_name, shown
 from mldec.data.partial_labels import fixed_per_class, random_drop
-from mldec.data.source import Source
-from mldec.data.storage.image_files import check_folder, in_folder
-from mldec.data.table import Table, encode_paths, path_inside
-from mldec.data.task import MultiLabel
-from mldec.data.vector_origin import VectorOrigin
-from mldec.data.zero_shot.word_vectors import NO_VECTORS, VectorSettings
+from mldec.data.settings import Source
+from mldec.data.table import (
+    COCO_NAMES,
+    Labels,
+    Table,
+    as_name,
+    encode_paths,
+    from_flags,
+    path_inside,
+    shown,
+)
+from mldec.data.tasks import MultiLabel, ZeroShot, split_classes
+from mldec.data.types import LabelledImages, VectorOrigin, check_folder, in_folder
+from mldec.data.word_vectors import DEFAULT_VECTORS, NO_VECTORS, VectorSettings
 from mldec.errors import DataError
 from mldec.files.text import read_json
 
@@ -261,3 +266,82 @@ def _names(annotations: Path, categories: dict[Any, Any], order: Iterable[Any]) 
             raise DataError(f"{annotations}: {clash}: merge or rename them; {_SEE}")
         ids[name] = category
     return tuple(ids)
+
+
+_SEE_ZERO_SHOT = "see DATASETS.md, section MS-COCO zero-shot"
+
+_UNSEEN = (
+    "airplane,bus,cat,dog,cow,elephant,umbrella,tie,snowboard,skateboard,cup,knife,cake,couch,"
+    "keyboard,sink,scissors"
+)
+_UNUSED = (
+    "traffic light,fire hydrant,stop sign,parking meter,sports ball,baseball bat,"
+    "baseball glove,tennis racket,wine glass,hot dog,potted plant,dining table,cell phone,"
+    "teddy bear,hair drier"
+)
+
+UNSEEN = tuple(_UNSEEN.split(","))
+SEEN = tuple(name for name in COCO_NAMES if name not in {*UNSEEN, *_UNUSED.split(",")})
+
+
+def coco_zsl(
+    *,
+    root: str,
+    train: str = "train2014",
+    val: str = "val2014",
+    val_images: str = "unseen",
+    threshold: float = 0.5,
+    words: VectorSettings = DEFAULT_VECTORS,
+) -> Source:
+    """Return MS-COCO zero-shot: training on 48 classes, validation on 65, by category id.
+
+    Training images are all that show a seen class. Unseen objects in them are not labelled.
+
+    Args:
+        root: folder of MS-COCO, see `mldec.data.readers.coco.coco`.
+        train: split to learn from.
+        val: split to evaluate on.
+        val_images: "unseen": only images with an unseen class; "all": images with any of the 65.
+        threshold: see `MultiLabel`.
+        words: see `VectorSettings`. The columns of an array without a list of names beside it are
+            the 80 classes in the order of the category ids.
+
+    Raises:
+        DataError: see `Source.load`.
+        ValueError: An argument is out of range.
+    """
+    folder = check_folder(root, "MS-COCO", _SEE_ZERO_SHOT)
+    where = f"{folder} ({_SEE_ZERO_SHOT})"
+    task = ZeroShot(
+        roles=partial(split_classes, unseen=UNSEEN, seen=SEEN, where=where),
+        vectors=lambda names: words.of_classes(folder, names, order=COCO_NAMES),
+        val_images=val_images,
+        where=where,
+        threshold=threshold,
+    )
+
+    return Source(
+        load=partial(_load_split, folder),
+        train=train,
+        val=val,
+        task=task,
+        where=folder,
+        see=_SEE_ZERO_SHOT,
+    )
+
+
+def _load_split(folder: Path, split: str, cache: TableCache) -> LabelledImages:
+    """Return the images with at least one of the 65 classes, without the other 15 columns."""
+    images = load_split(folder, split, cache, annotated_only=False)
+
+    absent = sorted({*SEEN, *UNSEEN} - set(images.classes))
+    if absent:
+        raise DataError(
+            f"{folder}: {len(absent)} of the 65 classes are not in its annotations, "
+            f"such as {absent[0]!r}; {_SEE_ZERO_SHOT}"
+        )
+
+    # The images are selected last: one that shows only unused classes has no label left.
+    used = [column for column, name in enumerate(images.classes) if name in {*SEEN, *UNSEEN}]
+    images = images.select_classes(used)
+    return images.select(images.labels.counts_per_image() > 0)

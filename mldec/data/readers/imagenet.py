@@ -15,15 +15,21 @@ from pathlib import Path
 
 import numpy as np
 
-from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
-from mldec.data.class_folders import list_class_folders, list_images, read_class_folders
-from mldec.data.labels import are_indices, from_entries
-from mldec.data.names import check_names, told_apart, unknown_class
-from mldec.data.source import Source
-from mldec.data.storage.image_files import check_folder, in_folder
-from mldec.data.table import Table, TableBuilder, log_split
-from mldec.data.task import SingleLabel
+from mldec.data.readers.folders import list_class_folders, list_images, read_class_folders
+from mldec.data.settings import Source
+from mldec.data.table import (
+    Table,
+    TableBuilder,
+    are_indices,
+    check_names,
+    from_entries,
+    log_split,
+    told_apart,
+    unknown_class,
+)
+from mldec.data.tasks import SingleLabel
+from mldec.data.types import LabelledImages, check_folder, in_folder
 from mldec.errors import DataError
 from mldec.files.text import csv_rows, read_json, read_lines
 

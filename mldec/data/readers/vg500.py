@@ -5,14 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
-from mldec.data.labels import are_indices
-from mldec.data.names import given_names
-from mldec.data.source import Source
-from mldec.data.storage.image_files import check_folder, in_folder
-from mldec.data.table import Table, TableBuilder, log_split, path_inside
-from mldec.data.task import MultiLabel
+from mldec.data.settings import Source
+from mldec.data.table import Table, TableBuilder, are_indices, given_names, log_split, path_inside
+from mldec.data.tasks import MultiLabel
+from mldec.data.types import LabelledImages, check_folder, in_folder
 from mldec.errors import DataError
 from mldec.files.text import read_json, read_lines
 

@@ -13,14 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from mldec.data.base import LabelledImages
 from mldec.data.cache import TableCache
-from mldec.data.class_names import VOC
-from mldec.data.names import unknown_class
-from mldec.data.source import Source
-from mldec.data.storage.image_files import check_folder, in_folder
-from mldec.data.table import Table, TableBuilder
-from mldec.data.task import MultiLabel
+from mldec.data.settings import Source
+from mldec.data.table import VOC, Table, TableBuilder, unknown_class
+from mldec.data.tasks import MultiLabel
+from mldec.data.types import LabelledImages, check_folder, in_folder
 from mldec.errors import DataError
 from mldec.files.text import open_binary, read_text
 

@@ -8,19 +8,20 @@ from PIL import Image
 from readers import versions
 from support import made
 
-from mldec.data.base import fixed_sample
-from mldec.data.digits.coloured import (
+from mldec.data.digits import (
     COLOURS,
+    NAMES,
     choose_unseen,
     class_names,
     class_queries,
     coloured_digits,
     digits_zsl,
     draw_coloured,
+    split_writings,
 )
-from mldec.data.digits.scenes import NAMES, split_writings
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError
 
 

@@ -8,11 +8,10 @@ import torch
 from PIL import Image
 from support import made
 
-from mldec.data.base import fixed_sample
-from mldec.data.digits.grey import compose, digit, digits
-from mldec.data.digits.scenes import EMPTY, NAMES, OVERLAP, split_writings
+from mldec.data.digits import EMPTY, NAMES, OVERLAP, compose, digit, digits, split_writings
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError
 from mldec.evaluators.single_label import SingleLabelEvaluator
 

@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from mldec.data.digits.scenes import (
+from mldec.data.digits import (
     NOISE,
     OVERLAP,
     Scenes,

@@ -4,9 +4,9 @@ import torch
 from readers import Reader, labels, write_picture
 from scipy.io import loadmat, savemat
 
-from mldec.data.base import fixed_sample
-from mldec.data.readers.cars import _parse, cars
+from mldec.data.readers.cars_cifar import _parse, cars
 from mldec.data.transforms import EvalTransform, read_image
+from mldec.data.types import fixed_sample
 from mldec.errors import DataError
 
 NAMES = ["AM General Hummer SUV 2000", "Acura RL Sedan 2012", "Ram C/V Cargo Van Minivan 2012"]

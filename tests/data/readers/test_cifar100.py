@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from support import made
 
-from mldec.data.base import fixed_sample
-from mldec.data.readers.cifar100 import cifar100
+from mldec.data.readers.cars_cifar import cifar100
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError, DataError
 
 NAMES = ["apple", "aquarium_fish", "baby"]

@@ -13,11 +13,11 @@ from PIL import Image
 from readers import Reader, names, targets, versions, write_picture
 from support import made
 
-from mldec.data.base import fixed_sample
 from mldec.data.cache import TableCache
 from mldec.data.readers import coco as module
 from mldec.data.readers.coco import coco
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError, DataError
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.partial import PartialAsymmetricLoss

@@ -5,8 +5,7 @@ import pytest
 import torch
 from support import made
 
-from mldec.data.readers.coco import coco
-from mldec.data.readers.coco_zsl import SEEN, UNSEEN, coco_zsl
+from mldec.data.readers.coco import SEEN, UNSEEN, coco, coco_zsl
 from mldec.errors import DataError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mldec.data.readers.csv_forms import Kind, read_rows, recognise
+from mldec.data.readers.csv_table import Kind, read_rows, recognise
 from mldec.errors import DataError
 
 SEE = "see there"

@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 from readers import Reader, names, targets, write_picture
 
-from mldec.data.base import fixed_sample
 from mldec.data.readers import csv_table as module
 from mldec.data.readers.csv_table import csv_table
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator

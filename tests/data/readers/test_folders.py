@@ -8,9 +8,9 @@ import torch
 from readers import Reader, labels, names, write_picture
 from support import made
 
-from mldec.data import class_folders as module
-from mldec.data.base import fixed_sample
+from mldec.data.readers import folders as module
 from mldec.data.readers.folders import folders
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError
 
 TREE = {"train": {"cat": 3, "dog": 2, "eel": 1}, "val": {"cat": 1, "dog": 2}}

@@ -8,11 +8,10 @@ from PIL import Image
 from readers import Reader, labels
 from support import made
 
-from mldec.data.base import fixed_sample
-from mldec.data.labels import from_single
 from mldec.data.readers.imagenet import _with_real_labels, imagenet, readable
-from mldec.data.table import Table, encode_paths
+from mldec.data.table import Table, encode_paths, from_single
 from mldec.data.transforms import EvalTransform, read_image
+from mldec.data.types import fixed_sample
 from mldec.errors import DataError
 
 WNIDS = [

@@ -9,9 +9,9 @@ import torch
 from readers import Reader, write_picture
 from support import made
 
-from mldec.data.base import fixed_sample
 from mldec.data.readers import nuswide as module
 from mldec.data.readers.nuswide import nuswide81, nuswide_zsl
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError, DataError
 
 # (path, labels, split); classes in alphabetical order: cat, cloud, clouds, dog, sky

@@ -5,9 +5,9 @@ import torch
 from PIL import Image
 from readers import Reader, write_picture
 
-from mldec.data.base import fixed_sample
-from mldec.data.readers import nuswide_official as module
-from mldec.data.readers.nuswide_official import nuswide_official
+from mldec.data.readers import nuswide as module
+from mldec.data.readers.nuswide import nuswide_official
+from mldec.data.types import fixed_sample
 
 CONCEPTS = ["cat", "sea"]
 TAGS = ["sky", "cat", "dog"]  # "cat" is both: the human label counts

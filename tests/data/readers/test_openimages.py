@@ -10,10 +10,14 @@ from support import made
 
 from mldec.build import check
 from mldec.config.compose import compose
-from mldec.data.base import fixed_sample
-from mldec.data.labels import from_entries, from_statements
-from mldec.data.readers.openimages import class_names, openimages, read_descriptions
-from mldec.data.readers.openimages_miil import openimages_miil
+from mldec.data.readers.openimages import (
+    class_names,
+    openimages,
+    openimages_miil,
+    read_descriptions,
+)
+from mldec.data.table import from_entries, from_statements
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.files import text as inputs

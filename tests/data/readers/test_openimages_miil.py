@@ -8,8 +8,8 @@ import torch
 from readers import Reader, targets, write_picture
 from support import made
 
-from mldec.data.base import fixed_sample
-from mldec.data.readers.openimages_miil import openimages_miil
+from mldec.data.readers.openimages import openimages_miil
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError
 from mldec.files import text as inputs
 

@@ -13,9 +13,8 @@ import pytest
 from support import made
 
 from mldec.data.cache import TableCache
-from mldec.data.labels import from_statements
 from mldec.data.readers.openimages import openimages
-from mldec.data.table import Table
+from mldec.data.table import Table, from_statements
 
 IMAGES, CLASSES, STATEMENTS, WORKERS = 9_011_219, 9_605, 57_524_352, 8
 GIB = 2**30

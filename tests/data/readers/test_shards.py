@@ -16,9 +16,9 @@ import torch
 from packed import DENSE, FIRST_GREY, change_index, index_arrays, picture, write_packed, write_tar
 from support import made, one_line
 
-from mldec.data.base import fixed_sample
 from mldec.data.randomness import SampleRandom
 from mldec.data.readers.shards import shards
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError, DataError
 
 Cli = Callable[..., tuple[int, str, str]]

@@ -4,8 +4,8 @@ import pytest
 from readers import Reader, write_picture
 from support import made
 
-from mldec.data.base import fixed_sample
 from mldec.data.readers.vg500 import vg500
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError, DataError
 from mldec.files.text import read_lines
 

@@ -9,11 +9,11 @@ from PIL import Image
 from readers import Reader, names, versions, write_picture
 from support import made
 
-from mldec.data.base import fixed_sample
-from mldec.data.class_names import VOC as CLASSES
 from mldec.data.readers import voc as module
 from mldec.data.readers.voc import voc
+from mldec.data.table import VOC as CLASSES
 from mldec.data.transforms import EvalTransform
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError, DataError
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.partial import PartialAsymmetricLoss

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mldec.data.labels import from_dense
-from mldec.data.storage.image_files import ImageFiles, check_folder, in_folder, list_folder
-from mldec.data.table import Table, encode_paths
+from mldec.data.table import Table, encode_paths, from_dense
+from mldec.data.types import ImageFiles, check_folder, in_folder, list_folder
 from mldec.errors import DataError
 
 FILES = ["a/1.png", "a/2.png", "b/1.png", "3.png", os.fsdecode(b"caf\xe9.png")]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from packed import DENSE, change_index, index_arrays, picture, write_packed, write_tar
 
-from mldec.data.storage.tar_shards import load_shards
+from mldec.data.readers.shards import load_shards
 from mldec.errors import DataError
 
 

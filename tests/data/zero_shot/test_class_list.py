@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mldec.data.zero_shot.class_list import ClassList, read_class_list
+from mldec.data.word_vectors import ClassList, read_class_list
 from mldec.errors import DataError
 
 

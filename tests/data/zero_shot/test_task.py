@@ -9,16 +9,12 @@ import pytest
 import torch
 from support import made
 
-from mldec.data.base import Classes, LabelledImages
-from mldec.data.labels import from_dense
-from mldec.data.readers.coco_zsl import coco_zsl
-from mldec.data.readers.nuswide import nuswide_zsl
-from mldec.data.readers.nuswide_official import nuswide_official
-from mldec.data.storage.image_files import ImageFiles
-from mldec.data.table import encode_paths
-from mldec.data.vector_origin import VectorOrigin
-from mldec.data.zero_shot.task import ZeroShot, neighbours, split_classes
-from mldec.data.zero_shot.word_vectors import WordVectors
+from mldec.data.readers.coco import coco_zsl
+from mldec.data.readers.nuswide import nuswide_official, nuswide_zsl
+from mldec.data.table import encode_paths, from_dense
+from mldec.data.tasks import ZeroShot, neighbours, split_classes
+from mldec.data.types import Classes, ImageFiles, LabelledImages, VectorOrigin
+from mldec.data.word_vectors import WordVectors
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 

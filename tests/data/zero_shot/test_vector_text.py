@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.data.zero_shot.vectors import read_vectors
+from mldec.data.word_vectors import read_vectors
 from mldec.errors import DataError
 
 NAMES = ["sky", "dog", "sea"]

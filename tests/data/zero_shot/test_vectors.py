@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.data.zero_shot.vectors import nearest, read_vectors, twins
+from mldec.data.word_vectors import nearest, read_vectors, twins
 from mldec.errors import DataError
 
 NAMES = ["sky", "dog", "sea"]

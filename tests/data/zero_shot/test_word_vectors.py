@@ -9,12 +9,10 @@ import torch
 from clip_towers import clip_folder
 from support import made
 
-from mldec.clip import TextEncoder
-from mldec.clip.prompts import read_templates
-from mldec.data.readers.coco_zsl import coco_zsl
-from mldec.data.readers.nuswide import nuswide_zsl
-from mldec.data.readers.nuswide_official import nuswide_official
-from mldec.data.zero_shot.word_vectors import VectorSettings, word_vectors
+from mldec.data.readers.coco import coco_zsl
+from mldec.data.readers.nuswide import nuswide_official, nuswide_zsl
+from mldec.data.text_encoder import TextEncoder, read_templates
+from mldec.data.word_vectors import VectorSettings, word_vectors
 from mldec.errors import ConfigError, DataError
 
 Save = Callable[[str, Any], Path]

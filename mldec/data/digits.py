@@ -1,0 +1,693 @@
+"""The data sets that come with the package: scenes of handwritten digits, drawn on demand."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from mldec.data.tasks import MultiLabel, SingleLabel, Task
+from mldec.data.transforms import EvalTransform, to_tensor
+from mldec.data.types import Classes, DataModule, Split
+from mldec.evaluators.zero_shot import ZeroShotEvaluator
+
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+VAL_FRACTION = 0.25  # of the writings of each digit
+
+EMPTY = 0.05  # fraction of scenes without a digit
+SIZES = (0.28, 0.6)  # side of a digit's square, as a fraction of the side of the scene
+OVERLAP = 0.1  # largest part of a digit's square that may lie in another square
+TRIES = 40  # positions tried for a digit before it is left out
+TILT = 12  # degrees to either side
+NOISE = 16  # largest change of a value by noise
+
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, right and bottom exclusive
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneSettings:
+    """The settings of a `data` node that all data sets of digit scenes share.
+
+    Attributes:
+        image_size: side of a scene in pixels, at least 16.
+        train_images: scenes per epoch; every epoch has new ones.
+        val_images: scenes of the validation split.
+        seed: decides which writings are held out, and the validation scenes.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    image_size: int = 64
+    train_images: int = 8192
+    val_images: int = 2048
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_minimum("image_size", self.image_size, 16)
+        check_minimum("train_images", self.train_images, 1)
+        check_minimum("val_images", self.val_images, 1)
+        check_minimum("seed", self.seed, 0)
+
+
+def check_minimum(name: str, value: int, minimum: int) -> None:
+    """Raise a `ValueError` that names the setting if its value is too small."""
+    if value < minimum:
+        raise ValueError(f"{name} is {value}: it must be at least {minimum}")
+
+
+@dataclass(frozen=True)
+class Writings:
+    """N handwritten digits.
+
+    Attributes:
+        masks: amount of ink from 0 to 255, uint8 [N, 10, 10]. The border of one pixel is empty, so
+            that a rotation does not cut the digit off.
+        labels: the digits, 0 to 9, [N].
+        rows: row of each writing in scikit-learn's data set, [N].
+    """
+
+    masks: np.ndarray
+    labels: np.ndarray
+    rows: np.ndarray
+
+
+def split_writings(seed: int) -> tuple[Writings, Writings]:
+    """Return the writings of training and of validation.
+
+    They are disjoint, and each digit is held out in the same proportion, `VAL_FRACTION`.
+    """
+    from sklearn.datasets import load_digits  # slow to import
+
+    # scikit-learn stores the ink as 0 to 16.
+    data = load_digits()
+    masks = np.round(data.images * (255 / 16)).astype(np.uint8)
+    masks = np.pad(masks, ((0, 0), (1, 1), (1, 1)))
+
+    shuffled = np.random.default_rng(seed).permutation(len(masks))
+    train_parts, val_parts = [], []
+    for digit in range(len(NAMES)):
+        rows = shuffled[data.target[shuffled] == digit]
+        num_val = round(len(rows) * VAL_FRACTION)
+        val_parts.append(rows[:num_val])
+        train_parts.append(rows[num_val:])
+
+    train, val = np.concatenate(train_parts), np.concatenate(val_parts)
+    return (
+        Writings(masks[train], data.target[train], train),
+        Writings(masks[val], data.target[val], val),
+    )
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """Scenes that are drawn on demand; see `mldec.data.types.ImageDataset`.
+
+    Without a seed a scene depends on the generator that it is loaded with, with a seed on the seed
+    and the index only.
+
+    Args:
+        draw: generator -> RGB scene and its target, int8 [K] of 1 and 0.
+        num_images: number of scenes.
+        seed: seed of scenes that never change; None draws new ones.
+        draw_target: generator -> the target of a random scene without painting it, to count the
+            labels of new scenes fast; None paints the scenes.
+    """
+
+    draw: Callable[[np.random.Generator], tuple[Image.Image, Tensor]]
+    num_images: int
+    seed: int | None = None
+    draw_target: Callable[[np.random.Generator], Tensor] | None = None
+
+    def __len__(self) -> int:
+        return self.num_images
+
+    def load(self, index: int, rng: random.Random) -> tuple[Tensor, Tensor]:
+        """Return the scene, uint8 [3, S, S], and its target, int8 [K] of 1 and 0.
+
+        Raises:
+            IndexError: The index is not from 0 to `num_images` - 1.
+        """
+        if not 0 <= index < self.num_images:
+            raise IndexError(f"scene {index} of {self.num_images}")
+
+        scene, target = self.draw(self.generator(index, rng))
+        return to_tensor(scene), target
+
+    def generator(self, index: int, rng: random.Random) -> np.random.Generator:
+        """Return the generator that a scene is drawn with: with a seed always in the same state.
+
+        Whoever draws the scene again with it, as `grey.compose` does, also learns its squares.
+        """
+        seed = rng.getrandbits(64) if self.seed is None else (self.seed, index)
+        return np.random.default_rng(seed)
+
+    def target(self, index: int, rng: random.Random) -> Tensor:
+        """Return the target of a scene, int8 [K].
+
+        Without a seed it is a target of the same distribution.
+        """
+        if self.seed is not None or self.draw_target is None:
+            return self.load(index, rng)[1]
+        return self.draw_target(np.random.default_rng(rng.getrandbits(64)))
+
+    def name(self, index: int) -> str:
+        """Describe the scene in messages: it has no path."""
+        origin = " (drawn anew each time)" if self.seed is None else f" of seed {self.seed}"
+        return f"digit scene {index}{origin}"
+
+
+def make_splits(
+    settings: SceneSettings,
+    *,
+    train: Callable[..., tuple[Image.Image, Tensor]],
+    val: Callable[..., tuple[Image.Image, Tensor]],
+    train_target: Callable[..., Tensor] | None = None,
+) -> tuple[Scenes, Scenes]:
+    """Return the scenes of training and of validation.
+
+    Only the validation scenes have a seed and therefore never change.
+
+    Args:
+        settings: number and size of the scenes.
+        train: draws a training scene and its target from a generator, `writings` and `size`.
+        val: likewise for validation; the splits share no writing.
+        train_target: like `train`, without the scene; see `Scenes`.
+    """
+    train_writings, val_writings = split_writings(settings.seed)
+    size = settings.image_size
+
+    draw_target = None
+    if train_target is not None:
+        draw_target = partial(train_target, writings=train_writings, size=size)
+
+    draw_train = partial(train, writings=train_writings, size=size)
+    draw_val = partial(val, writings=val_writings, size=size)
+    return (
+        Scenes(draw_train, settings.train_images, draw_target=draw_target),
+        Scenes(draw_val, settings.val_images, settings.seed),
+    )
+
+
+def scenes_module(
+    settings: SceneSettings,
+    draw: Callable[..., tuple[Image.Image, Tensor]],
+    classes: Classes,
+    task: Task,
+    *,
+    train_target: Callable[..., Tensor] | None = None,
+) -> DataModule:
+    """Return the data of scenes that show the same classes in training and in validation.
+
+    Args:
+        settings: number and size of the scenes.
+        draw: draws a scene of either split, see `make_splits`.
+        classes: of both splits.
+        task: what the targets mean.
+        train_target: see `make_splits`.
+    """
+    train, val = make_splits(settings, train=draw, val=draw, train_target=train_target)
+    return DataModule(
+        load_train=lambda: Split(train, classes),
+        load_val=lambda: Split(val, classes),
+        make_evaluator=task.evaluator,
+        transform=EvalTransform(image_size=settings.image_size),
+    )
+
+
+def how_many(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) -> int:
+    """Draw the number of digits in a scene: 0 with probability `empty`, else 1 to `max_digits`."""
+    return 0 if rng.random() < empty else int(rng.integers(1, max_digits + 1))
+
+
+def boxes(
+    rng: np.random.Generator, size: int, count: int, sizes: tuple[float, float] = SIZES
+) -> list[Box]:
+    """Draw squares with little overlap.
+
+    Args:
+        rng: source of all random choices.
+        size: side of the scene in pixels.
+        count: number of squares; one that finds no room after `TRIES` tries is left out.
+        sizes: range of the side of a square, as fractions of `size`.
+    """
+    boxes: list[Box] = []
+    for _ in range(count):
+        # A try draws a new side as well as a new position, because a smaller square may fit.
+        for share, across, down in rng.random((TRIES, 3)).tolist():
+            side = round((sizes[0] + share * (sizes[1] - sizes[0])) * size)
+            left, top = int(across * (size - side + 1)), int(down * (size - side + 1))
+            box = (left, top, left + side, top + side)
+
+            if all(_overlap(box, other) <= OVERLAP for other in boxes):
+                boxes.append(box)
+                break
+
+    return boxes
+
+
+def _overlap(one: Box, other: Box) -> float:
+    """Return the common area of two squares as a fraction of the smaller one."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    smaller = min(one[2] - one[0], other[2] - other[0])
+    return max(width, 0) * max(height, 0) / smaller**2
+
+
+def tilted(rng: np.random.Generator, mask: np.ndarray, side: int) -> Image.Image:
+    """Enlarge a writing and rotate it by up to `TILT` degrees.
+
+    Args:
+        rng: draws the angle.
+        mask: ink of the writing, uint8 [M, M].
+        side: side of the result in pixels.
+
+    Returns:
+        A mask of `side` x `side` pixels, 0 to 255.
+    """
+    angle = np.deg2rad(rng.uniform(-TILT, TILT))
+    scale = len(mask) / side  # source pixels per target pixel
+    cos, sin = scale * np.cos(angle), scale * np.sin(angle)
+
+    # Pillow wants the map from target to source. It moves the centre (s, s) of the square to the
+    # centre (m, m) of the mask.
+    m, s = len(mask) / 2, side / 2
+    matrix = (cos, sin, m - (cos + sin) * s, -sin, cos, m - (cos - sin) * s)
+    return Image.fromarray(mask).transform(
+        (side, side), Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC
+    )
+
+
+def noisy(rng: np.random.Generator, scene: Image.Image) -> Image.Image:
+    """Add independent uniform noise of up to `NOISE` to every value."""
+    noise = rng.integers(
+        -NOISE, NOISE, (scene.height, scene.width, 3), dtype=np.int8, endpoint=True
+    )
+
+    # The sum does not fit into 8 bits.
+    values = np.add(np.asarray(scene), noise, dtype=np.int16)
+    return Image.fromarray(np.clip(values, 0, 255, out=values).astype(np.uint8))
+
+
+# Side of a single digit's square, as a fraction of the side of the image.
+SIZES_ALONE = (0.6, 1.0)
+
+# In grey values from 0 to 255.
+CONTRAST = (90, 190)  # difference between a digit and the mean of the background
+TINT = 20  # largest distance of a colour channel from the grey value
+CLUTTER = 30  # largest distance of the background, its blobs and strokes from its mean
+
+# Largest numbers in a scene.
+BLOBS = 2
+STROKES = 3
+
+LARGE_SCENES = SceneSettings(image_size=64)
+SMALL_SCENES = SceneSettings(image_size=32)
+
+
+def digits(
+    scenes: SceneSettings = LARGE_SCENES, *, max_digits: int = 4, threshold: float = 0.5
+) -> DataModule:
+    """Return scenes of handwritten digits with ten classes, "zero" to "nine".
+
+    Args:
+        scenes: number and size of the scenes.
+        max_digits: largest number of digits in a scene; the same digit may occur twice.
+        threshold: see `MultiLabel`.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+    check_minimum("max_digits", max_digits, 1)
+    task = MultiLabel(threshold)
+
+    # The labels of new training scenes are counted without painting them, which would be slow.
+    draw = partial(draw_scene, max_digits=max_digits)
+    target = partial(draw_target, max_digits=max_digits)
+    return scenes_module(scenes, draw, Classes(NAMES), task, train_target=target)
+
+
+def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> DataModule:
+    """Return scenes of a single handwritten digit: one of ten labels per image.
+
+    Args:
+        scenes: number and size of the scenes.
+        top_k: see `SingleLabelEvaluator`.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+    task = SingleLabel(top_k)
+    classes = Classes(NAMES, exclusive=True)
+
+    draw = partial(draw_scene, max_digits=1, empty=0.0, sizes=SIZES_ALONE)
+    return scenes_module(scenes, draw, classes, task)
+
+
+def draw_scene(
+    rng: np.random.Generator,
+    *,
+    writings: Writings,
+    size: int,
+    max_digits: int,
+    empty: float = EMPTY,
+    sizes: tuple[float, float] = SIZES,
+) -> tuple[Image.Image, Tensor]:
+    """Return an RGB scene and its target, int8 [10] of 1 and 0; see `compose`."""
+    scene, placed = compose(
+        rng, writings, size=size, max_digits=max_digits, empty=empty, sizes=sizes
+    )
+
+    target = torch.zeros(len(NAMES), dtype=torch.int8)
+    target[[int(writings.labels[row]) for row, _ in placed]] = 1
+    return scene, target
+
+
+def draw_target(
+    rng: np.random.Generator, *, writings: Writings, size: int, max_digits: int
+) -> Tensor:
+    """Return the target of a random scene without painting it, int8 [10]; see `draw_scene`."""
+    # The squares are drawn too: a digit that finds no room has no label.
+    squares = boxes(rng, size, how_many(rng, max_digits, EMPTY), SIZES)
+    rows = rng.integers(len(writings.labels), size=len(squares))
+
+    target = torch.zeros(len(NAMES), dtype=torch.int8)
+    target[writings.labels[rows]] = 1
+    return target
+
+
+def compose(
+    rng: np.random.Generator,
+    writings: Writings,
+    *,
+    size: int,
+    max_digits: int,
+    empty: float = EMPTY,
+    sizes: tuple[float, float] = SIZES,
+) -> tuple[Image.Image, list[tuple[int, Box]]]:
+    """Draw a scene.
+
+    Args:
+        rng: source of all random choices.
+        writings: the digits to draw from.
+        size: side of the scene in pixels.
+        max_digits: largest number of digits in the scene.
+        empty: probability of a scene without digits.
+        sizes: range of the side of a digit's square, as fractions of `size`.
+
+    Returns:
+        The RGB scene of `size` x `size` pixels, and for each digit in it the row in `writings` and
+        the square.
+    """
+    # All digits of a scene are darker than the background, or all are lighter.
+    is_dark = rng.random() < 0.5
+    contrast = rng.uniform(*CONTRAST)
+    if is_dark:
+        mean = rng.uniform(contrast, 255)
+        ink = mean - contrast
+    else:
+        mean = rng.uniform(0, 255 - contrast)
+        ink = mean + contrast
+
+    scene = _background(rng, size, mean)
+    placed = []
+    for box in boxes(rng, size, how_many(rng, max_digits, empty), sizes):
+        row = int(rng.integers(len(writings.masks)))
+        scene.paste(_shade(rng, ink), box, tilted(rng, writings.masks[row], box[2] - box[0]))
+        placed.append((row, box))
+
+    return noisy(rng, scene), placed
+
+
+def _background(rng: np.random.Generator, size: int, mean: float) -> Image.Image:
+    """Return a colour gradient with blobs and strokes, all within CLUTTER of the mean grey."""
+    # The gradient interpolates between four random corners.
+    corners = [_clutter(rng, mean) for _ in range(4)]
+    gradient = Image.fromarray(np.array(corners, np.uint8).reshape(2, 2, 3))
+    scene = gradient.resize((size, size), Image.Resampling.BILINEAR)
+
+    draw = ImageDraw.Draw(scene)
+    for _ in range(rng.integers(BLOBS + 1)):
+        left, top = rng.uniform(-0.2, 0.9, 2) * size
+        width, height = rng.uniform(0.1, 0.4, 2) * size
+        draw.ellipse((left, top, left + width, top + height), fill=_clutter(rng, mean))
+
+    # A stroke has two segments, hence three points. The order of the draws fixes the scenes of a
+    # seed: the points, the colour, then the thickness.
+    for _ in range(rng.integers(STROKES + 1)):
+        points = (rng.uniform(0, 1, 6) * size).tolist()
+        fill = _clutter(rng, mean)
+        thickness = max(1, round(rng.uniform(0.015, 0.04) * size))
+        draw.line(points, fill=fill, width=thickness)
+
+    return scene
+
+
+def _clutter(rng: np.random.Generator, mean: float) -> tuple[int, int, int]:
+    """Return the RGB colour of a part of the background."""
+    return _shade(rng, mean + rng.uniform(-CLUTTER, CLUTTER))
+
+
+def _shade(rng: np.random.Generator, grey: float) -> tuple[int, int, int]:
+    """Return an RGB colour near a grey value, clipped to 0 to 255."""
+    tints = rng.uniform(-TINT, TINT, 3).tolist()
+    red, green, blue = (int(min(max(grey + tint, 0), 255)) for tint in tints)
+    return red, green, blue
+
+
+# The first colours differ most from each other, so that fewer colours are easier.
+COLOURS = {
+    "red": (255, 0, 0),
+    "green": (0, 255, 0),
+    "blue": (0, 0, 255),
+    "yellow": (255, 255, 0),
+    "cyan": (0, 255, 255),
+    "magenta": (255, 0, 255),
+    "white": (255, 255, 255),
+    "black": (0, 0, 0),
+    "orange": (255, 128, 0),
+    "azure": (0, 128, 255),
+    "violet": (128, 0, 255),
+    "rose": (255, 0, 128),
+    "lime": (128, 255, 0),
+    "jade": (0, 255, 128),
+}
+
+# Grey value of the whole background; no colour above is near it.
+BACKGROUND = (75, 115)
+
+# Side of a digit's square, as a fraction of the side of the scene. Zero-shot scenes hold as many
+# digits as fit, in a narrower range.
+SIDES = (0.38, 0.62)
+LARGE = (0.45, 0.55)
+
+SHADING = 15  # largest distance of a digit's channel from its colour
+VECTOR_WIDTH = 300  # that of common word vectors
+
+SCENES = SceneSettings()
+
+
+def coloured_digits(
+    scenes: SceneSettings = SCENES,
+    *,
+    max_digits: int = 2,
+    colours: int = 12,
+    threshold: float = 0.5,
+) -> DataModule:
+    """Return scenes with 10 classes per colour, all of them in both splits.
+
+    Args:
+        scenes: number and size of the scenes.
+        max_digits: largest number of digits in a scene.
+        colours: number of colours, 2 to 14.
+        threshold: see `MultiLabel`.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+    check_minimum("max_digits", max_digits, 1)
+    names = class_names(colours)
+    task = MultiLabel(threshold)
+
+    draw = partial(draw_coloured, classes=tuple(range(len(names))), max_digits=max_digits)
+    return scenes_module(scenes, draw, Classes(names), task)
+
+
+def digits_zsl(
+    scenes: SceneSettings = SCENES,
+    *,
+    max_digits: int = 2,
+    colours: int = 12,
+    unseen: int = 24,
+    vectors: Literal["words", "one_hot"] = "words",
+    threshold: float = 0.5,
+) -> DataModule:
+    """Return zero-shot scenes: training shows the seen classes only, validation all classes.
+
+    Every colour and every digit is seen, but not every pair of them. Validation evaluates all
+    classes at once, as in `mldec.data.zero_shot`. The task is to bind the attributes: a red three
+    beside a blue five has the colours and the digits of a red five beside a blue three. Therefore
+    digits are large, and most scenes show two.
+
+    Args:
+        scenes: number and size of the scenes; the seed also decides which classes are unseen.
+        max_digits: number of digits in a scene, if they fit: with 2, a third of the scenes has room
+            for only one.
+        colours: number of colours, 2 to 14.
+        unseen: number of classes that training never shows.
+        vectors: form of the class vectors, see `class_queries`.
+        threshold: probability from which on a class counts as predicted, for precision, recall and
+            F1.
+
+    Raises:
+        ValueError: An argument is out of range, or so many classes are unseen that a colour or a
+            digit is never seen.
+    """
+    check_minimum("max_digits", max_digits, 1)
+
+    # Seen classes keep the order of all classes.
+    names = class_names(colours)
+    queries = class_queries(colours, vectors)
+    hidden = choose_unseen(colours, unseen, scenes.seed)
+    seen = sorted(set(range(len(names))) - set(hidden))
+    seen_classes = Classes(tuple(names[number] for number in seen), queries=queries[seen])
+
+    # A wrong threshold fails now, not after an epoch.
+    make_evaluator = partial(ZeroShotEvaluator, unseen=hidden, threshold=threshold)
+    make_evaluator(len(names))
+
+    # Validation scenes show all classes.
+    draw = partial(draw_coloured, max_digits=max_digits, full=True)
+    train, val = make_splits(
+        scenes,
+        train=partial(draw, classes=tuple(seen)),
+        val=partial(draw, classes=tuple(range(len(names)))),
+    )
+
+    return DataModule(
+        load_train=lambda: Split(train, seen_classes),
+        load_val=lambda: Split(val, Classes(names, queries=queries)),
+        make_evaluator=lambda classes: make_evaluator(len(classes)),
+        transform=EvalTransform(image_size=scenes.image_size),
+    )
+
+
+def class_names(colours: int) -> tuple[str, ...]:
+    """Return the names of all classes; class 10 c + d is digit d in colour c.
+
+    Raises:
+        ValueError: The number of colours is not from 2 to 14.
+    """
+    if not 2 <= colours <= len(COLOURS):
+        raise ValueError(f"colours is {colours}: it must be from 2 to {len(COLOURS)}")
+
+    names = []
+    for colour in list(COLOURS)[:colours]:
+        names += [f"{colour} {digit}" for digit in NAMES]
+    return tuple(names)
+
+
+def class_queries(colours: int, vectors: str) -> Tensor:
+    """Return the vectors of all classes, made of their attributes: float32 [10 colours, D].
+
+    Args:
+        colours: number of colours.
+        vectors: "words": each colour and each digit has a fixed random vector of width 300, and a
+            class has the sum of its two over sqrt(2), as names of two words have with common word
+            vectors. "one_hot": a 1 for the colour and a 1 for the digit, D = colours + 10.
+    """
+    numbers = torch.arange(10 * colours)
+    colour, digit = numbers.div(10, rounding_mode="floor"), numbers % 10
+    if vectors == "one_hot":
+        return torch.cat([torch.eye(colours)[colour], torch.eye(10)[digit]], 1)
+
+    # The vocabulary is fixed, whatever the seed of the data and the number of colours: a colour and
+    # a digit have the same vectors in every run.
+    generator = torch.Generator().manual_seed(0)
+    word_vectors = torch.randn(10 + len(COLOURS), VECTOR_WIDTH, generator=generator)
+    return (word_vectors[digit] + word_vectors[10 + colour]) / 2**0.5
+
+
+def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
+    """Return the classes that training never shows, in ascending order.
+
+    They are spread evenly: about as many of each colour and of each digit.
+
+    Raises:
+        ValueError: The count is below 1, or a colour or a digit would never be seen.
+    """
+    if count < 1:
+        raise ValueError(f"unseen is {count}: it must be at least 1")
+
+    rng = np.random.default_rng(seed)
+    colour_order, digit_order = rng.permutation(colours), rng.permutation(10)
+
+    # Walk along the diagonals of the table of shuffled colours (rows) and digits (columns): each
+    # diagonal has every colour once.
+    unseen = set()
+    for number in range(min(count, 10 * colours)):
+        diagonal, row = divmod(number, colours)
+        column = (row + diagonal) % 10
+        unseen.add(10 * int(colour_order[row]) + int(digit_order[column]))
+
+    seen = set(range(10 * colours)) - unseen
+    seen_colours = {number // 10 for number in seen}
+    seen_digits = {number % 10 for number in seen}
+    if len(seen_colours) < colours or len(seen_digits) < 10:
+        raise ValueError(
+            f"unseen is {count}: of {10 * colours} classes it leaves a colour or a digit unseen; "
+            "set fewer"
+        )
+    return sorted(unseen)
+
+
+def draw_coloured(
+    rng: np.random.Generator,
+    *,
+    writings: Writings,
+    classes: Sequence[int],
+    size: int,
+    max_digits: int,
+    full: bool = False,
+) -> tuple[Image.Image, Tensor]:
+    """Draw a scene and its target.
+
+    Args:
+        rng: source of all random choices.
+        writings: the digits to draw from.
+        classes: the K classes that may be shown, see `class_names`.
+        size: side of the scene in pixels.
+        max_digits: largest number of digits in the scene.
+        full: place `max_digits` large digits, as far as they fit, instead of a random number.
+
+    Returns:
+        The RGB scene of `size` x `size` pixels, and int8 [K]: 1 for the classes that it shows, else
+        0, in the order of `classes`.
+    """
+    grey = round(rng.uniform(*BACKGROUND))
+    scene = Image.new("RGB", (size, size), (grey, grey, grey))
+    if full:
+        count, sides = max_digits, LARGE
+    else:
+        count, sides = how_many(rng, max_digits), SIDES
+
+    target = torch.zeros(len(classes), dtype=torch.int8)
+    for box in boxes(rng, size, count, sides):
+        column = int(rng.integers(len(classes)))
+        number = classes[column]
+        row = rng.choice(np.flatnonzero(writings.labels == number % 10))
+
+        # Each digit has a shade of its own, near the pure colour.
+        pure_colour = np.array(list(COLOURS.values())[number // 10])
+        shade = pure_colour + rng.uniform(-SHADING, SHADING, 3)
+        red, green, blue = np.clip(shade, 0, 255).astype(int).tolist()
+
+        scene.paste((red, green, blue), box, tilted(rng, writings.masks[row], box[2] - box[0]))
+        target[column] = 1
+
+    return noisy(rng, scene), target

@@ -1,1 +1,0 @@
-"""The data sets that come with the package: scenes of handwritten digits, drawn on demand."""

@@ -1,1 +1,0 @@
-"""The storages of images: files in a folder, tar shards, or arrays."""

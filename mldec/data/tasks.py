@@ -1,0 +1,320 @@
+"""What labels mean: several per image, one, or of unseen classes; each makes its evaluator."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from mldec.data.types import Classes, LabelledImages, VectorOrigin
+from mldec.data.word_vectors import WordVectors, listed, nearest, twins
+from mldec.errors import DataError
+from mldec.evaluators import Evaluator
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.evaluators.partial import PartialLabelEvaluator
+from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.evaluators.zero_shot import IMAGES, ZeroShotEvaluator
+
+
+class Task(Protocol):
+    """What the labels of a data set mean: it determines classes, images and metrics."""
+
+    def training(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
+        """Return the images of the training split to train on, and their target classes."""
+        ...
+
+    def validation(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
+        """Return the images of the validation split to evaluate, and their target classes."""
+        ...
+
+    def evaluator(self, classes: Classes) -> Evaluator:
+        """Return a new evaluator for the classes of the validation split.
+
+        Raises:
+            ConfigError: for a setting that does not fit these classes, such as top-5 of three.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class _KnownClasses:
+    """The common part of the tasks whose splits have the same classes; every image is used.
+
+    Args:
+        vectors: maps the names of the K classes to word vectors, float32 [K, D], and how they were
+            made (None: not known), for a head that takes word queries; None for data without them.
+            Each split asks for them.
+    """
+
+    vectors: Callable[[tuple[str, ...]], tuple[Tensor, VectorOrigin | None]] | None = field(
+        default=None, kw_only=True
+    )
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether each image has exactly one label."""
+        return False
+
+    def training(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
+        """See `Task`."""
+        queries, origin = None, None
+        if self.vectors is not None:
+            queries, origin = self.vectors(images.classes)
+        return images, Classes(images.classes, self.exclusive, queries, origin)
+
+    def validation(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
+        """See `Task`."""
+        return self.training(images)
+
+
+@dataclass(frozen=True)
+class MultiLabel(_KnownClasses):
+    """Several labels per image, all of them known.
+
+    Args:
+        threshold: probability above which a class counts as predicted, in (0, 1), for precision,
+            recall and F1.
+
+    Raises:
+        ConfigError: for a threshold outside (0, 1).
+    """
+
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        # The evaluator checks the threshold: a wrong one must fail now, not after an epoch.
+        MultiLabelEvaluator(1, threshold=self.threshold)
+
+    def evaluator(self, classes: Classes) -> Evaluator:
+        """See `Task`."""
+        return MultiLabelEvaluator(len(classes), threshold=self.threshold)
+
+
+@dataclass(frozen=True)
+class PartialLabels(_KnownClasses):
+    """Several labels per image, of which only some are known; the others are -1 (not annotated).
+
+    Args:
+        threshold: see `MultiLabel`.
+
+    Raises:
+        ConfigError: for a threshold outside (0, 1).
+    """
+
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        # The evaluator checks the threshold: a wrong one must fail now, not after an epoch.
+        PartialLabelEvaluator(1, threshold=self.threshold)
+
+    def evaluator(self, classes: Classes) -> Evaluator:
+        """See `Task`."""
+        return PartialLabelEvaluator(len(classes), threshold=self.threshold)
+
+
+@dataclass(frozen=True)
+class SingleLabel(_KnownClasses):
+    """One label per image.
+
+    Args:
+        top_k: k of the second accuracy, 2 or more; None is 5, omitted if there are fewer classes.
+        suffix: appended to the names of the metrics, such as "_real" for the labels of ImageNet
+            ReaL.
+
+    Raises:
+        ConfigError: for a `top_k` below 2.
+    """
+
+    top_k: int | None = None
+    suffix: str = ""
+
+    def __post_init__(self) -> None:
+        # The evaluator checks top_k: a wrong one must fail now, not after an epoch.
+        SingleLabelEvaluator(self.top_k or 1, top_k=self.top_k)
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether each image has exactly one label."""
+        return True
+
+    def evaluator(self, classes: Classes) -> Evaluator:
+        """See `Task`."""
+        return SingleLabelEvaluator(len(classes), top_k=self.top_k, suffix=self.suffix)
+
+
+log = logging.getLogger("mldec")
+
+Roles = tuple[list[int], list[int]]  # indices of the seen and of the unseen classes, ascending
+
+
+@dataclass
+class ZeroShot:
+    """Train on the seen classes and evaluate on all classes; see `mldec.data.tasks.Task`.
+
+    One validation pass over all classes gives the zero-shot and the generalised metrics, because
+    the queries of ML-Decoder do not attend to each other. Training images without a seen class are
+    left out.
+
+    Args:
+        roles: maps the names of all classes to the indices of the seen and unseen ones, see
+            `split_classes`.
+        vectors: maps the names of all K classes to their word vectors.
+        val_images: "unseen": only images with an unseen class, as in the official code; "all": as
+            in LESA and BiAM.
+        where: folder of the data set and pointer to the documentation, for messages.
+        threshold: see `mldec.data.tasks.MultiLabel`.
+
+    Raises:
+        ValueError: for an unknown `val_images`.
+        ConfigError: for a threshold outside (0, 1).
+    """
+
+    roles: Callable[[Sequence[str]], Roles]
+    vectors: Callable[[Sequence[str]], WordVectors]
+    val_images: str
+    where: str
+    threshold: float = 0.5
+
+    # Roles and vectors by class names: both are slow to read, and each split asks for them.
+    _known: dict[tuple[str, ...], tuple[Roles, WordVectors]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        if self.val_images not in IMAGES:
+            raise ValueError(f"val_images is {self.val_images!r}: it must be unseen or all")
+        # The evaluator checks the threshold: a wrong one must fail now, not after an epoch.
+        ZeroShotEvaluator(2, unseen=[0], threshold=self.threshold)
+
+    def training(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
+        """Return the images with a seen class, and the seen classes.
+
+        Raises:
+            DataError: if no image has a seen class.
+        """
+        (seen, _), vectors = self._roles_and_vectors(images.classes)
+        with_seen, counts = self._showing(images, seen, "training images have a seen class")
+        log.info("zero-shot: %s", counts)
+        seen_only = with_seen.select_classes(seen)
+        return seen_only, Classes(
+            seen_only.classes, queries=vectors.queries[seen], origin=vectors.origin
+        )
+
+    def validation(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
+        """Return the images with an unseen class, or all images, and all classes.
+
+        Raises:
+            DataError: if no image has an unseen class.
+        """
+        (_, unseen), vectors = self._roles_and_vectors(images.classes)
+        what = "validation images have an unseen class"
+        with_unseen, counts = self._showing(images, unseen, what)
+
+        # The classes are all of them either way: the evaluator selects the unseen ones.
+        used = images if self.val_images == "all" else with_unseen
+        log.info("zero-shot: %s, %s are used", counts, f"{len(used):,}")
+        return used, Classes(images.classes, queries=vectors.queries, origin=vectors.origin)
+
+    def evaluator(self, classes: Classes) -> Evaluator:
+        """Return an evaluator that knows which of the classes are unseen."""
+        (_, unseen), _ = self._roles_and_vectors(classes.names)
+        return ZeroShotEvaluator(
+            len(classes), unseen=unseen, images=self.val_images, threshold=self.threshold
+        )
+
+    def _showing(
+        self, images: LabelledImages, columns: list[int], what: str
+    ) -> tuple[LabelledImages, str]:
+        """Return the images that show at least one of the classes, and how many they are."""
+        is_shown = images.labels.select_classes(columns).counts_per_image() > 0
+        showing = images.select(is_shown)
+
+        counts = f"{len(showing):,} of {len(images):,} {what}"
+        if not len(showing):
+            raise DataError(f"{self.where}: {counts}")
+        return showing, counts
+
+    def _roles_and_vectors(self, names: tuple[str, ...]) -> tuple[Roles, WordVectors]:
+        """Return the roles and the word vectors of all classes; both are read once."""
+        if names not in self._known:
+            seen, unseen = self.roles(names)
+            warn_of_twins([names[i] for i in seen], [names[i] for i in unseen])
+
+            self._known[names] = ((seen, unseen), self.vectors(names))
+        return self._known[names]
+
+
+def split_classes(
+    names: Sequence[str], *, unseen: Sequence[str], seen: Sequence[str] | None, where: str
+) -> Roles:
+    """Return the indices of the seen and of the unseen classes among all names, each ascending.
+
+    The official code iterates over Python sets, whose order varies; ours is the order of the data.
+
+    Args:
+        names: of all classes in the data.
+        unseen: names of the classes without training.
+        seen: names of the classes to train on; None: all others.
+        where: the file with these names and a pointer to the documentation, for messages.
+
+    Raises:
+        DataError: if a name is listed twice, both seen and unseen, or not in the data; if a class
+            of the data is neither; or if there is no seen or no unseen class.
+    """
+    if seen is None:
+        unseen_names = set(unseen)
+        seen = [name for name in names if name not in unseen_names]
+
+    # All names with the same fault are reported at once, so that a file is corrected in one go.
+    faults: dict[str, Collection[str]] = {
+        "are named twice": [*_repeated(seen), *_repeated(unseen)],
+        "are both seen and unseen": set(seen) & set(unseen),
+        "do not occur in the data": {*seen, *unseen} - set(names),
+        "of the data are neither seen nor unseen": set(names) - {*seen, *unseen},
+    }
+
+    for fault, faulty in faults.items():
+        if faulty:
+            raise DataError(f"{where}: {len(faulty):,} classes {fault}: {listed(sorted(faulty))}")
+
+    if not seen or not unseen:
+        raise DataError(
+            f"{where}: {len(seen):,} seen and {len(unseen):,} unseen classes; "
+            f"at least one of each is needed"
+        )
+
+    indices = {name: index for index, name in enumerate(names)}
+    return sorted(indices[name] for name in seen), sorted(indices[name] for name in unseen)
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def neighbours(train: Classes, val: Classes) -> dict[str, list[tuple[str, float]]]:
+    """Return the three seen classes nearest to each unseen class, with the cosine; see `nearest`.
+
+    Args:
+        train: the seen classes.
+        val: all classes.
+    """
+    if val.queries is None:
+        return {}
+
+    train_names = set(train.names)
+    seen = [index for index, name in enumerate(val.names) if name in train_names]
+    return nearest(val.names, val.queries, seen)
+
+
+def warn_of_twins(seen: Collection[str], unseen: Collection[str]) -> None:
+    """Warn of singulars and plurals across the split, which make unseen classes too easy."""
+    pairs = twins(seen, unseen)
+    if not pairs:
+        return
+
+    affected = {name for name, _ in pairs}  # a class may have two twins
+    count = f"{len(affected)} of {len(unseen):,}"
+    message = "%s unseen classes have a seen singular or plural: %s"
+    log.warning(message, count, listed([f"{name}/{twin}" for name, twin in pairs]))

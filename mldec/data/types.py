@@ -1,0 +1,545 @@
+"""The types between a file and a batch: labels, classes, images, splits and data modules."""
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mldec.data.images import load_image, read_content, read_image
+from mldec.data.randomness import SampleRandom, sample_seed
+from mldec.data.table import Labels, Table, names_fault
+from mldec.data.text_encoder import PREFIX, templates_fault
+from mldec.data.transforms import EvalTransform, Transform
+from mldec.errors import ConfigError, DataError
+from mldec.evaluators import Evaluator
+
+_HASH = re.compile("[0-9a-f]{64}")
+MAX_SOURCE = 4_096  # characters; a path has no more
+
+
+@dataclass(frozen=True)
+class VectorOrigin:
+    """The source of word vectors.
+
+    Attributes:
+        source: a text encoder, such as "clip:ViT-B-32:openai", with absolute paths; or the name of
+            a file of vectors, without its folder.
+        sha256: of the encoder's weights, or of the file.
+        templates: sentences with {} for the name, whose vectors were averaged; none for a file.
+    """
+
+    source: str
+    sha256: str
+    templates: tuple[str, ...] = ()
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether a text encoder made the vectors, so that it can make others."""
+        return self.source.startswith(PREFIX)
+
+    def described(self) -> str:
+        """Name the source and its hash, for messages."""
+        return f"{self.source} (sha256 {self.sha256[:12]})"
+
+    def fault(self) -> str | None:
+        """Return what is wrong with these values, which may be from a stranger's file, or None."""
+        if not isinstance(self.source, str) or not 0 < len(self.source) <= MAX_SOURCE:
+            return "its source is no text"
+        if not isinstance(self.sha256, str) or _HASH.fullmatch(self.sha256) is None:
+            return "its sha256 is none"
+        if not isinstance(self.templates, tuple) or self.is_encoder is not bool(self.templates):
+            return "it has templates without a text encoder, or an encoder without templates"
+        return templates_fault(self.templates)
+
+
+# The threshold of LVIS.
+THRESHOLD = 0.001
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """The sampling settings of a `data` node, which are the same for every reader of image files.
+
+    Attributes:
+        sampler: "shuffle": each image appears once per epoch; "repeat_factor": images of rare
+            classes appear more often, see `repeat_factors`.
+        repeat_threshold: "repeat_factor": classes that a smaller fraction of the training images
+            shows are repeated, in (0, 1]; None is 0.001.
+
+    Raises:
+        ValueError: for a value out of its range, or one without effect.
+    """
+
+    sampler: Literal["shuffle", "repeat_factor"] = "shuffle"
+    repeat_threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampler not in ("shuffle", "repeat_factor"):
+            raise ValueError(
+                f"sampler {self.sampler!r} is not known: choose shuffle or repeat_factor"
+            )
+        if self.repeat_threshold is None:
+            return
+
+        if not 0 < self.repeat_threshold <= 1:
+            raise ValueError(f"repeat_threshold is {self.repeat_threshold}: it must be in (0, 1]")
+        if self.sampler != "repeat_factor":
+            raise ValueError(
+                f"repeat_threshold has no effect with data.sampler={self.sampler}: "
+                f"leave it out, or pass data.sampler=repeat_factor"
+            )
+
+    def factors(self, labels: Callable[[], Labels]) -> np.ndarray | None:
+        """Return how often each training image appears per epoch on average, float64 [N].
+
+        Args:
+            labels: returns those of the training images; called only if they are needed.
+
+        Returns:
+            Factors of 1 or more, or None if each image appears once.
+        """
+        if self.sampler == "shuffle":
+            return None
+        threshold = THRESHOLD if self.repeat_threshold is None else self.repeat_threshold
+        return repeat_factors(labels(), threshold)
+
+
+# Each image once per epoch.
+SHUFFLED = Sampling()
+
+
+def repeat_factors(labels: Labels, threshold: float) -> np.ndarray:
+    """Return the repeat factor of each image, float64 [N].
+
+    A class that a fraction f of the images shows has the factor max(1, sqrt(threshold / f)), and an
+    image has the largest factor of its positives, or 1 without any.
+
+    Source: Gupta et al., LVIS (arXiv 1908.03195), repeat factor sampling.
+    """
+    # A class without a positive repeats no image.
+    fractions = labels.counts().clip(min=1) / len(labels)
+    per_class = np.sqrt(threshold / fractions).clip(min=1)
+
+    positive = labels.values == 1
+    factors = np.ones(len(labels))
+    np.maximum.at(factors, labels.images()[positive], per_class[labels.classes[positive]])
+    return factors
+
+
+def epoch_length(factors: np.ndarray) -> int:
+    """Return the number of images per epoch: the sum of the factors, rounded up.
+
+    It is the same in every epoch, because the schedule and a resumed run need a fixed number of
+    steps.
+    """
+    return math.ceil(factors.sum())
+
+
+def draw(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw the images of an epoch.
+
+    Each image appears as often as its factor says, rounded down or up at random, and in the mean of
+    many epochs exactly so, but for the rounding of the epoch's length. detectron2 rounds each
+    factor by itself, so that its epochs differ in length. Here the factors are laid end to end in a
+    random order, and marks at distance 1, which start at a random point below 1, count for the
+    images that they fall on ("systematic sampling"): their number is fixed.
+
+    Args:
+        factors: of N images, float64 [N], each 1 or more.
+        generator: of the epoch.
+
+    Returns:
+        The index of each drawn image, and the number of its appearances before: int64 [L], in the
+        same random order.
+    """
+    length = epoch_length(factors)
+    images = torch.randperm(len(factors), generator=generator)
+    offset = torch.rand((), generator=generator, dtype=torch.float64)
+
+    ends = torch.from_numpy(factors)[images].cumsum(0)
+    marks = (ends * (length / ends[-1]) + offset).floor().long()
+    marks[-1] = length
+    counts = marks.diff(prepend=marks.new_zeros(1))
+
+    starts = torch.repeat_interleave(marks - counts, counts)
+    appearances = torch.arange(length) - starts
+    order = torch.randperm(length, generator=generator)
+    return torch.repeat_interleave(images, counts)[order], appearances[order]
+
+
+BAD_IMAGES = ("stop", "skip")
+
+
+class ImageDataset(Protocol):
+    """A finite collection of labelled images, addressed by index."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        ...
+
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+        """Return the image uint8 [3, H, W] and its target int8 [K]: 1, 0 or -1 (not annotated).
+
+        Args:
+            index: from 0 to the number of images - 1.
+            rng: source of all random choices; the loader makes one for every sample. What takes no
+                generator can be called in `seeded(rng.initial_seed)`, see `mldec.data.randomness`.
+
+        Raises:
+            DataError: if the image cannot be read; the message names the file.
+        """
+        ...
+
+    def name(self, index: int) -> str:
+        """Describe the image in messages: its path, if it has one."""
+        ...
+
+
+class Storage(Protocol):
+    """How N images are stored: as files of a folder, in tar shards, or in arrays."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        ...
+
+    def name(self, index: int) -> str:
+        """Describe the image in messages: its path, if it has one."""
+        ...
+
+    @property
+    def keys(self) -> np.ndarray:
+        """What identifies each image, [N, ...], wherever the data set is stored."""
+        ...
+
+    def content(self, index: int) -> bytes:
+        """Return the bytes of an image file.
+
+        Raises:
+            DataError: if they cannot be read.
+        """
+        ...
+
+    def select(self, images: np.ndarray) -> "Storage":
+        """Return some of the images: bool [N], or their indices in the wanted order."""
+        ...
+
+    def absent(self) -> np.ndarray:
+        """Return which images do not exist, bool [N], without reading them."""
+        ...
+
+    def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
+        """Compare all bytes with their checksums, if there are any.
+
+        Args:
+            progress: wraps the indices of the files, as a progress bar does.
+
+        Raises:
+            DataError: for the first file whose content has changed.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """N stored images and their labels of K classes."""
+
+    storage: Storage
+    labels: Labels
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.storage)
+
+    def select(self, images: np.ndarray) -> "LabelledImages":
+        """Return some of the images: bool [N], or their indices in the wanted order."""
+        return LabelledImages(self.storage.select(images), self.labels.select(images), self.classes)
+
+    def select_classes(self, columns: Sequence[int]) -> "LabelledImages":
+        """Return some of the classes: their indices in the wanted order."""
+        names = tuple(self.classes[column] for column in columns)
+        return LabelledImages(self.storage, self.labels.select_classes(columns), names)
+
+
+class StoredImages:
+    """The images of a split that is stored as files, and their targets; see `ImageDataset`.
+
+    Args:
+        images: N images with labels of K classes.
+        transform: RGB image -> uint8 [3, S, S].
+    """
+
+    def __init__(self, images: LabelledImages, transform: Transform) -> None:
+        self.storage = images.storage
+        self.labels = images.labels
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.storage)
+
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+        """Return the image uint8 [3, S, S] and its target int8 [K].
+
+        Args:
+            index: of the image.
+            rng: source of the random choices of the transform.
+
+        Raises:
+            IndexError: for an index that is not from 0 to N - 1.
+            DataError: if the image cannot be read.
+        """
+        # The labels first: they refuse an index that is out of range, a storage may not.
+        target = self.labels.row(index)
+
+        content = self.storage.content(index)
+        transform = partial(self.transform, rng=rng)
+        name, decoder = self.storage.name(index), self.transform.decoder
+        image = load_image(name, transform, content, decoder=decoder)
+        return image, target
+
+    def name(self, index: int) -> str:
+        """Describe the image in messages: its path, if it has one."""
+        return self.storage.name(index)
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a dataset, in the order of the target columns.
+
+    Raises:
+        DataError: for names that a checkpoint cannot hold, see `mldec.data.table.names_fault`.
+    """
+
+    names: tuple[str, ...]
+
+    # One label per image (softmax and top-1) or several (sigmoid and mAP).
+    exclusive: bool = False
+
+    # Word vectors [K, D] of zero-shot data; None for closed-set data.
+    queries: Tensor | None = None
+
+    # How they were made; None if there are none, or it is not known.
+    origin: VectorOrigin | None = None
+
+    def __post_init__(self) -> None:
+        if fault := names_fault(self.names):
+            raise DataError(f"the names of the classes: {fault}; rename them in the data")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of a dataset."""
+
+    dataset: ImageDataset
+    classes: Classes
+
+    def viewed(self, transform: EvalTransform) -> "Split":
+        """Return the split with another transform; generated images have none and stay."""
+        dataset = self.dataset
+        if not isinstance(dataset, StoredImages):
+            return self
+
+        images = LabelledImages(dataset.storage, dataset.labels, self.classes.names)
+        return Split(StoredImages(images, transform), self.classes)
+
+
+def fixed_sample(dataset: ImageDataset, index: int) -> tuple[Tensor, Tensor]:
+    """Return an image and its target with random numbers that never change, as for an evaluation.
+
+    Raises:
+        DataError: if the image cannot be read.
+    """
+    return dataset.load(index, SampleRandom(sample_seed(0, 0, index)))
+
+
+def picture(dataset: ImageDataset, index: int) -> Image.Image:
+    """Return an image as it is stored, RGB; one without a file as the model sees it.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    if isinstance(dataset, StoredImages):
+        return read_image(dataset.name(index), dataset.storage.content(index))
+    image, _ = fixed_sample(dataset, index)
+    return Image.fromarray(image.permute(1, 2, 0).numpy())
+
+
+@dataclass(frozen=True)
+class DataModule:
+    """A dataset ready for training and evaluation.
+
+    A split is read when it is first used, so that an evaluation does not need the training files.
+
+    Raises:
+        ConfigError: for an unknown `bad_images`.
+    """
+
+    load_train: Callable[[], Split]
+    load_val: Callable[[], Split]
+
+    # Called with the validation classes; raises a `ConfigError` for settings that do not fit them.
+    make_evaluator: Callable[[Classes], Evaluator]
+
+    # How an image file becomes the model's input; part of the checkpoint.
+    transform: EvalTransform
+
+    # What to do with an image that cannot be read: "stop", or "skip": leave it out, name it and
+    # count it.
+    bad_images: str = "stop"
+
+    # How often each training image appears per epoch.
+    sampling: Sampling = SHUFFLED
+
+    # Whether an image takes longer to load than to be handed over by a loader process.
+    loads_slowly: bool = True
+
+    def __post_init__(self) -> None:
+        if self.bad_images not in BAD_IMAGES:
+            raise ConfigError(
+                f"data.bad_images {self.bad_images!r} is not known: choose stop or skip"
+            )
+
+    @cached_property
+    def train(self) -> Split:
+        """Return the training split."""
+        return self.load_train()
+
+    @cached_property
+    def val(self) -> Split:
+        """Return the validation split."""
+        return self.load_val()
+
+    def evaluator(self) -> Evaluator:
+        """Return a new evaluator for the classes of the validation split.
+
+        Raises:
+            ConfigError: if a setting does not fit these classes, such as top-5 of three.
+        """
+        return self.make_evaluator(self.val.classes)
+
+
+class ImageFiles:
+    """Image files inside a folder; see `mldec.data.types.Storage`.
+
+    Args:
+        folder: that the paths are relative to.
+        files: bytes [N] of a fixed width: paths inside the folder, as in `Table.files`.
+        see: pointer to the documentation, for messages.
+    """
+
+    def __init__(self, folder: Path, files: np.ndarray, see: str) -> None:
+        self.folder = folder
+        self.files = files
+        self.see = see
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def name(self, index: int) -> str:
+        """Return the path of the image file."""
+        return str(self.folder / os.fsdecode(self.files[index]))
+
+    @property
+    def keys(self) -> np.ndarray:
+        """The paths inside the folder, bytes [N]."""
+        return self.files
+
+    def content(self, index: int) -> bytes:
+        """Return the bytes of the image file.
+
+        Raises:
+            DataError: if it cannot be read.
+        """
+        return read_content(self.name(index))
+
+    def select(self, images: np.ndarray) -> "ImageFiles":
+        """Return some of the images: bool [N], or their indices in the wanted order."""
+        return ImageFiles(self.folder, self.files[images], self.see)
+
+    def absent(self) -> np.ndarray:
+        """Return which files do not exist, bool [N].
+
+        Each folder is listed once, because a query per file would take minutes for millions.
+
+        Raises:
+            DataError: if a folder cannot be listed.
+        """
+        listings: dict[str, set[str]] = {}
+        absent = np.zeros(len(self.files), bool)
+
+        # In chunks: millions of names, decoded at once, would be gigabytes of strings.
+        for start in range(0, len(self.files), 65536):
+            paths = map(os.fsdecode, self.files[start : start + 65536].tolist())
+            for index, path in enumerate(paths, start):
+                inner_folder, _, name = path.rpartition("/")
+                if inner_folder not in listings:
+                    entries = list_folder(self.folder / inner_folder, self.see)
+                    listings[inner_folder] = {entry.name for entry in entries}
+
+                absent[index] = name not in listings[inner_folder]
+        return absent
+
+    def find_inside(self, index: int) -> str | None:
+        """Return the name of a folder inside this one under which the path of an image exists.
+
+        None if there is no such folder.
+        """
+        inner_folders = sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
+        path = os.fsdecode(self.files[index])
+        for name in inner_folders:
+            if (self.folder / name / path).is_file():
+                return name
+        return None
+
+    def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
+        """Do nothing: there are no checksums to compare the files with."""
+
+
+def in_folder(table: Table, folder: Path, see: str) -> LabelledImages:
+    """Return the images of a table whose paths are relative to a folder."""
+    return LabelledImages(ImageFiles(folder, table.files, see), table.labels, table.classes)
+
+
+def list_folder(folder: Path, see: str) -> Iterator[os.DirEntry[str]]:
+    """Yield the files and folders in a folder, in any order.
+
+    Raises:
+        DataError: if it cannot be listed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except OSError as error:
+        raise DataError(f"{folder} cannot be listed ({error.strerror}); {see}") from error
+
+
+def check_folder(root: str, what: str, see: str) -> Path:
+    """Return the absolute path of the folder of a data set.
+
+    Args:
+        root: the setting `data.root`.
+        what: name of the data set, for messages.
+        see: pointer to the documentation, for messages.
+
+    Raises:
+        DataError: if the folder does not exist or is empty.
+    """
+    folder = Path(root).expanduser().absolute()
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; set data.root to the folder of {what} or {see}")
+
+    # An empty folder is often a disk that is not mounted.
+    if not any(list_folder(folder, see)):
+        raise DataError(f"{folder} is empty; {see}")
+    return folder

@@ -1,1 +1,0 @@
-"""Zero-shot data: seen and unseen classes, and their word vectors."""

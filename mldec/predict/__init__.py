@@ -1,0 +1,153 @@
+"""Name what images show: `python -m mldec.predict best.pt photo.jpg folder/ [--jsonl FILE]`.
+
+Images are files, folders, tar files, and the paths of `--list`. Without a result file a line per
+image is printed. `--jsonl`, `--json`, `--csv` and `--parquet` write a row per image, `--features`
+an array. Result files are made in parts: after Ctrl-C, a crash or a full disk the same command goes
+on, and over a complete result it does nothing. torchrun divides the images over processes.
+
+A row is `{"image": PATH, "predictions": [{"name": ..., "score": ...}, ...]}`, or
+`{"image": PATH, "error": ...}` for an image without an answer. With the thresholds of
+`mldec.calibrate` each prediction also has `threshold`, the lowest score of its class.
+
+In a path that is not UTF-8 the invalid bytes are written as backslash escapes, and a row in JSON
+also has `image_bytes`: all bytes of the path in hexadecimal, for `bytes.fromhex`.
+
+`--pictures` draws each image beside a heat map per class that it prints: where the model looked.
+The row then has `picture`, the path of that JPEG file.
+
+A zero-shot checkpoint scores other classes too: `--classes "zebra, umbrella"`. Their word vectors
+are made by the text encoder of its training; after training on a file, pass `--vectors glove.txt`.
+
+An .onnx file of mldec.export is answered from as well, a .pt2 file is not: loading one can run code
+that it holds.
+"""
+
+import argparse
+
+from mldec.runtime.cli import (
+    add_class_options,
+    add_model_options,
+    add_precision_option,
+    command,
+    fraction,
+    positive,
+    run_command,
+    whole,
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line of `mldec.predict`."""
+    arguments = command("predict", "Name what images show.")
+    add_model_options(arguments, exported=True)
+    _add_images(arguments.add_argument_group("images"))
+    _add_answers(arguments.add_argument_group("answers"))
+    _add_results(arguments.add_argument_group("results"))
+    _add_work(arguments.add_argument_group("work"))
+    return arguments
+
+
+def _add_images(images: argparse._ArgumentGroup) -> None:
+    """Add the options that name images."""
+    images.add_argument(
+        "images",
+        nargs="*",
+        help="image files, .tar files of images, or folders to search for them",
+    )
+    images.add_argument(
+        "--list",
+        metavar="FILE",
+        help="a file with one path per line, or a .csv file with a column of paths; - reads lines "
+        "from standard input",
+    )
+    images.add_argument(
+        "--column", metavar="NAME", help="of a .csv file of --list (default: image or path)"
+    )
+    images.add_argument(
+        "--root", metavar="FOLDER", help="the paths of --list are relative to it (default: to here)"
+    )
+    images.add_argument(
+        "--draft",
+        action="store_true",
+        help="let the decoder shrink large JPEG files, which is faster and changes pixels a little",
+    )
+
+
+def _add_answers(answers: argparse._ArgumentGroup) -> None:
+    """Add the options that say what is answered of an image."""
+    answers.add_argument(
+        "--content",
+        choices=("top", "scores", "decisions"),
+        default="top",
+        help="the classes with the highest scores, all scores, or the names of the classes that "
+        "reach their thresholds (default top)",
+    )
+    answers.add_argument("--top", type=positive, help="classes per image at most (default 10)")
+    answers.add_argument(
+        "--threshold",
+        type=fraction,
+        help="lowest score, 0 to 1, of top and decisions; default: the thresholds of the file, "
+        "else 0; without calibration, scores after ASL are not probabilities",
+    )
+    add_class_options(answers)
+
+
+def _add_results(results: argparse._ArgumentGroup) -> None:
+    """Add the options that name result files."""
+    results.add_argument(
+        "--jsonl", metavar="FILE", help="a line of JSON per image; - is standard output"
+    )
+    results.add_argument("--json", metavar="FILE", help="a JSON list of the same rows; or -")
+    results.add_argument("--csv", metavar="FILE", help="a table; or -")
+    results.add_argument("--parquet", metavar="FILE", help="a table, which needs pyarrow")
+    results.add_argument(
+        "--features",
+        metavar="FILE",
+        help="mean over the tokens of the backbone per image, a .npy file, float32 [N, C]",
+    )
+    results.add_argument(
+        "--overwrite", action="store_true", help="replace result files, and begin anew"
+    )
+    results.add_argument(
+        "--pictures",
+        metavar="FOLDER",
+        help="draw each image and a heat map per class, in a JPEG file of this folder",
+    )
+    results.add_argument(
+        "--font",
+        metavar="FILE",
+        help="TrueType font of --pictures, for names of classes in other letters than English",
+    )
+
+
+def _add_work(work: argparse._ArgumentGroup) -> None:
+    """Add the options that say how the work is done."""
+    work.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
+    add_precision_option(work, "auto")
+    work.add_argument(
+        "--batch-size", type=positive, help="images at a time (default 16, on a GPU 64)"
+    )
+    work.add_argument(
+        "--workers",
+        type=whole,
+        metavar="N",
+        help="processes that decode images; 0 decodes in this one (default: one per processor)",
+    )
+
+
+def predict(args: argparse.Namespace) -> int:
+    """Name what the images of the command line show, and return the exit status."""
+    # Imported late: --help and a wrong argument need not wait for torch.
+    from mldec.predict.run import run
+
+    return run(args)
+
+
+def main() -> None:
+    """Run the command."""
+    # Intermixed, so that images may also follow options: their number is free.
+    run_command(parser().parse_intermixed_args, predict)
+
+
+if __name__ == "__main__":
+    main()

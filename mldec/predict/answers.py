@@ -1,0 +1,384 @@
+"""From images to rows: decode, score, choose, draw."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mldec.checkpoint import Loaded
+from mldec.data.loader import end_workers
+from mldec.data.types import Classes
+from mldec.errors import ConfigError, Stopped, printable, visible
+from mldec.predict.engine import Engine
+from mldec.predict.heat_maps import Explainer, Finding, Typeface, draw, file_name, save
+from mldec.predict.inputs import Decoded, Decoder, Item, decoded, read_item
+from mldec.runtime.devices import processors
+from mldec.runtime.facts import explain_out_of_memory
+from mldec.runtime.signals import NothingCame, StopRequest
+
+
+class Content(Enum):
+    """What a row holds of an image."""
+
+    TOP = "top"  # the classes with the highest scores
+    SCORES = "scores"  # the scores of all classes
+    DECISIONS = "decisions"  # the names of the classes that are present
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A class in the answer for an image.
+
+    Attributes:
+        index: of the class.
+        name: of the class.
+        score: from 0 to 1.
+        threshold: the lowest score of its class, where each class has one.
+    """
+
+    index: int
+    name: str
+    score: float
+    threshold: float | None = None
+
+    def entry(self) -> dict[str, Any]:
+        """Return the prediction as it stands in JSON."""
+        values = {"name": self.name, "score": self.score, "threshold": self.threshold}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The answer for an image: its predictions or all scores, or an error.
+
+    Attributes:
+        image: its name.
+        predictions: highest score first; empty after an error.
+        scores: float32 [K], in [0, 1]; None after an error.
+        features: float32 [C], if they are wanted; None after an error.
+        error: why there is no answer, in one line.
+        picture: path of the picture with heat maps, if it is wanted.
+    """
+
+    image: str
+    predictions: Sequence[Prediction] = ()
+    scores: Tensor | None = None
+    features: Tensor | None = None
+    error: str | None = None
+    picture: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Which classes are in the answer for an image.
+
+    Attributes:
+        classes: that were scored.
+        content: of a row; decisions are not limited in number.
+        top: number of classes at most.
+        threshold: lowest score of every class.
+        stored: a threshold per class [K] instead; None without.
+    """
+
+    classes: Classes
+    content: Content = Content.TOP
+    top: int = 10
+    threshold: float = 0.0
+    stored: Sequence[float] | None = None
+
+    def chosen(self, scores: Tensor) -> list[Prediction]:
+        """Return the classes in the answer, highest score first.
+
+        Of equal scores the lower class comes first.
+
+        Args:
+            scores: float32 [K].
+        """
+        most = self.top if self.content is Content.TOP else len(scores)
+        # An image with one label has the class of the highest score, whatever the score is.
+        if self.content is Content.DECISIONS and self.classes.exclusive:
+            most = 1
+
+        values, order = scores.sort(descending=True, stable=True)
+        predictions: list[Prediction] = []
+        for index, score in zip(order.tolist(), values.tolist(), strict=True):
+            if len(predictions) == most:
+                break
+            lowest = self.threshold if self.stored is None else self.stored[index]
+            if score >= lowest:
+                threshold = None if self.stored is None else lowest
+                name = self.classes.names[index]
+                predictions.append(Prediction(index, name, score, threshold))
+            elif self.stored is None:
+                break
+        return predictions
+
+
+def chosen_rule(
+    classes: Classes,
+    stored: Sequence[float] | None,
+    *,
+    content: str,
+    top: int | None,
+    threshold: float | None,
+) -> Rule:
+    """Return the rule that the options of a command line stand for.
+
+    Args:
+        classes: that are scored.
+        stored: thresholds [K] of the checkpoint; None if it has none.
+        content: value of a `Content`.
+        top: number of classes per image at most; None for 10.
+        threshold: lowest score of every class; None for the stored thresholds, else 0.
+
+    Raises:
+        ConfigError: if an option has no effect, or decisions have no threshold.
+    """
+    kind = Content(content)
+    if top is not None and kind is not Content.TOP:
+        raise ConfigError(f"--top has no effect with --content {content}: leave it out")
+    if threshold is not None and kind is Content.SCORES:
+        raise ConfigError("--threshold has no effect with --content scores: leave it out")
+
+    is_decided = threshold is not None or stored is not None
+    if kind is Content.DECISIONS:
+        if classes.exclusive and threshold is not None:
+            raise ConfigError(
+                "--threshold has no effect on the decision of an image with one label: leave it out"
+            )
+        if not classes.exclusive and not is_decided:
+            raise ConfigError(
+                "--content decisions: the checkpoint has no thresholds; pass --threshold, or "
+                "calibrate it with python -m mldec.calibrate"
+            )
+
+    return Rule(
+        classes=classes,
+        content=kind,
+        top=10 if top is None else top,
+        threshold=0.0 if threshold is None else threshold,
+        stored=stored if threshold is None else None,
+    )
+
+
+def named(name: str) -> dict[str, str]:
+    """Return the entries of a row in JSON that name an image.
+
+    JSON is UTF-8, which a path need not be: such a path is given in hexadecimal too.
+    """
+    encoded = os.fsencode(name)
+    try:
+        return {"image": encoded.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"image": encoded.decode("utf-8", "backslashreplace"), "image_bytes": encoded.hex()}
+
+
+def entries(rule: Rule) -> Callable[[Row], dict[str, Any]]:
+    """Return the function that makes the entries of a row in JSON."""
+
+    def answer(row: Row) -> dict[str, Any]:
+        if row.error is not None:
+            return {"error": printable(row.error)}
+
+        if rule.content is Content.DECISIONS:
+            answer: dict[str, Any] = {"classes": [item.name for item in row.predictions]}
+        elif rule.content is Content.SCORES:
+            assert row.scores is not None
+            answer = {"scores": dict(zip(rule.classes.names, row.scores.tolist(), strict=True))}
+        else:
+            answer = {"predictions": [item.entry() for item in row.predictions]}
+        if row.picture is not None:
+            answer["picture"] = row.picture
+        return answer
+
+    return lambda row: {**named(row.image), **answer(row)}
+
+
+class Pictures:
+    """Draw images and where the model looked, a file per image.
+
+    Args:
+        loaded: from `checkpoint.load_model`.
+        folder: of the files; it is made with the first one.
+        typeface: of the texts.
+
+    Raises:
+        ConfigError: if no heat maps can be made of this model.
+    """
+
+    def __init__(self, loaded: Loaded, folder: Path, typeface: Typeface) -> None:
+        self._loaded = loaded
+        self._folder = folder
+        self._typeface = typeface
+        self._device = next(loaded.model.parameters()).device
+        size = loaded.transform.image_size
+        self._advice = (
+            f"out of memory on {self._device}: a heat map of one image of {size} pixels; "
+            f"leave --pictures out"
+        )
+        with explain_out_of_memory(lambda: self._advice):
+            self._explainer = Explainer(loaded.model, size, loaded.classes.queries)
+
+    def add(self, item: Item, predictions: Sequence[Prediction]) -> Path:
+        """Write the picture of an image.
+
+        Args:
+            item: the image.
+            predictions: its classes.
+
+        Returns:
+            The path of the picture.
+
+        Raises:
+            DataError: if the image can no longer be read, or the picture not be written.
+            OutOfMemoryError: if the heat maps need too much memory.
+        """
+        name = Path(item.name)
+        image = read_item(item)
+        transform = self._loaded.transform
+        with explain_out_of_memory(lambda: self._advice):
+            model_input = transform(image)[None].to(self._device)
+            [heat] = self._explainer.maps(model_input, [[one.index for one in predictions]])
+
+        # The maps cover what the model saw. Where it squeezed the image into a square, drawing
+        # them over the image in its own proportions undoes that.
+        seen = image.crop(transform.visible_part(image.size))
+        findings = [
+            Finding(prediction.name, prediction.score, class_heat.numpy())
+            for prediction, class_heat in zip(predictions, heat, strict=True)
+        ]
+        sheet = draw(seen, name.name, findings, self._explainer.method, self._typeface)
+
+        target = self._folder / file_name(name)
+        save(sheet, target)
+        return target
+
+
+BATCH_SIZE, BATCH_SIZE_GPU = 16, 64  # images at a time by default
+
+# A draft keeps this many pixels per pixel of the network's input, along each side. With 1, pixels
+# change twice as much, because the resize that follows has little left to average.
+DRAFT = 2
+
+
+class Answering:
+    """The way from the items of an input to their rows.
+
+    Args:
+        engine: that scores.
+        rule: which classes are in a row.
+        device: that computes.
+        batch_size: images at a time; None for `BATCH_SIZE` or `BATCH_SIZE_GPU`.
+        workers: processes that decode; None for one per processor, and for none where the model has
+            a single one: two processes would only take turns on it.
+        draft: let the decoder shrink JPEG files, see `read_image`.
+        features: pool features too.
+        pictures: that are drawn; None for none.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        rule: Rule,
+        device: torch.device,
+        *,
+        batch_size: int | None = None,
+        workers: int | None = None,
+        draft: bool = False,
+        features: bool = False,
+        pictures: Pictures | None = None,
+    ) -> None:
+        self._engine = engine
+        self._rule = rule
+        self._on_gpu = device.type == "cuda"
+        self._batch_size = batch_size or (BATCH_SIZE_GPU if self._on_gpu else BATCH_SIZE)
+        self._workers = _default_workers(self._on_gpu) if workers is None else workers
+        smallest = DRAFT * engine.shorter_side if draft else None
+        self._decoder = Decoder(engine.transform, smallest, engine.decoder)
+        self._features = features
+        self._pictures = pictures
+
+    def rows(self, items: Iterator[Item], stop: StopRequest, *, then: str = "") -> Iterator[Row]:
+        """Yield the row of each item, in their order.
+
+        Args:
+            items: a stream of images.
+            stop: turns true when the work should end, before the next batch.
+            then: how to go on after that, for the message.
+
+        Raises:
+            Stopped: after a request to stop.
+            OutOfMemoryError: if a batch is too large.
+            UserError: if the input cannot be read any further, or a picture not be written.
+        """
+        batches = decoded(
+            items,
+            self._decoder,
+            batch_size=self._batch_size,
+            workers=self._workers,
+            pin=self._on_gpu,
+        )
+
+        answered = 0
+        try:
+            for batch in stop.bounded(batches):
+                if stop:
+                    break
+                yield from self._batch_rows(batch)
+                answered += len(batch.items)
+            else:
+                return
+        except NothingCame:
+            # A worker hangs, on a dead disk for example.
+            pass
+
+        end_workers()
+        raise Stopped(f"stopped by {stop.name} after {counted(answered)}{then}", stop.status)
+
+    def _batch_rows(self, batch: Decoded) -> Iterator[Row]:
+        """Yield the rows of a batch."""
+        scores: list[Tensor] = []
+        features: list[Tensor | None] = []
+        if len(batch.images):
+            answers = self._engine.answer(batch.images, features=self._features)
+            scores = [*answers.scores]
+            features = [None] * len(scores) if answers.features is None else [*answers.features]
+
+        # The answers belong to the readable images, in their order.
+        remaining = zip(scores, features, strict=True)
+        for index, item in enumerate(batch.items):
+            if index in batch.faults:
+                yield Row(item.name, error=batch.faults[index])
+            else:
+                yield self._row(item, *next(remaining))
+
+    def _row(self, item: Item, scores: Tensor, features: Tensor | None) -> Row:
+        """Return the row of an image that was scored."""
+        if not torch.isfinite(scores).all():
+            return Row(
+                item.name,
+                error=f"{visible(item.name)}: its scores are not finite; "
+                f"look at the weights of the checkpoint",
+            )
+
+        predictions = self._rule.chosen(scores)
+        picture = None
+        if self._pictures is not None:
+            picture = str(self._pictures.add(item, predictions))
+        return Row(item.name, predictions, scores, features, picture=picture)
+
+
+def _default_workers(on_gpu: bool) -> int:
+    """Return the number of processes that decode."""
+    count = processors()
+    return count if on_gpu or count > 1 else 0
+
+
+def counted(images: int) -> str:
+    """Return a number of images in words."""
+    return f"{images:,} image" if images == 1 else f"{images:,} images"

@@ -1,0 +1,688 @@
+"""Result files: blocks that survive a stop, their formats, streams and progress."""
+
+import csv
+import hashlib
+import importlib.util
+import io
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+from tqdm import tqdm
+
+from mldec.errors import FULL, ConfigError, DataError, UserError, printable, visible
+from mldec.files.results import ResultFile, replacing, to_json, write_file
+from mldec.predict.answers import Content, Row, Rule, entries, named
+from mldec.predict.inputs import Item
+from mldec.runtime.cli import on_terminal
+
+SEPARATOR = ";"  # between the classes of an image in a CSV file
+NPY = ".npy"
+
+
+class Format(Protocol):
+    """How rows become the bytes of a file."""
+
+    def part(self, rows: Sequence[Row]) -> bytes:
+        """Return the bytes of a part: some rows, in their order."""
+        ...
+
+    def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
+        """Write a file that holds the rows of all parts, in their order.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Text:
+    """A file of text; see `Format`. Its parts can also be written one after another.
+
+    Attributes:
+        encode: returns the text of a row.
+        opening: the text before the first row.
+        between: the text between two rows.
+        closing: the text after the last row.
+    """
+
+    encode: Callable[[Row], str]
+    opening: str = ""
+    between: str = ""
+    closing: str = ""
+
+    def part(self, rows: Sequence[Row]) -> bytes:
+        """Return the bytes of some rows, without what stands before, between and after parts."""
+        return self.between.join(map(self.encode, rows)).encode()
+
+    def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
+        """Write the parts one after another; see `Format`."""
+        file.write(self.opening.encode())
+        for number, part in enumerate(parts):
+            file.write(self.between.encode() if number else b"")
+            with part.open("rb") as opened:
+                shutil.copyfileobj(opened, file)
+        file.write(self.closing.encode())
+
+
+def json_lines(rule: Rule) -> Text:
+    """Return the format of JSON Lines: a JSON object per line."""
+    entries_of = entries(rule)
+    return Text(lambda row: to_json(entries_of(row)) + "\n")
+
+
+def json_list(rule: Rule) -> Text:
+    """Return the format of one JSON list."""
+    entries_of = entries(rule)
+
+    def encode(row: Row) -> str:
+        # A list of one row has the indentation that the row has in the whole list.
+        return to_json([entries_of(row)], indent=1).removeprefix("[\n").removesuffix("\n]")
+
+    return Text(encode, "[\n", ",\n", "\n]\n")
+
+
+def comma_separated(rule: Rule) -> Text:
+    """Return the format of CSV; its columns are image, error, and what the rule's content is.
+
+    These are: classes and scores, with semicolons between them; a column per class; or classes. If
+    a class has a semicolon in its name, the classes are a JSON list.
+    """
+    names = rule.classes.names
+    columns = ["image", "error", "classes"]
+    if rule.content is Content.TOP:
+        columns.append("scores")
+    elif rule.content is Content.SCORES:
+        columns[2:] = names
+
+    has_separator = any(SEPARATOR in name for name in names)
+
+    def classes_of(row: Row) -> str:
+        chosen = [item.name for item in row.predictions]
+        return json.dumps(chosen) if has_separator else SEPARATOR.join(chosen)
+
+    def encode(row: Row) -> str:
+        fields: list[str] = [named(row.image)["image"], printable(row.error or "")]
+        if rule.content is Content.SCORES:
+            scores = [""] * len(names) if row.scores is None else map(repr, row.scores.tolist())
+            fields += scores
+        else:
+            fields.append(classes_of(row) if row.error is None else "")
+        if rule.content is Content.TOP:
+            fields.append(SEPARATOR.join(repr(item.score) for item in row.predictions))
+        return _line(fields)
+
+    return Text(encode, _line(columns))
+
+
+def _line(fields: Sequence[str]) -> str:
+    """Return fields as a line of CSV."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerow(fields)
+    return text.getvalue()
+
+
+class Parquet:
+    """A Parquet file; see `Format`.
+
+    Its columns are those of `comma_separated`, with lists in place of separators, and with all
+    scores of an image as one list; the classes are in the metadata of the file, a JSON list.
+
+    Args:
+        rule: which classes are in a row.
+
+    Raises:
+        ConfigError: if pyarrow is not installed.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        if importlib.util.find_spec("pyarrow") is None:
+            raise ConfigError(
+                "--parquet needs pyarrow, which is not installed; run pip install 'mldec[parquet]'"
+            )
+        import pyarrow
+
+        self._rule = rule
+        columns = [("image", pyarrow.string()), ("error", pyarrow.string())]
+        if rule.content is not Content.SCORES:
+            columns.append(("classes", pyarrow.list_(pyarrow.string())))
+        if rule.content is not Content.DECISIONS:
+            columns.append(("scores", pyarrow.list_(pyarrow.float32())))
+        classes = json.dumps([*rule.classes.names])
+        self._schema = pyarrow.schema(columns, metadata={"classes": classes})
+
+    def part(self, rows: Sequence[Row]) -> bytes:
+        """Return a whole Parquet file of some rows."""
+        import pyarrow
+        from pyarrow import parquet
+
+        table = pyarrow.Table.from_pylist([*map(self._entries, rows)], schema=self._schema)
+        buffer = io.BytesIO()
+        parquet.write_table(table, buffer)
+        return buffer.getvalue()
+
+    def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
+        """Write the rows of the parts, in groups of rows; see `Format`."""
+        from pyarrow import parquet
+
+        with parquet.ParquetWriter(file, self._schema) as writer:
+            for part in parts:
+                writer.write_table(parquet.read_table(part, schema=self._schema))
+
+    def _entries(self, row: Row) -> dict[str, Any]:
+        """Return the cells of a row; a cell that is not there is null."""
+        if row.error is not None:
+            return {**named(row.image), "error": printable(row.error)}
+
+        if self._rule.content is Content.SCORES:
+            assert row.scores is not None
+            scores = row.scores.numpy()
+        else:
+            scores = np.array([item.score for item in row.predictions], np.float32)
+        classes = [item.name for item in row.predictions]
+        return {**named(row.image), "classes": classes, "scores": scores}
+
+
+class Features:
+    """Pooled features as an array of NumPy, float32 [N, C]; see `Format`.
+
+    The row of an image without an answer is NaN.
+    """
+
+    def part(self, rows: Sequence[Row]) -> bytes:
+        """Return the features of some rows as an array file; [n, 0] if no image was read."""
+        features = [row.features for row in rows]
+        width = next((len(feature) for feature in features if feature is not None), 0)
+        array = np.full((len(rows), width), np.nan, np.float32)
+        for values, feature in zip(array, features, strict=True):
+            if feature is not None:
+                values[:] = feature.numpy()
+
+        buffer = io.BytesIO()
+        np.save(buffer, array)
+        return buffer.getvalue()
+
+    def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
+        """Write the arrays of the parts below each other; see `Format`."""
+        # Only the headers are read first: all features need not fit into memory.
+        shapes = [np.load(part, mmap_mode="r").shape for part in parts]
+        width = max((shape[1] for shape in shapes), default=0)
+        header = {
+            "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
+            "fortran_order": False,
+            "shape": (sum(shape[0] for shape in shapes), width),
+        }
+        np.lib.format.write_array_header_1_0(file, header)
+
+        for part in parts:
+            array = np.load(part)
+            if not array.shape[1]:
+                array = np.full((len(array), width), np.nan, np.float32)
+            file.write(array.tobytes())
+
+
+FORMAT = 1  # of the record and of the blocks; raise it when their meaning changes
+BLOCK = 128  # images per block: at most these are answered again after a crash
+_RECORD = "block.json"
+
+
+@dataclass(frozen=True)
+class Block:
+    """What is known of a finished block.
+
+    Attributes:
+        images: in the block.
+        names: hash of their names, see `digest`.
+        errors: images without an answer.
+    """
+
+    images: int
+    names: str
+    errors: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """How a result is made.
+
+    Attributes:
+        made_with: all that decides what it holds, by the names that users know.
+        format: of this file.
+        finished: the result is complete; the sum over its blocks, and their combined hash.
+    """
+
+    made_with: dict[str, Any]
+    format: int = FORMAT
+    finished: Block | None = None
+
+
+def digest(names: Iterable[str]) -> str:
+    """Return a hash of names of images, in their order."""
+    # A NUL cannot be in a path.
+    joined = b"\0".join(os.fsencode(name) for name in names)
+    return hashlib.sha256(joined).hexdigest()
+
+
+def total(blocks: Sequence[Block]) -> Block:
+    """Return the sums over blocks, and the hash of their hashes."""
+    return Block(
+        images=sum(block.images for block in blocks),
+        names=digest(block.names for block in blocks),
+        errors=sum(block.errors for block in blocks),
+    )
+
+
+class Parts:
+    """The parts of one or several result files that are made together.
+
+    Args:
+        targets: the result files, regular or absent, and their formats.
+
+    Attributes:
+        first: the result file that the record and the parts are named after.
+        folder: of the blocks.
+    """
+
+    def __init__(self, targets: Mapping[Path, Format]) -> None:
+        self._targets = dict(targets)
+        self.first = next(iter(targets))
+        self.folder = self.first.with_name(f"{self.first.name}.parts")
+        self._record_path = self.first.with_name(f"{self.first.name}.run.json")
+
+    def existing(self, made_with: dict[str, Any]) -> Record | None:
+        """Return the record of a result that was begun, finished only if all its files are there.
+
+        Args:
+            made_with: see `Record`.
+
+        Returns:
+            None if there is no such result, and nothing in its place.
+
+        Raises:
+            ConfigError: if it was made otherwise, or nothing says how.
+            DataError: if the record cannot be read.
+        """
+        record = self._read_record()
+        if record is None:
+            for target in self._targets:
+                if target.exists():
+                    raise ConfigError(
+                        f"{target} exists, and nothing says how it was made: name another file, "
+                        f"or pass --overwrite"
+                    )
+            return None
+
+        self._compare(record.made_with, _as_json(made_with))
+        is_complete = all(target.exists() for target in self._targets)
+        return record if is_complete else replace(record, finished=None)
+
+    def make_folder(self) -> None:
+        """Make the folder of the blocks.
+
+        Raises:
+            DataError: if that fails.
+        """
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def start(self, made_with: dict[str, Any]) -> Record:
+        """Begin a result anew: remove the blocks of an earlier one, and write the record.
+
+        Raises:
+            DataError: if it cannot be written.
+        """
+        for entry in self.folder.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+
+        record = Record(made_with=_as_json(made_with))
+        self._write_record(record)
+        return record
+
+    def done(self) -> set[int]:
+        """Return the numbers of the finished blocks."""
+        return {int(entry.name) for entry in os.scandir(self.folder) if entry.name.isdecimal()}
+
+    def read(self, number: int) -> Block:
+        """Return what is known of a finished block.
+
+        Raises:
+            DataError: if it is damaged.
+        """
+        path = self._block(number) / _RECORD
+        try:
+            return Block(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(
+                f"{path.parent} is damaged: delete it, and its images are answered again"
+            ) from error
+
+    def write(self, number: int, rows: Sequence[Row]) -> None:
+        """Write a block.
+
+        Args:
+            number: of the block in the input.
+            rows: of its images, in their order.
+
+        Raises:
+            DataError: if it cannot be written; the other blocks stay as they are.
+        """
+        errors = sum(row.error is not None for row in rows)
+        block = Block(len(rows), digest(row.image for row in rows), errors)
+
+        temporary = self.folder / f".{number}.{os.getpid()}"
+        try:
+            temporary.mkdir()
+            for index, file_format in enumerate(self._targets.values()):
+                _write_durably(temporary / str(index), file_format.part(rows))
+            _write_durably(temporary / _RECORD, to_json(asdict(block)).encode())
+            temporary.rename(self._block(number))
+        except OSError as error:
+            with suppress(OSError):
+                shutil.rmtree(temporary)
+            raise self._unwritable(error) from error
+
+    def finish(self, record: Record, blocks: int) -> Block:
+        """Join the parts to the result files, and remove them.
+
+        Args:
+            record: of the result.
+            blocks: their number.
+
+        Returns:
+            The sums over the blocks.
+
+        Raises:
+            DataError: if a block is missing, or a file cannot be written; the parts stay.
+        """
+        summary = total([self.read(number) for number in range(blocks)])
+        for index, (target, file_format) in enumerate(self._targets.items()):
+            parts = [self._block(number) / str(index) for number in range(blocks)]
+            with replacing(_resolved(target), durable=True) as file:
+                file_format.join(parts, file)
+
+        # From here on the result is complete: only then the parts may go.
+        self._write_record(Record(made_with=record.made_with, finished=summary))
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return summary
+
+    def check_names(self, number: int, names: Sequence[str]) -> None:
+        """Check that a finished block is about the images that the input has there now.
+
+        Args:
+            number: of the block.
+            names: of its images.
+
+        Raises:
+            DataError: if the input has changed.
+        """
+        if self.read(number).names != digest(names):
+            raise self._changed(f"from number {number * BLOCK + 1:,} on")
+
+    def check_all_names(self, finished: Block, names: Iterable[str]) -> None:
+        """Check that a complete result is about the images that the input has now.
+
+        Args:
+            finished: of the record.
+            names: of all images.
+
+        Raises:
+            DataError: if the input has changed.
+        """
+        stream = iter(names)
+        digests: list[str] = []
+        images = 0
+        while block := list(islice(stream, BLOCK)):
+            digests.append(digest(block))
+            images += len(block)
+
+        if digest(digests) != finished.names:
+            raise self._changed(f"{finished.images:,} images then, {images:,} now")
+
+    def _changed(self, where: str) -> DataError:
+        """Return the error of an input that has changed."""
+        return DataError(
+            f"{self.first}: the images are not those that it was begun with ({where}); pass "
+            f"--overwrite to begin anew, or name another file"
+        )
+
+    def _compare(self, earlier: dict[str, Any], now: dict[str, Any]) -> None:
+        """Raise a `ConfigError` if a result is made otherwise than before."""
+        for key in {**earlier, **now}:
+            if earlier.get(key) != now.get(key):
+                raise ConfigError(
+                    f"{self.first} was begun with {key} {_shown(earlier.get(key))}, "
+                    f"not {_shown(now.get(key))}: name another file, or pass --overwrite"
+                )
+
+    def _read_record(self) -> Record | None:
+        """Return the record; None if there is none."""
+        try:
+            values = json.loads(self._record_path.read_text())
+            finished = values.pop("finished")
+            record = Record(**values, finished=None if finished is None else Block(**finished))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError(
+                f"{self._record_path} cannot be read as a record of {self.first}: restore it, or "
+                f"pass --overwrite to begin anew"
+            ) from error
+
+        if record.format != FORMAT or not isinstance(record.made_with, dict):
+            raise DataError(
+                f"{self._record_path} is of another version: pass --overwrite to begin anew"
+            )
+        return record
+
+    def _write_record(self, record: Record) -> None:
+        """Write the record.
+
+        Raises:
+            DataError: if that fails.
+        """
+        write_file(self._record_path, (to_json(asdict(record), indent=1) + "\n").encode())
+
+    def _block(self, number: int) -> Path:
+        """Return the folder of a block."""
+        return self.folder / f"{number:09}"
+
+    def _unwritable(self, error: OSError) -> DataError:
+        """Return the error of a block that cannot be written."""
+        mend = "free space" if error.errno in FULL else "make it writable"
+        return DataError(
+            f"cannot write {self.folder}: {error.strerror or error}; {mend}, and the same command "
+            f"goes on from there"
+        )
+
+
+def _as_json(made_with: dict[str, Any]) -> dict[str, Any]:
+    """Return facts as they are read from a record, so that they compare equal to it."""
+    return dict(json.loads(to_json(made_with)))
+
+
+def _shown(value: Any) -> str:
+    """Return a value of a record in a message."""
+    text = visible(json.dumps(value)) if value is not None else "none"
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    """Write a file, and wait until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _resolved(path: Path) -> Path:
+    """Return the path of a file itself, not that of a link to it."""
+    return Path(os.path.realpath(path))
+
+
+class Division:
+    """The images that this process answers, and their way into the parts.
+
+    Args:
+        items: the whole input.
+        parts: of the result.
+        done: numbers of the blocks that were finished when the first process began.
+        rank: of this process.
+        world_size: number of processes.
+
+    Attributes:
+        images: number of images of the input so far, those of other processes included.
+        blocks: number of blocks of the input so far, likewise.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[Item],
+        parts: Parts,
+        done: set[int],
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.images = 0
+        self.blocks = 0
+        self._items = iter(items)
+        self._parts = parts
+        self._done = done
+        self._rank = rank
+        self._world_size = world_size
+        # Numbers and sizes of the blocks whose images are on their way, and the rows of the first.
+        self._open: deque[tuple[int, int]] = deque()
+        self._rows: list[Row] = []
+
+    def to_do(self) -> Iterator[Item]:
+        """Yield the images that this process answers, in the order of the input.
+
+        Raises:
+            DataError: if the images of a finished block are no longer those of the input.
+        """
+        turn = 0
+        while items := list(islice(self._items, BLOCK)):
+            number = self.blocks
+            self.blocks += 1
+            self.images += len(items)
+
+            if number in self._done:
+                self._parts.check_names(number, [item.name for item in items])
+                continue
+            if turn % self._world_size == self._rank:
+                self._open.append((number, len(items)))
+                yield from items
+            turn += 1
+
+    def add(self, row: Row) -> None:
+        """Take the row of the next image; a block is written with its last row.
+
+        Raises:
+            DataError: if the block cannot be written.
+        """
+        self._rows.append(row)
+
+        number, size = self._open[0]
+        if len(self._rows) == size:
+            self._parts.write(number, self._rows)
+            self._open.popleft()
+            self._rows = []
+
+
+class Stream:
+    """Rows of text that are written to standard output or a device as they come.
+
+    Args:
+        target: "-" for standard output, or the path of a device or a pipe.
+        text: the format.
+    """
+
+    def __init__(self, target: str, text: Text) -> None:
+        self._file = ResultFile(target)
+        self._text = text
+        self._rows = 0
+
+    def add(self, row: Row) -> None:
+        """Write a row at once.
+
+        Raises:
+            DataError: if it cannot be written.
+        """
+        before = self._text.between if self._rows else self._text.opening
+        self._file.write(before + self._text.encode(row), flush=True)
+        self._rows += 1
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A list is completed however the work ends; after a write that failed the file is closed.
+        if self._file.stream is not None:
+            opening = "" if self._rows else self._text.opening
+            self._file.write(opening + self._text.closing)
+            self._file.commit()
+
+
+log = logging.getLogger("mldec")
+
+EVERY = 60.0  # seconds between two lines of the log
+
+
+class Progress:
+    """A context manager that shows how many images are done.
+
+    Args:
+        title: of the bar and the lines.
+        images: to count while the work goes on, in a thread: for millions it takes a while; None if
+            they cannot be counted.
+    """
+
+    def __init__(self, title: str, images: Iterable[object] | None) -> None:
+        self._title = title
+        self._started = self._last_line = time.monotonic()
+        self._first: int | None = None
+        self._shows_bar = on_terminal()
+        self._bar = tqdm(desc=title, unit=" images", leave=False, disable=not self._shows_bar)
+        if images is not None and self._shows_bar:
+            threading.Thread(target=self._count, args=(images,), daemon=True).start()
+
+    def update(self, done: int) -> None:
+        """Show that so many images are done, those of an earlier run included."""
+        if self._shows_bar:
+            self._bar.update(done - self._bar.n)
+            return
+
+        # The speed is that of this run.
+        now = time.monotonic()
+        if self._first is None:
+            self._first, self._started = done, now
+        if now - self._last_line >= EVERY:
+            self._last_line = now
+            speed = (done - self._first) / max(1e-9, now - self._started)
+            log.info(f"{self._title}: {done:,} images, {speed:.1f} images/s")
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def _count(self, images: Iterable[object]) -> None:
+        """Count the images; the job itself reports what cannot be read."""
+        with suppress(UserError):
+            self._bar.total = sum(1 for _ in images)

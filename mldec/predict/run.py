@@ -1,0 +1,478 @@
+"""Answer what images show: the work of the command `mldec.predict`."""
+
+import argparse
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint.classes import can_make, queries_for
+from mldec.data.types import Classes
+from mldec.errors import CheckpointError, ConfigError, complain, say
+from mldec.files.results import STANDARD_OUTPUT, check_folder, check_targets, is_special
+from mldec.files.run_lock import RunLock
+from mldec.files.torch_files import sha256_of
+from mldec.predict.answers import Answering, Content, Pictures, Row, Rule, chosen_rule, counted
+from mldec.predict.engine import (
+    Engine,
+    ExportedEngine,
+    TorchEngine,
+    check_exported_options,
+    is_exported,
+)
+from mldec.predict.heat_maps import Typeface
+from mldec.predict.inputs import Inputs
+from mldec.predict.results import (
+    NPY,
+    Division,
+    Features,
+    Format,
+    Parquet,
+    Parts,
+    Progress,
+    Record,
+    Stream,
+    Text,
+    comma_separated,
+    digest,
+    json_lines,
+    json_list,
+)
+from mldec.runtime import distributed
+from mldec.runtime.cli import chosen_model, keep_output_clean
+from mldec.runtime.devices import Precision
+from mldec.runtime.signals import listening
+
+
+def check_class_options(args: argparse.Namespace) -> None:
+    """Raise a `ConfigError` if the options that choose or name classes do not fit each other."""
+    if args.vectors is not None and args.classes is None:
+        raise ConfigError(
+            f"--vectors {args.vectors} has no effect without --classes: name the classes too"
+        )
+    if args.classes is not None:
+        class_names(args.classes)
+    if args.classes is not None and args.class_names is not None:
+        raise ConfigError(
+            "--classes and --class-names exclude each other: other classes, or other names for "
+            "those of the checkpoint"
+        )
+
+
+def class_names(text: str) -> tuple[str, ...]:
+    """Return the names of classes in a text with commas between them.
+
+    Raises:
+        ConfigError: if there is none, or one is there twice.
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ConfigError(f"--classes {text!r} names no class: pass names with commas between them")
+
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"--classes names {name!r} twice: name each class once")
+    return names
+
+
+def read_classes(
+    text: str, vectors: str | None, trained: Classes | None, *, keep: bool = True
+) -> Classes:
+    """Return classes that a zero-shot model is to score.
+
+    Args:
+        text: their names, see `class_names`.
+        vectors: a file of their word vectors, or a text encoder, see `word_vectors`; of the kind
+            that the model was trained with. None makes them as those of the training were made.
+        trained: the classes of the training, with their word vectors; None if these are not known.
+        keep: see `word_vectors`.
+
+    Raises:
+        ConfigError: if too few classes are named, or the text encoder cannot be had.
+        CheckpointError: if the checkpoint does not say how word vectors are made, or those of the
+            source are of another kind than those of the training.
+        DataError: if a name has no vector, or the file cannot be read.
+    """
+    names = class_names(text)
+    if trained is not None and trained.exclusive and len(names) < 2:
+        raise ConfigError(
+            f"--classes names {names[0]!r} alone, and the scores of this model are shares of the "
+            f"classes: name at least two"
+        )
+    return queries_for(names, vectors, trained, option="--classes", keep=keep)
+
+
+def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:
+    """Return a zero-shot model that scores other classes; see `read_classes`.
+
+    Args:
+        loaded: from `checkpoint.load_model`.
+        names: of the classes, separated by commas.
+        vectors: see `read_classes`.
+
+    Raises:
+        CheckpointError: if the checkpoint is not a zero-shot one, or its word vectors are of
+            another kind.
+        UserError: if the classes cannot be read.
+    """
+    if loaded.classes.queries is None:
+        raise CheckpointError(
+            "--classes: the checkpoint knows its own classes only, "
+            "it was not trained by word vectors"
+        )
+    return replace(loaded, classes=read_classes(names, vectors, loaded.classes))
+
+
+log = logging.getLogger("mldec")
+
+# The options that name result files, and their formats.
+FORMATS: dict[str, Callable[[Rule], Format]] = {
+    "jsonl": json_lines,
+    "json": json_list,
+    "csv": comma_separated,
+    "parquet": Parquet,
+    "features": lambda rule: Features(),
+}
+STREAMED = ("jsonl", "json", "csv")  # they can be written to a pipe
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do the work of `mldec.predict`: load, answer, print, and write the files.
+
+    Args:
+        args: the command line; see `mldec.predict.parser`.
+
+    Returns:
+        The exit status: 1 if an image has no answer, else 0.
+
+    Raises:
+        Stopped: after a signal; what is answered so far is kept.
+        UserError: for a wrong option, or a checkpoint or file that cannot be used.
+    """
+    # Everything that can be refused at once comes before the first image.
+    check_options(args)
+    if STANDARD_OUTPUT in [getattr(args, option) for option in wanted(args)]:
+        keep_output_clean()
+    inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
+    device = distributed.pick_device(args.device)
+    engine = open_engine(args, device)
+    rule = chosen_rule(
+        engine.classes,
+        engine.thresholds,
+        content=args.content,
+        top=args.top,
+        threshold=args.threshold,
+    )
+    formats = {option: FORMATS[option](rule) for option in wanted(args)}
+
+    pictures = None
+    if args.pictures is not None:
+        assert isinstance(engine, TorchEngine)
+        pictures = Pictures(engine.loaded, Path(args.pictures), Typeface(args.font))
+    answering = Answering(
+        engine,
+        rule,
+        device,
+        batch_size=args.batch_size,
+        workers=args.workers,
+        draft=args.draft,
+        features=args.features is not None,
+        pictures=pictures,
+    )
+
+    if is_streamed(args):
+        status = to_streams(args, inputs, answering, rule, formats)
+    else:
+        files = {Path(getattr(args, option)): formats[option] for option in formats}
+        made_with = facts(args, engine, rule)
+        with distributed.processes(device):
+            status = to_files(args, inputs, answering, files, made_with)
+
+    # Said once, where several processes have written.
+    is_main = os.environ.get("RANK", "0") == "0"
+    has_no_threshold = args.threshold is None and rule.stored is None
+    is_ranked_only = has_no_threshold and not engine.classes.exclusive
+    if is_main and is_ranked_only and rule.content is Content.TOP:
+        complain(
+            f"{args.checkpoint} has no thresholds: classes are listed by score alone; pass "
+            f"--threshold, or calibrate it with python -m mldec.calibrate"
+        )
+    return status
+
+
+def wanted(args: argparse.Namespace) -> list[str]:
+    """Return the options of the command line that name result files, in the order of `FORMATS`."""
+    return [option for option in FORMATS if getattr(args, option) is not None]
+
+
+def is_streamed(args: argparse.Namespace) -> bool:
+    """Tell whether rows are written as soon as they are known: to the console, a pipe or a device.
+
+    Regular files are written in parts.
+    """
+    targets = [getattr(args, option) for option in wanted(args)]
+    return not targets or any(
+        target == STANDARD_OUTPUT or is_special(Path(target)) for target in targets
+    )
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Raise an error for options that do not fit each other, or files that cannot be written."""
+    check_class_options(args)
+    if args.font is not None and args.pictures is None:
+        raise ConfigError("--font has no effect without --pictures: leave it out")
+    check_targets(*(getattr(args, option) for option in FORMATS))
+    if args.pictures is not None:
+        check_folder("--pictures", args.pictures)
+        Typeface(args.font)
+
+    if args.features is not None and not args.features.endswith(NPY):
+        raise ConfigError(f"--features {args.features}: the name of an array file ends in {NPY}")
+    if is_streamed(args):
+        _check_streams(args)
+    if is_exported(args.checkpoint):
+        check_exported_options(args, "features", "pictures")
+
+
+def _check_streams(args: argparse.Namespace) -> None:
+    """Raise a `ConfigError` for what cannot be written row by row, or not by several processes."""
+    for option in wanted(args):
+        target = getattr(args, option)
+        is_file = target != STANDARD_OUTPUT and not is_special(Path(target))
+        if is_file:
+            raise ConfigError(
+                f"--{option} {target}: a file is written in parts and a pipe row by row: choose "
+                f"one of them"
+            )
+        if option not in STREAMED:
+            raise ConfigError(f"--{option} {target} must be a file: it is not written row by row")
+
+    if args.overwrite:
+        raise ConfigError("--overwrite has no effect without a result file: leave it out")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ConfigError("several processes write to a file only: pass --jsonl FILE, for example")
+
+
+def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
+    """Load the network of the command line, with its classes.
+
+    Args:
+        args: the command line.
+        device: that computes; an exported file runs on the CPU.
+
+    Raises:
+        UserError: for a file that cannot be used, or that names no classes.
+    """
+    if is_exported(args.checkpoint):
+        classes: Classes | None = None
+        if args.classes is not None:
+            classes = read_classes(args.classes, args.vectors, None)
+        return ExportedEngine(Path(args.checkpoint), classes)
+
+    loaded = load_model(**chosen_model(args), device=device)
+    distributed.prepare_device(device, tf32=loaded.config.train.tf32)
+    if args.classes is not None:
+        loaded = with_classes(loaded, args.classes, args.vectors)
+    if not loaded.classes.names:
+        fault = "names no classes and holds no word vectors: pass --classes and --vectors"
+        if can_make(loaded.classes):
+            fault = "has no classes of its own: pass --classes"
+        raise CheckpointError(f"{args.checkpoint} {fault}")
+    return TorchEngine(loaded, Precision(args.precision or "auto"))
+
+
+def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any]:
+    """Return all that decides what a result holds, by the names that users know.
+
+    Args:
+        args: the command line.
+        engine: that answers.
+        rule: which classes are in a row.
+    """
+    queries = engine.classes.queries
+    vectors = None if queries is None else digest([queries.numpy().tobytes().hex()])
+    return {
+        "the checkpoint": sha256_of(engine.path),
+        "--weights": args.weights,
+        "--precision": engine.precision,
+        "--image-size": engine.image_size,
+        "the classes": digest(engine.classes.names),
+        "the word vectors": vectors,
+        "--content": rule.content.value,
+        "--top": rule.top,
+        "--threshold": args.threshold,
+        "--draft": args.draft,
+        "the images": args.images,
+        "--list": args.list,
+        "--column": args.column,
+        "--root": args.root,
+        "--pictures": args.pictures,
+        "the result files": [f"--{option} {getattr(args, option)}" for option in wanted(args)],
+    }
+
+
+def to_streams(
+    args: argparse.Namespace,
+    inputs: Inputs,
+    answering: Answering,
+    rule: Rule,
+    formats: dict[str, Format],
+) -> int:
+    """Write the rows as they come: to the console, or in a format to standard output or a device.
+
+    Args:
+        args: the command line.
+        inputs: the images.
+        answering: makes their rows.
+        rule: which classes are in a row.
+        formats: that are wanted, by their options.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        Stopped: after a signal.
+        UserError: if the input cannot be read any further, or a row not be written.
+    """
+    # Standard output is for a person or for a program, not for both.
+    targets = [getattr(args, option) for option in formats]
+    to_person = STANDARD_OUTPUT not in targets
+
+    status = 0
+    with ExitStack() as stack:
+        stop = stack.enter_context(listening())
+        streams = []
+        for option, text in formats.items():
+            assert isinstance(text, Text)
+            streams.append(stack.enter_context(Stream(getattr(args, option), text)))
+
+        for row in answering.rows(iter(inputs), stop):
+            if row.error is not None:
+                status = 1
+                complain(row.error)
+            elif to_person:
+                say(line(row, rule))
+            for stream in streams:
+                stream.add(row)
+    return status
+
+
+def to_files(
+    args: argparse.Namespace,
+    inputs: Inputs,
+    answering: Answering,
+    files: dict[Path, Format],
+    made_with: dict[str, Any],
+) -> int:
+    """Write the rows to files, in parts that outlive this process.
+
+    Args:
+        args: the command line.
+        inputs: the images.
+        answering: makes their rows.
+        files: regular or absent, and their formats.
+        made_with: all that decides what the files hold.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        Stopped: after a signal; the same command goes on.
+        UserError: if the files were made otherwise, the input has changed or cannot be read any
+            further, or a part or file cannot be written.
+    """
+    if not inputs.repeatable and distributed.world_size() > 1:
+        raise ConfigError("--list -: several processes cannot share standard input; name a file")
+
+    parts = Parts(files)
+    with ExitStack() as stack:
+        stop = stack.enter_context(listening())
+        record, done = distributed.on_main(
+            lambda: _begun(parts, made_with, stack, overwrite=args.overwrite)
+        )
+        if record.finished is not None:
+            return distributed.on_main(lambda: _check_finished(record, inputs, parts))
+
+        division = Division(
+            inputs,
+            parts,
+            done,
+            rank=distributed.rank(),
+            world_size=distributed.world_size(),
+        )
+        then = "; the same command goes on"
+        to_count = inputs if inputs.repeatable and distributed.is_main() else None
+        with Progress(str(parts.first), to_count) as progress:
+            for row in answering.rows(division.to_do(), stop, then=then):
+                if row.error is not None:
+                    complain(row.error)
+                division.add(row)
+                progress.update(division.images)
+
+        # Every process has written its blocks before one of them joins them.
+        distributed.gather(None)
+        return distributed.on_main(lambda: _finish(record, parts, division.blocks))
+
+
+def line(row: Row, rule: Rule) -> str:
+    """Return the line of the console for an image that was answered."""
+    names = [prediction.name for prediction in row.predictions]
+    if rule.content is not Content.DECISIONS:
+        names = [f"{prediction.name} {prediction.score:.3f}" for prediction in row.predictions]
+    return f"{row.image}: {', '.join(names) or 'nothing'}"
+
+
+def _begun(
+    parts: Parts, made_with: dict[str, Any], stack: ExitStack, *, overwrite: bool
+) -> tuple[Record, set[int]]:
+    """Begin a result, or go on with it; another process is kept away until the end.
+
+    Args:
+        parts: of the result.
+        made_with: all that decides what it holds.
+        stack: takes the lock.
+        overwrite: begin anew, whatever is there.
+
+    Returns:
+        Its record, and the numbers of the finished blocks.
+    """
+    record = None if overwrite else parts.existing(made_with)
+    if record is not None and record.finished is not None:
+        return record, set()
+
+    parts.make_folder()
+    stack.enter_context(RunLock(parts.folder, of_run=False)).take()
+    if record is None:
+        return parts.start(made_with), set()
+
+    done = parts.done()
+    if done:
+        finished = sum(parts.read(number).images for number in done)
+        log.info(f"{parts.first}: {counted(finished)} are done, going on")
+    return record, done
+
+
+def _finish(record: Record, parts: Parts, blocks: int) -> int:
+    """Join the parts, print a summary, and return the exit status."""
+    summary = parts.finish(record, blocks)
+    errors = f", {summary.errors:,} without an answer" if summary.errors else ""
+    say(f"{parts.first}: {counted(summary.images)}{errors}")
+    return 1 if summary.errors else 0
+
+
+def _check_finished(record: Record, inputs: Inputs, parts: Parts) -> int:
+    """Check that a complete result is of the images of the input, and return the exit status."""
+    assert record.finished is not None
+    if inputs.repeatable:
+        names = (item.name for item in inputs)
+        parts.check_all_names(record.finished, names)
+
+    say(f"{parts.first} is complete: {counted(record.finished.images)}; nothing to do")
+    return 0

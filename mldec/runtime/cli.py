@@ -1,0 +1,228 @@
+"""What the commands share: the console, options that choose a model, checks of values."""
+
+import argparse
+import logging
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tqdm import tqdm
+
+import mldec
+from mldec.errors import one_line, printable, writing
+from mldec.runtime.devices import MAX_IMAGE_SIZE, Precision
+
+log = logging.getLogger("mldec")
+
+
+def to_console() -> None:
+    """Send the messages of the package to standard output, above a progress bar.
+
+    The main rank prints information and warnings, the others warnings only.
+    """
+    # As torchrun says it: asking torch would import it.
+    is_main = os.environ.get("RANK", "0") == "0"
+    log.setLevel(logging.INFO if is_main else logging.WARNING)
+
+    # A second command in one process, as in a notebook, begins as the first did.
+    _CONSOLE.to_error = False
+    log.addHandler(_CONSOLE)
+
+
+def keep_output_clean() -> None:
+    """Send messages to standard error instead: standard output is for a program."""
+    _CONSOLE.to_error = True
+
+
+class _Console(logging.Handler):
+    """Print messages without control characters, and without breaking a progress bar."""
+
+    to_error = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        stream, name = sys.stdout, "standard output"
+        if self.to_error:
+            stream, name = sys.stderr, "standard error"
+        with writing(name):
+            tqdm.write(printable(self.format(record)), file=stream)
+            stream.flush()
+
+
+# One handler per process: logging adds the same one once, and messages are never doubled.
+_CONSOLE = _Console()
+
+
+def on_terminal() -> bool:
+    """Tell whether a progress bar has a reader: standard error is a terminal."""
+    return sys.stderr.isatty()
+
+
+# Seconds that another process waits before it prints its fault; see `said_once`.
+MAIN_PRINTS_FIRST = 10.0
+
+VERSION = f"mldec {mldec.__version__} (Python {platform.python_version()})"
+
+
+def command(name: str, description: str) -> argparse.ArgumentParser:
+    """Return the parser of `python -m mldec.NAME`, with --version.
+
+    Args:
+        name: of the command.
+        description: for --help, its line breaks kept.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m mldec.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=VERSION)
+    return parser
+
+
+def said_once(message: str) -> str:
+    """Return what this process prints of an error, so that a fault that all share is printed once.
+
+    The main process prints its fault at once. When it has ended, torchrun ends the others, which
+    wait for that before they print theirs.
+    """
+    rank = os.environ.get("RANK", "0")
+    if rank == "0":
+        return message
+
+    time.sleep(MAIN_PRINTS_FIRST)
+    return f"rank {rank}: {message}"
+
+
+def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = False) -> None:
+    """Add the checkpoint, and the options that change how it is used.
+
+    Args:
+        arguments: of the command.
+        exported: the command takes ONNX files of `mldec.export` as well.
+    """
+    files = ""
+    if exported:
+        files = "; or an .onnx file of mldec.export (a .pt2 file is refused: it can run code)"
+    arguments.add_argument(
+        "checkpoint",
+        help="a run's folder, such as outputs/digits, a checkpoint in it, a released .pth file, "
+        "zoo:NAME or hf:OWNER/NAME[@REVISION] (see MODEL_ZOO.md), or clip:MODEL[:WEIGHTS], a model "
+        f"of open_clip (see docs/zero_shot.md){files}",
+    )
+    arguments.add_argument(
+        "--weights", choices=("ema", "raw"), help="default: those that scored best in the run"
+    )
+    arguments.add_argument(
+        "--image-size",
+        type=image_side,
+        metavar="S",
+        help="pixels per side; default: as the checkpoint says",
+    )
+    arguments.add_argument(
+        "--class-names",
+        metavar="FILE",
+        help="other names of its classes, one per line, in the checkpoint's order",
+    )
+    arguments.add_argument(
+        "--plugin", action="append", default=[], help="a package of yours that may hold its parts"
+    )
+
+
+def add_class_options(arguments: argparse._ActionsContainer) -> None:
+    """Add the options that name other classes of a zero-shot model."""
+    arguments.add_argument(
+        "--classes",
+        metavar="NAMES",
+        help="other classes of a zero-shot model, with commas between",
+    )
+    arguments.add_argument(
+        "--vectors",
+        metavar="FILE|clip:MODEL",
+        help="word vectors of --classes, or a text encoder; default: the text encoder of the "
+        "training; see DATASETS.md, Word vectors",
+    )
+
+
+def add_precision_option(arguments: argparse._ActionsContainer, default: str) -> None:
+    """Add --precision.
+
+    Args:
+        arguments: of the command.
+        default: what is used without it, for --help.
+    """
+    arguments.add_argument(
+        "--precision",
+        choices=[precision.value for precision in Precision],
+        help="number format on CUDA; auto: bf16 where the GPU computes with it, else fp16; on a "
+        f"CPU auto and fp16 mean fp32; default: {default}",
+    )
+
+
+def precision_setting(args: argparse.Namespace) -> list[str]:
+    """Return --precision as a setting of the run that made the checkpoint."""
+    return [] if args.precision is None else [f"train.precision={args.precision}"]
+
+
+def chosen_model(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `load_model` that the options of `add_model_options` stand for."""
+    return {
+        "path": args.checkpoint,
+        "weights": args.weights,
+        "image_size": args.image_size,
+        "class_names": args.class_names,
+        "plugins": args.plugin,
+    }
+
+
+def run_command(
+    parse: Callable[[], argparse.Namespace], work: Callable[[argparse.Namespace], int | None]
+) -> None:
+    """Parse the command line and do the work of a command; an error ends it with one line.
+
+    Args:
+        parse: returns the options.
+        work: takes the options; returns the exit status, or None for 0.
+    """
+    with one_line(said_once):
+        args = parse()
+        to_console()
+        sys.exit(work(args))
+
+
+def positive(text: str) -> int:
+    """Read a whole number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """Read a whole number from 0 on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 on")
+    return int(text)
+
+
+def image_side(text: str) -> int:
+    """Read a number of pixels per side."""
+    side = positive(text)
+    if side > MAX_IMAGE_SIZE:
+        raise argparse.ArgumentTypeError(f"{text} is above {MAX_IMAGE_SIZE} pixels")
+    return side
+
+
+def fraction(text: str) -> float:
+    """Read a number from 0 to 1."""
+    # What is no number becomes NaN, which is outside the range too.
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
+    return value
