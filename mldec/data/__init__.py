@@ -1,1 +1,1 @@
-"""Datasets: each option is one function that returns a `DataModule` (see `base`)."""
+"""Datasets: each option is one function that returns a `DataModule` (see `types`)."""
