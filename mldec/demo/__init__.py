@@ -11,6 +11,7 @@ stay in memory; nothing is written, and the page asks no other host for anything
 
 import argparse
 import importlib.util
+import logging
 import os
 import socket
 from ipaddress import ip_address
@@ -107,10 +108,14 @@ def serve(args: argparse.Namespace) -> None:
             server_header=False,
             timeout_graceful_shutdown=GRACE,
         )
+        page = uvicorn.Server(config)
+        # Requests that are cut off at the end are no errors.
+        logging.getLogger("uvicorn.error").addFilter(lambda record: not page.should_exit)
+
         announce(args, server)
         # uvicorn ends in order at a signal, and then raises it again for us.
         with listening() as stop:
-            uvicorn.Server(config).run(sockets=[server])
+            page.run(sockets=[server])
     raise Stopped(f"stopped by {stop.name}", stop.status)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -164,6 +165,11 @@ def test_a_server_asks_for_its_token_and_ends_in_order(
         assert httpx.post(f"{url}/api/predict", files=files).status_code == 401
         [row] = httpx.post(f"{url}/api/predict", files=files, auth=("", "secret")).json()
         assert (row["image"], len(row["predictions"])) == ("1.png", 3)
+
+        # The signal comes while a request is received: it is cut off, and no traceback is printed.
+        connection = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+        headers = "Host: localhost\r\nAuthorization: Bearer secret\r\nContent-Length: 99\r\n"
+        connection.sendall(f"POST /api/predict HTTP/1.1\r\n{headers}\r\n".encode())
 
 
 # --- The page in a browser ----------------------------------------------------------------------
