@@ -51,7 +51,7 @@ def test_a_second_run_is_stopped_and_a_killed_one_gives_its_folder_free(
     )
     try:
         log, last = folder / "metrics.jsonl", folder / "checkpoints" / "last.pt"
-        wait_until(lambda: first.poll() is not None or (last.exists() and log.read_text()))
+        wait_until(lambda: first.poll() is not None or (last.exists() and log.exists()))
         assert first.poll() is None
         for word in ("seed=1", "resume=auto", f"resume={folder}/checkpoints/last.pt"):
             status, _, err = cli("train", *QUICK, word)

@@ -132,19 +132,16 @@ def decoder_macs(t: int, k: int, n: int, *, self_attention: bool = False) -> int
     )
 
 
-def wait_until(
-    condition: Callable[[], Any], otherwise: Callable[[], str] = str, seconds: float = 120
-) -> None:
-    """Look again and again whether a condition holds; fail if it does not in so many seconds.
+def wait_until(condition: Callable[[], Any], otherwise: Callable[[], str] = str) -> None:
+    """Look again and again whether a condition holds; fail if it does not within two minutes.
 
     Args:
-        condition: of what another process or thread does.
+        condition: of what another process or thread does; a busy machine takes its time.
         otherwise: returns what a failure says.
-        seconds: many more than it takes on an idle machine.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < deadline, f"waited for {seconds:g} s in vain: {otherwise()}"
+        assert time.monotonic() < deadline, f"waited for two minutes in vain: {otherwise()}"
         time.sleep(0.01)
 
 
