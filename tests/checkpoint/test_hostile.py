@@ -115,9 +115,8 @@ def test_pickle_and_torch_themselves_run_what_the_corpus_holds(tmp_path: Path) -
 
 @pytest.mark.parametrize("command", ["predict", "demo --port 0", "evaluate", "benchmark predict"])
 def test_no_command_opens_a_pt2_file(
-    command: str, corpus: list[Path], cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    command: str, corpus: list[Path], cli: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr("mldec.demo.serving.require_gradio", lambda: None)
     (path,) = (path for path in corpus if path.name == "program.pt2")
     images = [path] if "predict" in command else []
     status, out, err = cli(*command.split(), path, *images)
