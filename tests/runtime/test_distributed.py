@@ -1,6 +1,6 @@
 """What needs no second process; the rest is in e2e/test_distributed.py."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -46,18 +46,16 @@ def test_ranks_that_are_none_are_refused(
 
 
 @pytest.fixture
-def join(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Become a process of a group of three, whose store is torchrun's."""
+def in_a_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Be the first process of a group of three, whose store is torchrun's."""
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-
-    def become(rank: int) -> None:
-        monkeypatch.setenv("RANK", str(rank))
-
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    return become
+    yield
+    del store  # it answers as long as it is held
 
 
 # Devices: what a user types is checked in one place.
@@ -140,11 +138,11 @@ def test_float32_means_the_same_in_products_and_convolutions(
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.usefixtures("in_a_group")
 @pytest.mark.parametrize("error", [None, Stopped("stopped by SIGTERM", 143), ConfigError("no")])
 def test_a_group_is_left_at_the_end_and_after_an_orderly_stop(
-    error: Exception | None, join: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    join(0)
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **words: calls.append(words))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append({}))
