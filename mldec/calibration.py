@@ -540,7 +540,6 @@ log = logging.getLogger("mldec")
 SEED = 1  # of the folds; 0 is that of data.fold, whose images may be the ones to divide here
 FIXED = 0.5  # the threshold that the fitted ones are compared with
 NAMED = 10  # classes in a message; all of them are in --json
-LOWEST, HIGHEST = TEMPERATURES
 
 
 @dataclass(frozen=True)
@@ -889,7 +888,8 @@ def lines(outcome: Outcome, calibration: Calibration, args: argparse.Namespace) 
         per_class = " per class" if len(calibration.slopes) > 1 else ""
         fitted.append(f"Platt scaling{per_class}")
     elif calibration.slopes == (1.0,):
-        fitted.append(f"no temperature: the best one is not from {LOWEST:g} to {HIGHEST:g}")
+        lowest, highest = TEMPERATURES
+        fitted.append(f"no temperature: the best one is not from {lowest:g} to {highest:g}")
     else:
         fitted.append(f"temperature {1 / calibration.slopes[0]:.3f}")
 

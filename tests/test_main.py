@@ -53,11 +53,10 @@ def test_without_a_command(words: list[str], status: int, answer: str) -> None:
     assert answer in (done.stderr if status else done.stdout)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["train", "predict", "evaluate"])
 def test_help_is_instant_and_needs_no_torch(command: str) -> None:
-    assert (
-        cpu_seconds([sys.executable, "-m", f"mldec.{command}", "--help"]) < 2
-    )  # 0.2 to 0.8; with torch 5 to 7
+    # 0.2 to 0.8; with torch 5 to 7
+    assert cpu_seconds([sys.executable, "-m", f"mldec.{command}", "--help"]) < 2
     script = (
         f"import sys, mldec.{command} as module; "
         "sys.exit(bool({'torch', 'timm', 'torchvision'} & set(sys.modules)))"

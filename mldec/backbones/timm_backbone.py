@@ -450,7 +450,9 @@ def _load_weights(
             weights = timm.create_model(name, pretrained=True, **arguments).state_dict()
         network.load_state_dict({key: weights[key] for key in network.state_dict()})
     except Exception as error:
-        raise weights_misfit(name, pretrained, brief(error)) from error
+        # torch names the tensors in further lines.
+        reason = " ".join(str(error).split())[:160]
+        raise weights_misfit(name, pretrained, reason) from error
 
 
 def _num_classes(state: dict[str, Any], network: Any) -> int:

@@ -300,12 +300,9 @@ def test_word_vectors_of_any_precision_are_read(tmp_path: Path, dtype: torch.dty
     assert scores(loaded, torch.zeros(2, 3, 64, 64)).shape == (2, 3)
 
 
-@pytest.mark.parametrize(
-    ("place", "value"), [("config/head/num_layers", 60_000), ("config/head/embed_dim", 40_000)]
-)
-def test_a_model_larger_than_its_file_is_not_built(tmp_path: Path, place: str, value: int) -> None:
+def test_a_model_larger_than_its_file_is_not_built(tmp_path: Path) -> None:
     state = hostile.good()
-    hostile.put(state, place, value)
+    hostile.put(state, "config/head/embed_dim", 40_000)
     torch.save(state, tmp_path / "x.pt")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CheckpointError, match="does not fit the model"):

@@ -1,4 +1,3 @@
-import os
 import random
 import warnings
 from pathlib import Path
@@ -217,7 +216,7 @@ def test_unreadable_file(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "a.jpg").touch()
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     assert "no permission" in one_line_about(tmp_path / "a.jpg")
 
 

@@ -56,11 +56,11 @@ def test_a_picture_has_a_panel_per_class(
     sheet = draw(picture(*size), "photo.jpg", findings, "a method", PLAIN)
     scale = pictures.PANEL / max(size)
     cell = max(round(size[0] * scale), pictures.NARROWEST)
-    assert sheet.width == pictures.GAP + panels[0] * (cell + pictures.GAP)
+    assert sheet.width == pictures.SPACING + panels[0] * (cell + pictures.SPACING)
     assert sheet.height >= panels[1] * max(1, round(size[1] * scale))
 
     # The first panel is the image itself.
-    corner = (pictures.GAP, pictures.GAP)
+    corner = (pictures.SPACING, pictures.SPACING)
     width, height = (max(1, round(side * scale)) for side in size)
     panel = sheet.crop((*corner, corner[0] + width, corner[1] + height))
     expected = picture(*size).resize(panel.size, Image.Resampling.LANCZOS)

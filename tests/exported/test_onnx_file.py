@@ -111,7 +111,7 @@ def test_telemetry_is_off_before_onnx_runtime_is_imported(tmp_path: Path) -> Non
         import os, sys
         os.environ.pop("ORT_DISABLE_TELEMETRY", None)
         sys.path.insert(0, {str(tmp_path)!r})
-        from mldec.exported.onnx_file import OnnxFile
+        from mldec.predict.engine import OnnxFile
         OnnxFile("x.onnx")
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -373,9 +373,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_warning(
     tracker.close()
 
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert warning == (
-        f"log.{name}: ConnectionError: no network; training goes on, nothing more is sent"
-    )
+    assert warning == (f"log.{name}: ConnectionError: no; training goes on, nothing more is sent")
     assert len(package.rows) == {"start": 0, "first": 0, "second": 1, "close": 2}[moment]
 
 
