@@ -108,10 +108,10 @@ def imported(name: str, *modules: str) -> Any:
 
 def splits(settings: list[str]) -> dict[str, Any]:
     """Return what a reader makes of its files: order, labels, classes, fingerprint, pixels."""
-    chosen_data = imported("chosen_data", "mldec.build", "mldec.build")
-    labels_of = imported("labels_of", "mldec.data.loader", "mldec.data.types")
+    chosen_data = imported("chosen_data", "mldec.build", "mldec.config.build")
+    labels_of = imported("labels_of", "mldec.data.split_labels", "mldec.data.loader")
     fingerprint = imported("fingerprint", "mldec.data.fingerprint")
-    fixed_sample = imported("fixed_sample", "mldec.data.types", "mldec.data.types")
+    fixed_sample = imported("fixed_sample", "mldec.data.base", "mldec.data.types")
 
     _, data = chosen_data(settings)
     result = {}
