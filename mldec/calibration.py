@@ -29,7 +29,7 @@ from mldec.checkpoint import (
 from mldec.checkpoint.state import SCOPES
 from mldec.config.compose import to_dict
 from mldec.data.fingerprint import fingerprint
-from mldec.data.settings import fold_numbers
+from mldec.data.table import fold_numbers
 from mldec.data.types import DataModule, StoredImages
 from mldec.errors import CheckpointError, ConfigError, DataError, say
 from mldec.evaluation import (

@@ -29,7 +29,7 @@ from mldec.data.transforms import (
     as_pillow,
     to_tensor,
 )
-from mldec.data.types import Classes, DataModule, ImageFiles, LabelledImages, Split, StoredImages
+from mldec.data.types import Classes, DataModule, ImageFiles, Split, StoredImages
 from mldec.errors import ConfigError
 
 PHOTO = (640, 480)  # pixels of the made file
@@ -414,9 +414,7 @@ def _loaded_per_second(files: Sequence[Path], workers: int) -> float:
     names = np.array([str(file).encode() for file in files] * (LOADED // len(files) + 1))[:LOADED]
     storage = ImageFiles(Path("/"), names, "")
     labels = from_single(np.zeros(len(names), np.int64), 1)
-    dataset = StoredImages(
-        LabelledImages(storage, labels, ("photo",)), TrainTransform(image_size=SIZE)
-    )
+    dataset = StoredImages(storage, labels, ("photo",), TrainTransform(image_size=SIZE))
     split = Split(dataset, Classes(("photo",), exclusive=True))
     module = DataModule(
         lambda: split, lambda: split, SingleLabel().evaluator, EvalTransform(image_size=SIZE)

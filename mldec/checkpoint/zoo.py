@@ -8,8 +8,8 @@ from filelock import FileLock
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import disable_progress_bars
 
+from mldec.data.cache import cache_folder
 from mldec.errors import CheckpointError, brief, suggest
-from mldec.files.cached import cache_folder
 from mldec.files.torch_files import sha256_of, write_hashes
 from mldec.runtime.cli import on_terminal
 

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from tqdm import tqdm
 
+from mldec.data.cache import cache_folder, read_npz, write_cached
 from mldec.errors import ConfigError, suggest
-from mldec.files.arrays import read_npz
-from mldec.files.cached import cache_folder, write_cached
 from mldec.files.text import read_lines
 from mldec.files.torch_files import sha256_of
 from mldec.runtime import distributed

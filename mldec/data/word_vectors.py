@@ -15,8 +15,7 @@ from torch import Tensor
 from mldec.data.table import as_name, names_fault, unknown_class
 from mldec.data.text_encoder import DEFAULT, PREFIX, ClipSource, encode_names, read_templates
 from mldec.data.types import VectorOrigin
-from mldec.errors import CheckpointError, ConfigError, DataError
-from mldec.files.arrays import read_npy
+from mldec.errors import CheckpointError, ConfigError, DataError, brief
 from mldec.files.text import open_binary, read_lines, reading
 from mldec.files.torch_files import read_torch, sha256_of
 
@@ -337,10 +336,15 @@ def _is_text(path: Path) -> bool:
 
 
 def _read_npy(path: Path) -> np.ndarray:
-    try:
-        array = read_npy(path)
-    except ValueError as error:
-        raise DataError(f"{path} is not a .npy file of numbers ({error}); {_SEE}") from error
+    with open_binary(path) as file:
+        try:
+            array = np.load(file, allow_pickle=False)
+            if array.dtype.kind not in "fiub":
+                raise ValueError(f"it holds {array.dtype} where numbers are wanted")
+        except Exception as error:
+            # The header is text, which may claim any type and any size.
+            fault = f"is not a .npy file of numbers ({brief(error)})"
+            raise DataError(f"{path} {fault}; {_SEE}") from error
 
     # Numbers that become infinite are refused later, with the name of their class.
     with np.errstate(over="ignore"):

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mldec.config.schema import Config
+from mldec.data.cache import cache_folder
 from mldec.data.loader import end_workers, eval_loader, unwrap
 from mldec.data.randomness import SampleRandom
-from mldec.data.transforms import Transform
-from mldec.data.types import DataModule, LabelledImages, Split, StoredImages
+from mldec.data.types import DataModule, Split, StoredImages
 from mldec.errors import ConfigError, DataError, Stopped
-from mldec.files.cached import cache_folder
 from mldec.files.results import replacing
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
@@ -29,24 +28,15 @@ log = logging.getLogger("mldec")
 FORMAT = 1  # of a file of tokens; raise it when what is stored under the same name changes
 
 
+@dataclass(frozen=True, eq=False)
 class StoredTokens(StoredImages):
     """Images whose tokens are stored; see `ImageDataset`.
 
-    Args:
-        images: N images with labels of K classes.
-        transform: that the images had when their tokens were computed.
-        files: of the tokens of each image, float32 [T, C] in NumPy's format; an image that could
-            not be read has none.
+    The files of the tokens of each image are float32 [T, C] in NumPy's format; an image that could
+    not be read has none.
     """
 
-    def __init__(
-        self,
-        images: LabelledImages,
-        transform: Transform,
-        files: Sequence[Path],
-    ) -> None:
-        super().__init__(images, transform)
-        self.files = files
+    files: Sequence[Path] = ()
 
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the tokens float32 [T, C] and the target int8 [K] of an image.
@@ -111,7 +101,7 @@ def with_tokens(
                 "train.cache_features is for images that are stored as files, and this data set "
                 "generates them: leave train.cache_features out"
             )
-        images = LabelledImages(dataset.storage, dataset.labels, split.classes.names)
+        images = replace(dataset, transform=data.transform)
         files = _files(dataset, folder, title)
 
         # Looked for once: another run may be writing to the same folder.
@@ -119,11 +109,14 @@ def with_tokens(
         message = "tokens of %s of %s %s images are in %s"
         log.info(message, f"{len(files) - len(absent):,}", f"{len(files):,}", title, folder)
         if absent:
-            missing = StoredImages(images.select(np.array(absent)), data.transform)
+            missing = images.select(np.array(absent))
             to_do = replace(data, load_val=lambda: Split(missing, split.classes))
             absent_files = [files[index] for index in absent]
             _compute(to_do, backbone, config, absent_files, title, device=device, stop=stop)
-        return Split(StoredTokens(images, data.transform, files), split.classes)
+        with_tokens = StoredTokens(
+            images.storage, images.labels, images.classes, images.transform, files
+        )
+        return Split(with_tokens, split.classes)
 
     return replace(
         data,

@@ -16,7 +16,7 @@ from mldec.data.cache import TableCache
 from mldec.data.settings import Source
 from mldec.data.table import Table, TableBuilder, check_names, from_single, log_split
 from mldec.data.tasks import SingleLabel
-from mldec.data.types import LabelledImages, check_folder, in_folder
+from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError
 from mldec.files.text import read_bytes
 
@@ -50,7 +50,7 @@ def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | Non
     )
 
 
-def _load_split(root: Path, split: str, cache: TableCache) -> LabelledImages:
+def _load_split(root: Path, split: str, cache: TableCache) -> StoredImages:
     """Return the images of a split, in either layout."""
     if split not in ("train", "test"):
         raise DataError(f"Stanford-Cars has no split {split!r}: choose train or test; {_SEE}")
@@ -223,7 +223,7 @@ class Pictures:
         """Do nothing: the pickles have no checksums; see `mldec.data.types.Storage`."""
 
 
-def _load_cifar_split(folder: Path, split: str, cache: TableCache) -> LabelledImages:
+def _load_cifar_split(folder: Path, split: str, cache: TableCache) -> StoredImages:
     """Return the images of a split; the pickle loads fast, so nothing is cached."""
     classes = _read_names(folder / "meta")
     file = folder / split
@@ -254,7 +254,7 @@ def _load_cifar_split(folder: Path, split: str, cache: TableCache) -> LabelledIm
     # [N, 3 * 32 * 32] becomes [N, 32, 32, 3].
     channels_first = pixels.reshape(-1, 3, _SIDE, _SIDE)
     images = np.ascontiguousarray(channels_first.transpose(0, 2, 3, 1))
-    return LabelledImages(
+    return StoredImages(
         Pictures(file, images), from_single(np.array(labels), len(classes)), classes
     )
 

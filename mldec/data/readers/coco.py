@@ -19,7 +19,6 @@ from pycocotools.coco import COCO
 from torch import Tensor
 
 from mldec.data.cache import TableCache
-from mldec.data.partial_labels import fixed_per_class, random_drop
 from mldec.data.settings import Source
 from mldec.data.table import (
     COCO_NAMES,
@@ -27,12 +26,14 @@ from mldec.data.table import (
     Table,
     as_name,
     encode_paths,
-    from_flags,
+    fixed_per_class,
+    from_statements,
     path_inside,
+    random_drop,
     shown,
 )
 from mldec.data.tasks import MultiLabel, ZeroShot, split_classes
-from mldec.data.types import LabelledImages, VectorOrigin, check_folder, in_folder
+from mldec.data.types import StoredImages, VectorOrigin, check_folder, in_folder
 from mldec.data.word_vectors import DEFAULT_VECTORS, NO_VECTORS, VectorSettings
 from mldec.errors import DataError
 from mldec.files.text import read_json
@@ -134,7 +135,7 @@ def load_split(
     *,
     annotated_only: bool,
     thin: Callable[[Labels], Labels] | None = None,
-) -> LabelledImages:
+) -> StoredImages:
     """Return the images of one split.
 
     Args:
@@ -230,12 +231,13 @@ def _tabulate(annotations: Path, index: COCO) -> Table:
         image_rows.append(row)
         class_columns.append(column)
 
-    labels = from_flags(
+    labels, _ = from_statements(
         np.array(image_rows, np.int64),
         np.array(class_columns, np.int64),
         np.ones(len(image_rows), np.int8),
         num_images=len(rows),
         num_classes=len(columns),
+        default=0,
     )
 
     files = []
@@ -330,7 +332,7 @@ def coco_zsl(
     )
 
 
-def _load_split(folder: Path, split: str, cache: TableCache) -> LabelledImages:
+def _load_split(folder: Path, split: str, cache: TableCache) -> StoredImages:
     """Return the images with at least one of the 65 classes, without the other 15 columns."""
     images = load_split(folder, split, cache, annotated_only=False)
 

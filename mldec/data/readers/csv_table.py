@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mldec.data.cache import TableCache
-from mldec.data.settings import Source, hold_out_stratified
+from mldec.data.settings import Source
 from mldec.data.table import (
     Table,
     TableBuilder,
@@ -21,6 +21,7 @@ from mldec.data.table import (
     check_names,
     given_names,
     hold_out,
+    hold_out_stratified,
     log_split,
     path_inside,
     shown,
@@ -28,7 +29,7 @@ from mldec.data.table import (
     unknown_class,
 )
 from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task
-from mldec.data.types import LabelledImages, check_folder, in_folder
+from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError
 from mldec.files.text import csv_rows, open_binary, reading
 
@@ -388,7 +389,7 @@ def _task(exclusive: bool, threshold: float, top_k: int | None) -> Task:
 
 def _load_split(
     source: Path, image_folder: Path, form: Form, settings: Settings, split: str, cache: TableCache
-) -> LabelledImages:
+) -> StoredImages:
     """Return the images of a split."""
     # Each of these changes the table, so all of them are part of the key in the cache.
     key = sha256(repr((split, form, settings)).encode(errors="surrogateescape")).hexdigest()

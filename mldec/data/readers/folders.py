@@ -23,7 +23,7 @@ from mldec.data.table import (
     unknown_class,
 )
 from mldec.data.tasks import SingleLabel
-from mldec.data.types import LabelledImages, check_folder, in_folder, list_folder
+from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError
 
 # Suffixes of image files, in lower case; those of files may be in upper case.
@@ -179,7 +179,7 @@ def folders(
 
 def _load_split(
     root: Path, split: str, cache: TableCache, *, names: tuple[str, ...] | None, names_from: str
-) -> LabelledImages:
+) -> StoredImages:
     """Return the images of a split that has its own folder.
 
     Args:
@@ -205,7 +205,7 @@ def _load_part(
     names: tuple[str, ...] | None,
     fraction: float,
     seed: int,
-) -> LabelledImages:
+) -> StoredImages:
     """Return the images of a split where both splits share the folders in `root`."""
     names = names or _names(root)
     table = read_class_folders(root, names, names, cache)

@@ -29,7 +29,7 @@ from mldec.data.table import (
     unknown_class,
 )
 from mldec.data.tasks import SingleLabel
-from mldec.data.types import LabelledImages, check_folder, in_folder
+from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError
 from mldec.files.text import csv_rows, read_json, read_lines
 
@@ -73,7 +73,7 @@ def imagenet(
         folder = folder / _KAGGLE
     wnids = _wnids(class_map, folder / train)
 
-    def load(split: str, cache: TableCache) -> LabelledImages:
+    def load(split: str, cache: TableCache) -> StoredImages:
         table = _read_split(folder, split, wnids, cache)
         if real_labels and split == val:
             table = _with_real_labels(table, Path(real_labels).expanduser())

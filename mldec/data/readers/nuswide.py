@@ -26,7 +26,7 @@ from mldec.data.table import (
     split_names,
 )
 from mldec.data.tasks import MultiLabel, Roles, ZeroShot, split_classes
-from mldec.data.types import LabelledImages, check_folder, in_folder
+from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.data.word_vectors import DEFAULT_VECTORS, VectorSettings
 from mldec.errors import DataError
 from mldec.files.text import csv_rows, open_binary, read_bytes, read_json, read_lines, reading
@@ -111,7 +111,7 @@ class _Row(NamedTuple):
     split: str
 
 
-def _load_split(root: Path, csv_file: str, split: str, cache: TableCache) -> LabelledImages:
+def _load_split(root: Path, csv_file: str, split: str, cache: TableCache) -> StoredImages:
     """Return the images of a split."""
     source = root / csv_file
     table = cache.table(f"nuswide-{split}", [source], partial(_parse, source, split))
@@ -273,7 +273,7 @@ def nuswide_official(
     )
 
 
-def _load_official_split(root: Path, images: str, split: str, cache: TableCache) -> LabelledImages:
+def _load_official_split(root: Path, images: str, split: str, cache: TableCache) -> StoredImages:
     """Return the images of a split that are on the disk, with the labels of all classes."""
     concepts = _read_names(root / "ConceptsList" / "Concepts81.txt")
     sources = {

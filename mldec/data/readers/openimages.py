@@ -29,7 +29,7 @@ from mldec.data.table import (
     without_quotes,
 )
 from mldec.data.tasks import PartialLabels
-from mldec.data.types import LabelledImages, check_folder, in_folder
+from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import CheckpointError, DataError
 from mldec.files.text import csv_columns, read_text
 from mldec.files.torch_files import read_torch
@@ -98,7 +98,7 @@ def openimages(
 
 def _load_split(
     root: Path, split: str, cache: TableCache, *, names: str, prefix: int
-) -> LabelledImages:
+) -> StoredImages:
     """Return the images of a split."""
     statements = root / "annotations" / LABELS[split]
     trainable = root / "annotations" / TRAINABLE
@@ -350,7 +350,7 @@ def openimages_miil(
 
 def _load_miil_split(
     root: Path, split: str, cache: TableCache, *, names: str, class_list: str | None
-) -> LabelledImages:
+) -> StoredImages:
     """Return the images of a split."""
     data, display = root / "data.csv", root / "mid_to_classes.pth"
     class_file = root / class_list if class_list else None

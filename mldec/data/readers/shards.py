@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from mldec.data.cache import TableCache
+from mldec.data.cache import TableCache, read_npz
 from mldec.data.settings import Source
 from mldec.data.table import Labels, names_fault
 from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task
-from mldec.data.types import LabelledImages, check_folder
+from mldec.data.types import StoredImages, check_folder
 from mldec.errors import DataError
-from mldec.files.arrays import read_npz
 from mldec.files.text import open_binary, reading
 
 log = logging.getLogger("mldec")
@@ -183,7 +182,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def load_shards(folder: Path) -> LabelledImages:
+def load_shards(folder: Path) -> StoredImages:
     """Read the index of a packed split and compare the sizes of the shards with it.
 
     Raises:
@@ -212,7 +211,7 @@ def load_shards(folder: Path) -> LabelledImages:
 
     classes = tuple(index.classes.tolist())
     log.info("shards %s: %s images, %d classes", folder, f"{len(index.offsets):,}", len(classes))
-    return LabelledImages(TarShards(folder, index), labels_of(index), classes)
+    return StoredImages(TarShards(folder, index), labels_of(index), classes)
 
 
 def read_index(path: Path) -> Index:
@@ -313,7 +312,7 @@ def shards(
     several, one = MultiLabel(threshold), SingleLabel(top_k)
     folder = check_folder(root, "packed shards", _SEE)
 
-    def load(split: str, cache: TableCache) -> LabelledImages:
+    def load(split: str, cache: TableCache) -> StoredImages:
         return load_shards(folder / split)
 
     task = _packed_task(folder / val, several, one)

@@ -9,7 +9,7 @@ from mldec.data.cache import TableCache
 from mldec.data.settings import Source
 from mldec.data.table import Table, TableBuilder, are_indices, given_names, log_split, path_inside
 from mldec.data.tasks import MultiLabel
-from mldec.data.types import LabelledImages, check_folder, in_folder
+from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError
 from mldec.files.text import read_json, read_lines
 
@@ -58,7 +58,7 @@ def vg500(
             f"{num_classes}; {_SEE}"
         )
 
-    def load(split: str, cache: TableCache) -> LabelledImages:
+    def load(split: str, cache: TableCache) -> StoredImages:
         sources = [folder / split, folder / labels]
 
         # Training compares its list with that of validation; an evaluation needs only its own.

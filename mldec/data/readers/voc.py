@@ -17,7 +17,7 @@ from mldec.data.cache import TableCache
 from mldec.data.settings import Source
 from mldec.data.table import VOC, Table, TableBuilder, unknown_class
 from mldec.data.tasks import MultiLabel
-from mldec.data.types import LabelledImages, check_folder, in_folder
+from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError
 from mldec.files.text import open_binary, read_text
 
@@ -95,11 +95,11 @@ def _find(root: Path, year: int) -> Path:
 
 def _load_split(
     folder: Path, split: str, cache: TableCache, *, difficult: Difficult
-) -> LabelledImages:
+) -> StoredImages:
     """Return the images of a split; `difficult` as in `voc`."""
     listing, annotations = folder / "ImageSets" / "Main" / f"{split}.txt", folder / "Annotations"
     parse = partial(_parse, listing, annotations)
-    table = cache.table("voc", [listing, annotations], parse, values=range(DIFFICULT + 1))
+    table = cache.table("voc", [listing, annotations], parse)
 
     log.info(
         "%s %s: %s images, %d classes", folder.name, split, f"{len(table):,}", len(table.classes)
