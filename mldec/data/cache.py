@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from mldec.data.table import Labels, Table
 from mldec.errors import DataError, brief
 from mldec.files.results import replacing
-from mldec.files.text import open_binary, reading
+from mldec.files.text import reading
 
 log = logging.getLogger("mldec")
 
@@ -31,23 +31,6 @@ def cache_folder(cache_dir: str | None) -> Path:
         return Path(cache_dir or default).expanduser()
     except RuntimeError:  # an account without a home, as in some containers
         return Path(tempfile.gettempdir(), "mldec")
-
-
-def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Read arrays of an `.npz` file by their names; no code in it is run.
-
-    Raises an `OSError` if it cannot be opened, a `KeyError` if it lacks an array, and a
-    `ValueError` if it is damaged, which the checksums of the zip format tell.
-    """
-    with open_binary(path) as file:
-        try:
-            with np.load(file, allow_pickle=False) as stored:
-                return {name: stored[name] for name in names}
-        except KeyError:
-            raise
-        except Exception as error:
-            # zipfile and NumPy raise almost anything on damaged bytes.
-            raise ValueError(brief(error)) from error
 
 
 def write_cached(path: Path, arrays: Mapping[str, Any], otherwise: str) -> None:
@@ -94,31 +77,34 @@ class TableCache:
         return table
 
 
-ARRAYS = ("key", "files", "starts", "label_classes", "values", "default", "classes")
-
-
 def _load(path: Path, key: str) -> Table | None:
     """Return a cached table; None if there is none, or it has another key or is damaged."""
     try:
-        stored = read_npz(path, ARRAYS)
-        if str(stored["key"]) != key:
-            return None
+        with np.load(path, allow_pickle=False) as stored:
+            if str(stored["key"]) != key:
+                return None
 
-        classes = tuple(json.loads(stored["classes"].tobytes()))
-        columns = (stored["starts"], stored["label_classes"], stored["values"])
-        labels = Labels(*columns, len(classes), int(stored["default"]))
-        return Table(stored["files"], labels, classes)
+            classes = tuple(json.loads(stored["classes"].tobytes()))
+            columns = (stored["starts"], stored["label_classes"], stored["values"])
+            labels = Labels(*columns, len(classes), int(stored["default"]))
+            return Table(stored["files"], labels, classes)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, KeyError, ValueError) as error:
+    except Exception as error:
+        # zipfile and NumPy raise almost anything on damaged bytes.
         log.warning("%s is not used (%s): the annotations are parsed again", path, brief(error))
         return None
 
 
 def _store(path: Path, key: str, table: Table) -> None:
     """Write a table to the cache."""
-    labels = table.labels
-    names = json.dumps(table.classes).encode()
-    values = (key, table.files, labels.starts, labels.classes, labels.values, labels.default)
-    arrays = dict(zip(ARRAYS, (*values, np.frombuffer(names, np.uint8)), strict=True))
+    arrays = {
+        "key": key,
+        "files": table.files,
+        "starts": table.labels.starts,
+        "label_classes": table.labels.classes,
+        "values": table.labels.values,
+        "default": table.labels.default,
+        "classes": np.frombuffer(json.dumps(table.classes).encode(), np.uint8),
+    }
     write_cached(path, arrays, "the annotations are parsed at every start")

@@ -5,7 +5,7 @@ import multiprocessing.util
 import os
 import signal
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,8 +34,7 @@ ADVICE = (
 def unwrap(loader: DataLoader[Loaded]) -> Iterator[Loaded]:
     """Iterate over a loader and raise the errors of its workers in this process.
 
-    Raises:
-        DataError: if an image cannot be read, or a worker died or cannot hand over a batch.
+    A `DataError` says that an image cannot be read, or a worker died or cannot hand over a batch.
     """
     # Workers keep sockets in a temporary folder. If this process makes it first, they share it, and
     # it is removed with this process even if they are killed.
@@ -48,8 +47,7 @@ def unwrap(loader: DataLoader[Loaded]) -> Iterator[Loaded]:
             iterator = iterator or _started(loader)
             batch = next(iterator, None)
         except (RuntimeError, OSError, EOFError) as error:
-            # An error of the dataset itself stays what it is: from a worker it begins with
-            # "Caught".
+            # An error of the dataset itself, from a worker as "Caught ...", stays what it is.
             if not loader.num_workers or str(error).startswith("Caught "):
                 raise
             problem = "cannot be used" if isinstance(error, OSError) else "died"
@@ -300,17 +298,25 @@ def collate(
         with seeded(sample_seed(seed, *keys[0], 1)):
             images, targets = mixing(images, targets)
 
-    # The thread that hands batches over would silently drop one without shared memory, and the main
-    # process would wait for it for ever.
     indices = torch.tensor([index for _, index, _ in keys])
+    fault = share((images, targets, indices))
+    return fault or Batch(images, targets, indices, messages)
+
+
+def share(tensors: Iterable[Tensor]) -> DataError | None:
+    """Move what a loader process has loaded into shared memory; return the fault if that is full.
+
+    The thread that hands batches over would silently drop one that does not fit, and the main
+    process would wait for it for ever.
+    """
     if get_worker_info() is not None:
         try:
-            for tensor in (images, targets, indices):
+            for tensor in tensors:
                 tensor.share_memory_()
         except RuntimeError as error:
             fault = f"a loader process cannot hand over a batch ({brief(error)})"
             return DataError(f"{fault}, {ADVICE}")
-    return Batch(images, targets, indices, messages)
+    return None
 
 
 def _loader(

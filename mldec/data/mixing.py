@@ -24,10 +24,6 @@ class Mixing:
     Smoothing moves labels of 0 and 1 towards 1/K, or towards 1/2 for several labels per image.
 
     Random numbers come from numpy's global generator, and do not depend on the kind of labels.
-
-    Args:
-        mix: the settings of mixup and cutmix.
-        classes: the K classes; they say whether an image has one label or several.
     """
 
     def __init__(self, mix: Mix, classes: Classes) -> None:

@@ -92,9 +92,11 @@ def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[
     if isinstance(classes, str):
         path = root / Path(classes).expanduser()
         return check_names(read_lines(path, see), path, see)
-    if not classes:
-        raise DataError(f"data.classes: it has no name; {see}")
-    return check_names([name.strip() for name in classes], "data.classes", see)
+
+    names = [name.strip() for name in classes]
+    if not names or "" in names:
+        raise DataError(f"data.classes: it has {'an empty' if names else 'no'} name; {see}")
+    return check_names(names, "data.classes", see)
 
 
 def without_quotes(name: str) -> str:
@@ -266,23 +268,6 @@ class Labels:
             changed[self.values == old] = new
         return replace(self, values=changed)
 
-    def fault(self, allowed: range) -> str | None:
-        """Return what is wrong with labels from a file, or None.
-
-        An index out of range would read the labels of another image. `allowed` are the values that
-        a label may have.
-        """
-        total = len(self.classes)
-        if len(self.values) != total or self.starts[0] != 0 or self.starts[-1] != total:
-            return "its labels do not fit its images"
-        if (np.diff(self.starts) < 0).any():
-            return "its labels do not fit its images"
-        if total and not 0 <= self.classes.min() <= self.classes.max() < self.num_classes:
-            return "a label is out of range"
-        if not np.isin(self.values, list(allowed)).all():
-            return "a label has an unknown value"
-        return None if self.default in (-1, 0) else "the default of its labels is unknown"
-
 
 def are_indices(value: object, num_classes: int) -> bool:
     """Return whether a value from a file is a list of class indices, each from 0 to K - 1."""
@@ -335,7 +320,7 @@ def from_statements(
     """Return the labels of M statements in any order, and the number of contradictory pairs.
 
     A statement says of an image [M] and a class [M] whether it is present: value [M] 1 or 0. A pair
-    that is stated to be both counts as present; a repeated statement counts once.
+    that is stated to be both counts as present.
     """
     # Encode each statement as the number 2 * (image * K + class) + value. This is done in place,
     # because 57 million statements are half a gigabyte.
@@ -440,17 +425,12 @@ class TableBuilder:
         return len(self._first_seen)
 
     def add(self, path: str, labels: Mapping[str, int] | Mapping[int, int], where: str) -> None:
-        """Add an image.
+        """Add an image by the path of its file, see `path_inside`.
 
-        Args:
-            path: of its file inside the image folder; may have Windows separators.
-            labels: maps a class (its name, or its index if the classes were given) to 1 (present),
-                0 (absent), -1 (not annotated) or a code that only this data set uses.
-            where: the annotation file and the row, for messages.
-
-        Raises:
-            DataError: for a path that leads out of the folder, an image that was added before, or
-                an unknown class.
+        The labels map a class (its name, or its index if the classes were given) to 1 (present), 0
+        (absent), -1 (not annotated) or a code that only this data set uses. `where` is the
+        annotation file and the row, for messages. A `DataError` says that the path leads out of the
+        folder, the image was added before, or a class is unknown.
         """
         path = path_inside(path, where, self.see)
         if path in self._first_seen:

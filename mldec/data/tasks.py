@@ -28,18 +28,15 @@ class Task(Protocol):
 
     def training(self, images: StoredImages) -> tuple[StoredImages, Classes]:
         """Return the images of the training split to train on, and their target classes."""
-        ...
 
     def validation(self, images: StoredImages) -> tuple[StoredImages, Classes]:
         """Return the images of the validation split to evaluate, and their target classes."""
-        ...
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """Return a new evaluator for the classes of the validation split.
 
         Raises a `ConfigError` for a setting that does not fit them, such as top-5 of three.
         """
-        ...
 
 
 @dataclass(frozen=True)

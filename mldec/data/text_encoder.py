@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from tqdm import tqdm
 
-from mldec.data.cache import cache_folder, read_npz, write_cached
+from mldec.data.cache import cache_folder, write_cached
 from mldec.errors import ConfigError, suggest
 from mldec.files.text import read_lines
 from mldec.files.torch_files import sha256_of
@@ -412,14 +412,15 @@ def _load(path: Path, key: str) -> Encoded | None:
     The content is checked like that of any file, because others may be able to write to the cache.
     """
     try:
-        stored = read_npz(path, ("key", "names", "vectors", "sha256"))
+        with np.load(path, allow_pickle=False) as file:
+            stored = {name: file[name] for name in ("key", "names", "vectors", "sha256")}
         if str(stored["key"]) != key:
             return None
         names = json.loads(stored["names"].tobytes())
         fault = _fault(names, stored["vectors"])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
+    except Exception as error:
         fault = " ".join(str(error).split())
 
     if fault:

@@ -63,11 +63,7 @@ class VectorOrigin:
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of a dataset, in the order of the target columns.
-
-    Raises:
-        DataError: for names that a checkpoint cannot hold, see `mldec.data.table.names_fault`.
-    """
+    """The classes of a dataset, in the order of the target columns; see `names_fault`."""
 
     names: tuple[str, ...]
 
@@ -93,24 +89,17 @@ class ImageDataset(Protocol):
 
     def __len__(self) -> int:
         """Return the number of images."""
-        ...
 
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the image uint8 [3, H, W] and its target int8 [K]: 1, 0 or -1 (not annotated).
 
-        Args:
-            index: from 0 to the number of images - 1.
-            rng: source of all random choices; the loader makes one for every sample. What takes no
-                generator can be called in `seeded(rng.initial_seed)`, see `mldec.data.randomness`.
-
-        Raises:
-            DataError: if the image cannot be read; the message names the file.
+        All random choices come from `rng`, which the loader makes for every sample. What takes no
+        generator can be called in `seeded(rng.initial_seed)`, see `mldec.data.randomness`. A
+        `DataError` that names the file says that the image cannot be read.
         """
-        ...
 
     def name(self, index: int) -> str:
         """Describe the image in messages: its path, if it has one."""
-        ...
 
 
 class Storage(Protocol):
@@ -118,28 +107,22 @@ class Storage(Protocol):
 
     def __len__(self) -> int:
         """Return the number of images."""
-        ...
 
     def name(self, index: int) -> str:
         """Describe the image in messages: its path, if it has one."""
-        ...
 
     @property
     def keys(self) -> np.ndarray:
         """What identifies each image, [N, ...], wherever the data set is stored."""
-        ...
 
     def content(self, index: int) -> bytes:
         """Return the bytes of an image file; raise a `DataError` if they cannot be read."""
-        ...
 
     def select(self, images: np.ndarray) -> "Storage":
         """Return some of the images: bool [N], or their indices in the wanted order."""
-        ...
 
     def absent(self) -> np.ndarray:
         """Return which images do not exist, bool [N], without reading them."""
-        ...
 
     def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
         """Compare all files with their checksums, if there are any.
@@ -147,7 +130,6 @@ class Storage(Protocol):
         `progress` wraps their indices, as a progress bar does. A `DataError` names the first file
         whose content has changed.
         """
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,18 +187,12 @@ class Split:
 
 
 def fixed_sample(dataset: ImageDataset, index: int) -> tuple[Tensor, Tensor]:
-    """Return an image and its target with random numbers that never change, as for an evaluation.
-
-    Raises a `DataError` if the image cannot be read.
-    """
+    """Return an image and its target with fixed random numbers, as for an evaluation."""
     return dataset.load(index, SampleRandom(sample_seed(0, 0, index)))
 
 
 def picture(dataset: ImageDataset, index: int) -> Image.Image:
-    """Return an image as it is stored, RGB; one without a file as the model sees it.
-
-    Raises a `DataError` if it cannot be read.
-    """
+    """Return an image as it is stored, RGB; one without a file as the model sees it."""
     if isinstance(dataset, StoredImages):
         return read_image(dataset.name(index), dataset.storage.content(index))
     image, _ = fixed_sample(dataset, index)
@@ -302,11 +278,7 @@ def repeat_factors(labels: Labels, threshold: float) -> np.ndarray:
 
 
 def epoch_length(factors: np.ndarray) -> int:
-    """Return the number of images per epoch: the sum of the factors, rounded up.
-
-    It is the same in every epoch, because the schedule and a resumed run need a fixed number of
-    steps.
-    """
+    """Return the number of images per epoch, which is fixed: the sum of the factors, rounded up."""
     return math.ceil(factors.sum())
 
 
@@ -314,14 +286,12 @@ def draw(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tenso
     """Draw the images of an epoch by factors float64 [N] of 1 or more.
 
     Each image appears as often as its factor says, rounded down or up at random, and in the mean of
-    many epochs exactly so, but for the rounding of the epoch's length. detectron2 rounds each
-    factor by itself, so that its epochs differ in length. Here the factors are laid end to end in a
-    random order, and marks at distance 1, which start at a random point below 1, count for the
-    images that they fall on ("systematic sampling"): their number is fixed.
+    many epochs exactly so, but for the rounding of the epoch's length. The factors are laid end to
+    end in a random order, and marks at distance 1, which start at a random point below 1, count for
+    the images that they fall on ("systematic sampling"), so that their number is fixed.
 
-    Returns:
-        The index of each drawn image, and the number of its appearances before: int64 [L], in the
-        same random order.
+    Returns the index of each drawn image, and the number of its appearances before: int64 [L], in
+    the same random order.
     """
     length = epoch_length(factors)
     images = torch.randperm(len(factors), generator=generator)
@@ -343,9 +313,6 @@ class DataModule:
     """A dataset ready for training and evaluation.
 
     A split is read when it is first used, so that an evaluation does not need the training files.
-
-    Raises:
-        ConfigError: for an unknown `bad_images`.
     """
 
     load_train: Callable[[], Split]
@@ -466,10 +433,7 @@ def list_folder(folder: Path, see: str) -> Iterator[os.DirEntry[str]]:
 
 
 def check_folder(root: str, what: str, see: str) -> Path:
-    """Return the absolute path of `data.root`, the folder of the data set `what`.
-
-    Raises a `DataError` if the folder does not exist or is empty.
-    """
+    """Return the absolute path of `data.root`, the folder of the data set `what`."""
     folder = Path(root).expanduser().absolute()
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; set data.root to the folder of {what} or {see}")

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mldec.data.images import FORMATS, load_image, read_image
-from mldec.data.loader import start_worker, unwrap
+from mldec.data.loader import share, start_worker, unwrap
 from mldec.data.transforms import Picture
 from mldec.errors import ConfigError, DataError, visible
 from mldec.files.results import STANDARD_OUTPUT
@@ -365,12 +365,15 @@ def located(item: Item) -> tuple[str, bytes | None]:
     return item.name, content
 
 
-def _collate(answers: list[Tensor | str]) -> tuple[Sequence[Tensor] | Tensor, dict[int, str]]:
+def _collate(
+    answers: list[Tensor | str],
+) -> tuple[Sequence[Tensor] | Tensor, dict[int, str]] | DataError:
     """Separate the images of a batch from the sentences about those that cannot be read."""
     images = [answer for answer in answers if isinstance(answer, Tensor)]
     faults = {index: answer for index, answer in enumerate(answers) if isinstance(answer, str)}
 
     # One tensor travels between processes faster than many.
+    batch: Sequence[Tensor] | Tensor = images
     if len({image.shape for image in images}) == 1:
-        return torch.stack(images), faults
-    return images, faults
+        batch = torch.stack(images)
+    return share(batch) or (batch, faults)

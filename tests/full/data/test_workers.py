@@ -44,6 +44,10 @@ def fail() -> None:
     raise RuntimeError("a bug")
 
 
+def be_unreadable() -> None:
+    raise DataError("number 4 is broken; mend it")
+
+
 @pytest.mark.parametrize(
     ("fault", "kind", "message"),
     [
@@ -54,6 +58,7 @@ def fail() -> None:
             r"cannot hand over a batch \(.*File too large.*\), .*train.workers .*--shm-size",
         ),
         (fail, RuntimeError, "a bug"),
+        (be_unreadable, DataError, "^number 4 is broken; mend it$"),
     ],
 )
 def test_a_fault_of_a_loader_process_is_one_line_and_a_bug_stays_one(

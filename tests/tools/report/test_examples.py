@@ -12,7 +12,7 @@ from mldec.check_data.label_errors import rank
 from mldec.checkpoint import load_model
 from mldec.data.table import from_dense
 from mldec.data.transforms import EvalTransform
-from mldec.data.types import Classes, ImageFiles, LabelledImages, Split, StoredImages
+from mldec.data.types import Classes, ImageFiles, Split, StoredImages
 from mldec.report import examples as module
 from mldec.report.examples import (
     PER_KIND,
@@ -102,9 +102,9 @@ def stored(folder: Path, **settings: float) -> Split:
     for number in range(3):
         Image.fromarray(pixels).save(folder / f"{number}.png")
     files = np.array([b"0.png", b"1.png", b"2.png"])
-    images = LabelledImages(ImageFiles(folder, files, "see"), from_dense(LABELS), ("a", "b"))
-    transform = EvalTransform(image_size=64, **settings)
-    return Split(StoredImages(images, transform), Classes(("a", "b")))
+    transform, names = EvalTransform(image_size=64, **settings), ("a", "b")
+    storage = ImageFiles(folder, files, "see")
+    return Split(StoredImages(storage, from_dense(LABELS), names, transform), Classes(names))
 
 
 def test_a_small_copy_shows_what_the_model_sees(tmp_path: Path) -> None:

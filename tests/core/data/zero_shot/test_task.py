@@ -13,7 +13,7 @@ from mldec.data.readers.coco import coco_zsl
 from mldec.data.readers.nuswide import nuswide_official, nuswide_zsl
 from mldec.data.table import encode_paths, from_dense
 from mldec.data.tasks import ZeroShot, neighbours, split_classes
-from mldec.data.types import Classes, ImageFiles, LabelledImages, VectorOrigin
+from mldec.data.types import Classes, ImageFiles, StoredImages, VectorOrigin
 from mldec.data.word_vectors import WordVectors
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
@@ -49,9 +49,9 @@ def test_the_threshold_reaches_the_evaluator() -> None:
     assert (low.compute()["zsl_OR"], high.compute()["zsl_OR"]) == (100, 0)
 
 
-def images(dense: np.ndarray = DENSE) -> LabelledImages:
+def images(dense: np.ndarray = DENSE) -> StoredImages:
     files = encode_paths([str(number) for number in range(len(dense))])
-    return LabelledImages(ImageFiles(Path("/"), files, ""), from_dense(dense), NAMES)
+    return StoredImages(ImageFiles(Path("/"), files, ""), from_dense(dense), NAMES)
 
 
 def test_training_is_of_images_with_a_seen_class_and_of_seen_classes() -> None:
@@ -112,7 +112,7 @@ def test_splits_without_a_class_of_their_kind() -> None:
 
 
 def test_twins_across_the_split_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    ants = LabelledImages(images().storage, images().labels, ("dog", "bee", "cat", "dogs"))
+    ants = StoredImages(images().storage, images().labels, ("dog", "bee", "cat", "dogs"))
     task().validation(ants)
     assert "1 of 2 unseen classes have a seen singular or plural: dogs/dog" in caplog.text
 

@@ -1,0 +1,112 @@
+"""The cache: what it holds is used as long as it is whole and of these annotations."""
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mldec.data.cache import TableCache, cache_folder, write_cached
+from mldec.data.table import Table, encode_paths, from_entries
+
+
+def make_table() -> Table:
+    labels = from_entries([{0: 1, 1: 1}, {}, {2: 1}, {1: 2}], num_classes=3, default=-1)
+    return Table(
+        encode_paths(["a/1.jpg", "b", "\udce9.jpg", "c/d.jpg"]), labels, ("x", "\u72ac", "z")
+    )
+
+
+class Cache:
+    """A cache of one table."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.source, self.parsed = folder / "cache", folder / "source", 0
+        self.source.touch()
+
+    def read(self, name: str = "test") -> bool:
+        """Read the table, which is always the right one; return whether it was parsed."""
+        before = self.parsed
+        found = TableCache(str(self.folder), "").table(name, [self.source], self._parse)
+        expected = make_table()
+        assert np.array_equal(found.labels.dense(), expected.labels.dense())
+        assert found.files.tolist() == expected.files.tolist()
+        assert (found.classes, found.labels.default) == (expected.classes, -1)
+        assert found.labels.row(0).dtype == expected.labels.row(0).dtype
+        return self.parsed > before
+
+    def _parse(self) -> Table:
+        self.parsed += 1
+        return make_table()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path)
+
+
+def test_a_table_is_parsed_once_for_its_settings_and_files(
+    cache: Cache, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert [cache.read(), cache.read()] == [True, False]
+    assert [cache.read("test 2"), cache.read("test 2"), cache.read()] == [True, False, False]
+
+    os.utime(cache.source, ns=(0, 10**18))
+    assert [cache.read(), cache.read()] == [True, False]
+    cache.source.write_text("more")
+    assert [cache.read(), cache.read()] == [True, False]
+    assert len(list(cache.folder.iterdir())) == 2  # a newer table replaces the old one
+    assert not caplog.records
+
+
+def test_a_damaged_cache_is_parsed_again(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
+    cache.read()
+    (file,) = cache.folder.iterdir()
+    whole = file.read_bytes()
+
+    # A byte in each stretch of the file; the dates of the archive may change unnoticed.
+    parsed_again = 0
+    for place in range(0, len(whole), 13):
+        content = bytearray(whole)
+        content[place] ^= 1
+        file.write_bytes(content)
+        parsed_again += cache.read()
+    assert parsed_again > len(whole) / 13 / 4
+
+    caplog.clear()
+    np.savez(file.with_suffix(""), key=np.array([{}], object))
+    for content in (b"", whole[:-30], file.read_bytes()):
+        file.write_bytes(content)
+        assert cache.read()
+        assert not cache.read()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
+    assert all(message.startswith(f"{file} is not used (") for message in caplog.messages)
+    assert "\n" not in caplog.messages[-1]
+
+
+def test_the_folder_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache_folder(None) == Path("/caches/mldec")
+    assert cache_folder("/other") == Path("/other")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert cache_folder(None) == Path("/home/me/.cache/mldec")
+
+
+def test_a_file_is_whole_or_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "new" / "x.npz"
+    write_cached(path, {"numbers": np.arange(3)}, "")
+
+    def full(file, **arrays):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numpy.savez", full)
+    write_cached(path, {"numbers": np.arange(9)}, "it is read again")
+    assert "No space left on device; free space" in caplog.text
+    assert [file.name for file in path.parent.iterdir()] == ["x.npz"]
+    with np.load(path) as stored:
+        assert stored["numbers"].tolist() == [0, 1, 2]

@@ -1,0 +1,309 @@
+"""Mixing against timm: FastCollateMixup in whole numbers, Mixup for what they mean."""
+
+import itertools
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from timm.data.mixup import FastCollateMixup, Mixup
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from mldec.config.schema import Mix, MixLabels, MixMode
+from mldec.data.loader import Batch, TrainBatches, train_loader, unwrap
+from mldec.data.mixing import Mixing
+from mldec.data.randomness import SampleRandom, seeded
+from mldec.data.transforms import EvalTransform
+from mldec.data.types import Classes, DataModule, Split
+from mldec.errors import DataError
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+
+K = 6
+ONE = Classes(tuple("abcdef"), exclusive=True)
+SEVERAL = Classes(tuple("abcdef"))
+KINDS: dict[str, dict[str, float]] = {
+    "mixup": {"mixup": 0.8},
+    "cutmix": {"cutmix": 1.0},
+    "both": {"mixup": 0.1, "cutmix": 1.0, "smoothing": 0.1, "prob": 0.9},
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_mode = pytest.mark.parametrize("mode", list(MixMode))
+
+
+def batch(size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(256, (size, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(K, (size,), generator=generator)
+    return images, one_hot(labels, K).to(torch.int8)
+
+
+def mixing(kind: str, classes: Classes = SEVERAL, **settings: Any) -> Mixing:
+    return Mixing(Mix(**{**KINDS[kind], **settings}), classes)
+
+
+def of_timm(kind: str, mode: MixMode) -> dict[str, Any]:
+    values = {"mixup": 0.0, "cutmix": 0.0, "smoothing": 0.0, "prob": 1.0} | KINDS[kind]
+    return {
+        "mixup_alpha": values["mixup"],
+        "cutmix_alpha": values["cutmix"],
+        "label_smoothing": values["smoothing"],
+        "prob": values["prob"],
+        "mode": mode.value,
+        "num_classes": K,
+    }
+
+
+@every_mode
+@every_kind
+def test_images_with_one_label_are_mixed_as_by_timm(kind: str, mode: MixMode) -> None:
+    mix, arguments, changed = mixing(kind, ONE, mode=mode), of_timm(kind, mode), 0
+    for seed in range(8):
+        images, targets = batch(6, seed)
+        before, labels = images.clone(), targets.argmax(1)
+        with seeded(seed):
+            mixed, soft = mix(images, targets)
+        assert torch.equal(images, before)
+
+        pairs = list(zip(images.clone(), labels.tolist(), strict=True))
+        with seeded(seed):
+            theirs, their_targets = FastCollateMixup(**arguments)(pairs)
+        assert (mixed.dtype, soft.dtype) == (torch.uint8, torch.float32)
+        assert torch.equal(mixed, theirs)
+        assert torch.equal(soft, their_targets)
+
+        with seeded(seed):  # the same in floating point, before it is rounded
+            exact, their_targets = Mixup(**arguments)(images.float(), labels)
+        assert (mixed.float() - exact).abs().max() <= 0.501
+        torch.testing.assert_close(soft, their_targets)
+        changed += not torch.equal(mixed, images)
+    assert changed >= 6
+
+
+@pytest.mark.parametrize("labels", MixLabels)
+@every_mode
+@every_kind
+def test_images_with_several_labels_are_mixed_as_by_timm(
+    kind: str, mode: MixMode, labels: MixLabels
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    targets = torch.randint(2, (6, K), generator=generator, dtype=torch.int8)
+    images, _ = batch(6)
+    for seed in range(8):
+        with seeded(seed):
+            mixed, found = mixing(kind, mode=mode, labels=labels)(images, targets)
+        pairs = list(zip(images.clone(), targets, strict=True))
+        with seeded(seed):
+            theirs, expected = FastCollateMixup(**of_timm(kind, mode), multi_label=True)(pairs)
+        assert torch.equal(mixed, theirs)
+        if labels is MixLabels.weighted:
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
+            # A rounding error above 1 would be refused by the losses.
+            assert 0 <= found.min() <= found.max() <= 1
+
+
+# Every pair of labels of an image and its partner: K = 9.
+PAIRS = list(itertools.product([1, 0, -1], repeat=2))
+ALL_PAIRS = Classes(tuple(map(str, range(9))))
+
+
+def seen(labels: list[int], smoothing: float) -> float:
+    """Return the union of the labels of what is seen in an image."""
+    if 1 in labels:
+        return 1 - smoothing / 2
+    return -1 if -1 in labels else smoothing / 2
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@every_mode
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_labels_are_those_of_what_the_pixels_show(
+    kind: str, mode: MixMode, smoothing: float
+) -> None:
+    """One image is black and the other white, so that the pixels tell the shares of both."""
+    images = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
+    images[1] = 255
+    targets = torch.tensor(PAIRS, dtype=torch.int8).T
+
+    # An alpha of 0.1 draws many shares near 0 and 1.
+    settings: dict[str, Any] = {kind: 0.1, "mode": mode, "smoothing": smoothing}
+    mixings = [Mixing(Mix(**settings, labels=labels), ALL_PAIRS) for labels in MixLabels]
+    shown = set()
+    for seed in range(40):
+        mixed = {}
+        for labels, mix in zip(MixLabels, mixings, strict=True):
+            with seeded(seed):
+                mixed[labels] = mix(images, targets)
+        for i in range(2):
+            image = mixed[MixLabels.union][0][i]
+            visible = [j for j in range(2) if (image != images[1 - j]).any()]
+            shown.add(tuple(visible))
+
+            share = (image.float() - images[1 - i].float()).abs().mean().item() / 255
+            for k in range(9):
+                own, partner = targets[i, k].item(), targets[1 - i, k].item()
+                union = mixed[MixLabels.union][1][i, k].item()
+                assert union == pytest.approx(seen(targets[visible, k].tolist(), smoothing))
+
+                weighted = mixed[MixLabels.weighted][1][i, k].item()
+                if -1 in targets[visible, k]:
+                    assert weighted == -1
+                    continue
+                # What is not annotated and not visible has next to no weight.
+                mean = share * max(own, 0) + (1 - share) * max(partner, 0)
+                expected = mean * (1 - smoothing) + smoothing / 2
+                # Pixels are whole numbers, which hide half a step of 1 / 255.
+                tolerance = 1e-6 + 0.5 / 255 * (kind == "mixup")
+                assert weighted == pytest.approx(expected, abs=tolerance)
+    assert shown == {(0,), (1,), (0, 1)}
+
+
+@pytest.mark.parametrize("labels", MixLabels)
+@every_mode
+@every_kind
+def test_of_an_odd_number_the_middle_stays_and_the_others_mix_in_pairs(
+    kind: str, mode: MixMode, labels: MixLabels
+) -> None:
+    for size in (1, 5):
+        images, targets = batch(size)
+        targets[:, 0] = -1
+        mix = mixing(kind, mode=mode, labels=labels, smoothing=0.0, prob=1.0)
+        with seeded(6):
+            mixed, soft = mix(images, targets)
+        middle = size // 2
+        assert mixed.shape == images.shape
+        assert torch.equal(mixed[middle], images[middle])
+        torch.testing.assert_close(soft[middle], targets[middle].float(), rtol=0, atol=1e-7)
+        for i in range(size):
+            outside = (targets[i] == 0) & (targets[size - 1 - i] == 0)
+            assert (soft[i][outside] == 0).all()
+            assert soft[i, 0] == -1
+        assert size == 1 or not torch.equal(mixed, images)
+
+
+def test_smoothing_alone_changes_the_labels_only() -> None:
+    images, targets = batch(4)
+    mixed, soft = Mixing(Mix(smoothing=0.1), ONE)(images, targets)
+    assert torch.equal(mixed, images)
+    torch.testing.assert_close(soft, targets * 0.9 + 0.1 / K)
+
+    # Several labels move towards a half, each by itself.
+    targets = torch.tensor([[1, 0, -1, 0, 1, 0]] * 4, dtype=torch.int8)
+    for labels in MixLabels:
+        _, soft = Mixing(Mix(smoothing=0.2, labels=labels), SEVERAL)(images, targets)
+        torch.testing.assert_close(soft, torch.tensor([[0.9, 0.1, -1, 0.1, 0.9, 0.1]] * 4))
+
+
+# In the loader
+
+
+class Coloured:
+    """Noise of its own for every draw; the label is the index."""
+
+    def __init__(self, broken: int | None = None) -> None:
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return 22
+
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+        if index == self.broken:
+            raise DataError("broken")
+        generator = torch.Generator().manual_seed(rng.initial_seed)
+        image = torch.randint(256, (3, 8, 8), dtype=torch.uint8, generator=generator)
+        return image, one_hot(torch.tensor(index % K), K).to(torch.int8)
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+
+def epoch(
+    mix: Mix,
+    classes: Classes = ONE,
+    *,
+    workers: int = 0,
+    start: int = 0,
+    number: int = 1,
+    broken: int | None = None,
+    **more: int,
+) -> list[Batch]:
+    split = Split(Coloured(broken), classes)
+    evaluator: Any = MultiLabelEvaluator
+    data = DataModule(lambda: split, lambda: split, evaluator, EvalTransform(image_size=8), "skip")
+    batches = TrainBatches(22, batch_size=8, seed=5, **more)
+    batches.epoch, batches.start = number, start
+    return list(unwrap(train_loader(data, batches, workers=workers, pin=False, mix=mix)))
+
+
+def equal(some: list[Batch], others: list[Batch]) -> bool:
+    return all(
+        torch.equal(a.images, b.images) and torch.equal(a.targets, b.targets)
+        for a, b in itertools.zip_longest(some, others)
+    )
+
+
+PAIRED: dict[str, Any] = {"mixup": 0.5, "cutmix": 1.0, "mode": MixMode.pair}
+BOTH, UNION = Mix(**PAIRED), Mix(**PAIRED, labels=MixLabels.union)
+
+
+@pytest.mark.parametrize(("mix", "classes"), [(BOTH, ONE), (BOTH, SEVERAL), (UNION, SEVERAL)])
+def test_a_mixed_epoch_goes_on_from_any_step_with_any_workers(mix: Mix, classes: Classes) -> None:
+    load = partial(epoch, mix, classes, repeats=2)
+    whole = load()
+    assert equal(whole, load(start=0, workers=2))
+    for start in (1, 2):
+        assert equal(whole[start:], load(start=start))
+    assert not equal(whole, load(number=2))
+
+    # A batch with an image left out is mixed too.
+    (short,) = [one for one in epoch(mix, classes, broken=3) if one.bad]
+    assert len(short.images) == len(short.targets) in (5, 7)
+
+
+def test_kinds_of_labels_differ_in_the_labels_only() -> None:
+    for one, weighted, union in zip(
+        epoch(BOTH, ONE), epoch(BOTH, SEVERAL), epoch(UNION, SEVERAL), strict=True
+    ):
+        assert torch.equal(one.images, weighted.images)
+        assert torch.equal(one.images, union.images)
+        assert torch.equal(one.targets, weighted.targets)
+        assert set(union.targets.unique().tolist()) == {0, 1}
+        assert (union.targets >= weighted.targets.round()).all()
+
+
+def test_without_mixing_the_samples_and_their_types_stay() -> None:
+    plain = epoch(Mix())
+    assert plain[0].targets.dtype == torch.int8
+    assert equal(plain, epoch(Mix(mixup=0.5, prob=0.0, labels=MixLabels.union), SEVERAL))
+    soft = epoch(Mix(smoothing=0.1))
+    assert all(torch.equal(a.images, b.images) for a, b in zip(plain, soft, strict=True))
+
+
+def test_batches_and_processes_mix_with_other_numbers() -> None:
+    shares = set()
+    for rank in range(2):
+        for one in epoch(Mix(mixup=0.5), rank=rank, world_size=2):
+            shares |= {round(one.targets.max(1).values.min().item(), 5)}
+    assert len(shares) == 6
+
+
+def test_versions_of_a_repeated_image_differ() -> None:
+    by_index: dict[int, list[Tensor]] = {}
+    for one in epoch(Mix(), repeats=3):
+        for index, image in zip(one.indices.tolist(), one.images, strict=True):
+            by_index.setdefault(index, []).append(image)
+    first, second, third = next(images for images in by_index.values() if len(images) == 3)
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+
+
+def test_numpy_is_where_timm_draws_from() -> None:
+    """The loader seeds it; another source would break the exact resumption of a run."""
+    images, targets = batch(4)
+    found = []
+    for _ in range(2):
+        np.random.seed(3)
+        torch.rand(5)
+        found.append(mixing("both", ONE)(images, targets)[0])
+    assert torch.equal(*found)
