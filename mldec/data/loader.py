@@ -44,7 +44,8 @@ def unwrap(loader: DataLoader[Loaded]) -> Iterator[Loaded]:
     iterator = None
     while True:
         try:
-            iterator = iterator or _started(loader)
+            if iterator is None:
+                iterator = _started(loader)
             batch = next(iterator, None)
         except (RuntimeError, OSError, EOFError) as error:
             # An error of the dataset itself, from a worker as "Caught ...", stays what it is.
