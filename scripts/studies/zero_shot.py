@@ -189,8 +189,8 @@ class Photos:
             where="the photos",
         )
 
-        view, files, sampling, folds = (part.shared(kind) for kind in build.SHARED)
-        images = assemble(replace(part.call(), task=task), view, files, sampling, folds)
+        view, files, sampling = (part.shared(kind) for kind in build.SHARED)
+        images = assemble(replace(part.call(), task=task), view, files, sampling)
         return with_tokens(images, self.backbone, config, device=CPU, stop=StopRequest())
 
 
