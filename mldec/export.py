@@ -495,13 +495,13 @@ def _labelled(folder: Path, loaded: Loaded) -> DataModule | None:
     names = list(loaded.classes.names)
     shared = {"classes": names, "image_size": loaded.transform.image_size}
     if (folder / "data.csv").is_file():
-        target = "mldec.data.readers.csv_table.csv_table"
+        target = "mldec.data.readers.csv_table"
         place = {"root": str(folder), "exclusive": loaded.classes.exclusive}
     else:
         inner = [entry.name for entry in folder.iterdir() if entry.is_dir()]
         if not inner or not set(inner) <= set(names):
             return None
-        target = "mldec.data.readers.folders.folders"
+        target = "mldec.data.readers.folders"
         split = folder.resolve().name
         place = {"root": str(folder.resolve().parent), "train": split, "val": split}
 

@@ -328,7 +328,7 @@ def test_override_changes_what_it_names(digits: Config) -> None:
 
 def test_override_takes_another_dataset(digits: Config) -> None:
     config = override(digits, ["data=coco", "data.root=/x"])
-    assert config.data["_target_"] == "mldec.data.readers.coco.coco"
+    assert config.data["_target_"] == "mldec.data.readers.coco"
     assert config.data["root"] == "/x"
     with pytest.raises(ConfigError, match="did you mean 'coco'"):
         override(digits, ["data=cocoo"])

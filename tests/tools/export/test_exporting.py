@@ -282,7 +282,7 @@ def test_absent_training_images_are_one_line(checkpoint: Path, tmp_path: Path) -
     loaded.config.data.clear()
     loaded.config.data.update(
         {
-            "_target_": "mldec.data.readers.folders.folders",
+            "_target_": "mldec.data.readers.folders",
             "root": str(tmp_path / "gone"),
         }
     )
