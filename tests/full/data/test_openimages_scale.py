@@ -1,6 +1,6 @@
 """The training split of Open Images at full size, with invented labels.
 
-Run with -m slow -s to see the figures.
+Run with -s to see the figures.
 """
 
 import os
@@ -9,11 +9,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-import pytest
 from support import made
 
 from mldec.data.cache import TableCache
-from mldec.data.readers.openimages import openimages
+from mldec.data.readers import openimages
 from mldec.data.table import Table, from_statements
 
 IMAGES, CLASSES, STATEMENTS, WORKERS = 9_011_219, 9_605, 57_524_352, 8
@@ -70,7 +69,6 @@ def load(root: str, pipe) -> None:
     pipe.send((seconds, total, len(labels), len(labels.values)))
 
 
-@pytest.mark.slow
 def test_nine_million_images_load_from_the_cache(tmp_path: Path) -> None:
     root = tmp_path / "openimages"
     (root / "annotations").mkdir(parents=True)
