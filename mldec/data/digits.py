@@ -39,9 +39,6 @@ class SceneSettings:
         train_images: scenes per epoch; every epoch has new ones.
         val_images: scenes of the validation split.
         seed: decides which writings are held out, and the validation scenes.
-
-    Raises:
-        ValueError: A value is out of range.
     """
 
     image_size: int = 64
@@ -133,7 +130,7 @@ class Scenes:
     def generator(self, index: int, rng: random.Random) -> np.random.Generator:
         """Return the generator that a scene is drawn with: with a seed always in the same state.
 
-        Whoever draws the scene again with it, as `grey.compose` does, also learns its squares.
+        Whoever draws the scene again with it, as `compose` does, also learns its squares.
         """
         seed = rng.getrandbits(64) if self.seed is None else (self.seed, index)
         return np.random.default_rng(seed)
@@ -254,12 +251,12 @@ CLUTTER = 30  # largest distance of the background, its blobs and strokes from i
 BLOBS = 2
 STROKES = 3
 
-LARGE_SCENES = SceneSettings(image_size=64)
+SCENES = SceneSettings()
 SMALL_SCENES = SceneSettings(image_size=32)
 
 
 def digits(
-    scenes: SceneSettings = LARGE_SCENES, *, max_digits: int = 4, threshold: float = 0.5
+    scenes: SceneSettings = SCENES, *, max_digits: int = 4, threshold: float = 0.5
 ) -> DataModule:
     """Return scenes of handwritten digits with ten classes, "zero" to "nine".
 
@@ -267,9 +264,6 @@ def digits(
         scenes: number and size of the scenes.
         max_digits: largest number of digits in a scene; the same digit may occur twice.
         threshold: see `MultiLabel`.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
     check_minimum("max_digits", max_digits, 1)
     task = MultiLabel(threshold)
@@ -287,9 +281,6 @@ def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> 
     Args:
         scenes: number and size of the scenes.
         top_k: see `SingleLabelEvaluator`.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
     task = SingleLabel(top_k)
     classes = Classes(NAMES, exclusive=True)
@@ -430,8 +421,6 @@ LARGE = (0.45, 0.55)
 SHADING = 15  # largest distance of a digit's channel from its colour
 VECTOR_WIDTH = 300  # that of common word vectors
 
-SCENES = SceneSettings()
-
 
 def coloured_digits(
     scenes: SceneSettings = SCENES,
@@ -447,9 +436,6 @@ def coloured_digits(
         max_digits: largest number of digits in a scene.
         colours: number of colours, 2 to 14.
         threshold: see `MultiLabel`.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
     check_minimum("max_digits", max_digits, 1)
     names = class_names(colours)

@@ -2,6 +2,9 @@
 
 The settings name them here, as `mldec.data.readers.coco`, and not in their modules. Where a module
 and a reader share a name, the name in this package is the reader's.
+
+Every reader raises a `DataError` for a file under `root` that is missing or broken, most of them
+when a split is first used, see `Source.load`; and a `ValueError` for an argument out of its range.
 """
 
 from mldec.data.readers.cars_cifar import cars, cifar100

@@ -36,10 +36,6 @@ def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | Non
         train: split to learn from, "train" or "test".
         val: split to evaluate on.
         top_k: see `SingleLabelEvaluator`.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
-        ConfigError: `top_k` is below 2.
     """
     task = SingleLabel(top_k)
     folder = check_folder(root, "Stanford-Cars", _SEE)
@@ -120,10 +116,6 @@ def cifar100(*, root: str, top_k: int | None = None) -> Source:
     Args:
         root: the folder cifar-100-python with the files train, test and meta, or its parent.
         top_k: see `SingleLabelEvaluator`.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
-        ConfigError: `top_k` is below 2.
     """
     task = SingleLabel(top_k)
 

@@ -67,10 +67,6 @@ def coco(
         labels_seed: seed of the random choice of labels to drop, 0 or more.
         words: see `VectorSettings`, for a head that takes word queries. The columns of an array
             without a list of names beside it are the classes in their order.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
     """
     thin = _thinning(drop_labels, keep_per_class, labels_seed)
     task = MultiLabel(threshold)
@@ -135,14 +131,11 @@ def load_split(
 
     labels = table.labels
     which = "images with an object" if annotated_only else "images"
-    log.info("coco %s: %s %s, %d classes", split, f"{len(table):,}", which, len(table.classes))
-
+    log.info(f"coco {split}: {len(table):,} {which}, {len(table.classes)} classes")
     if thin is not None:
         labels = thin(labels)
-        share = f"{(labels.dense() >= 0).mean():.2%}"
-        log.info(
-            "coco %s: %s of the labels are kept, the others count as not annotated", split, share
-        )
+        share = f"{(labels.dense() >= 0).mean():.2%} of the labels are kept"
+        log.info(f"coco {split}: {share}, the others count as not annotated")
 
     return in_folder(replace(table, labels=labels), root / split, _SEE)
 
@@ -233,10 +226,6 @@ def coco_zsl(
         threshold: see `MultiLabel`.
         words: see `VectorSettings`. The columns of an array without a list of names beside it are
             the 80 classes in the order of the category ids.
-
-    Raises:
-        DataError: see `Source.load`.
-        ValueError: An argument is out of range.
     """
     folder = check_folder(root, "MS-COCO", _SEE_ZERO_SHOT)
     where = f"{folder} ({_SEE_ZERO_SHOT})"

@@ -89,10 +89,6 @@ def csv_table(
         seed: decides which images are held out.
         threshold: with several labels, see `MultiLabel`.
         top_k: with one label per image, see `SingleLabelEvaluator`.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
     """
     check_fraction(val_fraction)
     if not separator.strip():
@@ -119,9 +115,22 @@ def csv_table(
         task = PartialLabels(threshold)
     log.info("csv: %s has %s", source, form)
 
-    settings = Settings(separator, names, exclusive, val, val_fraction, split, seed)
+    has_split = "split" in form.columns
+
+    def load(part: str, cache: TableCache) -> LabelledImages:
+        # Each of the arguments changes the table, so all of them are part of the key in the cache.
+        wanted = part if has_split else None
+        parse = partial(_parse, source, form, wanted, names, separator, exclusive)
+        key = sha256(repr(parse.args).encode(errors="surrogateescape")).hexdigest()
+        table = cache.table(f"csv {key}", [source], parse)
+        if not has_split:
+            table = HOLD_OUT[split](table, val_fraction, seed, val=part == val)
+
+        log_split("csv", part, table, max_names=MAX_NAMES)
+        return in_folder(table, image_folder, _SEE)
+
     return Source(
-        load=partial(_load_split, source, image_folder, form, settings),
+        load=load,
         train=train,
         val=val,
         task=task,
@@ -129,19 +138,6 @@ def csv_table(
         see=_SEE,
         folder_setting="data.images",
     )
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How the rows of a file are to be used; for the attributes see `csv_table`."""
-
-    separator: str
-    classes: tuple[str, ...] | None
-    exclusive: bool
-    val: str
-    val_fraction: float
-    split: str
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -160,7 +156,8 @@ class Form:
         """Describe the form in the log."""
         kind = "a column per class" if self.classes else "a list of labels per image"
         text = f"{kind}, columns between {_DELIMITERS[self.delimiter]}"
-        return f"{text}, labels that are not annotated" if self.partial else text
+        unknown = "an empty cell" if self.classes else "a class in neither list"
+        return f"{text}, {unknown} is not annotated" if self.partial else text
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -206,24 +203,18 @@ def recognise(source: Path) -> Form:
     return Form(delimiter, tuple(names), "negatives" in known or has_empty_cell)
 
 
-def _load_split(
-    source: Path, image_folder: Path, form: Form, settings: Settings, split: str, cache: TableCache
-) -> LabelledImages:
-    """Return the images of a split."""
-    # Each of these changes the table, so all of them are part of the key in the cache.
-    key = sha256(repr((split, form, settings)).encode(errors="surrogateescape")).hexdigest()
-    table = cache.table(f"csv {key}", [source], partial(_parse, source, split, form, settings))
-
-    log_split("csv", split, table, max_names=MAX_NAMES)
-    return in_folder(table, image_folder, _SEE)
-
-
-def _parse(source: Path, split: str, form: Form, settings: Settings) -> Table:
-    """Return the images of a split.
+def _parse(
+    source: Path,
+    form: Form,
+    split: str | None,
+    classes: tuple[str, ...] | None,
+    separator: str,
+    exclusive: bool,
+) -> Table:
+    """Return the images of a split, or all of them.
 
     All rows are read, so that both splits have the same classes and a faulty row is always found.
     """
-    classes = settings.classes or form.classes or None
     if classes and form.classes and (different := set(classes) ^ set(form.classes)):
         raise DataError(
             f"{source}, row 1: the class {min(different)!r} is only one of data.classes and the "
@@ -231,12 +222,13 @@ def _parse(source: Path, split: str, form: Form, settings: Settings) -> Table:
         )
 
     # What is not listed is absent, or unknown where absent classes are listed too.
-    builder = TableBuilder(_SEE, classes=classes, default=-1 if form.partial else 0)
+    default = -1 if form.partial else 0
+    builder = TableBuilder(_SEE, classes=classes or form.classes or None, default=default)
     split_of_rows = []
     for where, cells in _rows(source, form):
-        labels = _labels(cells, form, settings.separator, where)
+        labels = _labels(cells, form, separator, where)
         num_positives = sum(value == 1 for value in labels.values())
-        if settings.exclusive and num_positives != 1:
+        if exclusive and num_positives != 1:
             raise DataError(
                 f"{where} has {num_positives} labels; data.exclusive=true wants one; {_SEE}"
             )
@@ -244,11 +236,9 @@ def _parse(source: Path, split: str, form: Form, settings: Settings) -> Table:
         split_of_rows.append(cells.get("split"))
 
     table = builder.build(source)
-    if "split" in form.columns:
-        return table.select(np.array([name == split for name in split_of_rows], bool))
-
-    divide = HOLD_OUT[settings.split]
-    return divide(table, settings.val_fraction, settings.seed, val=split == settings.val)
+    if split is None:
+        return table
+    return table.select(np.array([name == split for name in split_of_rows], bool))
 
 
 def _rows(source: Path, form: Form) -> Iterator[tuple[str, dict[str, str]]]:

@@ -124,10 +124,6 @@ def folders(
             (0, 1).
         seed: decides which images are held out.
         top_k: see `SingleLabelEvaluator`.
-
-    Raises:
-        DataError: A folder is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
     """
     task = SingleLabel(top_k)
     check_fraction(val_fraction)

@@ -62,10 +62,6 @@ def imagenet(
             then called top1_real and so on. timm ships this file as
             data/_info/imagenet_real_labels.json.
         top_k: see `SingleLabelEvaluator`.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
     """
     task = SingleLabel(top_k, suffix="_real" if real_labels else "")
     folder = check_folder(root, "ImageNet", _SEE)

@@ -62,10 +62,6 @@ def nuswide_zsl(
         threshold: see `MultiLabel`.
         words: see `VectorSettings`. The columns of an array without a list of names beside it are
             the sorted classes of the CSV.
-
-    Raises:
-        DataError: see `Source.load`.
-        ValueError: An argument is out of range.
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)
     task = ZeroShot(
@@ -90,10 +86,6 @@ def nuswide81(*, root: str, csv_file: str = "nus_wid_data.csv", threshold: float
         csv_file: image path, labels and split of each image. The columns are known by their order,
             not by their names.
         threshold: see `MultiLabel`.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
     """
     task = MultiLabel(threshold)
     folder = check_folder(root, "NUS-WIDE", _SEE)
@@ -106,9 +98,7 @@ def _load_split(root: Path, csv_file: str, split: str, cache: TableCache) -> Lab
     source = root / csv_file
     table = cache.table(f"nuswide-{split}", [source], partial(_parse, source, split))
 
-    log.info(
-        "nuswide %s: %s images, %s classes", split, f"{len(table):,}", f"{len(table.classes):,}"
-    )
+    log.info(f"nuswide {split}: {len(table):,} images, {len(table.classes):,} classes")
     return in_folder(table, root, _SEE)
 
 
@@ -147,10 +137,9 @@ def _parse(source: Path, split: str) -> Table:
         used = labels if split_of_rows[-1] in _SPLITS else []
         builder.add(fields[0], dict.fromkeys(used, 1), where)
 
-    others = Counter(name for name in split_of_rows if name not in _SPLITS)
-    if others:
-        message = "%s: rows of other splits than train and val are left out: %s"
-        log.warning(message, source, dict(others))
+    if others := Counter(name for name in split_of_rows if name not in _SPLITS):
+        message = f"rows of other splits than train and val are left out: {dict(others)}"
+        log.warning(f"{source}: {message}")
 
     return builder.build(source).select(np.array([name == split for name in split_of_rows], bool))
 
@@ -195,10 +184,6 @@ def nuswide_official(
         threshold: see `MultiLabel`.
         words: see `VectorSettings`. The columns of an array without a list of names beside it are
             the sorted classes.
-
-    Raises:
-        DataError: see `Source.load`.
-        ValueError: An argument is out of range.
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)
     concepts = folder / "ConceptsList" / "Concepts81.txt"
@@ -237,13 +222,10 @@ def _load_official_split(root: Path, images: str, split: str, cache: TableCache)
     files = _find(root / images, table.files)
     is_present = files != b""
     if not is_present.all():
-        log.warning(
-            "nuswide_official %s: %s of %s listed images are absent and left out, the first is %s",
-            split,
-            f"{np.count_nonzero(~is_present):,}",
-            f"{len(table):,}",
-            table.files[np.flatnonzero(~is_present)[0]].decode(),
-        )
+        count = f"{np.count_nonzero(~is_present):,} of {len(table):,} listed images are absent"
+        first = table.files[np.flatnonzero(~is_present)[0]].decode()
+        what = f"nuswide_official {split}"
+        log.warning(f"{what}: {count} and left out, the first is {first}")
 
     present = table.select(is_present)
     return in_folder(Table(files[is_present], present.labels, present.classes), root / images, _SEE)

@@ -81,10 +81,6 @@ def openimages(
             image ids: 2 for train/0a/; 0 for no sub-folders.
         threshold: probability from which on a class counts as predicted, for precision, recall and
             F1.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
     """
     for key, split in (("train", train), ("val", val)):
         if split not in LABELS:
@@ -212,17 +208,15 @@ def _labels(
     """
     known = classes >= 0
     if not known.all():
-        dropped = f"{np.count_nonzero(~known):,} of {len(known):,}"
-        message = "%s: %s labels are of classes outside the class list: left out"
-        log.info(message, source, dropped)
+        dropped = f"{np.count_nonzero(~known):,} of {len(known):,} labels"
+        log.info(f"{source}: {dropped} are of classes outside the class list: left out")
         images, classes, values = images[known], classes[known], values[known]
 
     labels, clashes = from_statements(
         images, classes, values, num_images=size[0], num_classes=size[1]
     )
     if clashes:
-        message = "%s: %s labels are both present and absent: taken as present"
-        log.warning(message, source, f"{clashes:,}")
+        log.warning(f"{source}: {clashes:,} labels are both present and absent: taken as present")
     return labels
 
 
@@ -242,14 +236,9 @@ def class_names(mids: Sequence[str], display: Mapping[str, str], source: Path) -
 def _logged(what: str, images: LabelledImages) -> LabelledImages:
     """Log the numbers of images, classes and labels of a split, and return it."""
     num_present = np.count_nonzero(images.labels.values == 1)
-    log.info(
-        "%s: %s images, %s classes, %s present and %s absent",
-        what,
-        f"{len(images):,}",
-        f"{len(images.classes):,}",
-        f"{num_present:,}",
-        f"{len(images.labels.values) - num_present:,}",
-    )
+    num_absent = len(images.labels.values) - num_present
+    counts = f"{len(images):,} images, {len(images.classes):,} classes"
+    log.info(f"{what}: {counts}, {num_present:,} present and {num_absent:,} absent")
     return images
 
 
@@ -283,9 +272,6 @@ def openimages_miil(
             in either split, sorted by MID.
         threshold: probability from which on a class counts as predicted, for precision, recall and
             F1.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
     """
     task = PartialLabels(threshold)
     folder = check_folder(root, "Open Images", _SEE)

@@ -44,10 +44,6 @@ def shards(
         threshold: with several labels per image, the probability from which on a class counts as
             predicted.
         top_k: with one label per image, see `SingleLabelEvaluator`.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
     """
     several, one = MultiLabel(threshold), SingleLabel(top_k)
     folder = check_folder(root, "packed shards", _SEE)

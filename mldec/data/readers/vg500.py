@@ -40,10 +40,6 @@ def vg500(
         classes: text file with one class name per line. None calls the classes "class 0" to "class
             499": no list of names was published with the labels.
         threshold: see `MultiLabel`.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
     """
     task = MultiLabel(threshold)
     if num_classes < 1:

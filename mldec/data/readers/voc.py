@@ -54,10 +54,6 @@ def voc(
         difficult_val: the same for evaluation; "ignore" leaves the image out for this class, as the
             devkit does.
         threshold: see `MultiLabel`.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
     """
     task = MultiLabel(threshold)
     folder = _find(check_folder(root, f"Pascal VOC {year}", _SEE), year)
@@ -98,17 +94,10 @@ def _load_split(
     parse = partial(_parse, listing, annotations)
     table = cache.table("voc", [listing, annotations], parse, values=range(DIFFICULT + 1))
 
-    log.info(
-        "%s %s: %s images, %d classes", folder.name, split, f"{len(table):,}", len(table.classes)
-    )
-    only_difficult = f"{table.labels.counts(DIFFICULT).sum():,}"
-    log.info(
-        "%s %s: %s labels of difficult objects only: %s",
-        folder.name,
-        split,
-        only_difficult,
-        difficult,
-    )
+    only_difficult = table.labels.counts(DIFFICULT).sum()
+    what = f"{folder.name} {split}"
+    log.info(f"{what}: {len(table):,} images, {len(table.classes)} classes")
+    log.info(f"{what}: {only_difficult:,} labels of difficult objects only: {difficult}")
 
     # The cached table keeps the difficult labels apart, so one file serves every setting.
     labels = table.labels.recode({DIFFICULT: MEANINGS[difficult]})
