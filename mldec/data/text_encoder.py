@@ -357,7 +357,8 @@ def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
     if prompts in LISTS:
         return _of_open_clip(prompts)
 
-    templates, where = (prompts,), "data.prompts"
+    templates: tuple[str, ...] = (prompts,)
+    where = "data.prompts"
     path = folder / Path(prompts).expanduser()
     if PLACE not in prompts and prompts and path.is_file():
         templates, where = tuple(read_lines(path, _SEE)), f"data.prompts: {path}"
