@@ -16,7 +16,7 @@ from mldec.data.randomness import SampleRandom
 from mldec.data.readers import shards
 from mldec.data.readers.shards import load_shards
 from mldec.data.types import fixed_sample
-from mldec.errors import ConfigError, DataError
+from mldec.errors import DataError
 
 Cli = Callable[..., tuple[int, str, str]]
 LOGITS = torch.tensor([[1.0, -1.0, -1.0], [-1.0, 1.0, -1.0]])  # probability 0.73 if true
@@ -73,21 +73,6 @@ def test_the_evaluator_is_that_of_the_labels(
     evaluator = made(shards, root=str(root)).evaluator()
     evaluator.update(LOGITS, TRUTH)
     assert next(iter(evaluator.compute())) == metric
-
-
-def test_settings_reach_the_evaluator_and_the_transforms(root: Path) -> None:
-    change_index(root, rest=0)
-    evaluator = made(shards, root=str(root), threshold=0.75).evaluator()
-    evaluator.update(LOGITS, TRUTH)
-    assert evaluator.compute()["OR"] == 0
-    change_index(root, rest=0, exclusive=True)
-    evaluator = made(shards, root=str(root), top_k=2).evaluator()
-    evaluator.update(LOGITS[:1].flip(1), TRUTH[:1])
-    assert evaluator.compute()["top2"] == 100
-    data = made(shards, root=str(root), interpolation="random", test_crop=0.9, erase=1.0)
-    assert (data.transform.interpolation, data.transform.crop) == ("bicubic", 0.9)
-    with pytest.raises(ConfigError, match=r"top.k|top_k"):
-        made(shards, root=str(root), top_k=1)
 
 
 def test_a_bad_image_is_named(root: Path) -> None:
