@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -291,18 +291,10 @@ def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> 
 
 
 def draw_scene(
-    rng: np.random.Generator,
-    *,
-    writings: Writings,
-    size: int,
-    max_digits: int,
-    empty: float = EMPTY,
-    sizes: tuple[float, float] = SIZES,
+    rng: np.random.Generator, *, writings: Writings, size: int, **options: Any
 ) -> tuple[Image.Image, Tensor]:
-    """Return an RGB scene and its target, int8 [10] of 1 and 0; see `compose`."""
-    scene, placed = compose(
-        rng, writings, size=size, max_digits=max_digits, empty=empty, sizes=sizes
-    )
+    """Return an RGB scene and its target, int8 [10] of 1 and 0; for the options see `compose`."""
+    scene, placed = compose(rng, writings, size=size, **options)
     return scene, _target([int(writings.labels[row]) for row, _ in placed])
 
 

@@ -317,18 +317,10 @@ def word_vectors(
 ) -> WordVectors:
     """Return the word vectors of names from a file or a text encoder.
 
-    Args:
-        source: see `VectorSettings.vectors`; a relative path is relative to the working directory.
-        names: the wanted names, each once.
-        optional: further names, which need not have a vector in a file.
-        order: see `read_vectors`.
-        templates: sentences with {} for the name, for a text encoder.
-        cache_dir: see `VectorSettings`.
-        keep: write the vectors of new names by a text encoder to the cache.
-
-    Raises:
-        DataError: if a name is listed twice or not allowed, or a file is at fault.
-        ConfigError: if the text encoder cannot be had.
+    The source is as in `VectorSettings.vectors`, but a relative path is relative to the working
+    directory. Optional names need not have a vector in a file, whose `order` is as in
+    `read_vectors`. A text encoder fills the names into templates; `keep` writes the vectors of new
+    names to its cache.
     """
     all_names = (*names, *optional)
     if fault := names_fault(all_names):
