@@ -31,13 +31,13 @@ from mldec.checkpoint import (
     Calibration,
     Checkpoint,
     Loaded,
-    hub,
     is_tower,
     load_model,
-    portable,
+    published,
+    sources,
     to_store,
 )
-from mldec.checkpoint.hub import SCHEME
+from mldec.checkpoint.sources import HUB
 from mldec.data.text_encoder import PREFIX
 from mldec.data.types import Classes, VectorOrigin
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, say, visible
@@ -437,7 +437,7 @@ def _introduction(known: Known) -> list[str]:
 
 
 def _usage(known: Known) -> list[str]:
-    address = f"{SCHEME}{known.repository}"
+    address = f"{HUB}{known.repository}"
     options = "".join(f" --plugin {name}" for name in known.plugins)
     plugins = f", plugins={[*known.plugins]!r}" if known.plugins else ""
     lines = ["## Use", "", *fenced(f"python -m mldec.predict {address} photo.jpg{options}", "bash")]
@@ -650,14 +650,14 @@ def run(args: argparse.Namespace) -> None:
             that the hub refuses.
     """
     # Everything that can be refused at once comes before the model.
-    hub.check_repository(args.repository, args.repository)
+    sources.check_repository(args.repository)
     if is_tower(args.checkpoint):
         raise CheckpointError(
             f"{args.checkpoint} is a model of others, to which nothing was added: name it where "
             f"it is used, or publish the copy that mldec.calibrate makes"
         )
     if args.dry_run is None:
-        hub.require_token()
+        sources.require_token()
     else:
         check_new_folder(args)
 
@@ -669,8 +669,8 @@ def run(args: argparse.Namespace) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), known)
-        commit = hub.upload(Path(folder), args.repository, private=args.private)
-    say(*missing(known), f"published: {hub.SCHEME}{args.repository}@{commit}")
+        commit = sources.upload(Path(folder), args.repository, private=args.private)
+    say(*missing(known), f"published: {sources.HUB}{args.repository}@{commit}")
 
 
 def check_new_folder(args: argparse.Namespace) -> None:
@@ -704,7 +704,7 @@ def gather(args: argparse.Namespace) -> Known:
             f"{args.checkpoint} names no classes and holds no word vectors: it cannot be published"
         )
 
-    checkpoint = portable.with_weights(to_store(loaded), loaded.weights, path)
+    checkpoint = published.with_weights(to_store(loaded), loaded.weights, path)
     calibration = checkpoint.calibration
     if calibration is not None:
         calibration = replace(calibration, data=published_config(calibration.data))
@@ -740,8 +740,8 @@ def write(folder: Path, known: Known) -> None:
         DataError: if a file cannot be written.
         CheckpointError: if the checkpoint could not be read back.
     """
-    portable.write(folder, known.checkpoint)
-    write_file(folder / hub.CARD, card(known).encode())
+    published.write(folder, known.checkpoint)
+    write_file(folder / sources.CARD, card(known).encode())
 
 
 def missing(known: Known) -> list[str]:

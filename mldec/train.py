@@ -234,7 +234,7 @@ def resume_point(config: Config, directory: Path) -> Path | None:
         CheckpointError: if the folder holds a run and `resume` is null, or if the named checkpoint
             does not exist or is of another folder.
     """
-    from mldec.checkpoint import hub
+    from mldec.checkpoint import sources
     from mldec.files.torch_files import SUFFIX
 
     last = directory / "checkpoints" / "last.pt"
@@ -256,7 +256,7 @@ def resume_point(config: Config, directory: Path) -> Path | None:
         return None
 
     path = Path(config.resume)
-    if config.resume.startswith(hub.SCHEME) or path.suffix == SUFFIX:
+    if config.resume.startswith(sources.HUB) or path.suffix == SUFFIX:
         raise CheckpointError(
             f"resume={config.resume}: a published checkpoint holds no training state; pass "
             f"init={config.resume} to start from its weights"

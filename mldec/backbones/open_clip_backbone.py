@@ -18,7 +18,7 @@ class OpenClipBackbone(Backbone):
     """Turn images into one token each: the embedding that a tower of open_clip gives them.
 
     It is the tower as it was trained, with its own pooling and projection, and has no tokens of the
-    parts of an image. Its weights come with a checkpoint, see `mldec.checkpoint.towers`. The
+    parts of an image. Its weights come with a checkpoint, see `mldec.checkpoint.clip`. The
     attributes `network`, `mean` and `std` are public because their names are keys of a checkpoint;
     `num_features` is the width of the embedding.
 

@@ -1,4 +1,4 @@
-"""The portable form of a checkpoint: what inference needs, in safetensors and JSON, and no pickle.
+"""The published form of a checkpoint: what inference needs, in safetensors and JSON, and no pickle.
 
 A folder, or a repository on the Hugging Face Hub, holds two files:
 
@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mldec.checkpoint.state import Best, Checkpoint, LogPosition
+from mldec.checkpoint.state import Best, Checkpoint, LogPosition, no_optimizer
 from mldec.errors import CheckpointError, refusing
 from mldec.files.results import write_file
 from mldec.files.torch_files import SUFFIX, read_safetensors, sha256_of, write_safetensors
@@ -27,17 +27,9 @@ _TRAINING = ("model", "ema", "optimizer", "scaler", "loss", "log")
 
 
 def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint:
-    """Return a checkpoint that holds one set of weights, and no training state.
+    """Return a checkpoint with one set of weights, "ema" or "raw", and no training state.
 
     What is known of the other set is left out: the best result, and the calibration.
-
-    Args:
-        checkpoint: of a run.
-        weights: "ema" or "raw".
-        path: of its file, for messages.
-
-    Raises:
-        CheckpointError: if it has no such weights.
     """
     tensors, _ = checkpoint.weights(weights, path)
     best, calibration = checkpoint.best, checkpoint.calibration
@@ -52,22 +44,15 @@ def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint
         calibration=calibration,
         model=tensors if weights == "raw" else {},
         ema=tensors if weights == "ema" else None,
+        optimizer=no_optimizer(),
+        scaler={},
+        loss={},
         log=LogPosition(),
-        **_untrained(),
     )
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write the two files of a checkpoint, and read them back.
-
-    Args:
-        folder: for the files; it is created.
-        checkpoint: from `with_weights`.
-
-    Raises:
-        DataError: if a file cannot be written.
-        CheckpointError: if a value cannot be written as JSON, or would be refused when it is read.
-    """
+    """Write the two files of a checkpoint from `with_weights`, and read them back."""
     weights = checkpoint.best.weights
     tensors, _ = checkpoint.weights(weights, folder)
     queries = checkpoint.classes.queries
@@ -96,28 +81,14 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
         },
     }
 
-    try:
+    with refusing(folder / CONFIG, remedy="a setting of the run is no finite number"):
         text = json.dumps(content, indent=1, allow_nan=False)
-    except ValueError as error:
-        raise CheckpointError(
-            f"{folder / CONFIG} cannot be written: a setting of the run is no finite number"
-        ) from error
     write_file(folder / CONFIG, f"{text}\n".encode())
     Checkpoint.from_state(read(path), path)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read the files of a checkpoint in the portable form.
-
-    Args:
-        path: of the safetensors file; config.json is beside it.
-
-    Returns:
-        What `Checkpoint.from_state` takes.
-
-    Raises:
-        CheckpointError: if a file is missing, damaged, or not one that `write` wrote.
-    """
+    """Read a safetensors file and the config.json beside it: what `Checkpoint.from_state` takes."""
     if not path.is_file():
         raise CheckpointError(f"no file at {path}: check the path")
     config = path.with_name(CONFIG)
@@ -130,6 +101,12 @@ def read(path: Path) -> dict[str, Any]:
     with refusing(config):
         expected, weights = content["sha256"][WEIGHTS], content["weights"]
         saved, classes = content["checkpoint"], content["checkpoint"]["classes"]
+        best = asdict(Best()) if saved["best"] is None else saved["best"]
+        metrics = {
+            name: math.nan if value is None else value for name, value in saved["metrics"].items()
+        }
+        best = {**best, "weights": weights}
+
     with refusing(path):
         actual = sha256_of(path)
     if actual != expected:
@@ -138,32 +115,25 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} is damaged: its sha256 is {actual}, not the {expected} of {CONFIG}; delete "
             f"{path.resolve()}, and fetch it anew"
         )
-
     tensors = read_safetensors(path)
     queries = tensors.pop(QUERIES, None)
-    with refusing(config):
-        best = asdict(Best()) if saved["best"] is None else saved["best"]
-        return {
-            **saved,
-            "classes": {**classes, "queries": queries},
-            "metrics": {
-                name: math.nan if value is None else value
-                for name, value in saved["metrics"].items()
-            },
-            "best": {**best, "weights": weights},
-            "model": tensors if weights == "raw" else {},
-            "ema": tensors if weights == "ema" else None,
-            **_untrained(),
-            "log": asdict(LogPosition()),
-        }
+
+    return {
+        **saved,
+        "classes": {**classes, "queries": queries},
+        "metrics": metrics,
+        "best": best,
+        "model": tensors if weights == "raw" else {},
+        "ema": tensors if weights == "ema" else None,
+        "optimizer": no_optimizer(),
+        "scaler": {},
+        "loss": {},
+        "log": asdict(LogPosition()),
+    }
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read config.json, and check that it is of this kind of checkpoint.
-
-    Raises:
-        CheckpointError: if it is not what `write` wrote.
-    """
+    """Read config.json, and check that `write` wrote it."""
     with refusing(path):
         content = json.loads(path.read_bytes())
         library, layout = content.get("library"), content.get("layout")
@@ -175,8 +145,3 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path} has layout {str(layout)[:40]}, this mldec reads {LAYOUT}: use a newer mldec"
         )
     return dict(content)
-
-
-def _untrained() -> dict[str, Any]:
-    """Return the parts of a checkpoint that only training needs, without content."""
-    return {"optimizer": {"state": {}, "param_groups": []}, "scaler": {}, "loss": {}}
