@@ -123,13 +123,13 @@ class Checkpoint:
     config: dict[str, Any]  # as `config.compose.to_dict` returns it; see `saved_config`
     classes: Classes
     transform: EvalTransform
-    model: dict[str, Tensor]  # empty if the moving average alone was published
-    ema: dict[str, Tensor] | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     best: Best = Best()
     epoch: int = 0  # number of finished epochs
     step: int = 0  # number of finished optimiser steps
     steps_per_epoch: int = 1
+    model: dict[str, Tensor]  # empty if the moving average alone was published
+    ema: dict[str, Tensor] | None = None
     optimizer: dict[str, Any] = field(default_factory=no_optimizer)
     scaler: dict[str, Any] = field(default_factory=dict)
     loss: dict[str, Any] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Checkpoint:
             "names": list(self.classes.names),
             "exclusive": self.classes.exclusive,
             "queries": self.classes.queries,
-            "origin": None if origin is None else asdict(origin),
+            "origin": origin and {**asdict(origin), "templates": list(origin.templates)},
         }
         if self.unseen is not None:
             state["unseen"] = list(self.unseen)

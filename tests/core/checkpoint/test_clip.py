@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ import pytest
 import torch
 from clip_towers import CLIP, clip_folder, siglip_folder, write_folder
 from PIL import Image
-from torch import Tensor
 
-from mldec.checkpoint import load_model
-from mldec.checkpoint.towers import check_start, convert
+from mldec.checkpoint import check_start, load_model
 from mldec.config.schema import Config
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, ConfigError
@@ -25,12 +22,6 @@ RESNET = {
     "custom_text": True,
     "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8, "head_width": 16},
 }
-KINDS = ("clip", "resnet", "siglip")
-
-
-def resnet_folder(folder: Path) -> Path:
-    """Write a CLIP-like model with a ResNet, whose images are resized bilinearly."""
-    return write_folder(folder, RESNET, {"interpolation": "bilinear"})
 
 
 @pytest.fixture(scope="module")
@@ -39,51 +30,36 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("towers")
     return {
         "clip": clip_folder(folder / "clip"),
-        "resnet": resnet_folder(folder / "resnet"),
+        "resnet": write_folder(folder / "resnet", RESNET, {"interpolation": "bilinear"}),
         "siglip": siglip_folder(folder / "siglip"),
     }
 
 
-def photo(sample_data: Path) -> Image.Image:
-    """Return a real photo."""
-    return Image.open(sorted((sample_data / "coco2014_mini").rglob("*.jpg"))[0]).convert("RGB")
-
-
-def theirs(folder: Path) -> tuple[Any, Callable[[Image.Image], Tensor]]:
-    """Return a model and its preparation of images, as open_clip loads them itself."""
-    model, _, prepare = open_clip.create_model_and_transforms(f"local-dir:{folder}")
-    return model.eval(), prepare
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_logits_are_open_clips(kind: str, folders: dict[str, Path], sample_data: Path) -> None:
-    model, prepare = theirs(folders[kind])
-    image = photo(sample_data)
+@pytest.mark.parametrize("kind", ["clip", "resnet", "siglip"])
+def test_pixels_and_logits_are_open_clips(
+    kind: str, folders: dict[str, Path], sample_data: Path
+) -> None:
+    model, _, prepare = open_clip.create_model_and_transforms(f"local-dir:{folders[kind]}")
+    model.eval()
+    photo = sorted((sample_data / "coco2014_mini").rglob("*.jpg"))[0]
+    image = Image.open(photo).convert("RGB")
+    assert image.width != image.height
     tokens = torch.randint(1, 60, (5, model.context_length))
     expected, _ = model.get_logits(prepare(image)[None], tokens)
-    words = model.encode_text(tokens, normalize=True)
-
-    loaded = load_model(f"clip:{folders[kind]}")
-    logits = loaded.model(loaded.transform(image)[None], words)
     assert expected.std() > 0.01
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
-    # A vector of another length means the same class.
-    torch.testing.assert_close(
-        loaded.model(loaded.transform(image)[None], 3 * words), logits, rtol=0, atol=1e-4
-    )
 
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_pixels_are_open_clips(kind: str, folders: dict[str, Path], sample_data: Path) -> None:
-    _, prepare = theirs(folders[kind])
-    image = photo(sample_data)
-    assert image.width != image.height
-
+    state = torch.get_rng_state()
     loaded = load_model(f"clip:{folders[kind]}")
+    assert torch.equal(torch.get_rng_state(), state)
     backbone = loaded.model.backbone
     pixels = (loaded.transform(image) / 255 - backbone.mean) / backbone.std
     torch.testing.assert_close(pixels, prepare(image), rtol=0, atol=1e-5)
+    words = model.encode_text(tokens, normalize=True)
+    # A vector of another length means the same class.
+    for vectors in (words, 3 * words):
+        logits = loaded.model(loaded.transform(image)[None], vectors)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
 
 
 def test_what_a_model_says_of_itself(folders: dict[str, Path]) -> None:
@@ -94,7 +70,7 @@ def test_what_a_model_says_of_itself(folders: dict[str, Path]) -> None:
     assert loaded.classes.queries is not None
     assert loaded.classes.queries.shape == (0, 16)
     assert loaded.path == folders["siglip"] / "open_clip_model.safetensors"
-    assert not loaded.of_run
+    assert (loaded.of_run, loaded.weights) == (False, "raw")
     assert loaded.model.backbone.num_features == 16
 
     # Without an offset of the logits, the scores are relative.
@@ -113,34 +89,32 @@ def with_images(folder: Path, target: Path, **settings: Any) -> str:
     return f"clip:{target}"
 
 
-def test_images_that_cannot_be_prepared_alike(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_images_that_are_prepared_in_another_way(folders: dict[str, Path], tmp_path: Path) -> None:
     source = with_images(folders["clip"], tmp_path / "long", resize_mode="longest")
     with pytest.raises(CheckpointError, match=r"^clip:.*in the mode 'longest', and only"):
-        convert(source)
-
+        load_model(source)
     wide = {**CLIP, "vision_cfg": {**CLIP["vision_cfg"], "image_size": [32, 48]}}
-    source = f"clip:{write_folder(tmp_path / 'wide', wide, {})}"
     with pytest.raises(CheckpointError, match="to 32 x 48 pixels"):
-        convert(source)
+        load_model(f"clip:{write_folder(tmp_path / 'wide', wide, {})}")
 
-
-def test_one_number_stands_for_three_channels(folders: dict[str, Path], tmp_path: Path) -> None:
+    # One number stands for three channels.
     source = with_images(folders["clip"], tmp_path / "grey", mean=0.5, std=0.25)
-    backbone = convert(source).config["backbone"]
+    backbone = load_model(source).config.backbone
     assert (backbone["mean"], backbone["std"]) == ([0.5] * 3, [0.25] * 3)
 
 
 def test_options_without_effect_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    source = f"clip:{folders['clip']}"
-    with pytest.raises(CheckpointError, match="one set of weights: leave --weights out"):
-        load_model(source, "ema")
-    with pytest.raises(CheckpointError, match=r"--image-size 64: clip:.* one size only"):
-        load_model(source, image_size=64)
-
     names = tmp_path / "names.txt"
     names.write_text("cat\ndog\n")
-    with pytest.raises(ConfigError, match="--class-names has no effect: clip:"):
-        load_model(source, class_names=names)
+    # Before the model is opened.
+    with pytest.raises(
+        CheckpointError, match=r"^clip:none has one set of weights: leave --weights"
+    ):
+        load_model("clip:none", "ema")
+    with pytest.raises(ConfigError, match="--class-names has no effect: clip:none"):
+        load_model("clip:none", class_names=names)
+    with pytest.raises(CheckpointError, match=r"--image-size 64: clip:.* one size only"):
+        load_model(f"clip:{folders['clip']}", image_size=64)
 
 
 @pytest.mark.parametrize("setting", ["init", "resume"])
@@ -149,9 +123,3 @@ def test_a_run_does_not_start_from_one(setting: str) -> None:
     config = Config(name="x", data={}, backbone={}, head={}, loss={}, **start)
     with pytest.raises(ConfigError, match=rf"^{setting}=clip:ViT-B-32:openai: .*backbone=timm"):
         check_start(config)
-
-
-def test_the_global_random_state_stays(folders: dict[str, Path]) -> None:
-    state = torch.get_rng_state()
-    load_model(f"clip:{folders['clip']}")
-    assert torch.equal(torch.get_rng_state(), state)
