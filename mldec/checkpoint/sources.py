@@ -22,7 +22,16 @@ from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from mldec.checkpoint import published
 from mldec.config.schema import Config
 from mldec.data.text_encoder import PREFIX
-from mldec.errors import CheckpointError, ConfigError, brief, printable, refusing, suggest
+from mldec.errors import (
+    CheckpointError,
+    ConfigError,
+    UserError,
+    brief,
+    printable,
+    refusing,
+    suggest,
+    writing,
+)
 from mldec.files.cached import cache_folder
 from mldec.files.results import replacing
 from mldec.files.run_folder import find_checkpoint
@@ -121,11 +130,7 @@ def released_file(name: str) -> Path:
     if path.is_file():
         return path
 
-    remedy = (
-        f"since 2026-05-14 the authors' links are reported to answer 403 ({_REPORT}): pass a copy "
-        f"that you have, as /path/to/{path.name}, in place of the zoo: name, or put it at {path}"
-    )
-    with refusing(url, remedy=remedy):
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(path.name + ".lock")):
             # Another process may have downloaded it while this one waited.
@@ -144,13 +149,21 @@ def _download(url: str, path: Path) -> None:
         disable_progress_bars()
 
     with replacing(path, durable=True) as file:
-        http_get(url, file, displayed_filename=path.name)
-        file.flush()
-
         temporary = Path(file.name)
-        with temporary.open("rb") as start:
-            if start.read(1) in (b"", b"<"):
-                raise CheckpointError(f"{url}: the answer is empty or an HTML page, not a file")
+        try:
+            http_get(url, file, displayed_filename=path.name)
+            file.flush()
+            with temporary.open("rb") as start:
+                if start.read(1) in (b"", b"<"):
+                    raise ValueError("the answer is empty or an HTML page, not a file")
+        except Exception as error:
+            # The client raises its own classes, those of its HTTP library, and OSError.
+            raise CheckpointError(
+                f"cannot download {url} ({brief(error)}); since 2026-05-14 the authors' links are "
+                f"reported to answer 403 ({_REPORT}): pass a copy that you have, as "
+                f"/path/to/{path.name}, in place of the zoo: name, or put it at {path}"
+            ) from error
+
         # The hash goes first: a file without one would pass for a file that was put there by hand.
         write_hashes(path, [sha256_of(temporary)])
 
@@ -185,13 +198,23 @@ def published_file(address: str) -> Path:
             )
             return Path(cached)
 
-        # The small file first: it tells whether the other one is of use.
-        api = HfApi()
-        config = api.hf_hub_download(repository, published.CONFIG, revision=info.sha)
-        published.read_config(Path(config))
-        path = Path(api.hf_hub_download(repository, published.WEIGHTS, revision=info.sha))
+        if isinstance(cached, str) and Path(cached).parent.name == info.sha:
+            path = Path(cached)
+        else:
+            path = _download_published(repository, revision or None)
     log.info(f"{HUB}{address} is commit {path.parent.name}")
     return path
+
+
+def _download_published(repository: str, revision: str | None) -> Path:
+    """Download both files of one commit, the small one first, which tells what the other is."""
+    api = HfApi()
+    config = Path(api.hf_hub_download(repository, published.CONFIG, revision=revision))
+    published.read_config(config)
+
+    # The folder in the cache has the name of the commit. The branch may have moved meanwhile.
+    commit = config.parent.name
+    return Path(api.hf_hub_download(repository, published.WEIGHTS, revision=commit))
 
 
 def check_repository(repository: str) -> None:
@@ -248,6 +271,8 @@ def _asking(address: str) -> Iterator[None]:
     with refusing(f"{HUB}{address}", remedy="check the network and the disk"):
         try:
             yield
-        except HfHubHTTPError as error:
+        except UserError:
+            raise
+        except (HfHubHTTPError, ValueError) as error:
             # What the Hub says is not in the first line: which name it lacks, and how to log in.
             raise CheckpointError(f"{HUB}{address}: {printable(str(error))[:600]}") from error

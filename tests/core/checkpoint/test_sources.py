@@ -10,7 +10,7 @@ import pytest
 
 from mldec.checkpoint import load_model, local, sources
 from mldec.checkpoint.sources import RELEASED, released_file
-from mldec.errors import CheckpointError
+from mldec.errors import CheckpointError, DataError
 from mldec.files.torch_files import known_hashes, sha256_of
 
 NAME = "tresnet_l_coco_448"
@@ -60,8 +60,8 @@ def test_a_file_is_fetched_once_with_its_hash_beside_it(server: Server, tmp_path
     ("body", "error", "reason"),
     [
         (b"half of it", ConnectionError("403 Forbidden"), "ConnectionError: 403 Forbidden"),
-        (b"<html>no such file</html>", None, "an HTML page, not a file"),
-        (b"", None, "the answer is empty"),
+        (b"<html>no such file</html>", None, "ValueError: the answer is empty or an HTML page"),
+        (b"", None, "ValueError: the answer is empty"),
     ],
 )
 def test_a_download_that_fails_is_one_line_and_leaves_no_file(
@@ -71,8 +71,7 @@ def test_a_download_that_fails_is_one_line_and_leaves_no_file(
     with pytest.raises(CheckpointError) as caught:
         released_file(NAME)
     message = str(caught.value)
-    assert message.startswith(f"{RELEASED[NAME].folder}{FILE} cannot be used (")
-    assert reason in message
+    assert message.startswith(f"cannot download {RELEASED[NAME].folder}{FILE} ({reason}")
     assert "the authors' links are reported to answer 403" in message
     path = tmp_path / "mldec" / "zoo" / FILE
     assert message.endswith(f"/path/to/{FILE}, in place of the zoo: name, or put it at {path}")
@@ -82,7 +81,7 @@ def test_a_download_that_fails_is_one_line_and_leaves_no_file(
 
 def test_a_folder_that_cannot_be_written_is_one_line(server: Server, tmp_path: Path) -> None:
     (tmp_path / "mldec").touch()
-    with pytest.raises(CheckpointError, match=r"cannot be used .*\((Not a directory|File exists)"):
+    with pytest.raises(DataError, match=r"cannot write .*: (Not a directory|File exists)"):
         released_file(NAME)
 
 

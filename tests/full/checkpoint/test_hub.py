@@ -61,7 +61,10 @@ def test_a_checkpoint_is_downloaded_once_and_its_commit_is_said(
     assert path.read_bytes() == (folder / WEIGHTS).read_bytes()
     assert path.parent.name == commit
     downloads = [line for line in hub.asked if line.startswith("GET /me/")]
-    assert downloads == [f"GET /{NAME}/resolve/{commit}/{name}" for name in (CONFIG, WEIGHTS)]
+    assert downloads == [
+        f"GET /{NAME}/resolve/main/{CONFIG}",
+        f"GET /{NAME}/resolve/{commit}/{WEIGHTS}",
+    ]
 
     # A branch is asked for once more, a commit never again.
     hub.asked.clear()

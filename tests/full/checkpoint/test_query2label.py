@@ -15,7 +15,6 @@ from timm.models.swin_transformer import checkpoint_filter_fn
 from torch import Tensor
 
 from mldec.checkpoint import load_model
-from mldec.checkpoint.released import backbone_node
 from mldec.errors import CheckpointError
 from mldec.heads.query2label import Query2Label
 
@@ -142,54 +141,6 @@ def test_a_cvt_gives_the_logits_of_the_official_formulas(cvt_file: Any) -> None:
         assert tokens.shape == (2, 36, 384)
         torch.testing.assert_close(loaded.model.backbone(images), tokens, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(loaded.model(images), head(tokens), rtol=1e-4, atol=1e-4)
-
-
-def test_the_published_networks_are_told_by_their_sizes() -> None:
-    path = Path("q2l.pkl")
-    for name, channels in (
-        ("swin_large_patch4_window12_384", 1536),
-        ("swin_base_patch4_window7_224", 1024),
-    ):
-        with torch.device("meta"):
-            network = timm.create_model(name, num_classes=0)
-        assert network.num_features == channels
-        weights = {f"backbone.network.{key}": v for key, v in network.state_dict().items()}
-        node = backbone_node(weights, 384, path)
-        assert node == {
-            "_target_": "mldec.backbones.TimmBackbone",
-            "name": name,
-            "image_size": 384,
-        }
-
-    transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
-    sizes = {"embed_dim": [192, 768, 1024], "num_heads": [3, 12, 16], "depth": [2, 2, 20]}
-    with torch.device("meta"):
-        network = transformers.CvtForImageClassification(transformers.CvtConfig(**sizes))
-    weights = {f"backbone.network.{key}": v for key, v in network.state_dict().items()}
-    node = backbone_node(weights, 384, path)
-    assert node["config"] == {"model_type": "cvt", **sizes}
-    assert (node["name"], node["mean"]) == ("microsoft/cvt-w24-384-22k", MEAN)
-
-
-@pytest.mark.parametrize(
-    ("lost", "more", "part"),
-    [
-        ("layers.3.blocks.1.", {}, "holds a Swin of blocks (2, 2, 6, 1) and width 96"),
-        ("layers.2.blocks.3.norm1.weight", {}, "1 tensor is missing (backbone.network.layers.2."),
-        ("none", {"layers.2.extra": torch.zeros(1)}, "1 tensor is unexpected"),
-        ("none", {"patch_embed.proj.weight": torch.tensor(1.0)}, "and width 0"),
-    ],
-)
-def test_a_file_that_does_not_fit_is_refused(
-    swin_file: Any, tmp_path: Path, lost: str, more: dict[str, Tensor], part: str
-) -> None:
-    _, state, head = swin_file
-    state = {key: value for key, value in state.items() if not key.startswith(lost)} | more
-    path = saved(tmp_path / "q2l.pkl", state, head, 7)
-    with pytest.raises(CheckpointError) as caught:
-        load_model(path, image_size=224)
-    assert part in str(caught.value)
-    assert str(path) in str(caught.value)
 
 
 def test_the_size_that_is_built_in_can_be_named_again(
