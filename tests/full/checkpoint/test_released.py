@@ -12,12 +12,11 @@ import official
 import pytest
 import torch
 from PIL import Image
-from support import QUICK, one_line
+from support import one_line
 from torch import Tensor, nn
 
-from mldec import checkpoint
 from mldec.backbones import TimmBackbone
-from mldec.checkpoint import load_model, published
+from mldec.checkpoint import load_model
 from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import Query2Label
@@ -327,30 +326,3 @@ def test_a_released_open_images_file_is_evaluated_on_the_data(
     assert found["metrics"]["classes_valid"] == 2
     assert list(found["per_class"])[4:6] == ["Thing 4 (4)", "Thing 5"]
     assert list(found["per_class"])[-1] == "Thing 4 (9604)"
-
-
-def test_every_command_takes_a_published_folder(
-    cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    best, folder = digits_run / "checkpoints" / "best.pt", tmp_path / "mine"
-    saved = checkpoint.load(best)
-    published.write(folder, published.with_weights(saved, saved.best.weights, best))
-    few = ["--plugin", "patches", "data.val_images=20"]
-    outcomes = [cli("evaluate", path, *few) for path in (best, folder, folder / published.WEIGHTS)]
-    tables = [outcome.out.splitlines()[1:] for outcome in outcomes]
-    assert tables[0] == tables[1] == tables[2]
-    assert len(tables[0]) > 5
-
-    # A calibrated copy is a file of the other kind, beside it.
-    status, _, err = cli("calibrate", folder, *few)
-    assert status == 0, err
-    copy = folder / "model.calibrated.pt"
-    assert load_model(copy, plugins=["patches"]).calibration is not None
-
-    model = load_model(best, plugins=["patches"]).model
-    assert " of " in checkpoint.initialise(model, folder)
-    for name in (str(folder / published.WEIGHTS), "hf:me/mine"):
-        status, _, err = cli("train", *QUICK, f"resume={name}", "name=again")
-        assert status == 1
-        one_line(err, "a published checkpoint holds no training state", f"pass init={name}")
