@@ -17,7 +17,6 @@ A zero-shot checkpoint takes word vectors [K, D] as a second input, or scores th
 
 import argparse
 import io
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -48,10 +47,9 @@ from mldec.errors import (
     brief,
     complain,
     say,
-    writing,
 )
 from mldec.evaluators.average_precision import average_precision
-from mldec.files.results import check_targets
+from mldec.files.results import check_targets, replacing
 from mldec.files.torch_files import sha256_of
 from mldec.predict import engine as onnx_file
 from mldec.predict.engine import (
@@ -611,20 +609,15 @@ def run(args: argparse.Namespace) -> None:
     content = to_bytes(program, loaded, metadata, args)
 
     # The file gets its name only after it has proved to answer as the checkpoint does.
-    temporary = out.with_name(f".{out.stem[:40]}.{os.getpid()}.tmp{out.suffix}")
-    try:
-        with writing(out):
-            temporary.write_bytes(content)
+    with replacing(out) as file:
+        file.write(content)
+        file.flush()
         exported: Exported
         if out.suffix == ONNX:
-            exported = onnx_file.OnnxFile(temporary)
+            exported = onnx_file.OnnxFile(Path(file.name))
         else:
             exported = TorchFile(content, metadata)
         sentences = list(proofs(exported, program, loaded, args))
-        with writing(out):
-            temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
 
     count = "as many classes as word vectors" if program.asks else f"{len(loaded.classes)} classes"
     say(

@@ -99,6 +99,6 @@ def test_bad_names_end_in_one_line(cli: Cli, best: Path, tmp_path: Path) -> None
 
     (tmp_path / "names.txt").write_text("a\nb\n")
     words = ["--plugin", "patches", "--class-names", tmp_path / "names.txt"]
-    status, _, err = cli("predict", best, *words, tmp_path)
+    status, _, err = cli("evaluate", best, *words)
     assert status == 1
     one_line(err, "best.pt", "it has 10 classes, the file names 2; write one class name per line")

@@ -9,7 +9,7 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 
-from mldec.checkpoint import Calibration, Checkpoint, load_model, portable
+from mldec.checkpoint import Calibration, Checkpoint, load_model, published
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.types import Classes
 from mldec.publish import (
@@ -47,7 +47,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
     """What is known of a model of three classes; tests replace some of it."""
     folder = tmp_path_factory.mktemp("card")
     saved = Checkpoint.from_state(hostile.good(), folder)
-    portable.write(folder, portable.with_weights(saved, "raw", folder))
+    published.write(folder, published.with_weights(saved, "raw", folder))
     return Known(
         repository="me/mine",
         checkpoint=replace(saved, fingerprint=None, git=None),

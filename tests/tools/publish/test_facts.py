@@ -8,7 +8,7 @@ from typing import Any
 import hostile
 import pytest
 
-from mldec.checkpoint import Checkpoint, Loaded, load_model, portable
+from mldec.checkpoint import Checkpoint, Loaded, load_model, published
 from mldec.publish import command_of, cost_of, published_config, start_of, without_folders
 from mldec.runtime.facts import count_parameters, multiply_accumulates
 
@@ -21,7 +21,7 @@ def saved() -> Checkpoint:
 @pytest.fixture(scope="module")
 def loaded(saved: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     folder = tmp_path_factory.mktemp("facts")
-    portable.write(folder, portable.with_weights(saved, "raw", folder))
+    published.write(folder, published.with_weights(saved, "raw", folder))
     return load_model(folder)
 
 
