@@ -18,14 +18,15 @@ from torch import Tensor, nn
 from mldec import build
 from mldec.checkpoint import clip, published, released
 from mldec.checkpoint.classes import check_count, read_class_names
-from mldec.checkpoint.sources import is_tower, local
+from mldec.checkpoint.sources import local
 from mldec.checkpoint.state import Calibration, Checkpoint
 from mldec.config.compose import parse, to_dict
 from mldec.config.schema import PARTS, Config
 from mldec.data.fingerprint import Fingerprint
+from mldec.data.text_encoder import PREFIX
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
-from mldec.errors import CheckpointError, ConfigError, refusing
+from mldec.errors import CheckpointError, ConfigError, DataError, refusing
 from mldec.files.torch_files import SUFFIX, read_torch, versions
 from mldec.model import Classifier
 from mldec.runtime import distributed, facts
@@ -114,7 +115,7 @@ def load_model(
 
     with _standard_torch():
         of_run = False
-        if is_tower(path):
+        if str(path).startswith(PREFIX):
             if weights == "ema":
                 raise CheckpointError(f"{path} has one set of weights: leave --weights out")
             if names is not None:
@@ -137,16 +138,8 @@ def load_model(
                     check_count(names, len(checkpoint.classes))
                     checkpoint = _renamed(checkpoint, names)
 
-        tensors, chosen = checkpoint.weights(weights, file)
-        calibration = checkpoint.calibration
-        if calibration is not None and calibration.weights != chosen:
-            log.warning(
-                f"{file} was calibrated with its {calibration.weights} weights: its thresholds are "
-                f"not used with the {chosen} ones"
-            )
-            calibration = None
-
         with refusing(file):
+            tensors, chosen = checkpoint.weights(weights)
             # Inference needs the backbone and the head only: an argument of the data that was
             # renamed since must not make a checkpoint unusable.
             config, parts = _parts_of(checkpoint, plugins, build.MODEL_PARTS)
@@ -157,9 +150,17 @@ def load_model(
             if not plugins:
                 with torch.device("meta"):
                     outline = build.model(parts, checkpoint.classes, pretrained=False)
-                check_fit(outline, tensors, file, optional=optional)
+                check_fit(outline, tensors, optional)
             model = build.model(parts, checkpoint.classes, pretrained=False)
-            load_strict(model, tensors, file, optional=optional)
+            load_strict(model, tensors, file, optional)
+
+    calibration = checkpoint.calibration
+    if calibration is not None and calibration.weights != chosen:
+        log.warning(
+            f"{file} was calibrated with its {calibration.weights} weights: its thresholds are "
+            f"not used with the {chosen} ones"
+        )
+        calibration = None
 
     transform = checkpoint.transform
     if image_size not in (None, transform.image_size):
@@ -236,7 +237,7 @@ def initialise(model: nn.Module, path: str | Path) -> str:
     with refusing(path):
         state = _read(path)
         if "format" in state:
-            tensors, _ = Checkpoint.from_state(state, path).weights(None, path)
+            tensors, _ = Checkpoint.from_state(state, path).weights(None)
         else:
             tensors = released.tensors(state)
         return copy_fitting(model, tensors, path)
@@ -331,13 +332,9 @@ def match_tensors(
 
 
 def check_fit(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    path: Path,
-    *,
-    optional: tuple[str, ...] = (),
+    model: nn.Module, tensors: Mapping[str, Tensor], optional: tuple[str, ...] = ()
 ) -> None:
-    """Raise a `CheckpointError` unless all tensors match the model's in name and shape.
+    """Raise a `DataError` unless all tensors match the model's in name and shape.
 
     The model may be on the meta device. Tensors with the endings `optional` may be missing.
     """
@@ -353,21 +350,16 @@ def check_fit(
             # The names come from the file: cut long ones, so that the message stays readable.
             examples = ", ".join(name[:LONGEST] for name in names[:NAMED])
             plural = "tensor is" if len(names) == 1 else "tensors are"
-            raise CheckpointError(
-                f"{path} does not fit the model: {len(names)} {plural} {what} ({examples})"
-            )
+            raise DataError(f"it does not fit the model: {len(names)} {plural} {what} ({examples})")
 
 
 def load_strict(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    path: Path,
-    *,
-    optional: tuple[str, ...] = (),
+    model: nn.Module, tensors: Mapping[str, Tensor], path: Path, optional: tuple[str, ...] = ()
 ) -> None:
-    """Copy tensors to a model that they must fit; see `check_fit`."""
-    check_fit(model, tensors, path, optional=optional)
-    model.load_state_dict(dict(tensors), strict=not optional)
+    """Copy tensors, of the file at `path`, to a model that they must fit; see `check_fit`."""
+    with refusing(path):
+        check_fit(model, tensors, optional)
+        model.load_state_dict(dict(tensors), strict=not optional)
 
 
 def copy_fitting(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> str:

@@ -8,16 +8,19 @@ A folder, or a repository on the Hugging Face Hub, holds two files:
 `mldec.publish` writes it. There is no training state: a run can start from it, but not go on.
 """
 
+import hashlib
 import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from mldec.checkpoint.state import Best, Checkpoint, LogPosition, no_optimizer
 from mldec.errors import CheckpointError, refusing
 from mldec.files.results import write_file
-from mldec.files.torch_files import SUFFIX, read_safetensors, sha256_of, write_safetensors
+from mldec.files.torch_files import SUFFIX, sha256_of, write_safetensors
 
 CONFIG, WEIGHTS = "config.json", f"model{SUFFIX}"
 LIBRARY, LAYOUT = "mldec", 1
@@ -31,7 +34,8 @@ def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint
 
     What is known of the other set is left out: the best result, and the calibration.
     """
-    tensors, _ = checkpoint.weights(weights, path)
+    with refusing(path):
+        tensors, _ = checkpoint.weights(weights)
     best, calibration = checkpoint.best, checkpoint.calibration
     if best.metric is None or best.weights != weights:
         best = Best(weights=weights)
@@ -54,7 +58,7 @@ def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint
 def write(folder: Path, checkpoint: Checkpoint) -> None:
     """Write the two files of a checkpoint from `with_weights`, and read them back."""
     weights = checkpoint.best.weights
-    tensors, _ = checkpoint.weights(weights, folder)
+    tensors, _ = checkpoint.weights(weights)
     queries = checkpoint.classes.queries
     if queries is not None:
         tensors = {**tensors, QUERIES: queries}
@@ -107,15 +111,16 @@ def read(path: Path) -> dict[str, Any]:
         }
         best = {**best, "weights": weights}
 
-    with refusing(path):
-        actual = sha256_of(path)
+    with refusing(path), path.open("rb") as file:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+        # The library checks that the tensors fill the file without gaps and overlaps.
+        tensors = load_file(path) if actual == expected else {}
     if actual != expected:
         # In the cache of the hub the file is a link: what it leads to must go.
         raise CheckpointError(
             f"{path} is damaged: its sha256 is {actual}, not the {expected} of {CONFIG}; delete "
             f"{path.resolve()}, and fetch it anew"
         )
-    tensors = read_safetensors(path)
     queries = tensors.pop(QUERIES, None)
     # Aligned in memory, where the last bit of a product depends on it.
     queries = None if queries is None else queries.clone()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, VectorOrigin
-from mldec.errors import CheckpointError, DataError, refusing
+from mldec.errors import DataError, refusing
 
 FORMAT = 2
 SCOPES = ("class", "global")  # of a threshold
@@ -72,19 +72,16 @@ class Calibrated(nn.Module):
 
 def fits_classes(calibration: Calibration, classes: Classes) -> bool:
     """Tell whether a calibration has as many numbers as the classes of its checkpoint need."""
-    # One label per image needs no threshold, and word vectors stand for any classes.
+    # Word vectors stand for any classes, and one label per image needs no threshold.
+    of_class = len(classes) if classes.queries is None and not classes.exclusive else 1
+    thresholds = 1 if calibration.scope == "global" else of_class
     if classes.exclusive:
         thresholds = 0
-    elif classes.queries is not None or calibration.scope == "global":
-        thresholds = 1
-    else:
-        thresholds = len(classes)
 
-    scores = {1} if classes.exclusive or classes.queries is not None else {1, len(classes)}
     return (
         len(calibration.thresholds) == thresholds
-        and len(calibration.slopes) in scores
-        and len(calibration.offsets) in scores
+        and len(calibration.slopes) in (1, of_class)
+        and len(calibration.offsets) in (1, of_class)
         and (calibration.objective is None) == (calibration.scope is None) == classes.exclusive
     )
 
@@ -188,19 +185,19 @@ class Checkpoint:
             }
             return cls(**values)
 
-    def weights(self, name: str | None, path: Path) -> tuple[dict[str, Tensor], str]:
+    def weights(self, name: str | None) -> tuple[dict[str, Tensor], str]:
         """Return a set of weights and its name, "ema" or "raw"; None is the set that scored best.
 
         Raises:
-            CheckpointError: that names `path`, if the file does not hold this set.
+            DataError: if the file does not hold this set.
         """
         chosen = self.best.weights if name is None else name
         tensors = self.model if chosen == "raw" else self.ema
 
         if tensors is None:
-            raise CheckpointError(f"{path} holds no moving average: pass --weights raw")
+            raise DataError("it holds no moving average: pass --weights raw")
         if not tensors:
-            raise CheckpointError(f"{path} holds the moving average only: pass --weights ema")
+            raise DataError("it holds the moving average only: pass --weights ema")
         return tensors, chosen
 
 

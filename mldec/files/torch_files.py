@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors.torch import load_file
 from safetensors.torch import save as packed
 from torch import Tensor
 
@@ -186,12 +185,6 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items()
     }
     write_file(path, packed(separate, {"format": "pt"}))
-
-
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Read a file of tensors; the library checks that they fill it without gaps and overlaps."""
-    with refusing(path):
-        return load_file(path)
 
 
 def hash_record(path: Path) -> Path:

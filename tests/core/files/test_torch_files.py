@@ -3,7 +3,6 @@
 import hashlib
 import os
 import random
-import struct
 import subprocess
 import sys
 import zipfile
@@ -12,12 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from hostile import Runs
-from safetensors.torch import save as packed
+from safetensors.torch import load_file
 
 from mldec.errors import CheckpointError, DataError
 from mldec.files.torch_files import (
     known_hashes,
-    read_safetensors,
     read_torch,
     save,
     snapshot,
@@ -152,24 +150,22 @@ def test_damage_is_found_wherever_it_is(last: Path) -> None:
     [
         (b"", "is no file of tensors, but an empty file: download it again"),
         (b"<html>404 Not Found</html>", "but a web page: download it again"),
-        (b"\x80\x02}q\x00.", ""),
+        (b"\x80\x02}q\x00", ""),
         *((random.Random(seed).randbytes(5000), "") for seed in range(10)),
     ],
 )
 def test_what_is_no_file_of_tensors_is_refused_in_one_line(
     tmp_path: Path, content: bytes, fault: str
 ) -> None:
-    for name, read in (("x.pt", read_torch), ("x.safetensors", read_safetensors)):
-        path = tmp_path / name
-        path.write_bytes(content)
-        try:
-            assert read(path) == {}, "the pickle of an empty dictionary"
-        except CheckpointError as error:
-            message = str(error)
-            assert message.startswith(f"{path} ")
-            assert name != "x.pt" or fault in message
-            assert "\n" not in message
-            assert len(message) < 600
+    path = tmp_path / "x.pt"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        read_torch(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path} ")
+    assert fault in message
+    assert "\n" not in message
+    assert len(message) < 600
 
 
 def test_an_archive_of_something_else_and_a_pipe_are_refused(tmp_path: Path) -> None:
@@ -206,23 +202,9 @@ def test_safetensors_come_back_bit_for_bit(tmp_path: Path) -> None:
         "second": shared,
     }
     write_safetensors(path, tensors)
-    again = read_safetensors(path)
+    again = load_file(path)
     assert again.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert (again[name].dtype, again[name].shape) == (tensor.dtype, tensor.shape)
         same = again[name].contiguous().view(-1).view(torch.uint8)
         assert torch.equal(same, tensor.contiguous().view(-1).view(torch.uint8)), name
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        struct.pack("<Q", 2**60),
-        packed({"a": torch.zeros(9)})[:-1],
-        packed({"a": torch.zeros(9)}) + b"x",
-    ],
-)
-def test_a_damaged_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "x.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"x\.safetensors cannot be used \("):
-        read_safetensors(tmp_path / "x.safetensors")
