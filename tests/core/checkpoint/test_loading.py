@@ -281,9 +281,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_loaded(
 ) -> None:
     model = Small()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(
-        CheckpointError, match=rf"^x\.pt cannot .* not fit the model: {fault}"
-    ):
+    with pytest.raises(CheckpointError, match=rf"^x\.pt cannot .* not fit the model: {fault}"):
         load_strict(model, ones(change), PATH)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])

@@ -1,8 +1,6 @@
 """`hf:owner/name[@revision]` against a server on this machine that speaks the Hub's protocol."""
 
-import errno
 import logging
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,6 @@ import hostile
 import huggingface_hub
 import pytest
 import torch
-from huggingface_hub import HfApi
 
 from mldec import checkpoint
 from mldec.checkpoint import Checkpoint, load_model, local, published
@@ -185,23 +182,13 @@ def test_an_upload_is_one_commit_that_can_be_loaded(
     assert set(repository.commits[commit]) == {".gitattributes", "README.md", CONFIG, WEIGHTS}
     assert local(f"hf:{NAME}@{commit}").read_bytes() == (folder / WEIGHTS).read_bytes()
 
-    # The same files once more are the same commit or another one; both can be loaded.
-    again = upload(folder, NAME, private=False)
-    assert local(f"hf:{NAME}@{again}").is_file()
-
-
-def test_private_means_private(
-    hub: fake_hub.Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", fake_hub.WRITER)
+    # Private means private.
     for _ in range(2):
         upload(folder, "me/secret", private=True)
         assert hub.repositories["me/secret"].private
-
-    hub.repositories["me/public"] = fake_hub.Repository()
-    with pytest.raises(CheckpointError, match=r"--private: me/public exists and is public"):
-        upload(folder, "me/public", private=True)
-    assert len(hub.repositories["me/public"].commits) == 1
+    with pytest.raises(CheckpointError, match=rf"--private: {NAME} exists and is public"):
+        upload(folder, NAME, private=True)
+    assert len(repository.commits) == 2
 
 
 def test_an_upload_that_is_not_allowed_is_one_line(
@@ -224,13 +211,3 @@ def test_an_upload_that_is_not_allowed_is_one_line(
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(CheckpointError, match=r"\(ConnectError.* check the network"):
         upload(folder, NAME, private=False)
-
-
-def test_a_full_disk_is_named(
-    hub: fake_hub.Hub, commit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: object, **options: object) -> str:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(HfApi, "hf_hub_download", full)
-    refused(NAME, "(No space left on device)", "the disk")

@@ -9,10 +9,13 @@ from typing import Any
 import fill
 import numpy as np
 import official
+import official_cvt
 import pytest
+import timm
 import torch
 from PIL import Image
 from support import one_line
+from timm.models.swin_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
 from mldec.backbones import TimmBackbone
@@ -43,6 +46,51 @@ def tresnet_layout(model: nn.Module) -> dict[str, Tensor]:
                 key = re.sub(rf"\b{re.escape(new)}\b", old, key)
             names[key] = value
     return names
+
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+SIZES = {"embed_dim": 64, "mlp_dim": 96, "input_proj": True}
+# Our names in the head -> those of lib/models/query2label.py and transformer.py.
+HEAD = [
+    (r"^encoder\.", "transformer.encoder.layers."),
+    (r"^decoder\.", "transformer.decoder.layers."),
+    (r"^norm\.", "transformer.decoder.norm."),
+    (r"cross_attn", "multihead_attn"),
+    (r"mlp\.0", "linear1"),
+    (r"mlp\.3", "linear2"),
+    (r"^queries$", "query_embed.weight"),
+    (r"^fc_weight$", "fc.W"),
+    (r"^fc_bias$", "fc.b"),
+]
+
+
+def random_weights(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
+    """Return random weights, the variances positive and the scales near 1."""
+    torch.manual_seed(0)
+    state = {key: 0.02 * torch.randn(shape) for key, shape in shapes.items()}
+    for key in state:
+        if key.endswith("running_var") or re.search(r"(norm\d?|bn)\.weight$", key):
+            state[key] = 1 + state[key].abs()
+    return state
+
+
+def official_head(head: Query2Label) -> dict[str, Tensor]:
+    state = {}
+    for key, value in head.state_dict().items():
+        for ours, theirs in HEAD:
+            key = re.sub(ours, theirs, key)
+        value = value[None] if key in ("fc.W", "fc.b") else value
+        state[key] = value[..., None, None] if key == "input_proj.weight" else value
+    return state
+
+
+def saved(path: Path, backbone: dict[str, Tensor], head: Query2Label) -> Path:
+    """Save a file as main_mlc.py does, with the buffer of the position encoding."""
+    state = {f"backbone.0.{key}": value for key, value in backbone.items()}
+    state |= {"backbone.1.pe": torch.zeros(1, 64, 2, 2), **official_head(head)}
+    state = {f"module.{key}": value for key, value in state.items()}
+    torch.save({"state_dict": state, "epoch": 9, "best_mAP": 90.5}, path)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -183,38 +231,15 @@ def test_a_file_without_names_has_none_to_write(
 
 @pytest.mark.parametrize("self_attention", [False, True])
 @pytest.mark.parametrize("network", ["resnet101", "tresnet_l", "tresnet_v2_l"])
-def test_query2label_files(save: Callable[..., Path], network: str, self_attention: bool) -> None:
+def test_query2label_files(tmp_path: Path, network: str, self_attention: bool) -> None:
     torch.manual_seed(0)
-    sizes = {"embed_dim": 64, "mlp_dim": 96, "input_proj": True, "self_attention": self_attention}
     backbone = TimmBackbone(network)
-    model = Classifier(backbone, Query2Label(backbone.num_features, 80, **sizes)).eval()
-    state = {}
-    for key, value in tresnet_layout(Classifier(backbone, nn.Identity())).items():
-        state[f"module.backbone.0.body.{key.removeprefix('body.')}"] = value
-    for key, value in model.head.state_dict().items():
-        for old, new in [
-            ("encoder.", "transformer.encoder.layers."),
-            ("decoder.", "transformer.decoder.layers."),
-        ]:
-            key = re.sub(rf"^{old}", new, key)
-        key = re.sub(r"^norm\.", "transformer.decoder.norm.", key)
-        for old, new in [
-            ("cross_attn", "multihead_attn"),
-            ("mlp.0", "linear1"),
-            ("mlp.3", "linear2"),
-        ]:
-            key = key.replace(old, new)
-        key = {"queries": "query_embed.weight", "fc_weight": "fc.W", "fc_bias": "fc.b"}.get(
-            key, key
-        )
-        value = value[None] if key.startswith("fc.") else value
-        state["module." + key] = value[..., None, None] if key == "input_proj.weight" else value
-    state["module.backbone.1.pe"] = torch.zeros(1, 64, 2, 2)
-    loaded = load_model(
-        save({"state_dict": state, "best_mAP": 85.0}, "checkpoint.pkl"),
-        image_size=64,
-    )
+    head = Query2Label(backbone.num_features, 80, self_attention=self_attention, **SIZES)
+    body = tresnet_layout(Classifier(backbone, nn.Identity()))
+    body = {f"body.{key.removeprefix('body.')}": value for key, value in body.items()}
+    loaded = load_model(saved(tmp_path / "checkpoint.pkl", body, head), image_size=64)
     images = torch.rand(2, 3, 64, 64)
+    model = Classifier(backbone, head).eval()
     with torch.no_grad():
         torch.testing.assert_close(loaded.model(images), model(images), rtol=1e-2, atol=1e-2)
 
@@ -326,3 +351,70 @@ def test_a_released_open_images_file_is_evaluated_on_the_data(
     assert found["metrics"]["classes_valid"] == 2
     assert list(found["per_class"])[4:6] == ["Thing 4 (4)", "Thing 5"]
     assert list(found["per_class"])[-1] == "Thing 4 (9604)"
+
+
+def swin_shapes(name: str, windows: int) -> dict[str, list[int]]:
+    """Return names and shapes of the official Swin, in which a stage ends with the merging."""
+    shapes = {}
+    with torch.device("meta"):
+        network = timm.create_model(name, num_classes=0)
+    for key, value in network.state_dict().items():
+        merging = re.match(r"layers\.(\d)\.downsample\.(.*)", key)
+        if merging:
+            key = f"layers.{int(merging[1]) - 1}.downsample.{merging[2]}"
+        shapes[key] = list(value.shape)
+
+        # Buffers of the official network: every second block shifts its windows.
+        if key.endswith("relative_position_bias_table"):
+            block = key.removesuffix("attn.relative_position_bias_table")
+            shapes[f"{block}attn.relative_position_index"] = [49, 49]
+            if re.search(r"blocks\.\d*[13579]\.$", block):
+                shapes[f"{block}attn_mask"] = [windows, 49, 49]
+    return shapes
+
+
+def normalised(images: Tensor) -> Tensor:
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    return (images.float() / 255 - mean) / std
+
+
+def test_a_swin_gives_the_logits_of_timm_under_its_own_renaming(cli: Cli, tmp_path: Path) -> None:
+    state = random_weights(swin_shapes("swin_tiny_patch4_window7_224", 64))
+    head = Query2Label(768, 80, **SIZES).eval()
+    path = saved(tmp_path / "q2l.pkl", state, head)
+    loaded = load_model(path, image_size=224)
+    assert loaded.config.backbone["name"] == "swin_tiny_patch4_window7_224"
+
+    network = timm.create_model("swin_tiny_patch4_window7_224", num_classes=0).eval()
+    buffers = ("attn_mask", "relative_position_index")
+    weights = {key: value for key, value in state.items() if not key.endswith(buffers)}
+    # timm takes a layout with a classifier for the official one.
+    weights["head.weight"] = torch.zeros(1000, 768)
+    renamed = checkpoint_filter_fn(weights, network)
+    network.load_state_dict({key: renamed[key] for key in network.state_dict()})
+
+    images = torch.randint(256, (2, 3, 224, 224), dtype=torch.uint8)
+    with torch.no_grad():
+        tokens = network.forward_features(normalised(images)).flatten(1, 2)
+        torch.testing.assert_close(loaded.model.backbone(images), tokens)
+        torch.testing.assert_close(loaded.model(images), head(tokens))
+
+    # The size that is built in can be named again.
+    Image.new("RGB", (50, 40), (200, 30, 30)).save(tmp_path / "red.png")
+    words = ["--image-size", "224", "--device", "cpu", "--top", "1"]
+    status, out, err = cli("predict", path, tmp_path / "red.png", *words)
+    assert status == 0, err
+    assert out.startswith(f"{tmp_path / 'red.png'}: ")
+
+
+def test_a_cvt_gives_the_logits_of_the_official_formulas(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra hf is not installed")
+    state = random_weights(official_cvt.shapes([64, 192, 384], [1, 2, 10]))
+    head = Query2Label(384, 80, **SIZES).eval()
+    loaded = load_model(saved(tmp_path / "q2l.pkl", state, head), image_size=96)
+    images = torch.randint(256, (2, 3, 96, 96), dtype=torch.uint8)
+    with torch.no_grad():
+        tokens = official_cvt.tokens(state, normalised(images))
+        assert tokens.shape == (2, 36, 384)
+        torch.testing.assert_close(loaded.model.backbone(images), tokens, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(loaded.model(images), head(tokens), rtol=1e-4, atol=1e-4)
