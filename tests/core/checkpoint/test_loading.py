@@ -96,6 +96,20 @@ def test_a_run_of_another_commit_ends_in_one_line(
     assert "\n" not in message
 
 
+def test_the_newest_version_that_is_intact_is_read(
+    small: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    last, older = tmp_path / "last.pt", tmp_path / "last.1.pt"
+    with pytest.raises(CheckpointError, match=f"no file at {last}"):
+        checkpoint.load_newest(last)
+    shutil.copy(small, older)
+    last.write_bytes(b"damaged")
+    assert checkpoint.load_newest(last)[0] == older
+    assert f"going on from {older}" in caplog.text
+    last.unlink()
+    assert checkpoint.load_newest(last)[0] == older
+
+
 def test_a_file_cannot_allow_plugins(best: Path) -> None:
     assert read_torch(best)["config"]["plugins"] == ["patches"]
     refused(best, fix="needs plugins=[package]")
