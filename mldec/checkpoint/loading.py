@@ -199,7 +199,7 @@ def load_newest(path: Path) -> tuple[Path, Checkpoint]:
     """
     paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()]
 
-    for candidate, older in zip(paths, [*paths[1:], None], strict=True):
+    for candidate, older in zip(paths, [*paths[1:], None], strict=False):
         try:
             return candidate, load(candidate)
         except CheckpointError as error:
