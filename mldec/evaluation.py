@@ -37,8 +37,7 @@ from mldec.files.text import read_lines
 from mldec.runtime import distributed
 from mldec.runtime.cli import chosen_model, on_terminal
 from mldec.runtime.devices import Precision, autocast, memory_format
-from mldec.runtime.facts import explain_out_of_memory
-from mldec.runtime.memory import keep_freed_memory
+from mldec.runtime.facts import explain_out_of_memory, keep_freed_memory
 
 log = logging.getLogger("mldec")
 

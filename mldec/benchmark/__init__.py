@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from mldec.errors import ConfigError, say
 from mldec.files.results import check_targets, to_json, write_result
 from mldec.runtime.cli import command, positive, run_command
-from mldec.runtime.memory import keep_freed_memory
 
 
 class Job(NamedTuple):
@@ -142,6 +141,8 @@ def run(args: argparse.Namespace) -> None:
     check_targets(args.json, getattr(args, "trace", None))
 
     # As in training.
+    from mldec.runtime.facts import keep_freed_memory  # imports torch: not for --help
+
     keep_freed_memory()
     module = importlib.import_module(f"mldec.benchmark.{args.job}")
     figures = getattr(module, args.job)(args)

@@ -30,14 +30,7 @@ FORMAT = 1  # of a file of tokens; raise it when what is stored under the same n
 
 
 class StoredTokens(StoredImages):
-    """Images whose tokens are stored; see `ImageDataset`.
-
-    Args:
-        images: N images with labels of K classes.
-        transform: that the images had when their tokens were computed.
-        files: of the tokens of each image, float32 [T, C] in NumPy's format; an image that could
-            not be read has none.
-    """
+    """Images whose tokens are stored: a file float32 [T, C] per image that can be read."""
 
     def __init__(
         self,
@@ -49,12 +42,7 @@ class StoredTokens(StoredImages):
         self.files = files
 
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
-        """Return the tokens float32 [T, C] and the target int8 [K] of an image.
-
-        Raises:
-            IndexError: for an index that is not from 0 to N - 1.
-            DataError: if the image cannot be read, or its tokens are gone or damaged.
-        """
+        """Return the tokens float32 [T, C] and the target int8 [K] of an image."""
         target, file = self.labels.row(index), self.files[index]
         try:
             return torch.from_numpy(np.load(file)), target
@@ -77,24 +65,9 @@ def with_tokens(
 ) -> DataModule:
     """Return a data set with the tokens of a frozen backbone in place of the images.
 
-    They are those of the backbone in evaluation mode, and all images are transformed as validation
-    images are. They are computed when a split is first used, and kept in the cache folder: a file
-    per image, in a folder per network. The name of the file is a hash of the image file, and that
-    of the folder one of the backbone, its weights, the transform and the precision, so that nothing
-    there is ever out of date. Other runs, splits and heads use the same files.
-
-    Args:
-        data: images that are stored as files.
-        backbone: images uint8 [B, 3, S, S] -> tokens [B, T, C], on its device.
-        config: of the run, with all arguments of its parts.
-        device: of the backbone.
-        stop: turns true when the work should end.
-
-    Raises:
-        ConfigError: if there are several processes, or the images are not stored as files.
-        DataError: if the tokens cannot be written, or an image cannot be read and `data.bad_images`
-            is "stop".
-        Stopped: after a request to stop. The tokens so far are kept.
+    They are computed when a split is first used, by the backbone in evaluation mode from images as
+    those of validation are, and kept in the cache folder. The name of a file is a hash of the image
+    file, and that of its folder one of the network, so that nothing there is ever out of date.
     """
     if distributed.world_size() > 1:
         raise ConfigError(
@@ -179,10 +152,7 @@ def _compute(
 
 
 def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:
-    """Return the path of the tokens of each image, by a hash of the image file.
-
-    Reading a file is much faster than decoding it.
-    """
+    """Return the path of the tokens of each image, by a hash of the image file."""
     files = []
     for index in tqdm(
         range(len(dataset)), desc=f"{title} files", leave=False, disable=not on_terminal()
@@ -200,6 +170,7 @@ def _network_key(
     backbone: nn.Module, data: DataModule, config: Config, device: torch.device
 ) -> str:
     """Return a hash of what the tokens of an image file depend on, but for its content."""
+
     # The same tensors give other tokens with other settings, such as those of the norm behind the
     # pooling; where they were loaded from is of no importance.
     settings = sorted((key, str(value)) for key, value in config.backbone.items())
