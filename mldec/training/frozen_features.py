@@ -170,7 +170,6 @@ def _network_key(
     backbone: nn.Module, data: DataModule, config: Config, device: torch.device
 ) -> str:
     """Return a hash of what the tokens of an image file depend on, but for its content."""
-
     # The same tensors give other tokens with other settings, such as those of the norm behind the
     # pooling; where they were loaded from is of no importance.
     settings = sorted((key, str(value)) for key, value in config.backbone.items())

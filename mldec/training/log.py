@@ -70,7 +70,7 @@ class RunLog:
             raise
 
     def scalars(self, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Write the numbers after a step as a line of metrics.jsonl, to TensorBoard and trackers."""
+        """Write the numbers after a step to metrics.jsonl, as a line, TensorBoard and trackers."""
         if not self._monitors:
             return
 

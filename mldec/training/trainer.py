@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mldec.checkpoint import Best, Checkpoint, LogPosition, check_classes, saved_config
@@ -416,7 +416,6 @@ class Trainer:
         has_result = self.best.metric is not None
         if has_result and self.best.epoch == self.epoch and self.position == 0:
             self.files.restore_best(path)
-
 
     def _check_same_run(self, saved: Checkpoint, path: Path) -> None:
         """Refuse a checkpoint of other settings, classes, steps or training data."""
