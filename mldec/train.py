@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import mldec
-from mldec.config.compose import config_dir, explain, parse, prepare, to_yaml
+from mldec.config.compose import COMPLETION, config_dir, explain, parse, prepare, to_yaml
 from mldec.config.schema import Config
 from mldec.errors import CheckpointError, ConfigError, one_line, printable, say, writing
 from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
@@ -319,6 +319,10 @@ def main() -> None:
     with one_line():
         task, arguments = choose_task(sys.argv[1:])
         sys.argv[1:] = prepare(arguments)
+        # Shells complete the name of a command: they cannot complete `python -m`.
+        if any(argument.startswith(COMPLETION) for argument in sys.argv[1:]):
+            sys.argv[0] = "mldec-train"
+
         try:
             task()
         except (HydraException, OmegaConfBaseException, YAMLError) as error:

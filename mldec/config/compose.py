@@ -22,6 +22,8 @@ from mldec.errors import ConfigError, suggest
 
 PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)})\.")
 
+COMPLETION = ("-sc", "--shell-completion")
+
 ConfigStore.instance().store(name="schema", node=Config)
 
 
@@ -49,6 +51,10 @@ def prepare(words: list[str]) -> list[str]:
     becomes `++head.num_groups=20`, and `build.check` compares it with the signature. Flags come
     first, because Hydra's parser loses settings behind them.
     """
+    # These belong to tab completion, where `install=bash` is no setting.
+    if any(word.startswith(COMPLETION) for word in words):
+        return words
+
     flags, settings = [], []
     own_folder = any(word.startswith(("--config-dir", "-cd", "hydra.searchpath")) for word in words)
     for before, word in zip(["", *words], words, strict=False):
