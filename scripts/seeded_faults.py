@@ -55,7 +55,7 @@ resume: the moving average goes on from the raw weights
 - load_strict(self.ema.module, saved.ema or {}, path)
 + load_strict(self.ema.module, saved.model, path)
 resume: the optimiser forgets its state
-- self.optimizer.load_state_dict(optimizer_state)
+- load_state(self.optimizer, saved.optimizer)
 + self.optimizer.state.clear()
 resume: the loss forgets the class priors that it has estimated
 - self.loss.load_state_dict(saved.loss)

@@ -259,6 +259,8 @@ def explain(error: BaseException) -> str:
     if key in PARTS and "Missing mandatory value" in reason:
         chosen = f"pass {key}=NAME first, one of {', '.join(options(key))}"
         return f"{key} has arguments, but none is chosen: {chosen}"
+    if "is not a ListConfig" in reason:
+        return f"{key} is no list: write {key}=[VALUE]"
     return f"{key}: {reason.strip().splitlines()[-1]}"
 
 

@@ -1,4 +1,5 @@
-import math
+"""Nodes become parts: targets, arguments, and whether the parts fit each other."""
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from support import CONFIGS
 
 from mldec import build
-from mldec.config.compose import compose, config_dir, override
+from mldec.config.compose import compose, override
 from mldec.config.schema import Config
 from mldec.data.table import Labels, from_dense
 from mldec.data.types import Classes
@@ -17,18 +18,13 @@ from mldec.errors import ConfigError
 
 HOSTILE = [
     "os.system",
-    "posix.system",
-    "subprocess.run",
     "builtins.eval",
-    "builtins.exec",
-    "torch.load",
     "torch.hub.load",
     "torch.nn.Linear",
-    "logging.os.system",
     "mldec.os.system",
     "mldec.checkpoint.load",
+    "mldec.heads.attach",
     "mldec.heads.gap.nn.Linear",
-    "mldec.heads.gap.GAP.__init__",
     "mldec.heads.gap.GAP.forward",
     "mldec.heads.gap.__builtins__",
     "mldec.heads.gap.ConfigError",
@@ -36,11 +32,9 @@ HOSTILE = [
     "mldec.heads.layers._hidden",
     "mldec.heads..gap.GAP",
     "mldec.headsx.GAP",
-    "mldec.heads",
     "GAP",
     "",
     None,
-    3,
     ["mldec.heads.gap.GAP"],
 ]
 
@@ -58,29 +52,11 @@ def test_nothing_but_parts_can_be_named(part: str, target: Any) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_part_of_another_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"a loss is defined under mldec\.losses"):
-        build.locate("loss", "mldec.heads.gap.GAP")
-
-
 @pytest.mark.parametrize("name", ["mldec.heads.GAP", "mldec.heads.gap.GAP"])
 def test_a_part_is_recorded_by_the_name_that_was_given(name: str) -> None:
     part = build.resolve("head", {"_target_": name})
     assert part.target is build.locate("head", "mldec.heads.GAP")
     assert part.node["_target_"] == name
-
-
-@pytest.mark.parametrize("target", ["mldec.heads.Head", "mldec.heads.attach", "mldec.heads.Tensor"])
-def test_what_a_package_exports_beside_parts_is_refused(target: str) -> None:
-    with pytest.raises(ConfigError, match="it is not a module class defined there"):
-        build.locate("head", target)
-
-
-@pytest.mark.parametrize("kind", ["head", "loss"])
-def test_the_options_name_packages(kind: str) -> None:
-    for file in Path(config_dir(), kind).glob("*.yaml"):
-        [line] = [text for text in file.read_text().splitlines() if text.startswith("_target_")]
-        assert line.removeprefix("_target_: ").rpartition(".")[0] == build.HOMES[kind][0]
 
 
 def test_a_plugin_must_be_named_by_the_caller() -> None:
@@ -102,11 +78,8 @@ def test_all_faults_of_all_parts_come_in_one_message(digits: Config) -> None:
     assert "loss.gamma_neg: 'abc' is not a number" in message
     assert "backbone.nam: TimmBackbone takes no such argument" in message
     assert "data.seed: None is not a whole number" in message
-
-
-def test_a_number_must_be_finite(digits: Config) -> None:
-    with pytest.raises(ConfigError, match=r"^head\.dropout: nan is not a number"):
-        build.resolve("head", {**digits.head, "dropout": math.nan})
+    with pytest.raises(ConfigError, match=r"a loss is defined under mldec\.losses"):
+        build.locate("loss", "mldec.heads.gap.GAP")
 
 
 def test_a_missing_argument_is_named(digits: Config) -> None:
@@ -127,16 +100,6 @@ def test_the_head_gets_the_width_of_the_backbone_and_the_number_of_classes() -> 
     model = build.model(build.check(node, build.MODEL_PARTS), Classes(("a", "b", "c")))
     assert model.head.embed.in_features == 24
     assert model(torch.zeros(2, 3, 64, 64, dtype=torch.uint8)).shape == (2, 3)
-
-
-def test_attention_of_the_head_is_within_reach() -> None:
-    node = compose(["+experiment=digits", "plugins=[patches]"])
-    node.backbone = {"_target_": "patches.Patches"}
-    logits, attention = build.model(build.check(node, build.MODEL_PARTS), Classes(("a", "b", "c")))(
-        torch.rand(2, 3, 64, 64), attention=True
-    )
-    assert logits.shape == (2, 3)
-    assert attention.shape == (2, 3, 64)
 
 
 @pytest.mark.parametrize(
@@ -213,18 +176,13 @@ def together(*words: str, data: str = "digits_single") -> None:
         ("digits_single", ["loss=bce"]),  # as the paper on ImageNet
         ("digits_single", ["loss=asl_single_label"]),
         ("digits_single", ["mix.mixup=0.1", "mix.cutmix=1.0", "loss=bce_threshold"]),
-        ("digits_single", ["mix.mixup=0.1"]),
-        ("digits_single", ["data.top_k=10", "head.num_groups=10"]),
         ("digits", []),
-        ("digits", ["head.num_groups=200"]),
-        ("digits", ["loss=bce"]),
-        ("digits", ["loss=partial"]),
         ("digits", ["mix.mixup=1", "loss=asl"]),
         ("digits", ["mix.cutmix=1", "mix.smoothing=0.1", "loss=bce"]),
         ("digits", ["mix.cutmix=1", "mix.labels=union", "mix.smoothing=0.1", "loss=asl"]),
         *[
             ("digits", ["mix.mixup=1", "mix.labels=union", f"loss={loss}"])
-            for loss in ("asl", "bce", "zlpr", "partial", "two_way", "distribution_balanced")
+            for loss in ("asl", "partial", "distribution_balanced")
         ],
         # Nothing is mixed, so that the setting says nothing about the labels.
         ("digits_single", ["mix.mixup=1", "mix.prob=0", "mix.labels=union"]),
@@ -244,11 +202,6 @@ def test_parts_that_fit_each_other_pass(data: str, words: list[str]) -> None:
         ),
         (
             "digits_single",
-            ["mix.smoothing=0.1", "loss=asl_single_label"],
-            "AsymmetricLossSingleLabel wants 0 and 1",
-        ),
-        (
-            "digits_single",
             ["mix.mixup=0.1", "mix.labels=union"],
             "mix.labels=union gives an image the labels of two, the data has one label per image: "
             "leave it out",
@@ -263,8 +216,6 @@ def test_parts_that_fit_each_other_pass(data: str, words: list[str]) -> None:
             for loss, name in {
                 "partial": "PartialAsymmetricLoss",
                 "two_way": "TwoWayLoss",
-                "zlpr": "ZLPR",
-                "distribution_balanced": "DistributionBalancedLoss",
             }.items()
         ],
         (
@@ -278,29 +229,14 @@ def test_parts_that_fit_each_other_pass(data: str, words: list[str]) -> None:
             "CrossEntropy is for one label per image, the data has several labels",
         ),
         (
-            "digits",
-            ["loss=asl_single_label"],
-            "AsymmetricLossSingleLabel is for one label per image",
-        ),
-        (
             "digits_single",
             ["loss=asl"],
             "AsymmetricLoss is for several labels per image, the data has one label",
         ),
         (
             "digits_single",
-            ["loss=partial"],
-            "PartialAsymmetricLoss is for several labels per image",
-        ),
-        (
-            "digits_single",
-            ["loss.target_threshold=0.2"],
-            "loss.target_threshold: CrossEntropy takes no such argument",
-        ),
-        (
-            "digits_single",
             ["train.random_queries=1"],
-            "train.random_queries adds a positive to each image",
+            "adds queries that are no class, and the data has one label per image: leave one",
         ),
         *[
             (
