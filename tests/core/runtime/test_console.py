@@ -2,7 +2,6 @@
 
 import argparse
 import inspect
-import io
 import logging
 import os
 import subprocess
@@ -11,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tqdm import tqdm
 
 from mldec.checkpoint import load_model
 from mldec.errors import (
@@ -19,7 +17,6 @@ from mldec.errors import (
     ConfigError,
     DataError,
     Stopped,
-    UserError,
     one_line,
     printable,
     refusing,
@@ -33,7 +30,6 @@ from mldec.runtime.cli import (
     fraction,
     image_side,
     keep_output_clean,
-    on_terminal,
     positive,
     run_command,
     to_console,
@@ -195,34 +191,6 @@ def test_messages_go_to_standard_output_once_each(
     log.info("one")
     log.warning("two")
     assert capsys.readouterr() == ("two\n", ""), "other processes say warnings only"
-
-
-def test_messages_stand_above_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    to_console()
-    with tqdm(total=2, mininterval=0) as bar:
-        bar.update()
-        capsys.readouterr()
-        log.info("one")
-        message, drawn = capsys.readouterr()
-    assert message == "one\n"
-    assert drawn.startswith("\r "), "the bar is cleared first"
-    assert "1/2" in drawn, "and drawn again below the message"
-
-
-def test_a_terminal_is_a_reader_and_a_full_disk_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    leader, follower = os.openpty()
-    with os.fdopen(follower, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        assert on_terminal()
-    os.close(leader)
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert not on_terminal()
-
-    to_console()
-    full = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)
-    monkeypatch.setattr(sys, "stdout", full)
-    with pytest.raises(UserError, match="cannot write standard output: No space left"):
-        log.info("one")
 
 
 # Options

@@ -72,16 +72,6 @@ def test_other_heads_convolutions_and_word_queries_by_hand() -> None:
     assert multiply_accumulates(model, 49, (1006, 300)) == expected
 
 
-def test_the_model_is_left_as_it_was() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(0.5))
-    model[1].eval()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert multiply_accumulates(model, 4) == 16 * 12
-    assert [module.training for module in model] == [True, False, True]
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name])
-
-
 @pytest.mark.parametrize(
     ("classes", "groups", "trainable"),
     [(20, 20, 7_104_532), (1000, 100, 7_858_152), (9605, 200, 14_625_157)],

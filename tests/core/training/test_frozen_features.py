@@ -1,12 +1,10 @@
 """Cached tokens: the same as the backbone's, computed once, and never stale."""
 
-import errno
 import logging
 import os
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from pictures import picture, saved
@@ -146,25 +144,6 @@ def test_nothing_stale_is_read(change: str, computed: int, own_photos: Path) -> 
     assert backbone.images == 16 + computed + 1
 
 
-def test_two_runs_may_compute_the_same_tokens_at_once() -> None:
-    """The second run begins and ends while the first one computes its first batch."""
-    backbone, other = Counting(), Counting()
-
-    def run_the_other_one(*_: object) -> None:
-        hook.remove()
-        cached(other, "train.eval_batch_size=5").load_train()
-
-    hook = backbone.register_forward_hook(run_the_other_one)
-    dataset = cached(backbone, "train.eval_batch_size=3").train.dataset
-    assert (backbone.images, other.images) == (16, 16)
-
-    _, plain = composed()
-    for index in range(16):
-        expected = other.eval()(fixed_sample(plain.train.dataset, index)[0][None])[0]
-        torch.testing.assert_close(fixed_sample(dataset, index)[0], expected.detach())
-    assert not list(Path("cache").rglob("*.tmp"))
-
-
 @pytest.mark.parametrize("fault", ["is damaged", "is gone"])
 def test_lost_tokens_are_named(fault: str) -> None:
     dataset = cached(Counting()).train.dataset
@@ -202,16 +181,6 @@ def test_after_a_stop_the_work_goes_on() -> None:
     hook.remove()
 
     assert len(cached(backbone).train.dataset) == backbone.images == 16
-
-
-def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(np, "save", full)
-    with pytest.raises(DataError, match=r"cannot write cache/tokens-.*No space left .*free space"):
-        cached(Counting()).load_train()
-    assert not list(Path("cache").rglob("*.tmp"))
 
 
 def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,17 +172,6 @@ def test_exclusive_classes_have_the_scores_of_a_softmax_and_one_prediction(
         assert [line.split()[0] for line in verdicts] in (["right"], ["missed", "wrong"])
 
 
-def test_every_image_has_its_place_and_tokens_are_not_shown() -> None:
-    images = [Image.new("RGB", (224, 224), (10 * number + 5, 0, 0)) for number in range(5)]
-    reds = np.asarray(draw([(image, [f"wrong {name}" for name in range(9)]) for image in images]))
-    is_image = (reds[..., 1] == 0) & (reds[..., 0] % 10 == 5)
-    seen, areas = np.unique(reds[..., 0][is_image], return_counts=True)
-    assert seen.tolist() == [5, 15, 25, 35, 45]
-    assert set(areas) == {monitor.SIDE**2}
-
-    assert shown(images=IMAGES.float().flatten(2)).images == {}
-
-
 def _of_processes(rank: int, count: int, whole: Details) -> None:
     details = observe(Observer(data(), config()), rank=rank, count=count)
     assert (details is None) is bool(rank)

@@ -44,14 +44,6 @@ NETWORKS = {
 }
 
 
-class WideBias(nn.Module):
-    """A bias of two dimensions: the name decides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.randn(2, 3))
-
-
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +54,9 @@ class Net(nn.Module):
         self.table = nn.Parameter(torch.randn(2, 4, 3))
         self.scale = nn.Parameter(torch.randn(6))
         self.number = nn.Parameter(torch.tensor(1.5))
-        self.wide = WideBias()
+        # A bias of two dimensions: the name decides.
+        self.wide = nn.Module()
+        self.wide.bias = nn.Parameter(torch.randn(2, 3))
         self.frozen = nn.Parameter(torch.randn(7, 7), requires_grad=False)
         self.register_buffer("queries", torch.randn(2, 2))
 
@@ -352,19 +346,6 @@ SCHEDULES: list[dict[str, Any]] = [
     {"name": "cosine", "warmup_steps": 7, "min_lr": 1e-5},
     {"name": "cosine_epochs", "warmup_steps": 20, "cooldown_steps": 10, "epoch_steps": 5},
 ]
-
-
-@pytest.mark.parametrize("options", SCHEDULES)
-def test_a_group_follows_the_schedule_in_proportion_to_its_own_rate(
-    options: dict[str, Any],
-) -> None:
-    built = layered()
-    seen = rates(built, build_schedule(built, lr=0.01, steps=100, **options), 100)
-    assert len({groups[0][0] for groups in seen}) > 10
-    for groups in seen:
-        lr = [group[0] for group in groups]
-        assert lr[0] == lr[1]
-        assert lr[2:] == pytest.approx([0.2 * lr[0]] * 2, rel=1e-9)
 
 
 @pytest.mark.parametrize("options", SCHEDULES)
