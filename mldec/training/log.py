@@ -59,15 +59,10 @@ class RunLog:
         )
         log.addHandler(self._handler)
 
-        try:
-            self._monitors.append(TensorBoard(directory / "tensorboard", purge_step=step + 1))
-            remaining_lines = cut_back(self._jsonl, lines=lines, step=step)
-            if tracked is not None:
-                self._monitors += start_trackers(tracked, directory)
-            return remaining_lines
-        except BaseException:
-            self.close()
-            raise
+        self._monitors.append(TensorBoard(directory / "tensorboard", purge_step=step + 1))
+        if tracked is not None:
+            self._monitors += start_trackers(tracked, directory)
+        return cut_back(self._jsonl, lines)
 
     def scalars(self, step: int, epoch: int, values: dict[str, float]) -> None:
         """Write the numbers after a step to metrics.jsonl, as a line, TensorBoard and trackers."""
@@ -206,37 +201,23 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
-def cut_back(path: Path, *, lines: int, step: int) -> int:
-    """Cut metrics.jsonl back to the lines that a run had written by the step of a checkpoint.
+def cut_back(path: Path, lines: int) -> int:
+    """Cut metrics.jsonl back to the lines that a run had written by a checkpoint.
 
-    Lines that were damaged since are left out with a warning. Returns how many remain.
+    Returns how many remain: if the file was damaged since, some are missing.
     """
     content = path.read_bytes() if path.exists() else b""
 
     # What follows the last newline was cut off while it was written.
-    whole_lines = content.split(b"\n")[:-1]
-    good_lines = [line for line in whole_lines[:lines] if _is_up_to(line, step)]
-    if len(good_lines) < lines:
+    remaining = [line + b"\n" for line in content.split(b"\n")[:-1][:lines]]
+    if len(remaining) < lines:
         log.warning(
-            f"{path}: {lines - len(good_lines)} of the {lines} lines that the run had written "
-            f"are missing or damaged and left out; "
-            f"its curves have a gap, and training is not affected"
+            f"{path}: {lines - len(remaining)} of the {lines} lines that the run had written are "
+            f"missing; its curves have a gap, and training is not affected"
         )
-
-    remaining = b"".join(line + b"\n" for line in good_lines)
-    if remaining != content or not path.exists():
-        with writing(path, of_run=True):
-            torch_files.write_text(path, remaining.decode())
-    return len(good_lines)
-
-
-def _is_up_to(line: bytes, step: int) -> bool:
-    """Tell whether a line of metrics.jsonl is whole, and of this step or one before it."""
-    try:
-        values = json.loads(line.decode())
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(values, dict) and type(values.get("step")) is int and values["step"] <= step
+    with writing(path, of_run=True):
+        torch_files.write_text(path, b"".join(remaining).decode())
+    return len(remaining)
 
 
 @dataclass(frozen=True)

@@ -70,14 +70,6 @@ class Details:
     images: dict[str, Image.Image] = field(default_factory=dict)
 
 
-class Shown(NamedTuple):
-    """One of the validation images that are shown."""
-
-    image: Image.Image
-    labels: Tensor  # int8 [K]
-    logits: Tensor  # float32 [K]
-
-
 class Observer:
     """Gather the details of one evaluation, batch by batch.
 
@@ -92,7 +84,7 @@ class Observer:
         generator = torch.Generator().manual_seed(config.seed)
         order = torch.randperm(len(data.val.dataset), generator=generator)
         self.chosen = order[: self.log.images].tolist()
-        self.shown: dict[int, Shown] = {}
+        self.shown: dict[int, tuple[Image.Image, list[str]]] = {}
 
         # A class is predicted above the threshold of the data's settings; of exclusive classes, the
         # highest one is.
@@ -115,8 +107,8 @@ class Observer:
                 scale = SIDE / max(image.size)
                 size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
                 method = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC
-                labels = batch.targets[row].cpu()
-                self.shown[index] = Shown(image.resize(size, method), labels, logits[row].cpu())
+                lines = self._verdicts(batch.targets[row].cpu(), logits[row].cpu())
+                self.shown[index] = image.resize(size, method), lines
 
         # Annotated labels per class, label and highest threshold that they reach.
         labels = batch.targets.to(logits.device)
@@ -133,7 +125,7 @@ class Observer:
     def details(self, results: Results) -> Details | None:
         """Combine what all processes have seen; they are on the main process, None on others."""
         scores = distributed.total(self.scores.cpu()).double().numpy()
-        shown: dict[int, Shown] = {}
+        shown = {}
         for of_process in distributed.gather(self.shown):
             shown |= of_process
         if not distributed.is_main():
@@ -160,24 +152,19 @@ class Observer:
                 details.curves[f"val_pr_class/{class_name}"] = per_class[index]
                 details.scalars[f"val_{name}/{class_name}"] = column[index]
 
-        examples = [
-            (shown[index].image, self._verdicts(shown[index]))
-            for index in self.chosen
-            if index in shown
-        ]
-        if examples:
+        if examples := [shown[index] for index in self.chosen if index in shown]:
             details.images["val_images"] = draw(examples)
         return details
 
-    def _verdicts(self, shown: Shown) -> list[str]:
-        """Compare the labels of an image with its predictions: a line per class of either."""
-        probabilities = self._probabilities(shown.logits)
-        predicted = shown.logits > self.logit_threshold
+    def _verdicts(self, labels: Tensor, logits: Tensor) -> list[str]:
+        """Compare labels [K] of an image with its predictions: a line per class of either."""
+        probabilities = self._probabilities(logits)
+        predicted = logits > self.logit_threshold
         if self.classes.exclusive:
             predicted = probabilities == probabilities.max()
 
         # The labelled classes first, since there may be many wrong ones.
-        is_labelled = shown.labels > 0
+        is_labelled = labels > 0
         relevant = (predicted | is_labelled).nonzero()[:, 0]
         order = relevant[(probabilities + 2 * is_labelled)[relevant].argsort(descending=True)]
 
@@ -186,7 +173,7 @@ class Observer:
             if is_labelled[index]:
                 verdict = "right" if predicted[index] else "missed"
             else:
-                verdict = "wrong" if shown.labels[index] == 0 else "unknown"
+                verdict = "wrong" if labels[index] == 0 else "unknown"
             verdicts.append(f"{verdict} {self.classes.names[index]} {probabilities[index]:.2f}")
         return verdicts or ["nothing labelled, nothing predicted"]
 

@@ -28,10 +28,6 @@ WHOLE = [line(step, loss=step / 10) for step in range(1, 7)]
         ("".join(WHOLE).encode(), WHOLE[:4], 0),
         ("".join([*WHOLE[:4], WHOLE[4][:9]]).encode(), WHOLE[:4], 0),
         ("".join([*WHOLE[:3], WHOLE[3][:9]]).encode(), WHOLE[:3], 1),  # cut in a line
-        # Two melted into one.
-        ("".join([WHOLE[0], WHOLE[1][:9], *WHOLE[2:5]]).encode(), [WHOLE[0], WHOLE[3]], 2),
-        (b"\xff\xfe" + "".join(WHOLE).encode(), WHOLE[1:4], 1),
-        (b"[1]\n7\nnull\n" + "".join(WHOLE[3:]).encode(), WHOLE[3:4], 3),
         (None, [], 4),
     ],
 )
