@@ -125,7 +125,7 @@ class Observer:
     def details(self, results: Results) -> Details | None:
         """Combine what all processes have seen; they are on the main process, None on others."""
         scores = distributed.total(self.scores.cpu()).double().numpy()
-        shown = {}
+        shown: dict[int, tuple[Image.Image, list[str]]] = {}
         for of_process in distributed.gather(self.shown):
             shown |= of_process
         if not distributed.is_main():
