@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mldec.check_data.label_errors import rank
 from mldec.checkpoint import Loaded
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, fixed_sample, picture
+from mldec.evaluators.label_errors import rank
 from mldec.predict.heat_maps import Explainer
 from mldec.report.statistics import Answers
 

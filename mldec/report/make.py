@@ -3,46 +3,35 @@
 import argparse
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from scipy.special import logit
-from torch import nn
 
 import mldec
-from mldec import build
-from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint import load_model
 from mldec.checkpoint.classes import can_make
 from mldec.config.compose import to_yaml
-from mldec.config.schema import Config
 from mldec.data.fingerprint import fingerprint
-from mldec.data.types import DataModule
 from mldec.errors import ConfigError, DataError, say
 from mldec.evaluation import (
     Results,
     Scores,
-    all_scores,
+    Subject,
     asked_for,
-    check_class_names,
-    check_size,
-    chosen_data,
     chosen_thresholds,
-    fit_to_device,
+    open_for_evaluation,
     scorer,
-    warn_of_scores,
 )
 from mldec.evaluation import report as report_dict
-from mldec.evaluators import Evaluator, Thresholded
+from mldec.evaluators import Thresholded
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 from mldec.report import comparison, examples, statistics
 from mldec.report.page import Content, page
 from mldec.report.statistics import Answers, Numbers
 from mldec.report.training import of_run
-from mldec.runtime import distributed
 from mldec.runtime.cli import chosen_model, precision_setting
 
 log = logging.getLogger("mldec")
@@ -78,84 +67,13 @@ def run(args: argparse.Namespace) -> None:
 # ------------------------------------------------------------------------- the checkpoint, the data
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A checkpoint, and the data that it is asked about.
-
-    Attributes:
-        path: as the user names it.
-        loaded: the checkpoint.
-        config: its settings, with those of the command line.
-        data: the images, as this model sees them.
-        network: images and queries -> calibrated logits in the order of the data's classes.
-        device: that computes.
-        thresholds: one for all classes or one per class; None for that of the data's settings.
-        threshold_notes: where they come from, a sentence or two.
-    """
-
-    path: str
-    loaded: Loaded
-    config: Config
-    data: DataModule
-    network: nn.Module
-    device: torch.device
-    thresholds: list[float] | None
-    threshold_notes: list[str]
-
-    def evaluator(self) -> Evaluator:
-        """Return a new evaluator of the data, with the thresholds of choice.
-
-        Raises:
-            ConfigError: if it takes none.
-        """
-        evaluator = self.data.evaluator()
-        if self.thresholds is not None:
-            if not isinstance(evaluator, Thresholded):
-                raise ConfigError("data: its evaluator takes no thresholds of a checkpoint")
-            evaluator.logit_threshold = torch.tensor(logit(self.thresholds))
-        return evaluator
-
-    def scores(self) -> Scores:
-        """Score all validation images.
-
-        Raises:
-            DataError: if there is none that can be read, or a score is not finite.
-        """
-        scores = all_scores(
-            self.network, self.data, self.config, device=self.device, path=self.path
-        )
-        if not len(scores.indices):
-            reason = "; ".join(scores.bad[:1]) or "there is none"
-            raise DataError(f"no validation image can be scored: {reason}")
-        log.info(f"{self.path}: {len(scores.indices):,} images are scored")
-        return scores
-
-
 def prepare(args: argparse.Namespace) -> Subject:
     """Load the checkpoint of a command line, and the data that it is asked about."""
-    path = args.checkpoint
     args.settings += precision_setting(args)
-    loaded = load_model(**chosen_model(args))
-    check_class_names(loaded, args)
-    config, parts = chosen_data(loaded, args)
-    device = distributed.pick_device(config.device)
-    fit_to_device(config, args.settings, device)
+    subject = open_for_evaluation(load_model(**chosen_model(args)), args)
 
     # Images that cannot be read are part of the report.
-    data = replace(build.data(parts), bad_images="skip")
-    if not len(data.val.dataset):
-        raise DataError("the validation split has no image: choose data with some")
-    check_size(data, loaded, args)
-    warn_of_scores(loaded, data, path)
-    loaded, data = asked_for(loaded, data, path)
-    thresholds = chosen_thresholds(data, loaded, args)
-    network = scorer(loaded, data, path)
-    notes = threshold_notes(args, loaded, data, is_chosen=thresholds is not None)
-    subject = Subject(path, loaded, config, data, network, device, thresholds, notes)
-
-    # Thresholds that it does not take are refused before the first image is scored.
-    subject.evaluator()
-    return subject
+    return replace(subject, data=replace(subject.data, bad_images="skip"))
 
 
 def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
@@ -182,34 +100,27 @@ def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
     )
 
 
-def threshold_notes(
-    args: argparse.Namespace, loaded: Loaded, data: DataModule, *, is_chosen: bool
-) -> list[str]:
-    """Return where the thresholds come from; see `chosen_thresholds`.
-
-    Args:
-        args: the command line.
-        loaded: the checkpoint.
-        data: the images.
-        is_chosen: whether there are thresholds other than that of the data's settings.
-    """
-    if loaded.classes.exclusive:
+def threshold_notes(subject: Subject) -> list[str]:
+    """Return where the thresholds come from; see `chosen_thresholds`."""
+    loaded, classes, thresholds = subject.loaded, subject.data.val.classes, subject.thresholds
+    if classes.exclusive:
         return [
             "A class is predicted if its score is the highest; precision, recall and F1 are of "
             "these predictions, average precision is of the scores."
         ]
-    if args.threshold is not None:
-        return [f"The threshold is {args.threshold:g}, as the command line says."]
-    if not is_chosen:
+    if thresholds is None:
         return [
             "The threshold is that of the data's settings (data.threshold); mldec.calibrate fits "
             "one per class."
         ]
 
     calibration = loaded.calibration
-    assert calibration is not None
+    if calibration is None or thresholds != calibration.thresholds_of(
+        loaded.classes.names, classes.names
+    ):
+        return [f"The threshold is {thresholds[0]:g}, as the command line says."]
     sentences = [f"The thresholds are those of the checkpoint, for {calibration.objective}."]
-    if calibration.fingerprint == fingerprint(data.val):
+    if calibration.fingerprint == fingerprint(subject.data.val):
         sentences.append(
             "They were fitted on these very images, so that precision, recall and F1 are too good; "
             "mldec.calibrate prints those of images outside the fit."
@@ -421,7 +332,7 @@ def notes_on(subject: Subject, resamples: int, classes_with_images: int) -> list
             f"The scores are calibrated, fitted to {calibration.images:,} images on "
             f"{calibration.date}."
         )
-    sentences += subject.threshold_notes
+    sentences += threshold_notes(subject)
 
     pictured = f"the {examples.PER_KIND} surest images of each kind are shown"
     if classes_with_images < len(classes):

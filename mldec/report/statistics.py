@@ -19,7 +19,6 @@ from scipy.special import expit, logsumexp
 from torch import Tensor
 from tqdm import tqdm
 
-from mldec.calibration import BINS
 from mldec.evaluators import Evaluator
 from mldec.evaluators.average_precision import average_precision as exact_average_precision
 from mldec.evaluators.multi_label import Counts
@@ -33,6 +32,7 @@ MOST_WEIGHTS = 50_000_000
 COLUMNS = 64  # classes that a thread copies together
 ROWS = 1_000  # images that are read at a time
 
+BINS = 15  # of the calibration error
 FINE, COARSE = 200, 50  # bins of scores, of equal width
 MOST_FINE = 500  # classes with fine bins
 MOST_THRESHOLDS = 100  # that are edges of bins

@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 
 from mldec.build import chosen_data
-from mldec.check_data.label_errors import rank
 from mldec.checkpoint import load_model
 from mldec.data.table import from_dense
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, ImageFiles, LabelledImages, Split, StoredImages
+from mldec.evaluators.label_errors import rank
 from mldec.report import examples as module
 from mldec.report.examples import (
     PER_KIND,

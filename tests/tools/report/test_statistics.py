@@ -6,13 +6,13 @@ import torch
 from scipy.stats import bootstrap
 from sklearn.metrics import average_precision_score, confusion_matrix
 
-from mldec.calibration import BINS
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.report import statistics
 from mldec.report.statistics import (
+    BINS,
     COARSE,
     FINE,
     MOST_PAIRED,
