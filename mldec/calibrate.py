@@ -51,7 +51,6 @@ MIN_POSITIVES = 10  # classes with fewer share a threshold, unless the user says
 FOLDS = 5
 SEED = 1  # of the folds; 0 is that of data.fold, whose images may be the ones to divide here
 FIXED = 0.5  # the threshold that the fitted ones are compared with
-NAMED = 10  # classes in a message; all of them are in --json
 
 MOST_SCORES = 4_000_000  # that a number for all classes is fitted to, such as a temperature
 BLOCK = 64  # classes that are read together: their scores lie side by side in memory
@@ -407,6 +406,8 @@ def with_several(
 
 def warn(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
     """Name the classes that share a threshold, and those that miss the objective."""
+    from mldec.data.word_vectors import listed
+
     sharing = [names[index] for index in np.flatnonzero(fitted.shares)]
     if sharing:
         log.warning(
@@ -423,11 +424,6 @@ def warn(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
             f"no threshold reaches {choice.objective.text} for {len(unreached)} classes, which "
             f"have the one of the highest precision: {listed(unreached)}"
         )
-
-
-def listed(names: list[str]) -> str:
-    """Return the first names, with commas between."""
-    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
 
 
 def with_one_label(scores: "Scores", folds: np.ndarray) -> Outcome:

@@ -46,28 +46,16 @@ log = logging.getLogger("mldec")
 
 @dataclass(frozen=True)
 class Subject:
-    """A checkpoint, and the data that it is asked about.
+    """A checkpoint, and the data that it is asked about."""
 
-    Attributes:
-        path: of the checkpoint, as the user names it.
-        loaded: the checkpoint, with the classes of the data if it has none of its own.
-        config: its settings, with those of the command line.
-        data: its validation images are those to score.
-        network: images [B, 3, H, W] and queries -> logits [B, K] in the order of the data's
-            classes, calibrated unless the command asks for those of the model.
-        device: that computes.
-        thresholds: one for all classes or one per class; None for that of the data's settings.
-        ranks_only: the scores have a meaning beside those of other classes only.
-    """
-
-    path: str
-    loaded: Loaded
-    config: Config
-    data: DataModule
-    network: nn.Module
+    path: str  # of the checkpoint, as the user names it
+    loaded: Loaded  # with the classes of the data if it has none of its own
+    config: Config  # its settings, with those of the command line
+    data: DataModule  # its validation images are those to score
+    network: nn.Module  # images [B, 3, H, W], queries -> logits [B, K] of the data's classes
     device: torch.device
-    thresholds: list[float] | None
-    ranks_only: bool
+    thresholds: list[float] | None  # of all classes or each; None: as the data's settings say
+    ranks_only: bool  # scores have a meaning beside those of other classes only
 
     def logit_threshold(self) -> Tensor | None:
         """Return the thresholds as logits, float64 [1] or [K]; None for that of the data."""
@@ -92,10 +80,6 @@ def open_for_evaluation(
         args: a command line with the options of a model and `settings`, perhaps with `threshold`
             and `class_list`.
         calibrated: use the calibration of the checkpoint, and its thresholds.
-
-    Raises:
-        UserError: for a wrong setting or option, or data that this checkpoint cannot be asked
-            about.
     """
     path = args.checkpoint
     if args.class_names and loaded.classes.queries is not None:
@@ -302,17 +286,9 @@ def score(
 ) -> Iterator[tuple[Batch, list[Tensor]]]:
     """Yield each batch of validation images of this process with the logits of each model.
 
-    Args:
-        models: images uint8 [B, 3, H, W] and queries [K, D] or None -> logits [B, K]; in evaluation
-            mode.
-        data: the dataset.
-        config: for the batch size, workers, precision and `train.channels_last`.
-        device: of the model.
-        progress: wraps the batches, such as `tqdm`; None for no progress bar.
-
-    Yields:
-        The batch, and float32 [b, K] on the device per model, or [0] if no image of the batch can
-        be read.
+    The models map images uint8 [B, 3, H, W] and queries [K, D] or None to logits [B, K], and are in
+    evaluation mode; the logits are float32 [b, K] on the device, or [0] if no image of the batch
+    can be read. `progress` wraps the batches, such as `tqdm`.
     """
     train, queries = config.train, data.val.classes.queries
     order = memory_format(channels_last=train.channels_last)
@@ -398,10 +374,10 @@ def evaluate_all(
     Args:
         models: one or more, as for `score`. They are in evaluation mode meanwhile, and afterwards
             in the mode that they were in.
-        data: the dataset; its evaluator determines the metrics.
-        config: as for `score`.
-        device: of the model.
-        progress: as for `score`.
+        data: its evaluator determines the metrics.
+        config: for the batch size, workers, precision and `train.channels_last`.
+        device: of the models.
+        progress: wraps the batches, such as `tqdm`; None for no progress bar.
         logit_threshold: one for all classes or float64 [K], instead of that of the data's settings;
             see `Thresholded`.
         observe: also called with each batch of this process and the logits of the first model,
@@ -409,10 +385,6 @@ def evaluate_all(
 
     Returns:
         The results per model, the same on every process.
-
-    Raises:
-        ConfigError: if the evaluator of the data has no threshold, and one is given.
-        DataError: if a score is not finite, or from the dataset.
     """
     evaluators = [evaluator_of(data, logit_threshold) for _ in models]
 
@@ -494,10 +466,7 @@ def left_out(results: Results) -> list[str]:
 
 
 def report(results: Results, weights: str, path: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the content of `--json`, before `to_json`; an undefined value, such as an AP, is NaN.
-
-    The weights are "ema" or "raw", the path is that of the checkpoint, the names are of K classes.
-    """
+    """Return the content of `--json`, before `to_json`; a value that is undefined is NaN."""
     content: dict[str, Any] = {
         "metrics": results.metrics,
         "images": results.images,
@@ -535,13 +504,7 @@ _SEE = "see docs/zero_shot.md, section Any class list"
 
 
 class BestName(nn.Module):
-    """Score each class by the best of its names.
-
-    Args:
-        model: images [B, 3, H, W] and word queries [N, D_w] -> logits [B, N].
-        vectors: of the N names, [N, D_w].
-        class_of_name: the class of each name, from 0 to K - 1; every class has one.
-    """
+    """Score each of K classes by the best of its names: word vectors [N, D_w] and their classes."""
 
     vectors: Tensor
     class_of_name: Tensor

@@ -17,6 +17,7 @@ from mldec.data.loader import labels_of, start_worker, unwrap
 from mldec.data.table import Labels
 from mldec.data.tasks import neighbours
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, fixed_sample
+from mldec.data.word_vectors import listed
 from mldec.errors import DataError, say, visible
 from mldec.figures import NAME_LENGTH, SMALL, new_figure, save, set_title, shorten
 from mldec.runtime.cli import on_terminal
@@ -248,10 +249,7 @@ def print_statistics(
 
     empty = statistics["classes_without_positive"]
     if empty:
-        shown = ", ".join(empty[:MAX_PRINTED])
-        if len(empty) > MAX_PRINTED:
-            shown += f" and {len(empty) - MAX_PRINTED:,} more"
-        say(f"  without positives {len(empty):,} classes: {shown}")
+        say(f"  without positives {len(empty):,} classes: {listed(empty)}")
 
 
 def write_charts(folder: Path, data: DataModule, labels: Sequence[Labels]) -> None:

@@ -1,6 +1,5 @@
 """Any class list with synonyms, against scikit-learn; and the command `mldec.evaluate` with one."""
 
-import json
 import logging
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -12,24 +11,21 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import average_precision_score
-from support import one_line, write_coco
+from support import one_line
 from torch import Tensor, nn
 
 from mldec import build
-from mldec.checkpoint import Checkpoint, Loaded, LogPosition, load_model
-from mldec.checkpoint.state import Best
-from mldec.config.compose import compose, to_dict
+from mldec.checkpoint import Loaded
+from mldec.config.compose import compose
 from mldec.config.schema import Config
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import CheckpointError, ConfigError, DataError
-from mldec.evaluation import BestName, SomeClasses, evaluate, with_class_list
+from mldec.evaluation import Results, SomeClasses, evaluate, open_for_evaluation, with_class_list
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.files.torch_files import save
-from mldec.model import Classifier
 
 Cli = Callable[..., Any]
 CPU = torch.device("cpu")
@@ -162,55 +158,26 @@ def test_metrics_are_those_of_the_best_names(
     assert "5 classes by 8 names, 3 seen and 2 unseen by best.pt" in caplog.text
 
 
-def test_the_best_name_of_each_class_counts() -> None:
-    generator = torch.Generator().manual_seed(0)
-    queries = torch.randn(7, WIDTH, generator=generator)
-    images = torch.randint(256, (5, 3, 4, 4), dtype=torch.uint8, generator=generator)
-    logits = Words()(images, queries)
-    model = BestName(Words(), queries, [0, 0, 1, 2, 2, 2, 3])
-
-    best = [logits[:, names].amax(1) for names in ([0, 1], [2], [3, 4, 5], [6])]
-    assert torch.equal(model(images), torch.stack(best, 1))
-    assert torch.equal(model(images, torch.zeros(2, 3)), model(images))
-    assert model.state_dict() == {}
-
-
 def test_targets_are_those_of_the_classes() -> None:
     class Partial(Random):
         def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
             return torch.zeros(3, 4, 4), torch.tensor([0, 1, -1, 1, 1, 0], dtype=torch.int8)
 
-    some = SomeClasses(Partial(), [3, 2, 0, 1])
-    assert fixed_sample(some, 0)[1].tolist() == [1, -1, 0, 1]
-    assert (len(some), some.name(3)) == (IMAGES, "image 3")
+    assert fixed_sample(SomeClasses(Partial(), [3, 2, 0, 1]), 0)[1].tolist() == [1, -1, 0, 1]
 
 
-def test_a_threshold_of_the_data_stays(config: Config, tmp_path: Path) -> None:
-    data = module(lambda count: MultiLabelEvaluator(count, threshold=0.75))
-    _, listed = with_class_list(loaded(config), data, listing(tmp_path))
-    assert listed.evaluator().logit_threshold == pytest.approx(np.log(3))  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("listed", "absent", "line"),
-    [
+def test_numbers_without_classes_are_absent(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for listed, absent, line in (
         ((("cat",), ("dog",)), ("zsl", "harmonic"), "no class is unseen: there is no metric zsl"),
         ((("bus",), ("boat",)), ("seen", "harmonic"), "no class is seen: there is no seen_mAP"),
-    ],
-)
-def test_numbers_without_classes_are_absent(
-    config: Config,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    listed: Lists,
-    absent: tuple[str, ...],
-    line: str,
-) -> None:
-    model, data = with_class_list(loaded(config), module(), listing(tmp_path, listed))
-    metrics = evaluate(model, data, config, device=CPU).metrics
-    assert not [name for name in metrics if name.startswith(absent)]
-    assert "gzsl_mAP" in metrics
-    assert line in caplog.text
+    ):
+        model, data = with_class_list(loaded(config), module(), listing(tmp_path, listed))
+        metrics = evaluate(model, data, config, device=CPU).metrics
+        assert not [name for name in metrics if name.startswith(absent)]
+        assert "gzsl_mAP" in metrics
+        assert line in caplog.text
 
 
 def test_vectors_are_those_of_the_checkpoint_and_the_data(config: Config, tmp_path: Path) -> None:
@@ -268,108 +235,47 @@ def test_what_does_not_fit_is_refused(
         with_class_list(loaded(config), data, listing(tmp_path))
 
 
-ZERO_SHOT = [
-    "+experiment=digits_zsl",
-    "data.train_images=1",
-    "data.val_images=80",
-    "train.workers=0",
-    "head.embed_dim=32",
-    "head.mlp_dim=32",
-    "device=cpu",
-]
-
-
-@pytest.fixture(scope="module")
-def zero_shot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with random weights of a model for zero-shot digits."""
-    config = compose(ZERO_SHOT)
+def test_the_list_of_all_classes_has_the_numbers_of_the_zero_shot_task(tmp_path: Path) -> None:
+    sizes = ["data.train_images=1", "data.val_images=80", "head.embed_dim=32", "head.mlp_dim=32"]
+    config = compose(["+experiment=digits_zsl", *sizes, "train.workers=0", "device=cpu"])
     parts = build.check(config)
     data = build.data(parts)
-    trained = set(data.train.classes.names)
+    trained, classes = data.train.classes, data.val.classes
     torch.manual_seed(0)
-    model: Classifier = build.model(parts, data.train.classes, pretrained=False)
-
-    checkpoint = Checkpoint(
-        config=to_dict(build.recorded(config, parts)),
-        classes=data.val.classes,
-        transform=data.transform,
-        metrics={},
-        best=Best(),
-        epoch=0,
-        step=0,
-        steps_per_epoch=1,
-        model=model.state_dict(),
-        ema=None,
-        optimizer={"state": {}, "param_groups": []},
-        scaler={},
-        loss={},
-        log=LogPosition(),
-        fingerprint=None,
-        versions={},
-        git=None,
-        unseen=tuple(name for name in data.val.classes.names if name not in trained),
+    checkpoint = Loaded(
+        build.model(parts, trained, pretrained=False).eval(),
+        build.recorded(config, parts),
+        classes,
+        data.transform,
+        {},
+        "raw",
+        Path("best.pt"),
+        unseen=tuple(name for name in classes.names if name not in trained.names),
     )
-    path = tmp_path_factory.mktemp("zero_shot") / "best.pt"
-    save(path, checkpoint.to_state())
-    return path
 
+    def results(*settings: str, **options: Any) -> Results:
+        more = {"image_size": None, "class_names": None, "threshold": None, **options}
+        args = Namespace(checkpoint="best.pt", settings=[*settings], **more)
+        subject = open_for_evaluation(checkpoint, args)
+        threshold = subject.logit_threshold()
+        return evaluate(
+            subject.network, subject.data, subject.config, device=CPU, logit_threshold=threshold
+        )
 
-def run(cli: Cli, path: Path, report: Path, *words: str | Path) -> dict[str, Any]:
-    status, _, err = cli("evaluate", path, *words, "--json", report)
-    assert status == 0, err
-    return json.loads(report.read_text())
-
-
-def test_the_command_agrees_with_the_zero_shot_task(
-    cli: Cli, zero_shot: Path, tmp_path: Path
-) -> None:
-    names = load_model(zero_shot).classes.names
     class_list = tmp_path / "classes.txt"
-    class_list.write_text("\n".join(reversed(names)))
-    report = tmp_path / "report.json"
-
-    own = run(cli, zero_shot, report)["metrics"]
-    listed = run(cli, zero_shot, report, "--class-list", class_list)
-    assert listed["class_list"] == str(class_list)
-    assert listed["vectors"] is None
-    assert list(listed["per_class"]) == [*reversed(names)]
+    class_list.write_text("\n".join(reversed(classes.names)))
+    given = {"class_list": str(class_list), "vectors": None, "seen": None}
+    own, listed = results(), results(**given)
+    assert listed.per_class["unseen"] == own.per_class["unseen"][::-1]
     # The task leaves out the images without an unseen label, as zsl does here.
-    same = [name for name in own if name.startswith("zsl_") and "skip" not in name]
-    for name in same:
-        assert listed["metrics"][name] == pytest.approx(own[name]), name
+    for name in own.metrics:
+        if name.startswith("zsl_") and "skip" not in name:
+            assert listed.metrics[name] == pytest.approx(own.metrics[name]), name
 
-    # Data that knows of no unseen class gives the same numbers.
-    coloured = ["data=coloured_digits", "data.colours=4", "data.image_size=40"]
-    words = [*coloured, "data.val_images=80", "--class-list", class_list, "--threshold", "0.9"]
-    closed = run(cli, zero_shot, report, *words)
-    assert closed["images"] == 80
-    assert sum(entry["unseen"] for entry in closed["per_class"].values()) == 8
-
-
-def test_the_command_takes_a_file_of_vectors_and_photos(
-    cli: Cli, zero_shot: Path, tmp_path: Path
-) -> None:
-    write_coco(tmp_path / "coco", images=6)
-    class_list = tmp_path / "classes.txt"
-    class_list.write_text("thing 2; third thing\nthing 0; red three\n")
-    words = np.random.default_rng(0).normal(size=(4, 300)).astype(np.float32)
-    # The name that the checkpoint knows has its own vector, as in a file of the training.
-    trained = load_model(zero_shot).classes
-    assert trained.queries is not None
-    words[3] = trained.queries[trained.names.index("red three")].numpy()
-    np.save(tmp_path / "words.npy", words)
-    (tmp_path / "words.txt").write_text("thing 2\nthird thing\nthing 0\nred three\n")
-
-    data = ["data=coco", f"data.root={tmp_path / 'coco'}"]
-    data += [f"data.cache_dir={tmp_path}", "data.image_size=40"]
-    given = ["--class-list", class_list, "--vectors", tmp_path / "words.npy"]
-    found = run(cli, zero_shot, tmp_path / "report.json", *data, *given)
-    assert found["images"] == 6
-    assert found["vectors"] == str(tmp_path / "words.npy")
-    assert {name: entry["unseen"] for name, entry in found["per_class"].items()} == {
-        "thing 2": 1,
-        "thing 0": 0,
-    }
+    # Data that knows of no unseen class has the same ones.
+    words = ["data=coloured_digits", "data.colours=4", "data.image_size=40", "data.val_images=80"]
+    closed = results(*words, **{**given, "threshold": 0.9})
+    assert sum(closed.per_class["unseen"]) == 8
 
 
 def test_options_that_do_not_fit_are_one_line(cli: Cli, tmp_path: Path) -> None:

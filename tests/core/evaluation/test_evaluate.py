@@ -4,7 +4,6 @@ import csv
 import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files.results import to_json
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision, autocast
 
 Cli = Callable[..., Any]
 CPU = torch.device("cpu")
@@ -195,29 +193,21 @@ def test_confusions_are_counted_where_an_image_has_one_label(config: Config) -> 
 
 @pytest.mark.parametrize(
     ("precision", "dtype"),
-    [
-        (Precision.fp32, torch.float32),
-        (Precision.fp16, torch.float32),
-        (Precision.bf16, torch.bfloat16),
-        (Precision.auto, torch.float32),
-    ],
+    [("fp32", torch.float32), ("fp16", torch.float32), ("bf16", torch.bfloat16)],
 )
 def test_the_precision_is_that_of_the_config(
-    config: Config, precision: Precision, dtype: torch.dtype
+    config: Config, precision: str, dtype: torch.dtype
 ) -> None:
     seen = []
 
     class Matrix(Colours):
         def forward(self, images: Tensor, queries: Tensor | None) -> Tensor:
-            scores = images.float().mean((2, 3)) @ torch.eye(3)
-            seen.append(scores.dtype)
+            seen.append((scores := images.float().mean((2, 3)) @ torch.eye(3)).dtype)
             return scores
 
-    half = replace(config, train=replace(config.train, precision=precision))
+    half = override(config, [f"train.precision={precision}"])
     evaluate(Matrix(), data(3), half, device=CPU)
     assert seen == [dtype]
-    with autocast(CPU, precision):
-        assert (torch.eye(3) @ torch.eye(3)).dtype == dtype
 
 
 def test_images_that_were_left_out_are_one_line() -> None:
@@ -273,16 +263,8 @@ def test_percentages_stand_above_numbers_of_classes() -> None:
     ]
 
 
-def test_files_are_refused_first_and_a_full_disk_is_one_line(
-    cli: Cli, digits_run: Path, tmp_path: Path
-) -> None:
+def test_files_that_cannot_be_written_are_refused_first(cli: Cli, tmp_path: Path) -> None:
     for words in (["--json", tmp_path], ["--csv", tmp_path / "missing" / "r.csv"]):
         status, out, err = cli("evaluate", "no.pt", *words)
         assert (status, out) == (1, "")
         one_line(err, f"cannot write {words[1]}")
-
-    best = digits_run / "checkpoints" / "best.pt"
-    words = ["--plugin", "patches", "data.val_images=1", "--json", "/dev/full"]
-    status, _, err = cli("evaluate", best, *words)
-    assert status == 1
-    one_line(err, "cannot write /dev/full: No space left on device")
