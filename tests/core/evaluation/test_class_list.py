@@ -1,4 +1,4 @@
-"""Any class list with synonyms, against scikit-learn; and the command `mldec.evaluate` with one."""
+"""Any class list with synonyms, against scikit-learn and the zero-shot task."""
 
 import logging
 from argparse import Namespace
@@ -24,7 +24,6 @@ from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.evaluation import Results, SomeClasses, evaluate, open_for_evaluation, with_class_list
 from mldec.evaluators.multi_label import MultiLabelEvaluator
-from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 
 Cli = Callable[..., Any]
@@ -130,12 +129,11 @@ def mean_ap(scores: np.ndarray, labels: np.ndarray, columns: Sequence[int]) -> f
     )
 
 
-@pytest.mark.parametrize("evaluator", [MultiLabelEvaluator, PartialLabelEvaluator])
 def test_metrics_are_those_of_the_best_names(
-    config: Config, tmp_path: Path, evaluator: Any, caplog: pytest.LogCaptureFixture
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "mldec"):
-        model, data = with_class_list(loaded(config), module(evaluator), listing(tmp_path))
+        model, data = with_class_list(loaded(config), module(), listing(tmp_path))
     results = evaluate(model, data, config, device=CPU)
     metrics, (scores, labels) = results.metrics, best_scores()
 

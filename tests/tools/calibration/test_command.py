@@ -27,14 +27,8 @@ def best(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def photo(tmp_path: Path) -> Path:
-    Image.effect_mandelbrot((64, 64), (-2, -2, 1, 2), 90).convert("RGB").save(tmp_path / "a.png")
-    return tmp_path / "a.png"
-
-
 def test_evaluate_and_predict_use_the_stored_thresholds(
-    cli: Cli, best: Path, photo: Path, tmp_path: Path
+    cli: Cli, best: Path, tmp_path: Path
 ) -> None:
     words = [*WORDS, "--json", tmp_path / "c.json", "--csv", tmp_path / "c.csv"]
     status, out, err = cli("calibrate", best, *words)
@@ -61,21 +55,21 @@ def test_evaluate_and_predict_use_the_stored_thresholds(
     )
 
     # predict lists the classes that reach their own threshold.
-    status, out, err = cli("predict", calibrated, photo, *WORDS[:2], "--json", "-")
-    assert (status, err) == (0, "")
-    present = {item["name"]: item for item in json.loads(out)[0]["predictions"]}
-    status, out, _ = cli(
-        "predict", calibrated, photo, *WORDS[:2], "--threshold", "0", "--json", "-"
-    )
-    every = json.loads(out)[0]["predictions"]
+    photo = tmp_path / "a.png"
+    Image.effect_mandelbrot((64, 64), (-2, -2, 1, 2), 90).convert("RGB").save(photo)
+    rows = []
+    for more in ([], ["--threshold", "0"]):
+        words = [*WORDS[:2], *more, "--json", "-"]
+        status, out, err = cli("predict", calibrated, photo, *words)
+        assert (status, err) == (0, "")
+        rows.append({item["name"]: item for item in json.loads(out)[0]["predictions"]})
+    present, every = rows
     assert len(every) == 10
-    for item in every:
-        threshold = content["per_class"][item["name"]]["threshold"]
-        assert (item["name"] in present) == (item["score"] >= threshold)
-        assert present.get(item["name"], {**item, "threshold": threshold}) == {
-            **item,
-            "threshold": threshold,
-        }
+    for name, item in every.items():
+        threshold = content["per_class"][name]["threshold"]
+        assert (name in present) == (item["score"] >= threshold)
+        if name in present:
+            assert present[name] == {**item, "threshold": threshold}
 
 
 def test_a_threshold_of_the_command_line_comes_first(cli: Cli, best: Path, tmp_path: Path) -> None:
@@ -93,13 +87,6 @@ def test_a_threshold_of_the_command_line_comes_first(cli: Cli, best: Path, tmp_p
     assert metrics[0]["OR"] >= 80
     assert metrics[1]["OR"] < 5
     assert metrics[1] == metrics[2]
-
-
-def test_without_thresholds_predict_says_so_once(cli: Cli, best: Path, photo: Path) -> None:
-    status, out, err = cli("predict", best, photo, photo, *WORDS[:2])
-    assert status == 0
-    one_line(err, f"{best} has no thresholds: classes are listed by score alone; pass --threshold")
-    assert len(out.splitlines()) == 2
 
 
 def test_classes_without_positives_and_unreachable_objectives_are_named(
