@@ -146,7 +146,7 @@ def tell(
     for line in left_out(results):
         log.warning(line)
     say(f"{args.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
-    say(*table(results.metrics).splitlines())
+    say(*table(results.metrics))
 
     if args.json:
         content = report(results, weights, args.checkpoint, names)
@@ -157,7 +157,7 @@ def tell(
         write_result(args.csv, to_csv(results, names))
 
 
-def table(metrics: dict[str, float]) -> str:
+def table(metrics: dict[str, float]) -> list[str]:
     """Return the metrics as lines of text: percentages first, numbers of classes below them."""
     width = max(len(name) for name in metrics)
     percentages, counts = [], []
@@ -166,10 +166,7 @@ def table(metrics: dict[str, float]) -> str:
             counts.append(f"  {name:<{width}}  {value:7.0f}")
         else:
             percentages.append(f"  {name:<{width}}  {value:7.3f}")
-
-    if counts:
-        counts.insert(0, "number of classes:")
-    return "\n".join(percentages + counts)
+    return [*percentages, "number of classes:", *counts] if counts else percentages
 
 
 def main() -> None:

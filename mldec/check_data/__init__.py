@@ -111,8 +111,7 @@ def run(args: argparse.Namespace) -> None:
     options = [setting for setting in args.settings if setting.startswith("data=")]
     option = options[-1].removeprefix("data=")
 
-    workers = config.train.loader_workers
-    report = check(data, option, config.data, decode=args.decode, folder=args.out, workers=workers)
+    report = check(data, option, config, decode=args.decode, folder=args.out)
     if args.json:
         write_result(args.json, to_json(report, indent=1) + "\n")
     if report["faults"]:

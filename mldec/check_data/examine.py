@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from mldec.config.schema import Config
 from mldec.data.images import read_image
 from mldec.data.loader import labels_of, start_worker, unwrap
 from mldec.data.table import Labels
@@ -117,24 +118,21 @@ def read_images(dataset: ImageDataset, count: int, workers: int, title: str) -> 
     return ImageCheck(indices, np.array(hashes, np.uint64), errors)
 
 
-def repeated_images(images: ImageCheck) -> list[tuple[int, int]]:
-    """Return pairs of indices of images with equal bytes: each repetition and its first image."""
-    _, first, inverse = np.unique(images.hashes, return_index=True, return_inverse=True)
-    original = first[inverse.ravel()]
-    copies = np.flatnonzero(original != np.arange(len(original)))
-    return [(int(images.indices[copy]), int(images.indices[original[copy]])) for copy in copies]
-
-
 def repetition_faults(
     dataset: ImageDataset, labels: Labels, images: ImageCheck
 ) -> tuple[list[str], list[str]]:
     """Return one phrase per file that is a copy of another one, and one per file listed twice."""
+    _, first, inverse = np.unique(images.hashes, return_index=True, return_inverse=True)
+    originals = images.indices[first[inverse.ravel()]]
+
     copies, listed_twice = [], []
-    for index, first in repeated_images(images):
-        name, original = dataset.name(index), dataset.name(first)
+    for index, original_index in zip(images.indices.tolist(), originals.tolist(), strict=True):
+        if index == original_index:
+            continue
+        name, original = dataset.name(index), dataset.name(original_index)
         if name != original:
             copies.append(f"{name} is a copy of {original}")
-        elif torch.equal(labels.row(index), labels.row(first)):
+        elif torch.equal(labels.row(index), labels.row(original_index)):
             listed_twice.append(f"{name} is listed twice, with the same labels")
         else:
             listed_twice.append(f"{name} is listed twice, with different labels")
@@ -188,9 +186,6 @@ def label_faults(split: Split, labels: Labels, *, several: bool = False) -> list
     ImageNet's ReaL labels have.
     """
     faults = []
-    if labels.num_classes != len(split.classes.names) or len(labels) != len(split.dataset):
-        faults.append(f"labels are of {len(labels):,} images and {labels.num_classes} classes")
-
     wrong_class = (labels.classes < 0) | (labels.classes >= labels.num_classes)
     out_of_range = wrong_class | ~np.isin(labels.values, (-1, 0, 1))
     if out_of_range.any():
@@ -317,26 +312,13 @@ def bar_chart(counts: np.ndarray, names: Sequence[str], title: str) -> "Figure":
 
 
 def check(
-    data: DataModule,
-    option: str,
-    settings: dict[str, Any],
-    *,
-    decode: int | None,
-    folder: str | None,
-    workers: int,
+    data: DataModule, option: str, config: Config, *, decode: int | None, folder: str | None
 ) -> dict[str, Any]:
     """Check both splits of a dataset and print what they hold.
 
-    Args:
-        data: the dataset.
-        option: the name of its data option, by which the published counts are known.
-        settings: of the data option.
-        decode: images per split to read; None reads all.
-        folder: where to write charts, if anywhere.
-        workers: processes that read images.
-
-    Returns:
-        The report as plain values. Its key "faults" has one phrase per kind of fault.
+    The published counts are known by the name of the data option. `decode` is the number of images
+    per split to read, None for all; charts are written to a folder, if any. The report has plain
+    values; its key "faults" has one phrase per kind of fault.
     """
     report: dict[str, Any] = {"data": option}
     faults: list[str] = []
@@ -353,7 +335,7 @@ def check(
             )
 
         labels[part] = labels_of(split)
-        several = part == "val" and bool(settings.get("real_labels"))
+        several = part == "val" and bool(config.data.get("real_labels"))
         impossible = label_faults(split, labels[part], several=several)
         if impossible:
             impossible = [f"{part}: {fault}" for fault in impossible]
@@ -366,6 +348,7 @@ def check(
 
         # 2. Its images.
         count = len(split.dataset) if decode is None else decode
+        workers = config.train.loader_workers
         images[part] = read_images(split.dataset, count, workers, f"read {part}")
         copies, listed_twice = repetition_faults(split.dataset, labels[part], images[part])
         report[part] = statistics | {

@@ -253,8 +253,7 @@ def test_numbers_that_do_not_exist_are_null() -> None:
 
 
 def test_percentages_stand_above_numbers_of_classes() -> None:
-    lines = table({"mAP": 12.3456, "classes_x": 81.0, "CF1": 5.0, "classes_long": 6.0}).split("\n")
-    assert lines == [
+    assert table({"mAP": 12.3456, "classes_x": 81.0, "CF1": 5.0, "classes_long": 6.0}) == [
         "  mAP            12.346",
         "  CF1             5.000",
         "number of classes:",

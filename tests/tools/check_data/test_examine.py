@@ -61,7 +61,6 @@ def split_of(labels: Labels, *, exclusive: bool = False) -> Split:
             True,
             "2 images without exactly one label, the first is image 0",
         ),
-        (from_single(np.array([0]), 4), True, "labels are of 1 images and 4 classes"),
     ],
 )
 def test_impossible_labels(labels: Labels, exclusive: bool, fault: str | None) -> None:
