@@ -596,11 +596,12 @@ def scope_of(loaded: "Loaded", args: argparse.Namespace) -> str:
             f"stored with it"
         )
 
-    if classes.exclusive and (args.objective or args.scope or args.platt or args.min_positives):
-        raise ConfigError(
-            "--objective, --scope, --platt and --min-positives have no effect: an image of this "
-            "data has one label, so that only a temperature is fitted; leave them out"
-        )
+    for name in ("objective", "scope", "platt", "min_positives"):
+        if classes.exclusive and getattr(args, name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} has no effect: an image of this data has one label, "
+                f"so that only a temperature is fitted; leave it out"
+            )
     if classes.queries is None:
         return args.scope or "class"
     if args.scope == "class":
