@@ -16,16 +16,10 @@ MOST_CHANGED = 60
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept of the answers of the first model.
+    """What is kept of the answers of the first model; K is 1 if an image has one label."""
 
-    Attributes:
-        scores: from 0 to 1, rounded to float16, as pictures are labelled with them, [N, K]; if an
-            image has one label, those of the label, [N, 1].
-        is_right: the decisions on the same pairs, as bits along the images, uint8 [K or 1, N / 8].
-    """
-
-    scores: np.ndarray
-    is_right: np.ndarray
+    scores: np.ndarray  # from 0 to 1 (with one label, those of the label), float16 [N, K]
+    is_right: np.ndarray  # the decisions on the same pairs, as bits along the images [K, N / 8]
 
 
 @dataclass(frozen=True)
@@ -33,64 +27,53 @@ class Change:
     """An image whose decision for a class differs between two models.
 
     If an image has one label, only its own class counts, which is decided right by top-1.
-
-    Attributes:
-        class_index: of the class.
-        row: of the image among those that are scored.
-        present: what the label says.
-        score: of this model.
-        other_score: of the other one.
-        fixed: whether only this model decides right; otherwise only the other one does.
     """
 
     class_index: int
-    row: int
-    present: bool
-    score: float
+    row: int  # of the image among those that are scored
+    present: bool  # what the label says
+    score: float  # of this model
     other_score: float
-    fixed: bool
+    fixed: bool  # whether only this model decides right; otherwise only the other one does
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """This model (A) against another one (B) on the same images.
+    """This model (A) against another one (B) on the same images."""
 
-    Attributes:
-        other: path of the other checkpoint.
-        metrics: A, B and the difference A - B by the name of the metric, in percent.
-        p_value: two-sided, of the main metric's difference; NaN if it cannot be tested.
-        test: how it was computed, one sentence.
-        per_class: difference of the average precision A - B of K classes in percent.
-        changed: images that changed sides; a sample of the surest.
-        fixed: number of pairs of image and class that only A decides right.
-        broken: number of those that only B decides right.
-    """
-
-    other: str
-    metrics: dict[str, tuple[Interval, Interval, Interval]]
-    p_value: float
-    test: str
-    per_class: list[Interval]
-    changed: list[Change]
-    fixed: int
-    broken: int
+    other: str  # path of the other checkpoint
+    metrics: dict[str, tuple[Interval, Interval, Interval]]  # A, B and A - B, in percent
+    p_value: float  # two-sided, of the main metric's difference; NaN if it cannot be tested
+    test: str  # how it was computed, one sentence
+    per_class: list[Interval]  # difference of the average precision A - B in percent
+    changed: list[Change]  # a sample of the surest
+    fixed: int  # number of pairs of image and class that only A decides right
+    broken: int  # number of those that only B decides right
 
 
 def compare(other: str, kept: Kept, own: Numbers, answers: Answers, numbers: Numbers) -> Comparison:
-    """Compare the first model with another one.
+    """Compare the first model, of which there are a summary and numbers, with another one.
 
-    Args:
-        other: path of the other checkpoint.
-        kept: of the answers of the first model.
-        own: numbers of the first model.
-        answers: of the other one, about the same images and classes.
-        numbers: of the other one, whose resamples have the same weights.
+    Its answers are about the same images and classes, and its resamples have the same weights.
     """
-    p_value, test = significance(own, numbers)
+    gaps = {
+        name: own.resampled[name] - numbers.resampled[name]
+        for name in own.resampled
+        if name in numbers.resampled
+    }
+    metrics = {}
+    others = numbers.with_intervals()
+    for name, value in own.with_intervals().items():
+        if name in others:
+            bounds = map(float, interval(gaps[name])) if name in gaps else ()
+            gap = Interval(value.value - others[name].value, *bounds)
+            metrics[name] = (value, others[name], gap)
+
+    p_value, test = significance(next(iter(own.metrics)), gaps)
     changed, fixed, broken = changes(kept, answers)
     return Comparison(
         other=other,
-        metrics=differences(own, numbers),
+        metrics=metrics,
         p_value=p_value,
         test=test,
         per_class=per_class(own, numbers),
@@ -125,20 +108,6 @@ def _decisions(answers: Answers) -> Iterator[tuple[slice, np.ndarray, np.ndarray
         yield columns, answers.probabilities(logits), right
 
 
-def differences(first: Numbers, second: Numbers) -> dict[str, tuple[Interval, Interval, Interval]]:
-    """Return each metric of two models, and the difference, with paired intervals."""
-    own, others = first.with_intervals(), second.with_intervals()
-    metrics = {}
-    for name in [name for name in own if name in others]:
-        bounds: tuple[float, ...] = ()
-        if name in first.resampled and name in second.resampled:
-            gaps = first.resampled[name] - second.resampled[name]
-            bounds = tuple(map(float, interval(gaps)))
-        gap = Interval(own[name].value - others[name].value, *bounds)
-        metrics[name] = (own[name], others[name], gap)
-    return metrics
-
-
 def p_value(gaps: np.ndarray) -> float:
     """Return the two-sided p-value of a difference from its R resamples.
 
@@ -149,20 +118,19 @@ def p_value(gaps: np.ndarray) -> float:
     return float(min(1, 2 * (1 + rarer) / (1 + len(gaps))))
 
 
-def significance(first: Numbers, second: Numbers) -> tuple[float, str]:
-    """Return the p-value of the difference of the main metric, and how it was computed."""
-    main = next(iter(first.metrics))
-    if main not in first.resampled or main not in second.resampled:
+def significance(main: str, gaps: dict[str, np.ndarray]) -> tuple[float, str]:
+    """Return the p-value of the main metric's resampled difference, and how it was computed."""
+    if main not in gaps:
         return np.nan, f"{main} has no intervals: its difference is not tested."
 
-    gaps = first.resampled[main] - second.resampled[main]
+    resamples = len(gaps[main])
     test = (
-        f"Paired Bayesian bootstrap of {main}: {len(gaps):,} resamples of the images, the same for "
+        f"Paired Bayesian bootstrap of {main}: {resamples:,} resamples of the images, the same for "
         f"both models. p is twice the share of those on the rarer side of 0, at least "
-        f"{2 / (1 + len(gaps)):.3f}. It tells what other images would change, not what another "
+        f"{2 / (1 + resamples):.3f}. It tells what other images would change, not what another "
         f"seed of training would."
     )
-    return p_value(gaps), test
+    return p_value(gaps[main]), test
 
 
 def per_class(first: Numbers, second: Numbers) -> list[Interval]:
@@ -176,11 +144,8 @@ def per_class(first: Numbers, second: Numbers) -> list[Interval]:
 def changes(first: Kept, second: Answers) -> tuple[list[Change], int, int]:
     """Find the pairs that one model decides right and the other one wrong.
 
-    If an image has one label, only its own label is such a pair, and right means top-1.
-
-    Args:
-        first: of the first model.
-        second: answers of the other one about the same N images and K classes.
+    If an image has one label, only its own label is such a pair, and right means top-1. The answers
+    are those of the other model about the same images and classes.
 
     Returns:
         Those whose two scores differ most, the number of pairs that only the first model decides
