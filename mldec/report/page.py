@@ -82,7 +82,7 @@ def page(content: Content) -> str:
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.filters |= {"number": _number, "meaning": meaning, "bounds": _bounds, "png": _png}
-    environment.policies["json.dumps_kwargs"] = {}  # which would sort columns by name
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     template = environment.from_string(_read("page.html.j2"))
 
     examples: dict[int, dict[str, list[Example]]] = {}
