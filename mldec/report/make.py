@@ -73,19 +73,34 @@ def run(args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """A checkpoint, and the data that it is asked about."""
+    """A checkpoint, and the data that it is asked about.
 
-    path: str  # as the user names it
+    Attributes:
+        path: as the user names it.
+        loaded: the checkpoint.
+        config: its settings, with those of the command line.
+        data: the images, as this model sees them.
+        network: images and queries -> calibrated logits in the order of the data's classes.
+        device: that computes.
+        thresholds: one for all classes or one per class; None for that of the data's settings.
+        threshold_notes: where they come from, a sentence or two.
+    """
+
+    path: str
     loaded: Loaded
-    config: Config  # its settings, with those of the command line
-    data: DataModule  # the images, as this model sees them
-    network: nn.Module  # images, queries -> calibrated logits in the order of the data's classes
+    config: Config
+    data: DataModule
+    network: nn.Module
     device: torch.device
-    thresholds: list[float] | None  # for all classes or each; None for that of the data's settings
-    threshold_notes: list[str]  # where they come from
+    thresholds: list[float] | None
+    threshold_notes: list[str]
 
     def evaluator(self) -> Evaluator:
-        """Return a new evaluator of the data, with the thresholds of choice."""
+        """Return a new evaluator of the data, with the thresholds of choice.
+
+        Raises:
+            ConfigError: if it takes none.
+        """
         evaluator = self.data.evaluator()
         if self.thresholds is not None:
             if not isinstance(evaluator, Thresholded):
@@ -94,7 +109,11 @@ class Subject:
         return evaluator
 
     def scores(self) -> Scores:
-        """Score all validation images that can be read."""
+        """Score all validation images.
+
+        Raises:
+            DataError: if there is none that can be read, or a score is not finite.
+        """
         scores = all_scores(
             self.network, self.data, self.config, device=self.device, path=self.path
         )
@@ -159,7 +178,14 @@ def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
 def threshold_notes(
     args: argparse.Namespace, loaded: Loaded, data: DataModule, *, is_chosen: bool
 ) -> list[str]:
-    """Return where the thresholds come from, if they are not those of the data's settings."""
+    """Return where the thresholds come from; see `chosen_thresholds`.
+
+    Args:
+        args: the command line.
+        loaded: the checkpoint.
+        data: the images.
+        is_chosen: whether there are thresholds other than that of the data's settings.
+    """
     if loaded.classes.exclusive:
         return [
             "A class is predicted if its score is the highest; precision, recall and F1 are of "
