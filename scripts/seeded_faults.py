@@ -195,15 +195,15 @@ readers: an empty cell of a CSV file is a negative
 readers: zero-shot evaluation on all images keeps those with an unseen class only
 - used = images if self.val_images == "all" else with_unseen
 + used = with_unseen
-report: the envelope of the precision runs over lower recalls
-- envelope = np.maximum.accumulate(precision[::-1])[::-1]
-+ envelope = np.maximum.accumulate(precision)
+metrics: the envelope of the precision runs over lower recalls
+- envelope = np.maximum.accumulate(precision)
++ envelope = np.maximum.accumulate(precision[::-1])[::-1]
 report: the intervals hold 90 % instead of 95 %
 - low, high = np.percentile(values, (2.5, 97.5), axis=0)
 + low, high = np.percentile(values, (5, 95), axis=0)
 report: two models are compared by unpaired resamples
-- gaps = first.resampled.metrics[name] - second.resampled.metrics[name]
-+ gaps = first.resampled.metrics[name] - second.resampled.metrics[name][::-1]
+- name: own.resampled[name] - numbers.resampled[name]
++ name: own.resampled[name] - numbers.resampled[name][::-1]
 report: missed images with the highest scores come first
 - "missed": (~decided & (labels == 1), scores),
 + "missed": (~decided & (labels == 1), -scores),

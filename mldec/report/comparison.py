@@ -1,8 +1,4 @@
-"""Compare two models on the same images: paired intervals, a test, and images that changed sides.
-
-The scores of both models do not fit in memory together, if images and classes are many. So one
-model is asked after the other, and of the first one a summary is kept.
-"""
+"""Two models on the same images: paired intervals, a test, and images that changed sides."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,14 +8,6 @@ import numpy as np
 from mldec.report.statistics import Answers, Interval, Numbers, interval
 
 MOST_CHANGED = 60
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What is kept of the answers of the first model; K is 1 if an image has one label."""
-
-    scores: np.ndarray  # from 0 to 1 (with one label, those of the label), float16 [N, K]
-    is_right: np.ndarray  # the decisions on the same pairs, as bits along the images [K, N / 8]
 
 
 @dataclass(frozen=True)
@@ -51,11 +39,10 @@ class Comparison:
     broken: int  # number of those that only B decides right
 
 
-def compare(other: str, kept: Kept, own: Numbers, answers: Answers, numbers: Numbers) -> Comparison:
-    """Compare the first model, of which there are a summary and numbers, with another one.
-
-    Its answers are about the same images and classes, and its resamples have the same weights.
-    """
+def compare(
+    other_path: str, own_answers: Answers, own: Numbers, answers: Answers, numbers: Numbers
+) -> Comparison:
+    """Compare a model with another one, whose resamples have the same weights."""
     gaps = {
         name: own.resampled[name] - numbers.resampled[name]
         for name in own.resampled
@@ -70,9 +57,9 @@ def compare(other: str, kept: Kept, own: Numbers, answers: Answers, numbers: Num
             metrics[name] = (value, others[name], gap)
 
     p_value, test = significance(next(iter(own.metrics)), gaps)
-    changed, fixed, broken = changes(kept, answers)
+    changed, fixed, broken = changes(own_answers, answers)
     return Comparison(
-        other=other,
+        other=other_path,
         metrics=metrics,
         p_value=p_value,
         test=test,
@@ -81,31 +68,6 @@ def compare(other: str, kept: Kept, own: Numbers, answers: Answers, numbers: Num
         fixed=fixed,
         broken=broken,
     )
-
-
-def keep(answers: Answers) -> Kept:
-    """Keep what `changes` needs of the answers of the first model, which may be dropped then."""
-    num_images, num_classes = answers.logits.shape
-    scores = np.zeros((num_images, 1 if answers.exclusive else num_classes), np.float16)
-    is_right = np.zeros((scores.shape[1], -(-num_images // 8)), np.uint8)
-    for columns, own_scores, right in _decisions(answers):
-        scores[:, columns] = own_scores.T
-        is_right[columns] = np.packbits(right, axis=1)
-    return Kept(scores, is_right)
-
-
-def _decisions(answers: Answers) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Yield a block of columns, their scores from 0 to 1 [k, N], and which are decided right."""
-    if answers.exclusive:
-        rows = np.arange(len(answers.labels))
-        right = answers.labels[rows, answers.predicted] == 1
-        own = answers.logits[rows, answers.labels.argmax(1)]
-        yield slice(0, 1), answers.probabilities(own)[None], right[None]
-        return
-
-    for columns, logits, labels in answers.blocks():
-        right = answers.decided(columns, logits) == (labels == 1)
-        yield columns, answers.probabilities(logits), right
 
 
 def p_value(gaps: np.ndarray) -> float:
@@ -141,46 +103,60 @@ def per_class(first: Numbers, second: Numbers) -> list[Interval]:
     return [Interval(*values) for values in zip(*columns, strict=True)]
 
 
-def changes(first: Kept, second: Answers) -> tuple[list[Change], int, int]:
-    """Find the pairs that one model decides right and the other one wrong.
+def changes(first: Answers, second: Answers) -> tuple[list[Change], int, int]:
+    """Find the pairs of an image and a class that one model decides right and the other one wrong.
 
-    If an image has one label, only its own label is such a pair, and right means top-1. The answers
-    are those of the other model about the same images and classes.
+    If an image has one label, only its own class is such a pair, and right means top-1.
 
     Returns:
         Those whose two scores differ most, the number of pairs that only the first model decides
         right, and the number of those that only the second one does.
     """
-    images = len(second.labels)
     counts = {True: 0, False: 0}
     surest: dict[bool, list[Change]] = {True: [], False: []}
-
-    for columns, other_scores, other_right in _decisions(second):
-        right = np.unpackbits(first.is_right[columns], axis=1, count=images).astype(bool)
-        scores = first.scores[:, columns].T.astype(float)
-        if second.exclusive:
-            classes = second.labels.argmax(1)[None]
-            annotated = second.has_label[None]
-        else:
-            classes = np.broadcast_to(np.arange(second.labels.shape[1])[columns, None], right.shape)
-            annotated = second.labels[:, columns].T >= 0
-
+    for (classes, scores, right), (_, other_scores, other_right) in zip(
+        _decisions(first), _decisions(second), strict=True
+    ):
         for fixed in (True, False):
-            chosen = annotated & (right == fixed) & (other_right != fixed)
-            counts[fixed] += int(chosen.sum())
+            lines, rows = np.nonzero((right == fixed) & (other_right != fixed))
+            present = first.labels[rows, classes[lines, rows]]
+            lines, rows, present = (array[present >= 0] for array in (lines, rows, present))
+            counts[fixed] += len(rows)
 
             # Of this block, and of all until now, half of what is shown.
-            lines, rows = np.nonzero(chosen)
             gaps = np.abs(scores[lines, rows] - other_scores[lines, rows])
-            best = np.argsort(-gaps, kind="stable")[: MOST_CHANGED // 2]
-            for line, row in zip(lines[best], rows[best], strict=True):
-                index = int(classes[line, row])
-                present = bool(second.labels[row, index] == 1)
-                pair = float(scores[line, row]), float(other_scores[line, row])
-                surest[fixed].append(Change(index, int(row), present, *pair, fixed))
+            for place in np.argsort(-gaps, kind="stable")[: MOST_CHANGED // 2]:
+                pair = lines[place], rows[place]
+                surest[fixed].append(
+                    Change(
+                        int(classes[pair]),
+                        int(rows[place]),
+                        bool(present[place]),
+                        float(scores[pair]),
+                        float(other_scores[pair]),
+                        fixed,
+                    )
+                )
             surest[fixed] = sorted(surest[fixed], key=_gap)[: MOST_CHANGED // 2]
 
     return sorted(surest[True] + surest[False], key=_gap), counts[True], counts[False]
+
+
+def _decisions(answers: Answers) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield classes, their scores from 0 to 1, and which are decided right, each [k, N]."""
+    if answers.exclusive:
+        # An image without a label is decided right by both models.
+        rows, classes = np.arange(len(answers.labels)), answers.labels.argmax(1)
+        right = (answers.labels[rows, answers.predicted] == 1) | ~answers.has_label
+        scores = answers.probabilities(answers.logits[rows, classes])
+        yield classes[None], scores[None], right[None]
+        return
+
+    for columns in answers.slices():
+        logits, labels = answers.block(columns)
+        right = answers.decided(columns, logits) == (labels == 1)
+        classes = np.broadcast_to(np.arange(columns.start, columns.stop)[:, None], right.shape)
+        yield classes, answers.probabilities(logits), right
 
 
 def _gap(change: Change) -> float:

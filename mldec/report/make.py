@@ -228,17 +228,14 @@ def gather(subject: Subject, other: Subject | None) -> Content:
     suspects = [] if answers.exclusive else examples.suspected_labels(answers, shown)
     pairs = statistics.pairs_of_classes(answers)
 
-    # The scores of another model need the memory of these.
-    kept = None if other is None else comparison.keep(answers)
     indices, labels, unreadable = scores.indices, scores.labels, scores.bad
-    del scores, answers
-
     compared, changed = None, []
-    if other is not None and kept is not None:
-        other_answers, other_numbers = examine_other(other, indices, weights)
-        compared = comparison.compare(other.path, kept, numbers, other_answers, other_numbers)
+    if other is not None:
+        theirs = examine_other(other, indices, weights)
+        compared = comparison.compare(other.path, answers, numbers, *theirs)
         changed = compared.changed
-        del other_answers
+        del theirs
+    del scores, answers
 
     # What finds no room in the file is left out.
     rows = [one.row for one in [*changed, *suspects, *chosen]]

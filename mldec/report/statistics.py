@@ -7,7 +7,7 @@ none in a resample, so that their average precision, and mAP with it, would be u
 Weights are never 0.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,29 +128,28 @@ class Answers:
         """Return the scores from 0 to 1 of some logits, float64 of any shape."""
         return np.exp(scores, dtype=np.float64) if self.exclusive else expit(scores.astype(float))
 
-    def blocks(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """Yield the classes in blocks: which, their logits [k, N] and their labels [k, N]."""
-        for first in range(0, self.logits.shape[1], COLUMNS):
-            yield self._block(first)
+    def slices(self) -> list[slice]:
+        """Return the classes in blocks."""
+        num_classes = self.logits.shape[1]
+        starts = range(0, num_classes, COLUMNS)
+        return [slice(start, min(start + COLUMNS, num_classes)) for start in starts]
 
-    def _block(self, first: int) -> tuple[slice, np.ndarray, np.ndarray]:
-        columns = slice(first, min(first + COLUMNS, self.logits.shape[1]))
-        return (
-            columns,
-            np.ascontiguousarray(self.logits[:, columns].T),
-            np.ascontiguousarray(self.labels[:, columns].T),
-        )
+    def block(self, columns: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return the logits and the labels of some classes, both [k, N]."""
+        blocks = (self.logits[:, columns].T, self.labels[:, columns].T)
+        logits, labels = map(np.ascontiguousarray, blocks)
+        return logits, labels
 
     def each_block(self, work: Callable[[slice, np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-        """Return what some work makes of each of `blocks`, [..., k] joined to [..., K].
+        """Return what some work makes of each of `slices`, [..., k] joined to [..., K].
 
         There are as many threads as torch has: numpy and scipy sort and add without the
         interpreter's lock.
         """
-        starts = range(0, self.logits.shape[1], COLUMNS)
+        slices = self.slices()
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            done = threads.map(lambda first: work(*self._block(first)), starts)
-            bar = tqdm(done, "classes", len(starts), leave=False, disable=not on_terminal())
+            done = threads.map(lambda columns: work(columns, *self.block(columns)), slices)
+            bar = tqdm(done, "classes", len(slices), leave=False, disable=not on_terminal())
             return np.concatenate([*bar], axis=-1)
 
 

@@ -12,7 +12,7 @@ from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.report import comparison, statistics
-from mldec.report.comparison import changes, compare, keep, p_value
+from mldec.report.comparison import changes, compare, p_value
 from mldec.report.statistics import (
     MOST_PAIRED,
     STEP,
@@ -271,7 +271,7 @@ def test_pairs_that_changed_sides_are_found(most: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(comparison, "MOST_CHANGED", most)
     first, second = two_models(101, 70, better=1)
     first.labels[::7, ::3] = -1
-    surest, num_fixed, num_broken = changes(keep(first), second)
+    surest, num_fixed, num_broken = changes(first, second)
 
     expected = {}
     for row, k in np.argwhere(first.labels >= 0):
@@ -304,7 +304,7 @@ def test_an_image_of_one_label_changes_sides_once() -> None:
         normalise(logits)
         models.append(Answers(logits=logits, labels=labels, exclusive=True, lowest=None))
     right, other_right = (model.predicted == truth for model in models)
-    surest, num_fixed, num_broken = changes(keep(models[0]), models[1])
+    surest, num_fixed, num_broken = changes(models[0], models[1])
     assert num_fixed == (right & ~other_right)[1:].sum()
     assert num_broken == (~right & other_right)[1:].sum()
     for change in surest:
@@ -317,7 +317,7 @@ def test_paired_intervals_are_narrower_and_tell_a_real_difference() -> None:
     weights = draw(200, 6)[:2]
     models = two_models(200, 6)
     first, second = (numbers_of(answers, weights) for answers in models)
-    result = compare("b.pt", keep(models[0]), first, models[1], second)
+    result = compare("b.pt", models[0], first, models[1], second)
     own, other, gap = result.metrics["mAP"]
     assert gap.value == pytest.approx(own.value - other.value)
     assert gap.low < gap.value < gap.high
@@ -327,11 +327,11 @@ def test_paired_intervals_are_narrower_and_tell_a_real_difference() -> None:
     for row, difference in zip(result.per_class, gaps, strict=True):
         assert row.value == pytest.approx(difference)
         assert row.low < row.value < row.high
-    assert compare("a.pt", keep(models[0]), first, models[0], first).p_value == 1
+    assert compare("a.pt", models[0], first, models[0], first).p_value == 1
 
     models = two_models(200, 6, better=0.6)
     first, second = (numbers_of(answers, weights) for answers in models)
-    result = compare("b.pt", keep(models[0]), first, models[1], second)
+    result = compare("b.pt", models[0], first, models[1], second)
     assert result.p_value == pytest.approx(2 / 201)
     assert "200 resamples" in result.test
     assert "at least 0.010" in result.test
