@@ -280,7 +280,7 @@ def test_a_heat_map_is_brightest_at_its_maximum() -> None:
 
 @pytest.mark.parametrize(
     ("size", "count", "panels"),
-    [((400, 300), 0, (1, 1)), ((300, 400), 4, (3, 2)), ((2000, 10), 10, (4, 3))],
+    [((400, 300), 0, (1, 1)), ((2000, 10), 10, (4, 3))],
 )
 def test_a_picture_has_a_panel_per_class(
     size: tuple[int, int], count: int, panels: tuple[int, int]

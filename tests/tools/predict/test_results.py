@@ -138,7 +138,7 @@ def joined(file_format: Format, rows: list[Row], folder: Path, sizes: tuple[int,
     return file.getvalue()
 
 
-@pytest.mark.parametrize("sizes", [(5,), (2, 2, 1), (1,) * 5])
+@pytest.mark.parametrize("sizes", [(5,), (2, 2, 1)])
 @pytest.mark.parametrize("content", ["top", "scores", "decisions"])
 def test_every_format_of_parts_has_the_same_rows(
     tmp_path: Path, sizes: tuple[int, ...], content: str
@@ -253,25 +253,6 @@ def test_blocks_in_any_order_become_the_files(parts: Parts, tmp_path: Path) -> N
     assert begin(parts).finished is None
 
 
-@pytest.mark.parametrize("finished", [False, True])
-def test_what_was_made_otherwise_is_refused(parts: Parts, finished: bool) -> None:
-    record = begin(parts)
-    parts.write(0, rows("a"))
-    if finished:
-        parts.finish(record, 1)
-    for key, value, message in (
-        ("--top", 5, "was begun with --top 10, not 5"),
-        ("--draft", True, "with --draft none, not true"),
-    ):
-        with pytest.raises(ConfigError, match=f"{message}: name another file, or pass --overwrite"):
-            parts.existing({**MADE, key: value})
-
-    parts.make_folder()
-    again = parts.start({**MADE, "--top": 5})
-    assert (again.finished, again.made_with["--top"]) == (None, 5)
-    assert parts.done() == set()
-
-
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"made_with": 1, "format": 1, "finished": null}', "\x00" * 99]
 )
@@ -357,21 +338,6 @@ def answer(division: Division, most: int = 10**9) -> int:
     for item in waiting:
         division.add(Row(item.name))
     return answered + len(waiting)
-
-
-@pytest.mark.parametrize("count", [0, 1, BLOCK, 5 * BLOCK + 7])
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_the_processes_answer_every_image_once(parts: Parts, count: int, world_size: int) -> None:
-    parts.make_folder()
-    # One process after another: what an earlier one has finished must not change the division.
-    for rank in range(world_size):
-        division = Division(items(count), parts, set(), rank=rank, world_size=world_size)
-        answer(division)
-        assert (division.images, division.blocks) == (count, -(-count // BLOCK))
-
-    parts.finish(Record(made_with={}), division.blocks)
-    *_, target = parts._targets
-    assert json.loads(target.read_text()) == [item.name for item in items(count)]
 
 
 def test_what_is_done_is_not_done_again(parts: Parts) -> None:
