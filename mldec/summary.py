@@ -47,10 +47,7 @@ MIN_HEIGHT = 3.6  # inches of a panel
 WIDTH = 13  # inches of the sheet
 
 # What can be on the horizontal axis of the second panel.
-COSTS = {
-    "hours": "training time (hours)",
-    "gmacs": "multiply-accumulates per image (billions)",
-}
+COSTS = {"hours": "training time (hours)", "gmacs": "multiply-accumulates per image (billions)"}
 
 
 @dataclass(frozen=True)
@@ -236,20 +233,13 @@ def _draw_curves(axes: "Axes", metric: str, runs: Sequence[Run]) -> None:
     # shows twice the range of the last values, or `BELOW` if that is more.
     lowest = min(ends) - max(BELOW, 2 * (max(ends) - min(ends)))
     axes.set_ylim(bottom=max(axes.get_ylim()[0], lowest))
-    axes.set_xlabel("epoch")
-    axes.set_ylabel(f"{metric} (percent)")
+    axes.set(xlabel="epoch", ylabel=f"{metric} (percent)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     set_title(axes, f"{metric} after each evaluation")
 
-    legend = axes.legend(
-        loc="upper left",
-        bbox_to_anchor=(1.02, 1),
-        borderaxespad=0,
-        fontsize=SMALL,
-        handlelength=4,
-        frameon=False,
-    )
+    place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1), "borderaxespad": 0}
+    legend = axes.legend(**place, fontsize=SMALL, handlelength=4, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
@@ -260,10 +250,8 @@ def _draw_costs(axes: "Axes", metric: str, runs: Sequence[Run], cost: str) -> No
         if run.cost(cost) is not None:
             marker = style(number) | {"linestyle": "none"}
             axes.plot([run.cost(cost)], [run.value], markersize=6, **marker)
-
-    axes.set_xlabel(COSTS[cost])
-    axes.set_ylabel(f"best {metric} (percent)")
     axes.margins(0.08)
+    axes.set(xlabel=COSTS[cost], ylabel=f"best {metric} (percent)")
     axes.grid(alpha=0.3)
     set_title(axes, f"best {metric} against its cost")
 

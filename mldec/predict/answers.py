@@ -68,12 +68,9 @@ class Rule:
     stored: Sequence[float] | None = None  # a threshold per class [K] instead; None without
 
     def chosen(self, scores: Tensor) -> list[Prediction]:
-        """Return the classes in the answer, highest score first.
+        """Return the classes in the answer by their scores [K], the highest first.
 
         Of equal scores the lower class comes first.
-
-        Args:
-            scores: float32 [K].
         """
         most = self.top if self.content is Content.TOP else len(scores)
         # An image with one label has the class of the highest score, whatever the score is.
@@ -105,12 +102,7 @@ def chosen_rule(
 ) -> Rule:
     """Return the rule that the options of a command line stand for.
 
-    Args:
-        classes: that are scored.
-        stored: thresholds [K] of the checkpoint; None if it has none.
-        content: value of a `Content`.
-        top: number of classes per image at most; None for 10.
-        threshold: lowest score of every class; None for the stored thresholds, else 0.
+    `stored` are the thresholds [K] of the checkpoint; an option is None if it is not given.
     """
     kind = Content(content)
     if top is not None and kind is not Content.TOP:

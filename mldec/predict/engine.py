@@ -237,9 +237,7 @@ class OnnxFile:
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return probabilities float32 [B, K] and decisions bool [B, K].
 
-        Args:
-            inputs: images uint8 [B, 3, H, W], and word vectors float32 [K, D] if the file asks for
-                them.
+        The inputs are images uint8 [B, 3, H, W], and word vectors [K, D] if it asks for them.
         """
         try:
             scores, decisions = self._session.run(OUTPUTS, _named(inputs))
@@ -310,15 +308,9 @@ def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
 
 
 def decided(scores: Tensor, thresholds: Tensor | None) -> Tensor:
-    """Return which classes are present.
+    """Return which classes are present, bool [B, K], by the thresholds [K] or [1] of their scores.
 
-    Args:
-        scores: float32 [B, K].
-        thresholds: the lowest score of a present class, float32 [K] or [1]; None if an image has
-            one label: the most probable class, the first one of several, is present.
-
-    Returns:
-        bool [B, K].
+    Without thresholds an image has one label: the most probable class, the first one of several.
     """
     if thresholds is not None:
         return scores >= thresholds

@@ -37,13 +37,7 @@ TIMES_TOKENS = "gradient of the logit of the class times the features"
 
 
 def choose(model: Classifier, tokens: Tensor, queries: Tensor | None) -> tuple[str, Relevance]:
-    """Choose the method that fits the head of a model.
-
-    Args:
-        model: in evaluation mode.
-        tokens: of any image, [1, N, C].
-        queries: word vectors [K, D_w] for a zero-shot head.
-    """
+    """Choose the method that fits the head of a model, as it answers to some tokens [1, N, C]."""
     if model.gives_attention:
         with torch.no_grad():
             logits, weights = model.classify(tokens, queries, attention=True)
@@ -127,15 +121,7 @@ def times_tokens(
 
     For global average pooling this is the class activation map (Zhou et al. 2016,
     arXiv 1512.04150): the mean over the tokens is the logit without its bias. It can be negative.
-
-    Args:
-        model: in evaluation mode.
-        tokens: of its backbone, [B, N, C].
-        classes: of interest, per image.
-        queries: word vectors [K, D_w] for a zero-shot head.
-
-    Returns:
-        The relevance per image and token, float32 [classes of the image, N].
+    The relevance of each image is float32 [its classes, N].
     """
     logits, inputs = _differentiable(model, tokens, queries)
 
@@ -166,10 +152,8 @@ def _gradients(
 ) -> Iterator[tuple[list[int], tuple[Tensor, ...]]]:
     """Yield gradients of the first class of every image, then of the second, and so on.
 
-    The images of a batch do not depend on each other: one backward pass serves all of them.
-
-    Yields:
-        The images that have such a class, and the gradient of its logit per input, [B, ...].
+    The images of a batch do not depend on each other: one backward pass serves all of them. With
+    the images that have such a class, there is the gradient of its logit per input, [B, ...].
     """
     if not logits.requires_grad:
         raise ConfigError(
@@ -278,12 +262,9 @@ def _side(num_tokens: int) -> int:
 
 
 def _shift(image: Tensor, tokens: Tensor, side: int) -> tuple[float, float]:
-    """Return how far tokens look to the right of and below the centres of their cells.
+    """Return how far tokens [1, N, C] look to the right of and below the centres of their cells.
 
-    Args:
-        image: [1, 3, S, S].
-        tokens: of the image, [1, N, C].
-        side: of the square map of tokens.
+    Two fractions of the side of the image [1, 3, S, S]; zeros if the tokens have no gradient.
     """
     if not tokens.requires_grad:
         return 0.0, 0.0
@@ -467,11 +448,9 @@ def draw(
 
 
 def heated(image: Image.Image, heat: np.ndarray) -> Image.Image:
-    """Return a grey copy of an image with the colours of a heat map over it.
+    """Return a grey copy of an image with the colours of a heat map [h, w] >= 0 over it.
 
-    Args:
-        image: RGB.
-        heat: float [h, w], >= 0; the ramp ends at its maximum. Zeros leave the grey image.
+    The ramp ends at the maximum of the map. Zeros leave the grey image.
     """
     most = float(heat.max())
     share = heat / most if most > 0 else heat
