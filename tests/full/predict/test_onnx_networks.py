@@ -17,12 +17,6 @@ from mldec.predict.engine import OnnxFile, content, translated
 
 pytest.importorskip("onnxruntime")
 
-WIDTHS: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 64,
-}
 SMALL: dict[str, dict[str, Any]] = {
     "test_resnet": {},
     "test_convnext": {"feature_norm": "pretrained"},
@@ -39,8 +33,6 @@ LARGE: list[tuple[str, dict[str, Any], str]] = [
 
 # Of transformers: type, settings, side of the image in pixels.
 OF_TRANSFORMERS: list[tuple[str, dict[str, Any], int]] = [
-    ("vit", {**WIDTHS, "intermediate_size": 48}, 64),
-    ("dinov2", {**WIDTHS, "patch_size": 14, "image_size": 56}, 56),
     (
         "swin",
         {

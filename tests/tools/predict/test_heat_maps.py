@@ -278,28 +278,6 @@ def test_a_heat_map_is_brightest_at_its_maximum() -> None:
     assert (np.diff(light) > 5).all(), "colours are lighter the more heat"
 
 
-@pytest.mark.parametrize(
-    ("size", "count", "panels"),
-    [((400, 300), 0, (1, 1)), ((2000, 10), 10, (4, 3))],
-)
-def test_a_picture_has_a_panel_per_class(
-    size: tuple[int, int], count: int, panels: tuple[int, int]
-) -> None:
-    findings = [Finding(f"class {number}", 0.5, heat()) for number in range(count)]
-    sheet = draw(picture(*size), "photo.jpg", findings, "a method", PLAIN)
-    scale = heat_maps.PANEL / max(size)
-    cell = max(round(size[0] * scale), heat_maps.NARROWEST)
-    assert sheet.width == heat_maps.SPACING + panels[0] * (cell + heat_maps.SPACING)
-    assert sheet.height >= panels[1] * max(1, round(size[1] * scale))
-
-    # The first panel is the image itself.
-    corner = (heat_maps.SPACING, heat_maps.SPACING)
-    width, height = (max(1, round(side * scale)) for side in size)
-    panel = sheet.crop((*corner, corner[0] + width, corner[1] + height))
-    expected = picture(*size).resize(panel.size, Image.Resampling.LANCZOS)
-    assert np.array_equal(np.asarray(panel), np.asarray(expected))
-
-
 def test_texts_are_those_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
     monkeypatch.setattr(

@@ -231,28 +231,6 @@ def parts(tmp_path: Path) -> Parts:
     return Parts({tmp_path / "out.txt": TEXT, tmp_path / "deep" / "list": LIST})
 
 
-def test_blocks_in_any_order_become_the_files(parts: Parts, tmp_path: Path) -> None:
-    record = begin(parts)
-    assert record.finished is None
-    parts.write(1, rows("x", "d"))
-    parts.write(0, rows("a", "b", "c"))
-    assert parts.done() == {0, 1}
-    assert parts.read(1).errors == 1
-
-    summary = parts.finish(record, 2)
-    assert (summary.images, summary.errors) == (5, 1)
-    text = "begin\na None\nb None\nc None\nx no\nd None\nend\n"
-    assert (tmp_path / "out.txt").read_text() == text
-    assert (tmp_path / "deep" / "list").is_symlink()
-    assert (tmp_path / "deep" / "real").read_text() == '["a", "b", "c", "x", "d"]'
-    assert {path.name for path in tmp_path.iterdir()} == {"deep", "out.txt", "out.txt.run.json"}
-    assert begin(parts).finished == summary
-
-    # A result that was removed is made again.
-    (tmp_path / "out.txt").unlink()
-    assert begin(parts).finished is None
-
-
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"made_with": 1, "format": 1, "finished": null}', "\x00" * 99]
 )
@@ -297,8 +275,15 @@ def test_a_full_disk_leaves_whole_blocks(
         with pytest.raises(DataError, match=r"cannot write .*out.txt: No space left"):
             parts.finish(record, 2)
     assert not (tmp_path / "out.txt").exists()
-    parts.finish(begin(parts), 2)
-    assert (tmp_path / "deep" / "list").read_text() == '["a", "b"]'
+    summary = parts.finish(begin(parts), 2)
+    assert (tmp_path / "out.txt").read_text() == "begin\na None\nb None\nend\n"
+    assert (tmp_path / "deep" / "list").is_symlink()
+    assert (tmp_path / "deep" / "real").read_text() == '["a", "b"]'
+    assert begin(parts).finished == summary
+
+    # A result that was removed is made again.
+    (tmp_path / "out.txt").unlink()
+    assert begin(parts).finished is None
 
 
 def test_changed_images_are_noticed(parts: Parts) -> None:
@@ -373,21 +358,6 @@ def test_rows_are_there_at_once(tmp_path: Path) -> None:
     message = "cannot write /dev/full: No space left on device; free space"
     with pytest.raises(DataError, match=message), Stream("/dev/full", lines) as stream:
         stream.add(Row("x" * 100_000))
-
-
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_list_is_whole_however_the_work_ends(
-    capsys: pytest.CaptureFixture[str], count: int
-) -> None:
-    def interrupted() -> None:
-        with Stream("-", LIST) as stream:
-            for number in range(count):
-                stream.add(Row(str(number)))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert json.loads(capsys.readouterr().out) == [str(number) for number in range(count)]
 
 
 def test_progress_is_a_bar_or_a_line_now_and_then(
