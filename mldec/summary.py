@@ -238,7 +238,7 @@ def _draw_curves(axes: "Axes", metric: str, runs: Sequence[Run]) -> None:
     axes.grid(alpha=0.3)
     set_title(axes, f"{metric} after each evaluation")
 
-    place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1), "borderaxespad": 0}
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.02, 1), "borderaxespad": 0}
     legend = axes.legend(**place, fontsize=SMALL, handlelength=4, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -247,9 +247,10 @@ def _draw_curves(axes: "Axes", metric: str, runs: Sequence[Run]) -> None:
 def _draw_costs(axes: "Axes", metric: str, runs: Sequence[Run], cost: str) -> None:
     """Draw the best values of runs over their costs, where these are known."""
     for number, run in enumerate(runs):
-        if run.cost(cost) is not None:
+        spent, best = run.cost(cost), run.value
+        if spent is not None and best is not None:
             marker = style(number) | {"linestyle": "none"}
-            axes.plot([run.cost(cost)], [run.value], markersize=6, **marker)
+            axes.plot([spent], [best], markersize=6, **marker)
     axes.margins(0.08)
     axes.set(xlabel=COSTS[cost], ylabel=f"best {metric} (percent)")
     axes.grid(alpha=0.3)

@@ -238,7 +238,8 @@ def gather(subject: Subject, other: Subject | None) -> Content:
     del scores, answers
 
     # What finds no room in the file is left out.
-    rows = [one.row for one in [*changed, *suspects, *chosen]]
+    rows = [change.row for change in changed] + [suspect.row for suspect in suspects]
+    rows += [example.row for example in chosen]
     pictures = examples.album(subject.data.val, indices, labels, rows)
     suspects = [suspect for suspect in suspects if suspect.row in pictures]
     pictured = [example for example in chosen if example.row in pictures]

@@ -20,6 +20,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 from plotly.offline import get_plotlyjs
+from plotly.utils import PlotlyJSONEncoder
 
 from mldec.errors import visible
 from mldec.report.comparison import Comparison
@@ -27,7 +28,6 @@ from mldec.report.examples import Example, Picture, Suspect
 from mldec.report.statistics import ClassTable, Histograms, Interval, Pairs, is_count, meaning
 from mldec.report.training import Points
 
-DIGITS = 9  # significant ones of a number on the page: counts up to 10^9 are exact
 HEAT_OPACITY = 0.8  # at the maximum of a heat map
 MOST_DIFFERENCES = 40  # classes in the chart of differences; the rest is in the table
 SCORE_GROUPS = 50  # bars of the scores of a class
@@ -35,7 +35,6 @@ NAME_LENGTH = 24  # characters of a class name beside an axis
 
 # The colours of Okabe and Ito (2008), which no colour-blind person takes for one another.
 BLUE, VERMILLION, GREY, ORANGE = "#0072B2", "#D55E00", "#6b7280", (230, 159, 0)
-LINES = [(BLUE, "solid"), (VERMILLION, "dash"), ("#009E73", "dot"), ("#CC79A7", "dashdot")]
 
 LAYOUT = {
     "template": "simple_white",
@@ -82,7 +81,8 @@ def page(content: Content) -> str:
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.filters |= {"number": _number, "meaning": meaning, "bounds": _bounds, "png": _png}
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    environment.policies["json.dumps_function"] = PlotlyJSONEncoder(separators=(",", ":")).encode
+    environment.policies["json.dumps_kwargs"] = {}  # which would sort columns by name
     template = environment.from_string(_read("page.html.j2"))
 
     examples: dict[int, dict[str, list[Example]]] = {}
@@ -98,11 +98,11 @@ def page(content: Content) -> str:
         "names": names,
         "columns": _columns(content),
         "thresholds": content.table.columns.get("threshold"),
-        "edges": edges.tolist(),
-        "groups": (edges[:-1] * SCORE_GROUPS + 1e-9).astype(int).tolist(),
-        "positives": content.histograms.positives.tolist(),
-        "negatives": content.histograms.negatives.tolist(),
-        "figures": {name: figure.to_plotly_json() for name, figure in figures.items()},
+        "edges": edges,
+        "groups": (edges[:-1] * SCORE_GROUPS + 1e-9).astype(int),
+        "positives": content.histograms.positives,
+        "negatives": content.histograms.negatives,
+        "figures": figures,
         "pictures": {row: _base64(picture.jpeg) for row, picture in content.pictures.items()},
     }
     return template.render(
@@ -111,7 +111,7 @@ def page(content: Content) -> str:
         examples=examples,
         figures=figures,
         most_differences=MOST_DIFFERENCES,
-        data=_plain(data),
+        data=data,
         style=Markup(_read("page.css")),
         plotly=Markup(get_plotlyjs()),
         script=Markup(_read("page.js")),
@@ -125,17 +125,6 @@ def _read(name: str) -> str:
 
 def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
-
-
-def _plain(value: Any) -> Any:
-    """Return nested dicts and lists that JSON can hold: NaN becomes None."""
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _plain(element) for key, element in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(element) for element in value]
-    return value
 
 
 # ------------------------------------------------------------------------------------------ numbers
@@ -276,12 +265,11 @@ def _intervals(entries: Mapping[str, Interval], unit: str) -> go.Figure:
 def _curves(curves: dict[str, Points], unit: str) -> go.Figure:
     """Draw learning curves."""
     traces = []
-    for (name, points), (color, dash) in zip(curves.items(), LINES, strict=False):
+    # There are at most two: of the moving average and of the raw weights, or train and validation.
+    for (name, points), color in zip(curves.items(), (BLUE, VERMILLION), strict=False):
         steps, values = zip(*points, strict=True)
-        line = {"color": color, "dash": dash}
-        traces.append(
-            go.Scatter(x=steps, y=values, name=html.escape(name), mode="lines+markers", line=line)
-        )
+        marks = {"mode": "lines+markers", "line": {"color": color}}
+        traces.append(go.Scatter(x=steps, y=values, name=html.escape(name), **marks))
     axes = {"xaxis": {"title": "step"}, "yaxis": {"title": unit, "showgrid": True}}
     return _figure(traces, 340, showlegend=True, **axes)
 
