@@ -34,8 +34,6 @@ class Classifier(nn.Module):
         Raises:
             ValueError: if the images are not such a batch, or the head cannot return attention.
         """
-        if not isinstance(images, Tensor):
-            raise ValueError(f"images are a {type(images).__name__}: give a tensor [B, 3, H, W]")
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(
                 f"images have the shape {list(images.shape)}: give a batch [B, 3, H, W]"

@@ -126,7 +126,6 @@ class Query2Label(nn.Module):
 
         Raises:
             ConfigError: if word queries are given, or the tokens are not those of a square map.
-            ValueError: if the tokens are not floating point of such a shape.
         """
         tokens = as_tokens(tokens, self.in_features)
         if queries is not None:
@@ -180,19 +179,10 @@ def sine_positions(
     device: torch.device | None = None,
     temperature: float = 10_000.0,
 ) -> Tensor:
-    """Return the normalised sine positions of DETR for a square map of N tokens.
+    """Return the normalised sine positions of DETR for a square map of N tokens, float32 [N, dim].
 
-    Args:
-        num_tokens: N, a square number.
-        dim: width of a position; a multiple of 4. The first half encodes y, the second x.
-        device: that they are computed on.
-        temperature: ratio of the longest to the shortest wavelength.
-
-    Returns:
-        float32 [N, dim].
-
-    Raises:
-        ConfigError: if N is not a square number, since the shape of the map is then unknown.
+    The first half of a position encodes y, the second x. The temperature is the ratio of the
+    longest to the shortest wavelength.
     """
     side = math.isqrt(num_tokens)
     if side * side != num_tokens:

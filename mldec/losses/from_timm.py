@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from mldec.losses.common import CountLabels, check_reduction, counted, prepare
+from mldec.losses.common import CountLabels, check_above_0, check_range, counted, prepare
 
 
 class _FromTimm(nn.Module):
@@ -20,11 +20,7 @@ class _FromTimm(nn.Module):
         self.loss = loss
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Map logits [B, K] and targets [B, K] of 0 and 1 to the loss [], float32.
-
-        Raises:
-            DataError: for any other target.
-        """
+        """Map logits [B, K] and targets [B, K] of 0 and 1 to the loss [], float32."""
         loss: Tensor = self.loss(*prepare(logits, targets))
         return loss
 
@@ -52,7 +48,7 @@ class TwoWayLoss(_FromTimm):
     ) -> None:
         from timm.loss import TwoWayLoss as Loss
 
-        _check_above_0(
+        check_above_0(
             positive_temperature=positive_temperature, negative_temperature=negative_temperature
         )
         super().__init__(Loss(tp=positive_temperature, tn=negative_temperature))
@@ -92,8 +88,7 @@ class DistributionBalancedLoss(_FromTimm):
         label_counts: counts the training labels.
 
     Raises:
-        ConfigError: for another reduction.
-        ValueError: for any other value out of its range, or without `label_counts`.
+        ValueError: for a value out of its range, or without `label_counts`.
     """
 
     exclusive = False
@@ -113,13 +108,10 @@ class DistributionBalancedLoss(_FromTimm):
     ) -> None:
         from timm.loss import DistributionBalancedLoss as Loss
 
-        for name, value in (("alpha", alpha), ("kappa", kappa)):
-            if value < 0:
-                raise ValueError(f"{name} is {value}: it must be 0 or more")
-        if gamma != 0 and gamma < 1:
-            raise ValueError(f"gamma is {gamma}: it must be 0, or 1 or more")
-        _check_above_0(beta=beta, negative_scale=negative_scale, scale=scale)
-        check_reduction(reduction)
+        check_range(0, alpha=alpha, kappa=kappa)
+        if gamma != 0:
+            check_range(1, gamma=gamma)
+        check_above_0(beta=beta, negative_scale=negative_scale, scale=scale)
 
         # Labels of -1 are refused, so that every class has the labels of all images.
         counts = counted(label_counts, "the distribution-balanced loss")
@@ -139,10 +131,3 @@ class DistributionBalancedLoss(_FromTimm):
             )
         )
         self.reduction = reduction
-
-
-def _check_above_0(**values: float) -> None:
-    """Raise a `ValueError` that names the first value that is not above 0."""
-    for name, value in values.items():
-        if value <= 0:
-            raise ValueError(f"{name} is {value}: it must be above 0")
