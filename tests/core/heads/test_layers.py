@@ -1,26 +1,15 @@
-import numpy as np
+"""The layers of the decoder heads are those of torch, with positions."""
+
 import pytest
 import torch
 import torch.nn.functional as F
-from random_weights import randomise
+from random_weights import noise, randomise
 from torch import nn
 
-from mldec.errors import ConfigError
-from mldec.heads.layers import (
-    Attention,
-    DecoderLayer,
-    EncoderLayer,
-    as_tokens,
-    at_least_one,
-    check_words,
-)
+from mldec.heads.layers import Attention, DecoderLayer, EncoderLayer
 
 DIM, HEADS, MLP = 16, 4, 24
 NAMES = {"cross_attn.": "multihead_attn.", "mlp.0.": "linear1.", "mlp.3.": "linear2."}
-
-
-def noise(*shape, seed=1):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def as_in_torch(state):
@@ -107,12 +96,6 @@ def test_attention_starts_as_that_of_torch():
         assert tensor.std().item() == pytest.approx(reference.std().item(), rel=0.1, abs=1e-9)
 
 
-@pytest.mark.parametrize(("embed_dim", "num_heads"), [(16, 3), (16, 0), (16, -4)])
-def test_heads_divide_the_width(embed_dim, num_heads):
-    with pytest.raises(ConfigError, match=f"{embed_dim} is not a multiple of .* {num_heads}$"):
-        Attention(embed_dim, num_heads, 0.0)
-
-
 @pytest.mark.parametrize("query_step", ["self_attention", "double", "norm", "none"])
 @torch.no_grad()
 def test_a_decoder_layer_is_its_description(query_step):
@@ -148,42 +131,3 @@ def test_positions_of_an_encoder_layer_are_added_to_queries_and_keys_only():
     expected = layer.norm1(tokens + attended)
     expected = layer.norm2(expected + layer.mlp(expected))
     torch.testing.assert_close(layer(tokens, positions), expected, rtol=1e-10, atol=1e-10)
-
-
-def test_a_size_below_1_is_named():
-    at_least_one(embed_dim=1, num_layers=3)
-    with pytest.raises(ConfigError, match=r"^head\.num_layers is 0: it must be at least 1$"):
-        at_least_one(embed_dim=1, num_layers=0, mlp_dim=-1)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "said"),
-    [
-        (np.zeros((2, 9, 16)), "tokens are a ndarray: give a tensor"),
-        (torch.zeros(2, 16), r"of the shape \[2, 16\]: give floating point \[B, N, 16\]"),
-        (torch.zeros(2, 9, 8), r"of the shape \[2, 9, 8\]"),
-        (torch.zeros(2, 9, 16, dtype=torch.int64), "tokens are torch.int64"),
-    ],
-)
-def test_what_is_no_token_is_refused(tokens, said):
-    good = torch.zeros(2, 9, 16, dtype=torch.float16)
-    assert as_tokens(good, 16) is good
-    with pytest.raises(ValueError, match=said):
-        as_tokens(tokens, 16)
-
-
-@pytest.mark.parametrize(
-    ("words", "given"),
-    [
-        (None, "got none"),
-        ([[1.0] * 5], "got a list"),
-        (torch.zeros(3, 4), "got vectors of width 4"),
-        (torch.zeros(5), r"got torch.float32 of the shape \[5\]"),
-        (torch.zeros(3, 5, dtype=torch.int64), r"got torch.int64 of the shape \[3, 5\]"),
-    ],
-)
-def test_what_is_no_word_vector_is_refused(words, given):
-    good = torch.zeros(3, 5)
-    assert check_words(good, 5) is good
-    with pytest.raises(ConfigError, match=f"head.word_dim=5 needs word queries .*{given}"):
-        check_words(words, 5)
