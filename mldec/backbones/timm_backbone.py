@@ -33,10 +33,7 @@ FeatureNorm = Literal["auto", "none", "pretrained", "new"]
 class Backbone(nn.Module):
     """Turn images into tokens: scale and normalise the images, and run a network.
 
-    Args:
-        name: of the network, for messages.
-        mean: of the three channels, for images in [0, 1].
-        std: likewise.
+    Mean and deviation are those of the three channels, for images in [0, 1].
     """
 
     mean: Tensor
@@ -61,13 +58,7 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Compute the tokens [B, N, C] of a batch of images, row by row over the image.
 
-        Args:
-            images: [B, 3, H, W], uint8 in 0..255, or floating point that is in [0, 1] already.
-
-        Raises:
-            ValueError: for images of another type.
-            MisfitError: if the features of the network are neither a map nor a sequence of C
-                channels.
+        Images [B, 3, H, W] are uint8 in 0..255, or floating point that is in [0, 1] already.
         """
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255

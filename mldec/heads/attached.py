@@ -80,12 +80,9 @@ class Attached(nn.Module):
     _form: Form
 
     def forward(self, images: Tensor, *args: Any, **options: Any) -> Tensor:
-        """Map images to the logits [B, K] of the head.
+        """Map images [B, 3, H, W], normalised as the model's weights need it, to logits [B, K].
 
-        Args:
-            images: [B, 3, H, W], floating point, normalised as the model's weights need it.
-            args: passed on to the head: the queries [K, D_w] of a zero-shot head.
-            options: likewise: `attention=True`.
+        The rest is passed on to the head: queries [K, D_w], `attention=True`.
         """
         head = self.get_submodule(self._form.classifiers[0])
         return head(self._form.tokens(self, images), *args, **options)

@@ -146,16 +146,8 @@ class MLDecoder(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K].
 
-        Args:
-            tokens: of the backbone.
-            queries: word vectors [K, D_w] of any number of classes, for a zero-shot head only.
-            attention: also return the attention of the last layer, averaged over heads.
-
-        Returns:
-            logits [B, K], and the attention of each query over the tokens [B, G, N] if asked for.
-
-        Raises:
-            ConfigError: if queries are missing for a zero-shot head, or given to another head.
+        A zero-shot head, and no other, needs queries: word vectors [K, D_w] of any classes. With
+        `attention`, that of the last layer is returned too, averaged over heads: [B, G, N].
         """
         tokens = as_tokens(tokens, self.embed.in_features)
         memory = F.relu(self.embed(tokens))

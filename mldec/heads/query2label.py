@@ -116,16 +116,8 @@ class Query2Label(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Map the tokens [B, N, C] of a square map, or the map [B, C, H, W], to logits [B, K].
 
-        Args:
-            tokens: of the backbone, row by row; N must be a square number.
-            queries: refused: the label queries are the head's own.
-            attention: also return the attention of the last decoder layer, averaged over heads.
-
-        Returns:
-            logits [B, K], and the attention of each query over the tokens [B, K, N] if asked for.
-
-        Raises:
-            ConfigError: if word queries are given, or the tokens are not those of a square map.
+        The label queries are the head's own: others are refused. With `attention`, that of the last
+        decoder layer is returned too, averaged over heads: [B, K, N].
         """
         tokens = as_tokens(tokens, self.in_features)
         if queries is not None:

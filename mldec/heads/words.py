@@ -77,18 +77,9 @@ class WordGroupDecoder(nn.Module):
     def forward(
         self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Map tokens [B, N, C], or a map [B, C, H, W], and word vectors [K, D_w] to logits [B, K].
+        """Map tokens [B, N, C], or a map, and word vectors [K, D_w] to logits [B, K].
 
-        Args:
-            tokens: of the backbone.
-            queries: word vectors of any number of classes.
-            attention: also return the attention of the last layer, averaged over heads.
-
-        Returns:
-            logits [B, K], and the attention of each group over the tokens [B, G, N] if asked for.
-
-        Raises:
-            ConfigError: if queries are missing or of another width.
+        With `attention`, that of the last layer is returned too, averaged over heads: [B, G, N].
         """
         tokens = as_tokens(tokens, self.embed.in_features)
         word_vectors = check_words(queries, self.word_dim).to(self.pool_bias.dtype)
@@ -195,7 +186,7 @@ class Cosine(nn.Module):
         self.logit_bias = nn.Parameter(torch.zeros(())) if bias else None
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map tokens [B, N, C], or a map [B, C, H, W], and word vectors [K, C] to logits [B, K]."""
+        """Map tokens [B, N, C], or a map, and word vectors [K, C] to logits [B, K]."""
         tokens = as_tokens(tokens, self.word_dim)
         words = check_words(queries, self.word_dim)
 

@@ -67,9 +67,6 @@ def require(good: Tensor, logits: Tensor, fault: Callable[[], str]) -> Tensor:
     return logits
 
 
-# How often each class is positive in the training images
-
-
 class LabelCounts(NamedTuple):
     """The training images that show each class, and those that do not, [K].
 
@@ -78,10 +75,6 @@ class LabelCounts(NamedTuple):
 
     positives: Tensor
     negatives: Tensor
-
-    def at_least_one(self) -> "LabelCounts":
-        """Return the counts in float64, with 1 instead of 0, for ratios and logarithms."""
-        return LabelCounts(*(count.double().clamp(min=1) for count in self))
 
 
 # Counts the labels when it is called: a loss that does not need them costs nothing.
@@ -114,8 +107,9 @@ def positive_weight(
             raise ValueError(f"pos_weight is {pos_weight}: it must be above 0, or auto")
         return torch.tensor(float(pos_weight))
 
-    counts = counted(label_counts, "pos_weight auto").at_least_one()
-    return (counts.negatives / counts.positives).clamp(max=cap).float()
+    counts = counted(label_counts, "pos_weight auto")
+    positives, negatives = (count.double().clamp(min=1) for count in counts)
+    return (negatives / positives).clamp(max=cap).float()
 
 
 def check_class_count(name: str, values: Tensor | None, logits: Tensor) -> None:

@@ -1,9 +1,7 @@
-"""Losses of timm, for several labels per image; see `timm.loss` for their formulas.
+"""Losses of timm, for several labels per image; see `timm.loss` for their formulas."""
 
-timm takes seconds to import, and only these losses pay for it.
-"""
-
-from typing import Literal
+import importlib
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -15,9 +13,10 @@ class _FromTimm(nn.Module):
 
     reduction = "mean"
 
-    def __init__(self, loss: nn.Module) -> None:
+    def __init__(self, name: str, *args: Any, **settings: Any) -> None:
         super().__init__()
-        self.loss = loss
+        # timm takes seconds to import, and only these losses pay for it.
+        self.loss = getattr(importlib.import_module("timm.loss"), name)(*args, **settings)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Map logits [B, K] and targets [B, K] of 0 and 1 to the loss [], float32."""
@@ -29,29 +28,23 @@ class TwoWayLoss(_FromTimm):
     """Compare positives with negatives in two ways: within each image, and within each class.
 
     The second mean compares the images of a micro-batch of one process with each other. So unlike
-    with other losses, a run depends on `train.accumulate` and on the number of processes.
-
-    Logits rank; their sigmoids are no probabilities, and 0 is no threshold.
+    with other losses, a run depends on `train.accumulate` and on the number of processes. Logits
+    rank; their sigmoids are no probabilities, and 0 is no threshold.
 
     Source: Kobayashi, "Two-way Multi-Label Loss" (CVPR 2023).
 
     Args:
         positive_temperature: of the softened lowest positive, above 0.
         negative_temperature: of the softened highest negative, above 0.
-
-    Raises:
-        ValueError: for a value out of its range.
     """
 
     def __init__(
         self, *, positive_temperature: float = 4.0, negative_temperature: float = 1.0
     ) -> None:
-        from timm.loss import TwoWayLoss as Loss
-
         check_above_0(
             positive_temperature=positive_temperature, negative_temperature=negative_temperature
         )
-        super().__init__(Loss(tp=positive_temperature, tn=negative_temperature))
+        super().__init__("TwoWayLoss", tp=positive_temperature, tn=negative_temperature)
 
 
 class ZLPR(_FromTimm):
@@ -63,9 +56,7 @@ class ZLPR(_FromTimm):
     exclusive = False
 
     def __init__(self) -> None:
-        from timm.loss import ZlprLoss
-
-        super().__init__(ZlprLoss())
+        super().__init__("ZlprLoss")
 
 
 class DistributionBalancedLoss(_FromTimm):
@@ -85,10 +76,7 @@ class DistributionBalancedLoss(_FromTimm):
         gamma: focusing, 0 (off) or from 1 on: a power below 1 has an infinite gradient at 0.
         scale: factor of the loss with focusing, > 0.
         reduction: "mean" over batch and classes, or "sum".
-        label_counts: counts the training labels.
-
-    Raises:
-        ValueError: for a value out of its range, or without `label_counts`.
+        label_counts: counts the training labels; needed.
     """
 
     exclusive = False
@@ -106,8 +94,6 @@ class DistributionBalancedLoss(_FromTimm):
         reduction: Literal["sum", "mean"] = "mean",
         label_counts: CountLabels | None = None,
     ) -> None:
-        from timm.loss import DistributionBalancedLoss as Loss
-
         check_range(0, alpha=alpha, kappa=kappa)
         if gamma != 0:
             check_range(1, gamma=gamma)
@@ -117,17 +103,16 @@ class DistributionBalancedLoss(_FromTimm):
         counts = counted(label_counts, "the distribution-balanced loss")
         images = int((counts.positives + counts.negatives).max())
         super().__init__(
-            Loss(
-                counts.positives,
-                images,
-                map_alpha=alpha,
-                map_beta=beta,
-                map_mu=mu,
-                neg_scale=negative_scale,
-                init_bias=kappa,
-                focal_gamma=gamma,
-                focal_balance=scale,
-                reduction=reduction,
-            )
+            "DistributionBalancedLoss",
+            counts.positives,
+            images,
+            map_alpha=alpha,
+            map_beta=beta,
+            map_mu=mu,
+            neg_scale=negative_scale,
+            init_bias=kappa,
+            focal_gamma=gamma,
+            focal_balance=scale,
+            reduction=reduction,
         )
         self.reduction = reduction

@@ -38,11 +38,11 @@ class PartialAsymmetricLoss(nn.Module):
             their number). "selective": as negatives, except for those that are likely to be
             positive.
         gamma_pos: focusing of positives, >= 0.
-        gamma_neg: focusing of annotated negatives, >= 0.
-        gamma_unannotated: focusing of the unannotated, >= 0.
+        gamma_neg: of annotated negatives, >= 0.
+        gamma_unannotated: of the unannotated, >= 0.
         alpha_pos: weight of positives.
-        alpha_neg: weight of annotated negatives.
-        alpha_unannotated: weight of the unannotated.
+        alpha_neg: of annotated negatives.
+        alpha_unannotated: of the unannotated.
         clip: probability added to 1 - p of negatives of both kinds, in [0, 1).
         likelihood_top_k: "selective": the B x likelihood_top_k unannotated labels with the highest
             probability in a batch of B images do not count.

@@ -1,4 +1,4 @@
-"""Modules and inputs with random values, for comparisons to the last digits."""
+"""Modules and inputs with random values, and gradients, for comparisons to the last digits."""
 
 from typing import Any
 
@@ -19,3 +19,10 @@ def randomise(module: nn.Module, seed: int = 0) -> Any:
 def noise(*shape: int, seed: int = 1) -> Tensor:
     """Return normal numbers in float64."""
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def with_gradient(loss: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a loss and its gradient with respect to the logits."""
+    logits = logits.detach().requires_grad_()
+    value = loss(logits, targets)
+    return value.detach(), torch.autograd.grad(value, logits)[0]

@@ -300,21 +300,6 @@ def test_the_doubled_query_is_noise_of_two_values_in_training() -> None:
 # Official names
 
 
-@pytest.mark.parametrize(
-    ("official_name", "ours"),
-    [
-        ("decoder.embed_standart.bias", "embed.bias"),
-        ("decoder.query_embed.weight", "queries"),
-        ("decoder.duplicate_pooling", "pool_weight"),
-        ("decoder.duplicate_pooling_bias", "pool_bias"),
-        ("decoder.layers.0.linear2.weight", "layers.0.mlp.3.weight"),
-        ("wordvec_proj.weight", "word_proj.weight"),
-    ],
-)
-def test_official_names_become_ours(official_name: str, ours: str) -> None:
-    assert renamed(official_name, ML_DECODER) == ours
-
-
 def test_our_names_stay() -> None:
     with torch.device("meta"):
         heads = [

@@ -7,6 +7,7 @@ import pytest
 import timm.loss
 import torch
 import torch.nn.functional as F
+from random_weights import with_gradient
 
 from mldec.losses.asymmetric import AsymmetricLoss, AsymmetricLossSingleLabel
 from mldec.losses.common import LabelCounts
@@ -24,13 +25,7 @@ def batch(dtype=torch.float64, exclusive=False, soft=False, classes=11):
         targets = F.one_hot(targets.argmax(1), classes).double()
     elif not soft:
         targets = (targets < 0.3).double()
-    return logits.to(dtype).requires_grad_(), targets
-
-
-def everything(loss, logits, targets):
-    """Return the loss and its gradient."""
-    value = loss(logits, targets)
-    return value, torch.autograd.grad(value, logits)[0]
+    return logits.to(dtype), targets
 
 
 def one_element(x, y, gamma_neg, gamma_pos, clip, focal_grad):
@@ -57,7 +52,9 @@ def one_element(x, y, gamma_neg, gamma_pos, clip, focal_grad):
 def test_value_and_gradient_are_those_of_the_formula(gamma_neg, gamma_pos, clip, focal_grad):
     logits, targets = batch()
     options = {"gamma_neg": gamma_neg, "gamma_pos": gamma_pos, "clip": clip}
-    value, gradient = everything(AsymmetricLoss(**options, focal_grad=focal_grad), logits, targets)
+    value, gradient = with_gradient(
+        AsymmetricLoss(**options, focal_grad=focal_grad), logits, targets
+    )
     pairs = zip(logits.flatten().tolist(), targets.flatten().tolist(), strict=True)
     expected = [one_element(x, y, **options, focal_grad=focal_grad) for x, y in pairs]
     losses, slopes = zip(*expected, strict=True)
@@ -79,7 +76,7 @@ def test_value_and_gradient_are_those_of_timm(gamma_neg, gamma_pos, clip, focal_
         gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip, focal_grad=focal_grad
     )
     logits, targets = batch(torch.float32, soft=soft)
-    results = everything(ours, logits, targets), everything(theirs, logits, targets)
+    results = with_gradient(ours, logits, targets), with_gradient(theirs, logits, targets)
     for found, expected in zip(*results, strict=True):
         # A power below 1 has an endless slope at 0: there timm's gradient is not a number.
         assert found.isfinite().all()
@@ -108,24 +105,24 @@ def test_soft_targets_follow_the_official_formula(gamma_neg, gamma_pos, clip):
     assert AsymmetricLoss(**options)(logits, targets).item() == pytest.approx(expected)
     if clip == 0:
         loss = AsymmetricLoss(**options, focal_grad=True)
-        assert torch.autograd.gradcheck(lambda x: loss(x, targets), logits)
+        assert torch.autograd.gradcheck(lambda x: loss(x, targets), logits.requires_grad_())
 
 
 @pytest.mark.parametrize("clip", CLIPS)
 def test_the_loss_of_a_soft_target_draws_the_probability_to_it(clip):
     targets = torch.tensor([[0.35, 0.5, 0.7]], dtype=torch.float64)
     for offset, sign in ((-0.01, -1), (0.0, 0), (0.01, 1)):
-        logits = (targets * (1 + clip) + offset).logit().requires_grad_()
-        _, gradient = everything(AsymmetricLoss(clip=clip), logits, targets)
+        logits = (targets * (1 + clip) + offset).logit()
+        _, gradient = with_gradient(AsymmetricLoss(clip=clip), logits, targets)
         assert (gradient.sign() == sign).all() if sign else gradient.abs().max() < 1e-12
 
 
 def test_the_defaults_are_the_coco_recipe_and_mean_is_the_sum_over_the_elements():
     logits, targets = batch()
     recipe = {"gamma_neg": 4, "gamma_pos": 0, "clip": 0.05, "focal_grad": False, "eps": 1e-8}
-    total = everything(AsymmetricLoss(), logits, targets)
-    explicit = everything(AsymmetricLoss(**recipe, reduction="sum"), logits, targets)
-    mean = everything(AsymmetricLoss(reduction="mean"), logits, targets)
+    total = with_gradient(AsymmetricLoss(), logits, targets)
+    explicit = with_gradient(AsymmetricLoss(**recipe, reduction="sum"), logits, targets)
+    mean = with_gradient(AsymmetricLoss(reduction="mean"), logits, targets)
     for whole, same, part in zip(total, explicit, mean, strict=True):
         assert torch.equal(whole, same)
         torch.testing.assert_close(part, whole / logits.numel(), rtol=1e-12, atol=0)
@@ -136,13 +133,13 @@ def test_the_defaults_are_the_coco_recipe_and_mean_is_the_sum_over_the_elements(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_negatives_below_the_clip_cost_exactly_nothing(gamma_neg, focal_grad, dtype):
     edge = math.log(0.05 / 0.95)
-    below = torch.tensor([[-100.0, -20, -5, edge - 1e-3]], dtype=dtype).requires_grad_()
+    below = torch.tensor([[-100.0, -20, -5, edge - 1e-3]], dtype=dtype)
     loss = AsymmetricLoss(gamma_neg=gamma_neg, focal_grad=focal_grad)
-    value, gradient = everything(loss, below, torch.zeros_like(below))
+    value, gradient = with_gradient(loss, below, torch.zeros_like(below))
     assert value == 0
     assert not gradient.any()
-    above = torch.tensor([[edge + 1e-2]], dtype=dtype).requires_grad_()
-    value, gradient = everything(loss, above, torch.zeros_like(above))
+    above = torch.tensor([[edge + 1e-2]], dtype=dtype)
+    value, gradient = with_gradient(loss, above, torch.zeros_like(above))
     assert value > 0
     assert gradient > 0
 
@@ -170,7 +167,7 @@ def test_positives_weigh_as_in_timm(pos_weight, focal_grad):
     theirs = timm.loss.AsymmetricLossMultiLabel(
         pos_weight=weights, disable_torch_grad_focal_loss=not focal_grad, reduction="sum"
     )
-    found, expected = (everything(loss, logits, targets.float()) for loss in (ours, theirs))
+    found, expected = (with_gradient(loss, logits, targets.float()) for loss in (ours, theirs))
     torch.testing.assert_close(found, expected)
     # A checkpoint of a run without the argument has nothing of it.
     assert not AsymmetricLoss().state_dict()
@@ -198,11 +195,11 @@ def test_one_label_is_the_formula_and_timms(gamma_neg, gamma_pos, smoothing):
     loss = AsymmetricLossSingleLabel(gamma_neg=gamma_neg, gamma_pos=gamma_pos, smoothing=smoothing)
     expected = single_value(logits.tolist(), targets.tolist(), gamma_neg, gamma_pos, smoothing)
     assert loss(logits, targets).item() == pytest.approx(expected, rel=1e-9)
-    assert torch.autograd.gradcheck(lambda x: loss(x, targets), logits)
+    assert torch.autograd.gradcheck(lambda x: loss(x, targets), logits.requires_grad_())
 
     theirs = timm.loss.AsymmetricLossSingleLabel(gamma_pos, gamma_neg, eps=smoothing)
-    found = everything(loss, logits, targets)
-    other = everything(lambda x, y: theirs(x, y.argmax(1)), logits, targets)
+    found = with_gradient(loss, logits, targets)
+    other = with_gradient(lambda x, y: theirs(x, y.argmax(1)), logits, targets)
     torch.testing.assert_close(found, other, rtol=1e-8, atol=1e-9)
 
 
@@ -211,8 +208,8 @@ def test_one_label_has_the_official_defaults_and_no_loss_of_infinite_terms():
     official = AsymmetricLossSingleLabel(gamma_neg=4, gamma_pos=0, smoothing=0.1)
     assert torch.equal(AsymmetricLossSingleLabel()(logits, targets), official(logits, targets))
 
-    far = torch.tensor([[3e38, -3e38, 0]]).requires_grad_()
+    far = torch.tensor([[3e38, -3e38, 0]])
     loss = AsymmetricLossSingleLabel(smoothing=0.0)
-    value, gradient = everything(loss, far, torch.tensor([[1, 0, 0]]))
+    value, gradient = with_gradient(loss, far, torch.tensor([[1, 0, 0]]))
     assert value == 0
     assert gradient.isfinite().all()

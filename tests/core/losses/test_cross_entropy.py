@@ -6,6 +6,7 @@ import pytest
 import timm.loss
 import torch
 import torch.nn.functional as F
+from random_weights import with_gradient
 from timm.data.mixup import mixup_target
 
 from mldec.errors import DataError
@@ -24,13 +25,7 @@ def batch(soft=False, unknown=False):
         targets = (targets < 0.3).double()
     if unknown:
         targets[torch.rand(8, 5, generator=generator) < 0.4] = -1
-    return logits.requires_grad_(), targets
-
-
-def everything(loss, logits, targets):
-    """Return the loss and its gradient."""
-    value = loss(logits, targets)
-    return value, torch.autograd.grad(value, logits)[0]
+    return logits, targets
 
 
 def naive(logits, targets, *, smoothing=0.0, target_threshold=None, class_weights=None):
@@ -65,12 +60,12 @@ def test_value_and_gradient_are_those_of_the_formula(
         "class_weights": class_weights,
     }
     logits, targets = batch(soft=soft, unknown=unknown)
-    value, gradient = everything(BinaryCrossEntropy(reduction="sum", **options), logits, targets)
+    value, gradient = with_gradient(BinaryCrossEntropy(reduction="sum", **options), logits, targets)
     expected, slope = naive(logits, targets, **options)
     assert value.item() == pytest.approx(expected, rel=1e-9)
     torch.testing.assert_close(gradient, slope, rtol=1e-7, atol=1e-10)
     # In the mean, unannotated labels count as 0.
-    mean = everything(BinaryCrossEntropy(**options), logits, targets)
+    mean = with_gradient(BinaryCrossEntropy(**options), logits, targets)
     torch.testing.assert_close(mean, (value / 40, gradient / 40), rtol=1e-10, atol=1e-15)
     # They cost exactly nothing, whatever their logits are.
     far = torch.where(targets == -1, math.inf, logits).detach()
@@ -85,8 +80,8 @@ def test_mixed_labels_cost_what_they_cost_in_timm(smoothing, target_threshold):
         targets = mixup_target(torch.arange(8) % 5, 5, lam, smoothing)
         theirs = timm.loss.BinaryCrossEntropy(smoothing=0.0, target_threshold=target_threshold)
         ours = BinaryCrossEntropy(target_threshold=target_threshold)
-        expected = everything(theirs, logits, targets.double())
-        torch.testing.assert_close(everything(ours, logits, targets), expected)
+        expected = with_gradient(theirs, logits, targets.double())
+        torch.testing.assert_close(with_gradient(ours, logits, targets), expected)
 
 
 @pytest.mark.parametrize("pos_weight", [3.0, "auto"])
@@ -111,7 +106,7 @@ def test_it_is_the_cross_entropy_of_torch_to_the_bit(dtype, smoothing):
     logits = (5 * torch.randn(16, 37, dtype=dtype)).requires_grad_()
     targets = F.one_hot(torch.randint(37, (16,)), 37).to(dtype)
     targets = 0.7 * targets + 0.3 * targets.roll(1, 0)  # as mixup does
-    value, gradient = everything(CrossEntropy(smoothing=smoothing), logits, targets)
+    value, gradient = with_gradient(CrossEntropy(smoothing=smoothing), logits, targets)
     expected = F.cross_entropy(logits, targets, label_smoothing=smoothing)
     assert torch.equal(value, expected)
     assert torch.equal(gradient, torch.autograd.grad(expected, logits)[0])
@@ -121,7 +116,7 @@ def test_it_is_the_cross_entropy_of_torch_to_the_bit(dtype, smoothing):
 def test_cross_entropy_follows_the_formula(smoothing):
     logits, targets = batch(soft=True)
     targets = targets / targets.sum(1, keepdim=True)
-    value, gradient = everything(CrossEntropy(smoothing=smoothing), logits, targets)
+    value, gradient = with_gradient(CrossEntropy(smoothing=smoothing), logits, targets)
     total = 0.0
     for b, row in enumerate(logits.tolist()):
         norm = math.log(sum(math.exp(x) for x in row))
@@ -131,13 +126,13 @@ def test_cross_entropy_follows_the_formula(smoothing):
             assert gradient[b, k].item() == pytest.approx((math.exp(x - norm) - y) / 8, abs=1e-12)
     assert value.item() == pytest.approx(total, rel=1e-10)
     if not smoothing:
-        theirs = everything(timm.loss.SoftTargetCrossEntropy(), logits, targets)
+        theirs = with_gradient(timm.loss.SoftTargetCrossEntropy(), logits, targets)
         torch.testing.assert_close((value, gradient), theirs)
 
 
 def test_logits_further_apart_than_float32_reaches_cost_nothing_where_they_are_right():
-    logits = torch.tensor([[3e38, -3e38, 0]]).requires_grad_()
-    value, gradient = everything(CrossEntropy(), logits, torch.tensor([[1, 0, 0]]))
+    logits = torch.tensor([[3e38, -3e38, 0]])
+    value, gradient = with_gradient(CrossEntropy(), logits, torch.tensor([[1, 0, 0]]))
     assert value == 0
     assert gradient.isfinite().all()
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from random_weights import with_gradient
 from support import loss_of_option
-from torch import Tensor, nn
+from torch import nn
 
 from mldec.errors import ConfigError, DataError
 from mldec.losses import (
@@ -37,19 +38,11 @@ def loss(path: Path) -> nn.Module:
     return loss_of_option(path)
 
 
-def everything(loss: nn.Module, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss and its gradient."""
-    logits = logits.detach().requires_grad_()
-    value = loss(logits, targets)
-    (gradient,) = torch.autograd.grad(value, logits)
-    return value.detach(), gradient
-
-
 def test_an_option_says_what_it_is_and_its_value_falls_along_its_gradient(
     path: Path, loss: nn.Module
 ) -> None:
     assert path.read_text(encoding="utf-8").startswith("# ")
-    value, gradient = everything(loss, LOGITS.float(), ONE_LABEL)
+    value, gradient = with_gradient(loss, LOGITS.float(), ONE_LABEL)
     assert (value.shape, value.dtype) == ((), torch.float32)
     assert gradient.any()
     step = 0.01 / gradient.abs().max()
@@ -71,7 +64,7 @@ def test_the_reduction_is_what_the_value_does_when_the_batch_is_doubled(
 def test_short_formats_give_a_finite_float32_loss_near_the_exact_one(
     loss: nn.Module, dtype: torch.dtype
 ) -> None:
-    value, gradient = everything(loss, LOGITS.to(dtype), ONE_LABEL.to(torch.int8))
+    value, gradient = with_gradient(loss, LOGITS.to(dtype), ONE_LABEL.to(torch.int8))
     assert (value.dtype, gradient.dtype) == (torch.float32, dtype)
     assert gradient.isfinite().all()
     exact = loss(LOGITS.to(dtype).double(), ONE_LABEL)
@@ -85,7 +78,7 @@ def test_extreme_logits_give_finite_losses_and_gradients(
     rows = [[100, -100, 0, 100, -100], [-100] * 5, [30, -30, 20, -20, 17], [0.0] * 5]
     for right in range(5):
         targets = F.one_hot(torch.full((4,), right), 5)
-        value, gradient = everything(loss, torch.tensor(rows, dtype=dtype), targets)
+        value, gradient = with_gradient(loss, torch.tensor(rows, dtype=dtype), targets)
         assert 0 <= value < math.inf
         assert gradient.isfinite().all()
 
