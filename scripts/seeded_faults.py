@@ -123,9 +123,9 @@ losses: selective partial ASL drops annotated labels too
 losses: cross-entropy is averaged over the classes
 - return -losses.sum() / len(logits)
 + return -losses.mean()
-losses: ZLPR lacks its margin at 0
-- return torch.logsumexp(F.pad(exponents, (0, 1)), dim=1)
-+ return torch.logsumexp(exponents, dim=1)
+losses: the weight of positives is that of negatives
+- return (negatives / positives).clamp(max=cap).float()
++ return (positives / negatives).clamp(max=cap).float()
 losses: a mean loss counts each micro-batch as a whole batch
 - share = len(images) / images_in_step if self.loss.reduction == "mean" else 1.0
 + share = 1.0

@@ -164,7 +164,7 @@ def test_queries_and_attention_go_to_and_from_the_head() -> None:
 
 def test_a_network_of_grey_images_needs_their_shape() -> None:
     model = timm.create_model("resnet10t", in_chans=1)
-    with pytest.raises(ConfigError, match="a trial image of 2"):
+    with pytest.raises(ConfigError, match="a trial image of 176 x 176"):
         attach(model, 5)
     attach(model, 5, image_shape=(1, SIZE, SIZE), **SMALL)
     assert model(torch.randn(2, 1, SIZE, SIZE)).shape == (2, 5)
