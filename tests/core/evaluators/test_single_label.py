@@ -99,6 +99,10 @@ def test_ece_by_hand():
     logits = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6]]).log()
     _, metrics = evaluated(logits, one_hot([0, 1, 1], 2), (3,))
     assert metrics["ECE"] == pytest.approx(100 * (0.6 + 0.4) / 3, rel=1e-6)
+    # A bin holds its upper bound: 0.5 (right) and 0.6 (wrong) are in different halves.
+    logits = torch.tensor([[0.5, 0.5], [0.4, 0.6]]).log()
+    _, metrics = evaluated(logits, one_hot([0, 0], 2), (2,), bins=2)
+    assert metrics["ECE"] == pytest.approx(100 * (0.5 + 0.6) / 2, rel=1e-6)
     # A confidence of 1 is in the last bin.
     assert evaluated(torch.tensor([[100.0, 0]]), one_hot([0], 2), (1,))[1]["ECE"] == 0
 
