@@ -1,28 +1,26 @@
-"""What a card says of start weights, licences and cost, and what it leaves out."""
+"""What is known of a checkpoint: start weights, licences, cost and metrics; what is left out."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import hostile
 import pytest
+import torch
 
-from mldec.checkpoint import Checkpoint, Loaded, load_model, portable
-from mldec.publish import command_of, cost_of, published_config, start_of, without_folders
+from mldec.checkpoint import Checkpoint, Loaded
+from mldec.data.types import Classes
+from mldec.errors import DataError
+from mldec.publish import (
+    command_of,
+    cost_of,
+    of_checkpoint,
+    published_config,
+    read_results,
+    start_of,
+    without_folders,
+)
 from mldec.runtime.facts import count_parameters, multiply_accumulates
-
-
-@pytest.fixture(scope="module")
-def saved() -> Checkpoint:
-    return Checkpoint.from_state(hostile.good(), Path("x"))
-
-
-@pytest.fixture(scope="module")
-def loaded(saved: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    folder = tmp_path_factory.mktemp("facts")
-    portable.write(folder, portable.with_weights(saved, "raw", folder))
-    return load_model(folder)
 
 
 @pytest.mark.parametrize(
@@ -53,16 +51,10 @@ def with_backbone(loaded: Loaded, **node: Any) -> Loaded:
     return replace(loaded, config=replace(loaded.config, backbone=backbone))
 
 
-def test_the_licence_of_published_weights_is_that_of_timm(
-    saved: Checkpoint, loaded: Loaded
-) -> None:
-    start = start_of(saved, with_backbone(loaded, pretrained=True))
-    assert start == ("timm's weights of resnet50.a1_in1k", "apache-2.0", "timm/resnet50.a1_in1k")
-
-
 @pytest.mark.parametrize(
     ("node", "weights", "licence"),
     [
+        ({"pretrained": True}, "timm's weights of resnet50.a1_in1k", "apache-2.0"),
         ({"pretrained": False}, "random weights", "none: no weights of others were used"),
         (
             {"pretrained": "/home/me/w.pth"},
@@ -83,13 +75,13 @@ def test_the_licence_of_published_weights_is_that_of_timm(
         ({"_target_": "mine.Net"}, "those that mine.Net is built with", "unknown: the backbone"),
     ],
 )
-def test_what_is_not_known_of_a_start_is_said(
+def test_what_a_run_started_from(
     saved: Checkpoint, loaded: Loaded, node: dict[str, Any], weights: str, licence: str
 ) -> None:
     start = start_of(saved, with_backbone(loaded, **node))
     assert start.weights == weights
     assert start.licence.startswith(licence)
-    assert start.base_model is None
+    assert start.base_model == ("timm/resnet50.a1_in1k" if licence == "apache-2.0" else None)
 
 
 def test_other_starts_are_unknown(saved: Checkpoint, loaded: Loaded) -> None:
@@ -120,3 +112,63 @@ def test_the_cost_is_computed_and_what_the_run_says(loaded: Loaded, tmp_path: Pa
     for path in (tmp_path / "best.pt", tmp_path / "checkpoints" / "best.pt"):
         assert command_of(path) == expected
         assert dict(cost_of(loaded, path))["Training time"].startswith("1:06:40 ")
+
+
+CLASSES = Classes(("a", "b"))
+CONTENT: dict[str, Any] = {
+    "metrics": {"mAP": 50.5, "OP": None, "classes_seen": 2},
+    "intervals": {"mAP": [40.0, 60.25], "OP": [None, None]},
+    "images": 7,
+    "left_out": [],
+    "weights": "ema",
+    "checkpoint": "best.pt",
+    "per_class": {"a": {"AP": 1.0, "positives": 3}, "b": {"AP": None, "positives": 0}},
+}
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    path = folder / "results.json"
+    path.write_text(json.dumps({**CONTENT, **changes}))
+    return path
+
+
+def test_a_file_of_results_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    measured = read_results(written(tmp_path), CLASSES, "ema", "best.pt")
+    assert (measured.source, measured.images) == ("from results.json", 7)
+    assert measured.metrics == CONTENT["metrics"]
+    assert measured.intervals == {"mAP": (40.0, 60.25)}
+    assert measured.per_class == CONTENT["per_class"]
+    assert caplog.text == ""
+
+    # That of evaluate has no intervals, and a zero-shot model is evaluated on any classes.
+    content = {key: value for key, value in CONTENT.items() if key != "intervals"}
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    zero_shot = Classes(("x",), queries=torch.zeros(1, 3))
+    measured = read_results(tmp_path / "results.json", zero_shot, "ema", "outputs/a")
+    assert (measured.intervals, measured.per_class.keys()) == ({}, {"a", "b"})
+    assert "is of best.pt, and outputs/a is published" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"weights": "raw"}, "it is of the raw weights, and the ema ones are published"),
+        ({"per_class": {"a": {}}}, "it is of other classes"),
+        ({"per_class": {"a": {"AP": "high"}, "b": {}}}, "cannot be used"),
+        ({"metrics": []}, "cannot be used"),
+        ({"intervals": {"mAP": [1]}}, r"cannot be used .* pass a file that mldec\.report --json"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(
+    tmp_path: Path, changes: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(DataError, match=rf"results\.json:? {fault}"):
+        read_results(written(tmp_path, **changes), CLASSES, "ema", "best.pt")
+
+
+def test_the_metrics_of_a_run_are_those_of_the_chosen_weights(saved: Checkpoint) -> None:
+    both = replace(saved, epoch=3, metrics={"val/mAP": 90.0, "val_raw/mAP": 80.0})
+    assert of_checkpoint(both, "ema").metrics == {"mAP": 90.0}
+    assert of_checkpoint(both, "raw").metrics == {"mAP": 80.0}
+    alone = replace(saved, metrics={"val/mAP": 70.0})
+    assert of_checkpoint(alone, "raw").metrics == {"mAP": 70.0}
