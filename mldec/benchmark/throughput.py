@@ -80,16 +80,9 @@ def _infer(net: nn.Module, images: Tensor, queries: Tensor | None, precision: Pr
 
 @dataclass(frozen=True)
 class Trial:
-    """An experiment without its data: its settings and parts, and a model with random weights.
+    """An experiment without its data, for one process: its parts, and a model with random weights.
 
     Neither weights nor images change the time of a step.
-
-    Attributes:
-        config: of the experiment, for one process.
-        parts: backbone, head and loss.
-        device: of the model.
-        classes: that the head scores.
-        model: maps images to logits.
     """
 
     config: Config
@@ -100,12 +93,12 @@ class Trial:
 
     @property
     def image_size(self) -> int:
-        """Return the pixels per side of a training image."""
+        """The pixels per side of a training image."""
         return int(self.config.data["image_size"])
 
     @property
     def trained(self) -> Classifier:
-        """Return what the steps of a run train: the model, or with stored tokens its head."""
+        """What the steps of a run train: the model, or with stored tokens its head."""
         if self.config.train.cache_features:
             return TokenClassifier(self.model.backbone, self.model.head)
         return self.model
@@ -149,7 +142,11 @@ class Trial:
         for part in range(config.train.accumulate):
             batch = collate(samples[part :: config.train.accumulate], mixing=mixing)
             assert isinstance(batch, Batch)
-            batches.append(_pinned(batch) if self.device.type == "cuda" else batch)
+            # From pinned memory a GPU copies while the processor goes on.
+            if self.device.type == "cuda":
+                pinned = batch.images.pin_memory(), batch.targets.pin_memory()
+                batch = batch._replace(images=pinned[0], targets=pinned[1])
+            batches.append(batch)
         return batches
 
     def _targets(self, count: int) -> Tensor:
@@ -165,30 +162,13 @@ class Trial:
         return from_dense(self._targets(1000).numpy())
 
 
-def _pinned(batch: Batch) -> Batch:
-    """Return a batch in memory from which a GPU copies while the processor goes on."""
-    return batch._replace(images=batch.images.pin_memory(), targets=batch.targets.pin_memory())
-
-
 def settings(args: argparse.Namespace) -> Config:
-    """Return the config of an experiment and of the settings behind it on the command line.
-
-    Raises:
-        ConfigError: for a wrong setting.
-    """
+    """Return the config of an experiment and of the settings behind it on the command line."""
     return compose([f"+experiment={args.experiment}", *args.settings]).on(processes=1)
 
 
 def prepare(config: Config, classes: Classes | int) -> Trial:
-    """Build the model of an experiment.
-
-    Args:
-        config: of the experiment.
-        classes: of its data, or a number of classes to make up.
-
-    Raises:
-        ConfigError: for a wrong setting.
-    """
+    """Build the model of an experiment for the classes of its data, or a number of made-up ones."""
     parts = build.complete(build.check(config, ["backbone", "head", "loss"]))
     device = distributed.pick_device(config.device)
     distributed.prepare_device(device, tf32=config.train.tf32)
@@ -231,16 +211,8 @@ def in_turns(
     """Time several jobs in turns, so that all of them meet the same load of the machine.
 
     One thread on a CPU is measured in processor time, which other processes hardly change; several
-    threads, and a GPU, in time that passes until the work is finished.
-
-    Args:
-        jobs: by name.
-        device: that the jobs compute on.
-        rounds: timed rounds of all jobs.
-        warmup: rounds before them, which allocate memory and choose kernels.
-
-    Returns:
-        The seconds of each job in each round.
+    threads, and a GPU, in time that passes until the work is finished. The rounds of `warmup`
+    allocate memory and choose kernels; the seconds of each job in each later round are returned.
     """
     on_cpu = device.type == "cpu"
     clock = time.process_time if on_cpu and torch.get_num_threads() == 1 else time.perf_counter

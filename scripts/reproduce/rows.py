@@ -7,7 +7,7 @@ of a value that is not in a table of the paper says where it is from: read off a
 
 from dataclasses import dataclass, field
 
-from mldec.benchmark.cost import Point, points
+from mldec.benchmark.cost import POINTS, Point
 
 # The authors' files trained on Open Images: the start of the official train.py for TResNet-L, and
 # of TResNet-M the only one that they released.
@@ -115,7 +115,7 @@ TABLE_6 = {
     "zsl_F1@5": 30.8,
     "gzsl_F1@5": 26.1,
 }
-FIGURE_6 = {row.run: row for row in map(imagenet, points())}
+FIGURE_6 = {row.run: row for row in map(imagenet, POINTS)}
 TRESNET_Q2L = "widths, batch norms over all GPUs: from third-party scripts"
 OURS = "recipe: that of MS-COCO, none is published"
 OPENIMAGES_200 = openimages("openimages_tresnet_m", "ML-Decoder, K = 200", [], 86.8)
