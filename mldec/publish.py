@@ -47,7 +47,7 @@ MOST_CLASSES = 1_000  # rows of the table of classes
 HARDEST = 5  # classes that the limitations name
 TASK = "image-classification"
 UNDEFINED = "\N{EN DASH}"
-_TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
+_TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 _SEE = "pass a file that mldec.report --json or mldec.evaluate --json wrote"
 _IN_LIST = re.compile(r"""(?<=[\[,'" ])[/~][^,\]'"]*""")  # a path in a list
 # What Markdown and HTML could take for theirs inside of a line.
@@ -264,7 +264,7 @@ class Known:
 
 
 def card(known: Known) -> str:
-    """Return the text of README.md: what the Hub reads, and model_card.md.jinja filled in."""
+    """Return the text of README.md: what the Hub reads, and model_card.md.j2 filled in."""
     checkpoint, loaded, measured = known.checkpoint, known.loaded, known.measured
     kind = "single-label" if loaded.classes.exclusive else "multi-label"
     if loaded.classes.queries is not None:

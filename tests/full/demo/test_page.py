@@ -1,4 +1,4 @@
-"""The command of the web page: its options, a real server, and the page in a real browser."""
+"""A real server, and its page in a real browser."""
 
 import base64
 import itertools
@@ -9,12 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import hostile
 import httpx
@@ -22,102 +19,19 @@ import networks
 import pytest
 import torch
 from browser import opened
+from pictures import png
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from support import one_line
+from support import one_line, wait_until
 
 import mldec
-from mldec.demo import announce, listener, parser
-from mldec.demo.app import open_engine
-from mldec.errors import CheckpointError, ConfigError
-from mldec.predict.engine import ExportedEngine
-
-Cli = Callable[..., Any]
-Make = Callable[..., bytes]
 
 
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of three classes with thresholds."""
     return networks.save_calibrated(tmp_path_factory.mktemp("demo") / "calibrated.pt")
-
-
-def options(*words: str | Path) -> Namespace:
-    return parser().parse_args([*map(str, words)])
-
-
-# --- Options and their faults -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("words", [["--port", "65536"], ["--port", "-1"], ["--token", " "]])
-def test_wrong_words_are_refused(words: list[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        options("x", *words)
-    assert stop.value.code == 2
-
-
-def test_a_missing_extra_names_the_pip_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    status, out, err = cli("demo", "absent.pt")
-    assert (status, out) == (1, "")
-    one_line(err, "needs fastapi", "run pip install 'mldec[demo]'")
-
-
-def test_a_port_in_use_is_named_before_the_model_is_loaded(cli: Cli) -> None:
-    with listener("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        status, out, err = cli("demo", "absent.pt", "--port", str(port))
-    assert (status, out) == (1, "")
-    one_line(
-        err, f"--host 127.0.0.1 --port {port}: cannot listen there", "in use", "another --port"
-    )
-
-
-def test_a_host_of_others_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--host 203.0.113.7 --port 0: cannot listen there"):
-        listener("203.0.113.7", 0)
-
-
-def test_the_console_says_who_can_reach_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    with listener(options("x").host, 0) as server:
-        announce(options("x"), server)
-    out, err = capsys.readouterr()
-    assert out.endswith(": only this machine can reach it; Ctrl-C ends it\n")
-    assert err == ""
-
-    for words, risk in (([], "without a password"), (["--token", "x"], "knows the token")):
-        with listener("0.0.0.0", 0) as server:
-            announce(options("x", "--host", "0.0.0.0", *words), server)
-        out, err = capsys.readouterr()
-        assert out.endswith(": Ctrl-C ends it\n")
-        one_line(err, "--host 0.0.0.0: anyone who reaches port", risk)
-
-
-def test_a_checkpoint_and_an_exported_file_are_opened(calibrated: Path, tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
-    engine = open_engine(options(calibrated, "--device", "cpu"))
-    assert engine.thresholds == pytest.approx([0.2, 0.4, 0.6])
-    exported = networks.save_onnx(tmp_path / "x.onnx", "gap")
-    assert isinstance(open_engine(options(exported)), ExportedEngine)
-    with pytest.raises(ConfigError, match="--weights has no effect on an exported file"):
-        open_engine(options(exported, "--weights", "raw"))
-    for path in (calibrated, exported):
-        with pytest.raises(ConfigError, match=r"--vectors has no effect: .* its own classes only"):
-            open_engine(options(path, "--vectors", "x.txt"))
-
-
-def test_an_exported_zero_shot_file_needs_vectors(tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
-    path, vectors = networks.save_onnx(tmp_path / "x.onnx", "words"), tmp_path / "vectors.txt"
-    with pytest.raises(CheckpointError, match="asks for word vectors: pass --vectors FILE"):
-        open_engine(options(path))
-    vectors.write_text("".join(f"thing_{number} 1 0 {number} 0 1\n" for number in range(7)))
-    engine = open_engine(options(path, "--vectors", vectors))
-    assert engine.classes.names == tuple(f"thing {number}" for number in range(7))
-
-
-# --- A real server ------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -154,14 +68,13 @@ def served(
     assert [path for path in home.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_server_asks_for_its_token_and_ends_in_order(
-    calibrated: Path, photo: Make, tmp_path: Path, number: signal.Signals, status: int
+    calibrated: Path, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
     words = (calibrated, "--token", "secret")
     with served(tmp_path / "x", *words, number=number, status=status) as url:
-        files = [("photos", ("../1.png", photo(1, 1200, 900)))]
+        files = [("photos", ("../1.png", png(1, 1200, 900)))]
         assert httpx.post(f"{url}/api/predict", files=files).status_code == 401
         [row] = httpx.post(f"{url}/api/predict", files=files, auth=("", "secret")).json()
         assert (row["image"], len(row["predictions"])) == ("1.png", 3)
@@ -172,18 +85,11 @@ def test_a_server_asks_for_its_token_and_ends_in_order(
         connection.sendall(f"POST /api/predict HTTP/1.1\r\n{headers}\r\n".encode())
 
 
-# --- The page in a browser ----------------------------------------------------------------------
-
-
-def waited(driver: Chrome, condition: str, seconds: float = 60) -> Any:
-    """Wait until an expression of the page is true, and return its value."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        value = driver.execute_script(f"return {condition}")
-        if value:
-            return value
-        time.sleep(0.1)
-    raise AssertionError(f"{condition} is not true:\n{driver.page_source[-3000:]}")
+def waited(driver: Chrome, condition: str) -> None:
+    """Wait until an expression of the page is true."""
+    wait_until(
+        lambda: driver.execute_script(f"return {condition}"), lambda: driver.page_source[-3000:]
+    )
 
 
 DROP = """
@@ -218,13 +124,12 @@ def check_quiet(driver: Chrome, url: str) -> None:
     assert [each for each in requested if not each.startswith((f"{url}/", "data:"))] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1400])
 def test_the_page_shows_the_answers_of_the_model(
-    calibrated: Path, photo: Make, tmp_path: Path, width: int
+    calibrated: Path, tmp_path: Path, width: int
 ) -> None:
     for seed in (1, 2):
-        (tmp_path / f"{seed}.png").write_bytes(photo(seed, 400, 300))
+        (tmp_path / f"{seed}.png").write_bytes(png(seed, 400, 300))
     (tmp_path / "text.jpg").write_text("text")
 
     with served(tmp_path / "x", calibrated) as url, opened(url, width=width) as driver:
@@ -269,20 +174,21 @@ def test_the_page_shows_the_answers_of_the_model(
         check_quiet(driver, url)
 
 
-@pytest.mark.slow
 def test_classes_are_typed_into_the_page_of_a_zero_shot_model(
-    tmp_path: Path, vectors: str, photo: Make
+    tmp_path: Path,
 ) -> None:
     checkpoint = tmp_path / "words.pt"
     words = [word for word in hostile.WORDS if not word.startswith("head.")]
     queries = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("zebra 1 0 0 0 0\numbrella 0 1 0 1 0\nred_<i> 1 0 1 0 1\n")
     torch.save(hostile.good([*words, "head=gap_words", "head.word_dim=5"], queries), checkpoint)
     with (
         served(tmp_path / "x", checkpoint, "--vectors", vectors) as url,
         opened(url, width=1400) as driver,
     ):
         # Photos are dropped anywhere on the page.
-        driver.execute_script(DROP, base64.b64encode(photo(1, 400, 300)).decode())
+        driver.execute_script(DROP, base64.b64encode(png(1, 400, 300)).decode())
         waited(driver, f"{count('.bar .score')} === 3")
         assert {name for name, *_ in bars(driver)} == set(hostile.NAMES)
 
