@@ -18,7 +18,7 @@ from torchvision import transforms
 
 from mldec.benchmark import listed
 from mldec.benchmark.throughput import times_as_long
-from mldec.data.images import FORMATS, check_decoder, open_image, read_image
+from mldec.data.images import check_decoder, open_image, read_image
 from mldec.data.loader import TrainBatches, train_loader, unwrap
 from mldec.data.official_augment import (
     GREY,
@@ -33,7 +33,7 @@ from mldec.data.table import from_single
 from mldec.data.tasks import SingleLabel
 from mldec.data.transforms import RESIZES, EvalTransform, TrainTransform, as_pillow, to_tensor
 from mldec.data.types import Classes, DataModule, ImageFiles, LabelledImages, Split, StoredImages
-from mldec.errors import ConfigError
+from mldec.predict.inputs import Inputs
 
 PHOTO = (640, 480)  # pixels of the made file
 PARTS = ("decode", "resize", "cutout", "operations", "tensor")
@@ -144,7 +144,10 @@ def data(args: argparse.Namespace) -> dict[str, Any]:
     480 pixels, and of the photos of a folder, if one is given.
     """
     check_decoder("torchcodec")
-    photos = [] if args.folder is None else _images(Path(args.folder))
+    photos = []
+    if args.folder is not None:
+        found = [Path(item.path) for item in Inputs([args.folder])]
+        photos = found[:: max(1, len(found) // IMAGES)][:IMAGES]
 
     # torch does the tensor operations: one thread, as a loader process has.
     threads = torch.get_num_threads()
@@ -206,15 +209,6 @@ def _photo() -> Image.Image:
     coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8))
     fine = Image.fromarray(rng.integers(0, 256, (240, 320, 3), np.uint8))
     return Image.blend(coarse.resize(PHOTO, Image.Resampling.BICUBIC), fine.resize(PHOTO), 0.3)
-
-
-def _images(folder: Path) -> list[Path]:
-    """Return the image files below a folder, at most `IMAGES`, at equal distances."""
-    suffixes = {f".{name.lower()}" for name in (*FORMATS, "JPG")}
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
-    if not files:
-        raise ConfigError(f"{folder}: no images; name a folder with photos")
-    return files[:: max(1, len(files) // IMAGES)][:IMAGES]
 
 
 def _measured(subject: str, files: Sequence[Path], folder: Path) -> dict[str, float]:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count, repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -29,7 +29,6 @@ from mldec.runtime.devices import Precision
 from mldec.training.step import Learner
 from mldec.training.trainer import Trainer
 
-OTHER = "other"
 WARM_UP = 3  # steps
 TRACED = 3  # steps
 # The parts of a step, in the order of the table.
@@ -43,31 +42,23 @@ PARTS = {
     "backward": "backward pass",
     "optimizer": "optimiser",
     "ema": "moving average",
-    OTHER: "other",
+    "other": "other",
 }
 
 SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices, by type of device
 ROUNDS = 10  # of the matrix product
 
 
-class Peak(NamedTuple):
-    """The published peak of a GPU for dense matrix products, in 10^12 operations per second."""
-
-    half: float  # float16 and bfloat16, with tensor cores
-    tf32: float  # float32 whose products are rounded to TF32, with tensor cores
-    single: float  # float32
-    source: str
-
-
-# By the name that torch gives the device, a longer name first. The data sheets of Hopper state
-# tensor cores with sparsity, which is twice the dense figure.
+# Published peaks for dense matrix products in 10^12 operations per second, by the name that torch
+# gives the device, a longer name first: float16 and bfloat16, TF32, float32. The data sheets of
+# Hopper state tensor cores with sparsity, which is twice the dense figure.
 PUBLISHED = {
-    "H200 NVL": Peak(835.5, 417.5, 60, "NVIDIA H200 data sheet"),
-    "H200": Peak(989.5, 494.5, 67, "NVIDIA H200 data sheet"),
-    "H100 PCIe": Peak(756.5, 378, 51, "NVIDIA H100 data sheet"),
-    "H100 NVL": Peak(835.5, 417.5, 60, "NVIDIA H100 data sheet"),
-    "H100": Peak(989.5, 494.5, 67, "NVIDIA H100 data sheet"),
-    "A100": Peak(312, 156, 19.5, "NVIDIA A100 data sheet"),
+    "H200 NVL": (835.5, 417.5, 60),
+    "H200": (989.5, 494.5, 67),
+    "H100 PCIe": (756.5, 378, 51),
+    "H100 NVL": (835.5, 417.5, 60),
+    "H100": (989.5, 494.5, 67),
+    "A100": (312, 156, 19.5),
 }
 
 
@@ -80,7 +71,7 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._open = [OTHER]  # the parts that have begun, the innermost last
+        self._open = ["other"]  # the parts that have begun, the innermost last
         self._borders: list[tuple[str, Any]] = []  # the part that ends there, and the moment
 
     @contextmanager
@@ -318,13 +309,12 @@ def product_flops(device: torch.device, precision: Precision) -> float:
 
 def published(device_name: str, precision: Precision) -> tuple[float, str] | None:
     """Return the published operations per second of a GPU and their source; None if unknown."""
-    for name, peak in PUBLISHED.items():
+    for name, (half, tf32, single) in PUBLISHED.items():
         if name in device_name:
+            value = tf32 if torch.backends.cudnn.allow_tf32 else single
             if precision.half:
-                value = peak.half
-            else:
-                value = peak.tf32 if torch.backends.cudnn.allow_tf32 else peak.single
-            return value * 1e12, peak.source
+                value = half
+            return value * 1e12, f"NVIDIA {name.split()[0]} data sheet"
     return None
 
 

@@ -6,11 +6,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from mldec import build
@@ -18,11 +17,11 @@ from mldec.config.compose import compose
 from mldec.config.schema import Config
 from mldec.data.loader import Batch, collate
 from mldec.data.mixing import Mixing
-from mldec.data.table import Labels, from_dense
+from mldec.data.table import from_dense
 from mldec.data.types import Classes
 from mldec.model import Classifier, TokenClassifier
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision, autocast
+from mldec.runtime.devices import autocast
 from mldec.training.step import Learner
 
 LABEL_SHARE = 0.04  # of 80 classes, how many an image of COCO shows
@@ -37,7 +36,10 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     config = settings(args)
     tried = prepare(config, args.classes)
     device, batch_size = tried.device, config.train.batch_size
-    timed = partial(seconds, device=device, repeats=args.repeats, warmup=3)
+
+    def seconds(job: Callable[[], Any]) -> float:
+        times = in_turns({"job": job}, device=device, rounds=args.repeats, warmup=3)
+        return statistics.median(times["job"])
 
     batches = [
         batch._replace(images=batch.images.to(device), targets=batch.targets.to(device))
@@ -45,15 +47,20 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     ]
     learner = tried.learner()
     learner.train()
-    train = timed(lambda: learner.learn(batches, batch_size))
+    train = seconds(lambda: learner.learn(batches, batch_size))
 
     # The same weights, without gradients and in the precision of training. A head that was trained
     # on stored tokens answers images with its backbone.
     net = tried.model if config.train.cache_features else learner.net
     net.eval()
     images = tried.random_images(batch_size)
-    infer = timed(lambda: _infer(net, images, learner.queries, config.train.precision))
 
+    @torch.no_grad()
+    def answer() -> None:
+        with autocast(device, config.train.precision):
+            net(images, learner.queries)
+
+    infer = seconds(answer)
     return {
         "experiment": args.experiment,
         "settings": args.settings,
@@ -67,12 +74,6 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
         "infer_images_per_second": batch_size / infer,
         "peak_gib": peak_gib(device),
     }
-
-
-@torch.no_grad()
-def _infer(net: nn.Module, images: Tensor, queries: Tensor | None, precision: Precision) -> None:
-    with autocast(images.device, precision):
-        net(images, queries)
 
 
 # An experiment without its data
@@ -105,14 +106,11 @@ class Trial:
 
     def learner(self) -> Learner:
         """Return a learner for steps on random images."""
-        loss = build.loss(self.parts, self._labels)
+        # Some losses count the training labels.
+        loss = build.loss(self.parts, lambda: from_dense(self._targets(1000).numpy()))
+        queries = self.classes.queries
         return Learner(
-            self.config,
-            self.trained,
-            loss,
-            device=self.device,
-            steps=STEPS,
-            queries=self.classes.queries,
+            self.config, self.trained, loss, device=self.device, steps=STEPS, queries=queries
         )
 
     def random_images(self, count: int) -> Tensor:
@@ -157,10 +155,6 @@ class Trial:
         labels = torch.randint(len(self.classes), (count,))
         return one_hot(labels, len(self.classes)).to(torch.int8)
 
-    def _labels(self) -> Labels:
-        """Return random training labels, for a loss that counts them."""
-        return from_dense(self._targets(1000).numpy())
-
 
 def settings(args: argparse.Namespace) -> Config:
     """Return the config of an experiment and of the settings behind it on the command line."""
@@ -176,33 +170,18 @@ def prepare(config: Config, classes: Classes | int) -> Trial:
 
     torch.manual_seed(config.seed)
     if isinstance(classes, int):
-        classes = _made_up(parts, classes)
+        # Zero-shot heads, and only they, have a width of word vectors. A loss for both kinds of
+        # data takes several labels per image.
+        names = tuple(f"class {number}" for number in range(classes))
+        word_dim = parts["head"].arguments.get("word_dim")
+        queries = None if word_dim is None else torch.randn(classes, word_dim)
+        exclusive = getattr(parts["loss"].target, "exclusive", None) is True
+        classes = Classes(names, exclusive, queries)
     model = build.model(parts, classes, pretrained=False).to(device)
     return Trial(config, parts, device, classes, model)
 
 
-def _made_up(parts: build.Parts, count: int) -> Classes:
-    """Return classes of the kind that the loss and the head are for."""
-    names = tuple(f"class {number}" for number in range(count))
-
-    # Zero-shot heads, and only they, have a width of word vectors.
-    word_dim = parts["head"].arguments.get("word_dim")
-    queries = None if word_dim is None else torch.randn(count, word_dim)
-
-    # A loss for both kinds of data takes several labels per image.
-    exclusive = getattr(parts["loss"].target, "exclusive", None) is True
-    return Classes(names, exclusive, queries)
-
-
 # Time and memory
-
-
-def seconds(
-    job: Callable[[], Any], *, device: torch.device, repeats: int, warmup: int = 2
-) -> float:
-    """Return the median time of a job in seconds, until the device has finished it."""
-    times = in_turns({"job": job}, device=device, rounds=repeats, warmup=warmup)
-    return statistics.median(times["job"])
 
 
 def in_turns(

@@ -65,7 +65,7 @@ def profiled(
         file = tmp_path / "profile.json"
         words = ["--experiment", "digits", "--repeats", "1", "--json", file]
         sizes = ["data.image_size=32", "data.train_images=40", "train.batch_size=16"]
-        rest = ["train.accumulate=2", "train.workers=0", "device=cpu"]
+        rest = ["train.accumulate=2", "train.workers=0", "device=cpu", "optim.name=adam"]
         done = cli("benchmark", "profile", *words, *sizes, *rest, *changed)
         assert done.status == 0, done.err
         return json.loads(file.read_text())["figures"]

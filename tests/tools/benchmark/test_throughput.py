@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mldec.benchmark.throughput import Trial, in_turns, prepare, seconds, settings, times_as_long
+from mldec.benchmark.throughput import Trial, in_turns, prepare, settings, times_as_long
 from mldec.model import TokenClassifier
 
 SMALL = ["data.image_size=32", "train.batch_size=4", "device=cpu"]
@@ -52,7 +52,8 @@ def tried(experiment: str, *changed: str) -> Trial:
     return prepare(settings(args), 12)
 
 
-def test_several_labels_per_image() -> None:
+def test_random_batches_are_those_of_a_loader() -> None:
+    # Several labels per image.
     trial = tried("digits")
     batches = trial.random_batches()
     assert [list(batch.images.shape) for batch in batches] == [[4, 3, 32, 32]] * 2
@@ -61,19 +62,9 @@ def test_several_labels_per_image() -> None:
     assert sorted(torch.cat([batch.indices for batch in batches]).tolist()) == list(range(8))
     assert trial.classes.queries is None
 
-
-def test_one_label_per_image() -> None:
+    # One label per image, and mixed images, which have soft labels.
     for batch in tried("digits_single").random_batches():
         assert batch.targets.sum(1).tolist() == [1, 1, 1, 1]
-
-
-def test_word_queries() -> None:
-    queries = tried("nuswide_zsl_tresnet_m").classes.queries
-    assert queries is not None
-    assert queries.shape == (12, 300)
-
-
-def test_mixed_images_have_soft_labels() -> None:
     [first, _] = tried("imagenet_resnet18_a2").random_batches()
     assert first.targets.dtype == torch.float32
 
@@ -89,19 +80,6 @@ def test_stored_tokens_are_trained_on() -> None:
 CPU = torch.device("cpu")
 
 
-def test_seconds_are_the_median_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    durations, now = iter([20, 10, 1, 2, 5]), 0
-
-    def job() -> None:
-        nonlocal now
-        now += next(durations)
-
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
-    assert seconds(job, device=CPU, repeats=3, warmup=2) == 2
-    assert next(durations, None) is None
-
-
 def test_jobs_take_turns() -> None:
     calls: list[str] = []
     jobs = {name: partial(calls.append, name) for name in ("a", "b")}
@@ -109,15 +87,16 @@ def test_jobs_take_turns() -> None:
     assert calls == ["a", "b"] * 3
     assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}
 
-
-def test_one_thread_is_measured_in_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = itertools.count()
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(time, "process_time", lambda: next(ticks))
-    assert seconds(lambda: None, device=CPU, repeats=1) == 1
-
-
-def test_a_ratio_compares_within_rounds() -> None:
-    # The second round was disturbed on both sides.
+    # The second round was disturbed on both sides: a ratio compares within rounds.
     times = {"a": [2.0, 20.0, 2.2], "b": [1.0, 10.0, 1.0]}
     assert times_as_long(times, "a", "b") == pytest.approx(2)
+
+
+@pytest.mark.parametrize(("threads", "clock"), [(1, "process_time"), (2, "perf_counter")])
+def test_one_thread_is_measured_in_processor_time(
+    threads: int, clock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(time, clock, lambda: next(ticks))
+    assert in_turns({"job": lambda: None}, device=CPU, rounds=2)["job"] == [1, 1]
