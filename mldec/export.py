@@ -294,10 +294,10 @@ def calibration_inputs(
     if folder is not None:
         pictures = (image for image, _ in stored(folder, loaded))
 
-    queries = [] if metadata.word_dim is None else [loaded.classes.queries]
+    queries = loaded.classes.queries if metadata.word_dim is not None else None
     for image in islice(pictures, CALIBRATION_IMAGES):
         pixels = to_tensor(image) if metadata.resizes else loaded.transform(image)
-        yield pixels[None], *queries  # type: ignore[misc]
+        yield (pixels[None],) if queries is None else (pixels[None], queries)
 
 
 def _training_images(loaded: Loaded) -> Iterator[Image.Image]:

@@ -130,58 +130,31 @@ def test_a_zero_shot_file_may_have_its_classes_inside(
     assert torch.equal(decisions, answers >= 0.3)
 
 
-@pytest.fixture
-def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail the test if the network is traced: a wrong option is refused before."""
-    monkeypatch.setattr(exporting, "traced", lambda *_: pytest.fail("traced"))
-
-
-WRONG: list[tuple[list[str], str]] = [
-    (["x.pth"], "x.pth: the name of an exported file ends in .onnx (ONNX) or .pt2"),
-    (["nowhere/x.onnx"], "cannot write nowhere/x.onnx: there is no folder nowhere"),
-    (["x.pt2", "--precision", "int8"], "--precision int8: x.pt2 cannot have it"),
-    (["x.pt2", "--vectors", "f.txt"], "--vectors f.txt has no effect without --classes"),
-    (
-        ["x.pt2", "--classes", "a,b", "--vectors", "f.txt"],
-        "--classes: the checkpoint knows its own",
-    ),
-]
-
-
-@pytest.mark.usefixtures("no_export")
-@pytest.mark.parametrize(("words", "message"), WRONG)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["x.pth"], "x.pth: the name of an exported file ends in .onnx (ONNX) or .pt2"),
+        (["nowhere/x.onnx"], "cannot write nowhere/x.onnx: there is no folder nowhere"),
+        (["x.pt2", "--precision", "int8"], "--precision int8: x.pt2 cannot have it"),
+        (["x.pt2", "--vectors", "f.txt"], "--vectors f.txt has no effect without --classes"),
+        (["x.pt2", "--classes", "a,b", "--vectors", "f.txt"], "--classes: the checkpoint knows"),
+        (["x.onnx", "--any-size"], "--any-size resizes as Pillow does"),
+        (["x.onnx"], "run pip install 'mldec[export]'"),
+    ],
+)
 def test_wrong_options_are_one_line(
-    cli: Cli,
-    checkpoint: Path,
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cli: Cli, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status, out, err = cli("export", checkpoint, *words)
-    assert (status, out) == (1, "")
-    one_line(err, message)
-
-
-@pytest.mark.usefixtures("no_export")
-def test_images_that_torch_resized_are_not_resized_inside(cli: Cli, tmp_path: Path) -> None:
+    monkeypatch.setattr(exporting, "traced", lambda *_: pytest.fail("traced"))
+    if words == ["x.onnx"]:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     state = hostile.good()
     state["transform"]["resize"] = "tensor"
-    torch.save(state, tmp_path / "best.pt")
-    status, _, err = cli("export", tmp_path / "best.pt", tmp_path / "x.onnx", "--any-size")
-    assert status == 1
-    one_line(err, "--any-size resizes as Pillow does")
-
-
-@pytest.mark.usefixtures("no_export")
-def test_a_missing_extra_names_the_pip_command(
-    cli: Cli, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    status, _, err = cli("export", checkpoint, tmp_path / "x.onnx")
-    assert status == 1
-    one_line(err, "run pip install 'mldec[export]'")
+    torch.save(state, "best.pt")
+    status, out, err = cli("export", "best.pt", *words)
+    assert (status, out) == (1, "")
+    one_line(err, message)
 
 
 def test_a_file_that_disagrees_is_not_written(

@@ -11,10 +11,9 @@ from networks import CALIBRATION, HEADS, OF_WORDS, noise, words_of
 from pictures import picture
 from PIL import Image
 
-from mldec.checkpoint import Loaded
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.errors import CheckpointError
-from mldec.export import Program, Resize, decided, of_other_classes, traced
+from mldec.export import Program, Resize, decided, traced
 from mldec.model import Classifier
 from mldec.predict.engine import scores
 
@@ -26,14 +25,6 @@ TRANSFORMS: list[dict[str, Any]] = [
     {"crop": 1.0},
     {"crop": 0.3},
 ]
-
-
-def with_words(loaded: Loaded, words: list[torch.Tensor]) -> Loaded:
-    """Return the model for the classes of other word vectors, if there are any."""
-    if not words:
-        return loaded
-    names = tuple(f"{number}" for number in range(len(words[0])))
-    return replace(loaded, classes=replace(loaded.classes, names=names, queries=words[0]))
 
 
 @pytest.mark.parametrize(
@@ -50,20 +41,16 @@ def test_a_traced_program_answers_as_the_checkpoint(head: str) -> None:
 
     for images, classes in ((1, 3), (5, 8)):
         words = words_of(head, classes)
-        expected = scores(with_words(loaded, words), noise(images))
+        asked = loaded
+        if words:
+            names = tuple(map(str, range(classes)))
+            asked = replace(loaded, classes=replace(loaded.classes, names=names, queries=words[0]))
+        expected = scores(asked, noise(images))
         probabilities, decisions = graph(noise(images), *words)
         assert expected.std() > 1e-3
         torch.testing.assert_close(probabilities, expected, atol=1e-6, rtol=0)
         limits = None if thresholds is None else torch.tensor(thresholds)
         assert torch.equal(decisions, decided(expected, limits))
-
-
-def test_a_zero_shot_program_may_have_its_classes_inside() -> None:
-    loaded = networks.loaded("words")
-    probabilities, _ = Program(loaded, [0.5])(noise(2))
-    torch.testing.assert_close(probabilities, scores(loaded, noise(2)))
-    others = of_other_classes(loaded, 4)
-    assert Program(others, [0.5])(noise(2))[0].shape == (2, 4)
 
 
 def test_half_precision_leaves_the_checkpoint_as_it_is() -> None:
@@ -108,13 +95,6 @@ def test_it_is_pillows(settings: dict[str, Any], width: int, height: int) -> Non
     # Two roundings, each of which may fall to the other side.
     assert (resized[0].int() - expected).abs().max() <= 2
     assert (resized[0].int() - expected).float().abs().mean() < 0.3
-
-
-def test_images_of_a_batch_are_resized_alike() -> None:
-    transform = EvalTransform(image_size=32)
-    images = torch.stack([to_tensor(picture(50, 40, seed)) for seed in range(3)])
-    each = torch.cat([Resize(transform)(image[None]) for image in images])
-    assert torch.equal(Resize(transform)(images), each)
 
 
 def test_an_image_of_the_right_size_stays_as_it_is() -> None:
