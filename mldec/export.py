@@ -163,7 +163,8 @@ def traced(program: Program, loaded: Loaded, path: str) -> ExportedProgram:
 class Resize(nn.Module):
     """Apply an `EvalTransform` to a batch of images of one size.
 
-    Values differ from Pillow's by one level of 256 here and there: Pillow rounds the filter too.
+    Values differ from Pillow's by a level of 256 here and there: Pillow rounds the filter, and
+    between the two directions.
     """
 
     def __init__(self, transform: EvalTransform) -> None:
@@ -172,50 +173,23 @@ class Resize(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images uint8 [B, 3, H, W] of any size to uint8 [B, 3, S, S]."""
-        rows, columns = (torch.arange(side, dtype=torch.float64) for side in images.shape[2:])
-        # Tensors, because a side is no number yet when the model is exported.
-        sides = torch.stack([rows.amax(0), columns.amax(0)]) + 1
-        resized = torch.full_like(sides, self.transform.image_size)
+        size = self.transform.image_size
+        height, width = size, size
         if self.transform.crop is not None:
             # The product first, as in `EvalTransform`: with a rounded scale it may fall short.
-            resized = torch.floor(self.transform.shorter_side * sides / sides.amin())
+            shorter, shortest = self.transform.shorter_side, torch.sym_min(*images.shape[2:])
+            height, width = (shorter * side // shortest for side in images.shape[2:])
 
-        # First the width and then the height, rounded after each, as in Pillow.
-        over_rows = self._filter(rows, sides[0], resized[0])
-        over_columns = self._filter(columns, sides[1], resized[1])
-        narrow = _rounded(images.float() @ over_columns.T)
-        return _rounded(over_rows @ narrow).to(torch.uint8)
-
-    def _filter(self, positions: Tensor, length: Tensor, resized: Tensor) -> Tensor:
-        """Return the weights of pixels 0 to L - 1 in each of the S of the square, float32 [S, L].
-
-        Of the length after the resize, S pixels in the middle are kept. Source: Pillow,
-        src/libImaging/Resample.c: a triangle, or a cubic, widened by the scale if images shrink.
-        """
-        size = self.transform.image_size
-        scale = length / resized
-        first = torch.round((resized - size) / 2)
-        centres = (torch.arange(size, dtype=torch.float64) + first + 0.5) * scale
-
-        distances = (positions[None] + 0.5 - centres[:, None]).abs() / scale.clamp(min=1)
-        if self.transform.interpolation == "bicubic":
-            weights = _cubic(distances)
-        else:
-            weights = (1 - distances).clamp(min=0)
-        return (weights / weights.sum(1, keepdim=True)).float()
+        mode, resized = self.transform.interpolation, (height, width)
+        pixels = F.interpolate(images.float(), size=resized, mode=mode, antialias=True)
+        top, left = _half(height - size), _half(width - size)
+        pixels = pixels[:, :, top : top + size, left : left + size]
+        return torch.floor(pixels + 0.5).clamp(0, 255).to(torch.uint8)
 
 
-def _cubic(distances: Tensor, a: float = -0.5) -> Tensor:
-    """Return the weights of Keys' cubic convolution at distances from 0 on."""
-    x = distances
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * a
-    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
-
-
-def _rounded(values: Tensor) -> Tensor:
-    """Round half up to whole numbers from 0 to 255, as Pillow does."""
-    return torch.floor(values + 0.5).clamp(0, 255)
+def _half(number: int) -> int:
+    """Return half of a number, rounded to the nearest even one, as Python's `round` does."""
+    return number // 2 + (number % 2) * (number // 2 % 2)
 
 
 # --------------------------------------------------------------------------------------- the images
