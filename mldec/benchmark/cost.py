@@ -25,12 +25,12 @@ class Row(NamedTuple):
     """A model of the paper and its cost according to the paper."""
 
     where: str  # table or figure
-    network: str  # with the option file of its name, in lower case
-    method: str  # likewise, of the head
-    num_classes: int
-    num_queries: int | None  # None for GAP
+    backbone: str  # with the option file of its name, in lower case
+    head: str  # likewise
+    classes: int
+    queries: int | None  # None for GAP
     image_size: int  # side in pixels; the paper does not name it, but its figures fit no other
-    paper: float  # GFLOPs, that is GMAC
+    paper_gmac: float  # the paper's GFLOPs
 
 
 # In the paper's order.
@@ -59,10 +59,10 @@ class Point(NamedTuple):
     It is trained on ImageNet with 1,000 classes at 224 pixels; ML-Decoder has 100 queries.
     """
 
-    network: str
+    backbone: str
     head: str  # the name of the head option
-    images_per_second: int  # read off the plot, within 30; on a GPU that the paper does not name
-    top1: float  # likewise, within 0.05
+    paper_images_per_second: int  # read off the plot, within 30; the paper does not name its GPU
+    paper_top1: float  # likewise, within 0.05
 
 
 POINTS = (
@@ -78,14 +78,14 @@ POINTS = (
 def built(row: Row | Point) -> nn.Module:
     """Build a model from the option files, on the meta device, which takes no memory."""
     if isinstance(row, Point):
-        number, num_classes = row.network.removeprefix("ResNet-"), 1000
+        number, num_classes = row.backbone.removeprefix("ResNet-"), 1000
         settings = [f"+experiment=imagenet_resnet{number}_a2", f"head={row.head}"]
     else:
-        num_classes = row.num_classes
-        network, head = (name.lower().replace("-", "_") for name in (row.network, row.method))
-        settings = ["+experiment=coco_tresnet_m", f"backbone={network}", f"head={head}"]
+        num_classes = row.classes
+        backbone, head = (name.lower().replace("-", "_") for name in (row.backbone, row.head))
+        settings = ["+experiment=coco_tresnet_m", f"backbone={backbone}", f"head={head}"]
         if head == "ml_decoder":
-            settings.append(f"head.num_groups={row.num_queries}")
+            settings.append(f"head.num_groups={row.queries}")
 
     parts = build.check(compose(settings), build.MODEL_PARTS)
     classes = Classes(tuple(f"class {i}" for i in range(num_classes)))
@@ -100,33 +100,19 @@ def cost(args: argparse.Namespace | None = None) -> dict[str, Any]:
         model = built(row)
         gmac = multiply_accumulates(model, row.image_size) / 1e9
         trainable, total = count_parameters(model)
-        content = {
-            "where": row.where,
-            "backbone": row.network,
-            "head": row.method,
-            "classes": row.num_classes,
-            "queries": row.num_queries,
-            "image_size": row.image_size,
+        counted = {
             "gmac": gmac,
-            "paper_gmac": row.paper,
-            "difference": gmac - row.paper,
-            "explained": row.num_queries != 9600,
+            "difference": gmac - row.paper_gmac,
+            "explained": row.queries != 9600,
             "trainable_parameters": trainable,
             "parameters": total,
         }
-        rows.append(content)
+        rows.append(row._asdict() | counted)
 
     for point in POINTS:
         model = built(point)
-        content = {
-            "backbone": point.network,
-            "head": point.head,
-            "gmac": multiply_accumulates(model, 224) / 1e9,
-            "trainable_parameters": count_parameters(model)[0],
-            "paper_images_per_second": point.images_per_second,
-            "paper_top1": point.top1,
-        }
-        figure_6.append(content)
+        gmac, trainable = multiply_accumulates(model, 224) / 1e9, count_parameters(model)[0]
+        figure_6.append(point._asdict() | {"gmac": gmac, "trainable_parameters": trainable})
     return {
         "rows": rows,
         "figure_6": figure_6,

@@ -75,15 +75,15 @@ def zero_shot(run: str, label: str, settings: list[str], value: float) -> Row:
 
 def imagenet(point: Point) -> Row:
     """Return a point of figure 6, trained with A2."""
-    experiment = f"imagenet_{point.network.replace('-', '').lower()}_a2"
+    experiment = f"imagenet_{point.backbone.replace('-', '').lower()}_a2"
     settings = [f"+experiment={experiment}"]
-    paper = {"top1": point.top1}
+    paper = {"top1": point.paper_top1}
 
     if point.head == "gap":
         return Row(
-            f"{experiment}_gap", f"{point.network}, GAP", [*settings, "head=gap"], paper, READ_OFF
+            f"{experiment}_gap", f"{point.backbone}, GAP", [*settings, "head=gap"], paper, READ_OFF
         )
-    return Row(experiment, f"{point.network}, ML-Decoder, K = 100", settings, paper, READ_OFF)
+    return Row(experiment, f"{point.backbone}, ML-Decoder, K = 100", settings, paper, READ_OFF)
 
 
 def query2label(dataset: str, model: str, label: str, value: float | None, choice: str) -> Row:
