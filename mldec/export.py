@@ -174,7 +174,8 @@ class Resize(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map images uint8 [B, 3, H, W] of any size to uint8 [B, 3, S, S]."""
         size = self.transform.image_size
-        height, width = size, size
+        height: Any = size
+        width: Any = size
         if self.transform.crop is not None:
             # The product first, as in `EvalTransform`: with a rounded scale it may fall short.
             shorter, shortest = self.transform.shorter_side, torch.sym_min(*images.shape[2:])
