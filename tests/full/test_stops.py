@@ -161,33 +161,20 @@ def test_a_process_whose_loader_hangs_ends_when_asked(tmp_path: Path) -> None:
     one_line(err, "stopped by SIGTERM ", "saved in ")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kills", "stops"), [(1, 0), (2, 1)], ids=["kill", "all"])
-def test_the_soak_script_finds_nothing(tmp_path: Path, kills: int, stops: int) -> None:
-    """By default with one kill: the tests above stop and kill runs and loader processes too."""
-    words = ["--kills", kills, "--signals", stops, "--flips", 5, "--worlds", "--no-saving"]
-    words += ["--pairs", 0, "--disks", 0, "--workers", stops, "--shm", 0]
+def test_the_soak_script_finds_nothing(tmp_path: Path) -> None:
+    words = ["--kills", "2", "--signals", "1", "--flips", "5", "--worlds", "--no-saving"]
     script, target = ROOT / "scripts" / "soak.py", tmp_path / "soak.json"
-    command = [sys.executable, str(script), *map(str, words), "--json", str(target)]
+    command = [sys.executable, str(script), *words, "--json", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
+
     figures = json.loads(target.read_text())["figures"]
-    assert figures["kills"]["kills"] == figures["kills"]["equal"] == kills
+    assert figures["kills"]["kills"] == figures["kills"]["equal"] == 2
     assert figures["kills"]["lost"] == 0
     assert figures["flips"]["noticed"] == 5
-    if not stops:
-        return
-
     signalled = figures["signals"]
     assert (signalled["in_order"], signalled["lost"], signalled["wrong_status"]) == (1, 0, 0)
     assert signalled["equal"] == signalled["sent"]
-    loaders = figures["workers"]
-    assert (loaders["ended_by_it"], loaders["one_line"], loaders["lost"], loaders["equal"]) == (
-        1,
-        1,
-        0,
-        1,
-    )
 
 
 @pytest.fixture

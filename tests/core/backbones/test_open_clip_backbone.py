@@ -1,4 +1,4 @@
-"""Image towers of open_clip without weights; with weights see tests/core/checkpoint/test_towers.py."""
+"""Image towers of open_clip without weights; with weights: tests/core/checkpoint/test_towers.py."""
 
 import sys
 from typing import Any

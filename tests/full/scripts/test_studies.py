@@ -25,16 +25,11 @@ def load(name: str) -> ModuleType:
 
 
 digits, photos, verdicts = load("digits"), load("photos"), load("verdicts")
-pointing = load("pointing")
 SETTINGS = {
     "digits": {row.name: row.settings(0) for row in digits.ROWS},
     "photos": {
         row.name: [*photos.COMMON, *photos.PARTS[row.part][1], *row.own_settings]
         for row in photos.ROWS
-    },
-    "pointing": {
-        row.name: [*(pointing.DIGITS if row.data == "digits" else pointing.PHOTOS), *row.settings]
-        for row in pointing.ROWS
     },
 }
 
