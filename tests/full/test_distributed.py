@@ -43,7 +43,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "outputs" / "digits"
 
 
-@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path: Path, two: Path) -> None:
     done = finish(tmp_path, [sys.executable, *TRAIN])
     assert done.returncode == 0, done.stderr
@@ -54,7 +53,6 @@ def test_two_processes_train_as_one(tmp_path: Path, two: Path) -> None:
         assert a == pytest.approx(b, rel=1e-3)
 
 
-@pytest.mark.slow
 def test_two_processes_with_accumulation_fine_tune_as_one(tmp_path: Path) -> None:
     # Batch norms see a part of a batch each, unless they are frozen.
     train = [word for word in TRAIN if word != "backbone=patches"]
@@ -81,7 +79,6 @@ def test_two_processes_with_accumulation_fine_tune_as_one(tmp_path: Path) -> Non
     assert len(one["optimizer"]["param_groups"]) == len(two["optimizer"]["param_groups"]) > 4
 
 
-@pytest.mark.slow
 def test_averaged_batch_norm_statistics_are_those_of_all_images(
     cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +100,6 @@ def test_averaged_batch_norm_statistics_are_those_of_all_images(
     torch.testing.assert_close(two[first], one[first], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.slow
 def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(
     tmp_path: Path, two: Path
 ) -> None:
@@ -118,7 +114,6 @@ def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(
     assert "2 of 4 steps done" in done.stdout
 
 
-@pytest.mark.slow
 def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path: Path) -> None:
     log = tmp_path / "outputs" / "digits" / "metrics.jsonl"
     command = torchrun(2, *TRAIN, "train.epochs=1000", "train.log_every=1")
@@ -133,7 +128,6 @@ def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path: Path) -> None:
     assert state["step"] == numbers(log.parent)[-1]["step"] > 0
 
 
-@pytest.mark.slow
 def test_float64_losses_depend_neither_on_the_processes_nor_on_accumulation(
     tmp_path: Path,
 ) -> None:
@@ -158,7 +152,6 @@ def test_float64_losses_depend_neither_on_the_processes_nor_on_accumulation(
     assert averaged == [2], "the moving average starts in the second epoch"
 
 
-@pytest.mark.slow
 def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
     cli: Callable[..., Any], digits_run: Path, tmp_path: Path
 ) -> None:
@@ -180,7 +173,6 @@ def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
     assert target.read_text() == (tmp_path / "1.json").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -202,7 +194,6 @@ def test_a_user_fault_of_all_processes_is_said_once(
     ]
 
 
-@pytest.mark.slow
 def test_a_user_fault_of_one_process_is_said_with_its_rank(tmp_path: Path) -> None:
     script = tmp_path / "one_fault.py"
     script.write_text(
@@ -219,7 +210,6 @@ def test_a_user_fault_of_one_process_is_said_with_its_rank(tmp_path: Path) -> No
     ]
 
 
-@pytest.mark.slow
 def test_no_process_waits_for_one_that_found_the_folder_in_use(tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "digits"
     folder.mkdir(parents=True)

@@ -7,8 +7,6 @@ import tarfile
 import tomllib
 from pathlib import Path
 
-import pytest
-
 TOP = Path(__file__).parents[2]
 INCLUDED = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
     "sdist"
@@ -46,7 +44,6 @@ def test_every_document_that_is_named_is_in_the_source_distribution() -> None:
     assert {f"/{name.split('/')[0]}" for name in named_documents()} <= set(INCLUDED)
 
 
-@pytest.mark.slow
 def test_a_built_source_distribution_holds_them(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "build", "--sdist", "--outdir", str(tmp_path), str(TOP)]
     done = subprocess.run(command, capture_output=True, text=True)

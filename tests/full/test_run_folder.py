@@ -149,7 +149,6 @@ def test_a_full_disk_at_the_start_is_one_line(
     assert cli("train", *QUICK, "resume=auto").status == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kibibytes", [4, 8, 16, 40, 200])
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_small_disk_is_one_line(kibibytes: int, tmp_path: Path) -> None:

@@ -138,7 +138,6 @@ def test_a_stop_ends_a_wait_for_data_that_does_not_come(
     same_end(digits_run, tmp_path / "outputs" / "digits")
 
 
-@pytest.mark.slow
 def test_a_process_whose_loader_hangs_ends_when_asked(tmp_path: Path) -> None:
     log = tmp_path / "outputs" / "digits" / "metrics.jsonl"
     words = [*QUICK, "train.epochs=1000", "train.workers=2", "train.log_every=1"]

@@ -77,7 +77,6 @@ def test_predict_names_any_classes(
     assert np.load(tmp_path / "f.npy").shape == (PHOTOS, 16)
 
 
-@pytest.mark.slow
 def test_evaluate_and_calibrate_on_several_labels(
     folder: Path, photos: Path, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
@@ -108,7 +107,6 @@ def test_evaluate_and_calibrate_on_several_labels(
     )
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("few_resamples")
 def test_report_on_several_labels(
     folder: Path, photos: Path, tmp_path: Path, cli: Callable[..., Any]
@@ -137,7 +135,6 @@ def test_evaluate_and_calibrate_on_one_label(
     assert cli("predict", "c.pt", files[0]).status == 0
 
 
-@pytest.mark.slow
 def test_export_holds_the_classes_that_are_named(
     folder: Path, photos: Path, cli: Callable[..., Any]
 ) -> None:

@@ -98,7 +98,6 @@ def end_at_random(words: list[str], folder: Path, generator: random.Random) -> i
     return process.wait(timeout=120)
 
 
-@pytest.mark.slow
 def test_every_image_once_after_many_ends(
     digits_run: Path, photos: Path, tmp_path: Path, whole: Path
 ) -> None:
@@ -122,7 +121,6 @@ def test_every_image_once_after_many_ends(
     check(folder, whole)
 
 
-@pytest.mark.slow
 def test_processes_share_the_images_and_others_go_on(
     digits_run: Path, photos: Path, tmp_path: Path, whole: Path
 ) -> None:
@@ -143,7 +141,6 @@ def test_processes_share_the_images_and_others_go_on(
     check(tmp_path, whole)
 
 
-@pytest.mark.slow
 def test_processes_finish_together(
     digits_run: Path, photos: Path, tmp_path: Path, whole: Path
 ) -> None:
@@ -155,7 +152,6 @@ def test_processes_finish_together(
     check(tmp_path, whole)
 
 
-@pytest.mark.slow
 def test_a_full_disk_half_way_keeps_what_is_written(
     digits_run: Path, photos: Path, tmp_path: Path, whole: Path
 ) -> None:

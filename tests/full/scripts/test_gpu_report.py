@@ -154,7 +154,6 @@ def test_goals_stay_open_without_figures_or_on_another_device(script: dict[str, 
     assert lines[0] == "open: images/s in training: 9 (no goal for this device)"
 
 
-@pytest.mark.slow
 def test_the_whole_report_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
     command = [str(TOP / "scripts" / "gpu_report.sh"), str(out)]

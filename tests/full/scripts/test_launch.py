@@ -13,7 +13,6 @@ def test_a_launcher_is_valid_shell(path: Path) -> None:
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True).stderr == ""
 
 
-@pytest.mark.slow
 def test_one_node_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROCESSES", "2")
     command = [str(LAUNCH / "one_node.sh"), *QUICK, "train.epochs=1"]
@@ -22,7 +21,6 @@ def test_one_node_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (tmp_path / "outputs" / "digits" / "checkpoints" / "best.pt").exists()
 
 
-@pytest.mark.slow
 def test_several_nodes_train(tmp_path: Path) -> None:
     """Two launchers stand for two machines, each with its own working folder, as nodes have."""
     with socket.socket() as free:

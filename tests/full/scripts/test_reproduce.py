@@ -234,7 +234,6 @@ def test_a_frozen_backbone_has_no_backward_pass() -> None:
     assert ratio == pytest.approx((backbone + 3 * head) / (3 * backbone + 3 * head))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("row", rows.TABLES["recipes"][1], ids=lambda row: row.run)
 def test_the_header_of_a_recipe_says_what_it_costs(row) -> None:
     experiment = row.settings[0].removeprefix("+experiment=")
