@@ -172,8 +172,7 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 "ResNet101 448, ML-Decoder",
                 ["+experiment=coco_resnet101"],
                 {"mAP": 87.1},
-                choice="start: ImageNet-1K, with which others get 81.1; the paper's, trained on "
-                "Open Images, was not released",
+                choice="start: ImageNet-1K; the paper's, trained on Open Images, was not released",
             ),
             COCO_L,
             Row(
