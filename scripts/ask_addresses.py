@@ -2,8 +2,8 @@
 """Ask every address of weights and data sets whether it answers: `python scripts/ask_addresses.py`.
 
 The addresses are those of `zoo:` names and of DATASETS.md. Each is asked for its first byte, so
-nothing is downloaded. The table that is printed is dated, in Markdown; the status is 1 if an address
-does not answer with the file.
+nothing is downloaded. The table that is printed is dated, in Markdown; the status is 1 if one of
+them does not answer.
 """
 
 import argparse
