@@ -13,7 +13,7 @@ from torch import nn
 
 from mldec.config.compose import compose, override
 from mldec.config.schema import PARTS, Config, MixLabels, describe, matches
-from mldec.data.settings import FileSettings, Folds, Source, View, assemble
+from mldec.data.settings import FileSettings, Source, View, assemble
 from mldec.data.table import Labels
 from mldec.data.types import Classes, DataModule, Sampling
 from mldec.errors import ConfigError, UserError, suggest
@@ -39,7 +39,7 @@ RUNTIME_ARGUMENTS = {
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # The settings that every reader of image files takes beside its own arguments, as flat keys of its
 # node, such as data.cutout=0.
-SHARED = (View, FileSettings, Sampling, Folds)
+SHARED = (View, FileSettings, Sampling)
 # The types that a function for data may return.
 DATA = (Source, DataModule)
 REQUIRED = inspect.Parameter.empty
@@ -73,14 +73,10 @@ class Part:
         return {"_target_": self.name, **self.arguments}
 
     def call(self, **runtime: Any) -> Any:
-        """Call the target.
+        """Call the target; runtime arguments are added, or replace those of the node.
 
-        Args:
-            runtime: arguments that are added, or replace those of the node.
-
-        Raises:
-            ConfigError: `<part>.<message>` for a `ValueError` of the target that begins with the
-                name of an argument, and `<part>: <message>` for any other `ValueError`.
+        A `ValueError` that begins with the name of an argument becomes `<part>.<message>`, and any
+        other one `<part>: <message>`.
         """
         # The shared settings of readers are in the node too, and not for the target.
         own = {
@@ -92,11 +88,7 @@ class Part:
         return self._translated(self.target, {**own, **groups, **runtime})
 
     def shared(self, kind: type[Any]) -> Any:
-        """Build a group of settings, such as `View`, from the arguments.
-
-        Raises:
-            ConfigError: as `call`.
-        """
+        """Build a group of settings, such as `View`, from the arguments."""
         names = [field.name for field in dataclasses.fields(kind)]
         return self._translated(kind, {name: self.arguments[name] for name in names})
 
@@ -120,15 +112,8 @@ Parts = Mapping[str, Part]
 def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
     """Check the parts of a config before any file, download or device is touched.
 
-    Args:
-        config: the nodes of its parts may leave out arguments that have a default.
-        kinds: the parts that are needed; prediction builds neither data nor loss.
-
-    Returns:
-        The checked parts by kind.
-
-    Raises:
-        ConfigError: with all errors of all parts.
+    All errors of all parts come in one message. Their nodes may leave out arguments that have a
+    default, and `kinds` those that are not needed: prediction builds neither data nor loss.
     """
     parts: dict[str, Part] = {}
     faults: list[str] = []
@@ -145,13 +130,7 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
 def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> Part:
     """Return the part that a node describes, with all its arguments.
 
-    Args:
-        kind: data, backbone, head or loss.
-        node: `_target_` and arguments.
-        plugins: the user's own packages that may define parts.
-
-    Raises:
-        ConfigError: for the target, or with all unknown, missing and ill-typed arguments.
+    Unknown, missing and ill-typed ones come in one message.
     """
     node = dict(node)
     name = node.pop("_target_", None)
@@ -180,9 +159,6 @@ def complete(parts: Parts) -> Parts:
 
     A class that has such arguments has a function `complete`, from arguments to arguments. It is
     called for what a user asks for, never for what a checkpoint says.
-
-    Raises:
-        ConfigError: if the arguments cannot be had.
     """
     completed = dict(parts)
     for kind, part in parts.items():
@@ -198,14 +174,7 @@ def recorded(config: Config, parts: Parts) -> Config:
 
 
 def data(parts: Parts) -> DataModule:
-    """Build the dataset.
-
-    Its function returns either a data module or a source, of which the data module is made.
-
-    Raises:
-        ConfigError: for a value out of its range.
-        DataError: if the data is missing or damaged.
-    """
+    """Build the dataset: its function returns a data module, or a source to make one of."""
     part = parts["data"]
     if not _is_reader(part.target):
         module = part.call()
@@ -213,23 +182,12 @@ def data(parts: Parts) -> DataModule:
         return module
 
     # The settings first: an error in them is found before the data is searched.
-    view, files, sampling, folds = (part.shared(kind) for kind in SHARED)
-    return assemble(part.call(), view, files, sampling, folds)
+    view, files, sampling = (part.shared(kind) for kind in SHARED)
+    return assemble(part.call(), view, files, sampling)
 
 
 def chosen_data(settings: list[str]) -> tuple[Config, DataModule]:
-    """Build the dataset that settings choose, for commands that need no model.
-
-    Args:
-        settings: such as `data=coco` and `data.root=/data/coco`.
-
-    Returns:
-        The config with all arguments of the dataset, and the dataset.
-
-    Raises:
-        ConfigError: if no dataset is chosen, or a setting is wrong.
-        DataError: if the data is missing or damaged.
-    """
+    """Build the dataset that settings such as `data=coco` choose, for commands without a model."""
     if not any(setting.startswith("data=") for setting in settings):
         raise ConfigError(
             "no dataset is chosen: pass data=NAME, such as data=coco data.root=/data/coco"
@@ -245,51 +203,27 @@ def chosen_data(settings: list[str]) -> tuple[Config, DataModule]:
 
 
 def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
-    """Build the loss.
-
-    Args:
-        parts: at least the loss.
-        labels: returns the training labels. It is called only if the loss counts them.
-    """
+    """Build the loss; `labels` returns the training labels, for a loss that counts them."""
     part = parts["loss"]
     runtime = {}
     if labels is not None and "label_counts" in inspect.signature(part.target).parameters:
-        runtime["label_counts"] = lambda: _label_counts(labels())
-
-    module = part.call(**runtime)
-    assert isinstance(module, nn.Module)
+        runtime["label_counts"] = lambda: LabelCounts(
+            *(torch.from_numpy(labels().all_counts(value)) for value in (1, 0))
+        )
+    module: nn.Module = part.call(**runtime)
     return module
 
 
-def _label_counts(labels: Labels) -> LabelCounts:
-    """Count the positives and the negatives of each class."""
-    return LabelCounts(*(torch.from_numpy(labels.all_counts(value)) for value in (1, 0)))
-
-
 def backbone(parts: Parts, *, pretrained: bool = True) -> nn.Module:
-    """Build the backbone.
-
-    Args:
-        parts: at least the backbone.
-        pretrained: False builds it without its weights, so that nothing is downloaded.
-    """
-    runtime = {}
-    if not pretrained and "pretrained" in parts["backbone"].arguments:
-        runtime["pretrained"] = False
-
-    module = parts["backbone"].call(**runtime)
-    assert isinstance(module, nn.Module)
+    """Build the backbone; without `pretrained` nothing is downloaded."""
+    part = parts["backbone"]
+    without_weights = not pretrained and "pretrained" in part.arguments
+    module: nn.Module = part.call(pretrained=False) if without_weights else part.call()
     return module
 
 
 def model(parts: Parts, classes: Classes, *, pretrained: bool = True) -> Classifier:
-    """Build the backbone, and a head for these classes.
-
-    Args:
-        parts: at least backbone and head.
-        classes: that the head scores.
-        pretrained: as for `backbone`.
-    """
+    """Build the backbone, and a head for these classes."""
     network = backbone(parts, pretrained=pretrained)
     head = parts["head"].call(in_features=network.num_features, num_classes=len(classes))
     return Classifier(network, head)
@@ -298,13 +232,7 @@ def model(parts: Parts, classes: Classes, *, pretrained: bool = True) -> Classif
 def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
     """Check that loss, mixing and evaluator fit the data, before anything is trained.
 
-    Args:
-        config: for the settings of training and mixing.
-        data: the dataset.
-        loss: the loss; its attributes `exclusive` and `soft`, if any, say which targets it takes.
-
-    Raises:
-        ConfigError: for the first setting that does not fit.
+    The attributes `exclusive` and `soft` of a loss, if any, say which targets it takes.
     """
     train, val, loss_name = data.train.classes, data.val.classes, type(loss).__name__
 
@@ -334,45 +262,27 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
             fix = f"mix.labels=union, or {fix}"
         raise ConfigError(f"mix makes soft labels, {loss_name} wants 0 and 1: choose {fix}")
 
-    if config.train.random_queries:
-        _check_random_queries(train, loss)
+    # Random queries belong to no class, and each is a positive. A buffer of one number is for all
+    # classes.
+    per_class = [name for name, values in loss.named_buffers() if values.ndim]
+    per_class += [name for name, part in loss.named_modules() if isinstance(part, PriorEstimate)]
+    if config.train.random_queries and (train.exclusive or per_class):
+        reason = "the data has one label per image"
+        if not train.exclusive:
+            reason = f"{loss_name} has a value per class ({', '.join(per_class)})"
+        raise ConfigError(
+            f"train.random_queries adds queries that are no class, and {reason}: "
+            f"leave one of them out"
+        )
 
     # Raises for settings that do not fit the classes, such as top-5 of three.
     data.make_evaluator(val)
 
 
-def _check_random_queries(train: Classes, loss: nn.Module) -> None:
-    """Check that data and loss take queries that belong to no class, each with a positive.
-
-    Raises:
-        ConfigError: if they do not.
-    """
-    if train.exclusive:
-        raise ConfigError(
-            "train.random_queries adds a positive to each image, the data has one label: "
-            "leave it out"
-        )
-
-    # A buffer of one number is for all classes.
-    per_class = [name for name, values in loss.named_buffers() if values.ndim]
-    per_class += [name for name, part in loss.named_modules() if isinstance(part, PriorEstimate)]
-    if per_class:
-        raise ConfigError(
-            f"train.random_queries adds queries that are no class, and {type(loss).__name__} has a "
-            f"value per class ({', '.join(per_class)}): leave one of them out"
-        )
-
-
 def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[..., Any]:
-    """Return the class or function that a node names.
+    """Return the class or function that the `_target_` of a node names.
 
-    Args:
-        kind: data, backbone, head or loss.
-        target: the value of `_target_`, a dotted path.
-        plugins: the user's own packages that may define parts.
-
-    Raises:
-        ConfigError: unless the target is public and defined in a module for such parts.
+    It must be public, and defined in a module for such parts or in a package of the user's own.
     """
     if not isinstance(target, str):
         raise ConfigError(f"{kind}._target_ is missing: choose an option, such as {kind}=NAME")
@@ -407,10 +317,9 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
 
 
 def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
-    """Return the arguments that a node may give.
+    """Return the arguments that a node may give, for a reader the shared settings as well.
 
-    They are those of the target, and for a reader of image files the shared settings as well. A
-    parameter that is a group of settings stands for its fields.
+    A parameter that is a group of settings stands for its fields.
     """
     hints, groups = _hints(target), _groups(target)
     accepted: dict[str, Argument] = {}

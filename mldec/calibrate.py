@@ -10,17 +10,445 @@ positive and a false negative.
 """
 
 import argparse
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mldec.calibration import MIN_POSITIVES
+import numpy as np
+import torch
+from scipy.optimize import brentq
+from scipy.special import expit, logit, softmax
+
+from mldec.errors import CheckpointError, ConfigError, DataError, say
+from mldec.evaluators.label_errors import platt
+from mldec.evaluators.multi_label import Counts
+from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 from mldec.runtime.cli import (
     add_model_options,
     add_precision_option,
+    chosen_model,
     command,
     positive,
+    precision_setting,
     run_command,
 )
 
+# What reads checkpoints and data is imported late: --help need not wait for it.
+if TYPE_CHECKING:
+    from mldec.checkpoint import Calibration, Loaded
+    from mldec.evaluation import Scores
+
+log = logging.getLogger("mldec")
+
+MIN_POSITIVES = 10  # classes with fewer share a threshold, unless the user says otherwise
 FOLDS = 5
+SEED = 1  # of the folds; 0 is that of data.fold, whose images may be the ones to divide here
+FIXED = 0.5  # the threshold that the fitted ones are compared with
+
+MOST_SCORES = 4_000_000  # that a number for all classes is fitted to, such as a temperature
+BLOCK = 64  # classes that are read together: their scores lie side by side in memory
+BINS = 15  # of the calibration error
+TEMPERATURES = (0.05, 20.0)  # beyond, the scores would be 0, 0.5 and 1
+HIGHEST = np.nextafter(1, 0)  # a threshold of 1 could not be compared as a logit
+
+NUMBER = r"([0-9]{0,9}\.?[0-9]{1,9})"
+
+# Calibrated logits of annotated images [n], and whether the images show the class, bool [n].
+Column = tuple[np.ndarray, np.ndarray]
+
+
+# -------------------------------------------------------------------------------- one threshold
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a threshold is chosen for; of equally good ones the highest is."""
+
+    text: str  # as the user writes it
+    # "f1": the highest F1. "precision": the highest recall whose precision is at least the value.
+    # "recall": the highest threshold whose recall is at least the value. "cost": the lowest sum of
+    # costs, of which the values are those of a false positive and of a false negative.
+    kind: str
+    values: tuple[float, ...]
+
+    def choose(self, hits: np.ndarray, false_alarms: np.ndarray) -> tuple[int | None, bool]:
+        """Choose one of C cut points by the positives and the negatives at or above each of them.
+
+        The highest cut point comes first. Returns its index, None if it is best to predict
+        nothing, and whether the objective is reached: if no cut point has the precision that is
+        asked for, the one of the highest precision is chosen, of several that of the most recall.
+        """
+        positives = hits[-1]
+        precision = hits / (hits + false_alarms)
+
+        if self.kind == "f1":
+            return int(np.argmax(2 * hits / (positives + hits + false_alarms))), True
+        if self.kind == "recall":
+            return int(np.argmax(hits / positives >= self.values[0])), True
+        if self.kind == "precision":
+            reached = bool(precision.max() >= self.values[0])
+            wanted = self.values[0] if reached else precision.max()
+            return int(np.flatnonzero(precision >= wanted)[-1]), reached
+
+        per_false_positive, per_false_negative = self.values
+        costs = per_false_positive * false_alarms + per_false_negative * (positives - hits)
+        is_never_best = per_false_negative * positives <= costs.min()
+        return (None if is_never_best else int(np.argmin(costs))), True
+
+
+def parse_objective(text: str) -> Objective:
+    """Read f1, precision:P, recall:R or cost:FP,FN."""
+    if text == "f1":
+        return Objective(text, "f1", ())
+
+    share = re.fullmatch(rf"(precision|recall):{NUMBER}", text)
+    if share and 0 < float(share[2]) <= 1:
+        return Objective(text, share[1], (float(share[2]),))
+
+    costs = re.fullmatch(rf"cost:{NUMBER},{NUMBER}", text)
+    if costs and float(costs[1]) > 0 and float(costs[2]) > 0:
+        return Objective(text, "cost", (float(costs[1]), float(costs[2])))
+
+    raise ConfigError(
+        f"--objective {text}: it must be f1, precision:P or recall:R with a number above 0 and at "
+        f"most 1, or cost:FP,FN with two costs above 0, such as precision:0.9 or cost:1,5"
+    )
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A threshold, and its precision on the images that it was fitted on."""
+
+    value: float  # the lowest calibrated score, from 0 to 1, that counts as present
+    is_reached: bool  # the objective
+    precision: float
+
+
+def fit_threshold(objective: Objective, columns: Callable[[], Iterable[Column]]) -> Threshold:
+    """Fit one threshold to the scores of a class, or of several classes together.
+
+    Only the scores of positives are cut points that can be best: between two of them a lower
+    threshold adds nothing but false positives. The threshold lies halfway between the lowest score
+    that counts as present and the next one. The columns are computed several times, so that the
+    scores of many classes need not be in memory together.
+    """
+    of_positives = np.concatenate([logits[present] for logits, present in columns()])
+    cuts, counts = np.unique(of_positives, return_counts=True)
+
+    # How many cut points each negative reaches; most reach none, and need no search.
+    reached = np.zeros(len(cuts) + 1, np.int64)
+    for logits, present in columns():
+        negatives = logits[~present & (logits >= cuts[0])]
+        below = np.searchsorted(cuts, negatives, side="right")
+        reached += np.bincount(below, minlength=len(reached))
+
+    # From the highest cut point to the lowest.
+    cuts, hits, false_alarms = cuts[::-1], counts[::-1].cumsum(), reached[::-1].cumsum()[:-1]
+    index, is_reached = objective.choose(hits, false_alarms)
+    if index is None:
+        highest = max(logits.max() for logits, _ in columns() if len(logits))
+        return Threshold(min((expit(highest) + 1) / 2, HIGHEST), is_reached, 0.0)
+
+    lower = (logits[logits < cuts[index]] for logits, _ in columns())
+    next_lower = max((logits.max() for logits in lower if len(logits)), default=-np.inf)
+    value = expit(np.array([cuts[index], next_lower])).mean()
+    precision = float(hits[index] / (hits[index] + false_alarms[index]))
+    return Threshold(float(min(value, HIGHEST)), is_reached, precision)
+
+
+# ---------------------------------------------------------------------------------- all classes
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user chooses."""
+
+    objective: Objective
+    scope: str  # "class" or "global"
+    min_positives: int  # classes with fewer share a threshold
+    platt: bool  # scale the scores by a slope and an offset; otherwise by one temperature
+    shared: bool = False  # by one of each for all classes, as they must if these are any classes
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How K classes are decided: calibrated logits are slope * logit + offset."""
+
+    slopes: np.ndarray  # float64 [K]
+    offsets: np.ndarray  # float64 [K]
+    thresholds: np.ndarray  # lowest calibrated score that counts as present, float64 [K]
+    shares: np.ndarray  # the threshold with others, for want of positives, bool [K]
+    # On the images of the fit, where it is not what was asked for; elsewhere NaN, float64 [K].
+    best_precision: np.ndarray
+
+    def columns(
+        self, logits: np.ndarray, labels: np.ndarray, images: np.ndarray
+    ) -> Iterator[tuple[int, Column]]:
+        """Yield each class with its column.
+
+        Logits and labels are [N, K], images bool [N]; labels of -1 are left out.
+        """
+        for first in range(0, logits.shape[1], BLOCK):
+            block = np.s_[:, first : first + BLOCK]
+            scores = np.ascontiguousarray(logits[block].T, np.float64)
+            targets = np.ascontiguousarray(labels[block].T)
+            for index, (own, target) in enumerate(zip(scores, targets, strict=True), first):
+                chosen = images & (target >= 0)
+                calibrated = self.slopes[index] * own[chosen] + self.offsets[index]
+                yield index, (calibrated, target[chosen] == 1)
+
+
+def unscaled(num_classes: int, threshold: float) -> Fit:
+    """Return the decisions without a fit: the scores of the model and one threshold."""
+    ones, no = np.ones(num_classes), np.zeros(num_classes, bool)
+    return Fit(ones, 0 * ones, threshold * ones, no, np.nan * ones)
+
+
+def every_nth(logits: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """Return the indices of images that a number for all classes is fitted to."""
+    rows = np.flatnonzero(images)
+    return rows[:: 1 + len(rows) * logits.shape[1] // MOST_SCORES]
+
+
+def temperature(
+    logits: np.ndarray, labels: np.ndarray, images: np.ndarray, *, exclusive: bool
+) -> float | None:
+    """Fit the temperature T that minimises the log loss of the scores of logits / T.
+
+    The scores are a softmax if an image has one label (Guo et al. 2017, arXiv 1706.04599, section
+    4.2; images without a label are left out), else a sigmoid per class. The loss is convex in
+    1 / T, so that its derivative has one zero. None if that is outside `TEMPERATURES`.
+    """
+    rows = every_nth(logits, images)
+    logits, labels = logits[rows].astype(np.float64), labels[rows]
+    if exclusive:
+        has_label = (labels == 1).any(1)
+        logits, present = logits[has_label], labels[has_label] == 1
+        targets = present / present.sum(1, keepdims=True)
+    else:
+        annotated = labels >= 0
+        logits, targets = logits[annotated], (labels == 1)[annotated]
+
+    def derivative(log_temperature: float) -> float:
+        """Return the derivative of the loss with respect to 1 / T."""
+        scaled = logits * np.exp(-log_temperature)
+        scores = softmax(scaled, axis=1) if exclusive else expit(scaled)
+        return float(np.sum((scores - targets) * logits))
+
+    lowest, highest = np.log(TEMPERATURES)
+    if not derivative(lowest) > 0 > derivative(highest):
+        return None
+    return float(np.exp(brentq(derivative, lowest, highest)))
+
+
+def scaled(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
+    """Fit the calibrated scores, and leave the thresholds at 0.5."""
+    fitted = unscaled(logits.shape[1], 0.5)
+    if not choice.platt:
+        fitted.slopes[:] /= temperature(logits, labels, images, exclusive=False) or 1
+    elif choice.shared:
+        rows = every_nth(logits, images)
+        annotated = labels[rows] >= 0
+        slope, offset = platt(logits[rows][annotated], labels[rows][annotated] == 1)
+        fitted.slopes[:], fitted.offsets[:] = slope, offset
+    else:
+        # Until it is fitted, the slope of a class is 1.
+        for index, column in fitted.columns(logits, labels, images):
+            fitted.slopes[index], fitted.offsets[index] = platt(*column)
+    return fitted
+
+
+def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
+    """Fit scores and thresholds to some images, bool [N]; logits and labels are [N, K].
+
+    Classes that share a threshold are fitted together; if even together they have too few
+    positives, to all classes together.
+    """
+    positives = (labels[images] == 1).sum(0)
+    if not positives.sum():
+        raise DataError(
+            "no label is positive among the validation images that thresholds are fitted on: use "
+            "more of them"
+        )
+
+    # Thresholds are of calibrated scores, which come first.
+    fitted = scaled(logits, labels, images, choice)
+
+    def store(threshold: Threshold, index: int | np.ndarray) -> None:
+        fitted.thresholds[index] = threshold.value
+        fitted.best_precision[index] = np.nan if threshold.is_reached else threshold.precision
+
+    is_shared = (positives < choice.min_positives) | (choice.scope == "global")
+    for index, column in fitted.columns(logits, labels, images):
+        if not is_shared[index]:
+            store(fit_threshold(choice.objective, partial(iter, [column])), index)
+
+    if is_shared.any():
+        too_few = positives[is_shared].sum() < choice.min_positives
+        together = np.ones_like(is_shared) if too_few else is_shared
+
+        def columns() -> Iterator[Column]:
+            for index, column in fitted.columns(logits, labels, images):
+                if together[index]:
+                    yield column
+
+        store(fit_threshold(choice.objective, columns), is_shared)
+
+    return replace(fitted, shares=is_shared & (choice.scope == "class"))
+
+
+class Tally:
+    """What the decisions of fits to K classes come to, added up over images."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.counts = Counts(num_classes)
+        self.pairs = 0  # of an annotated image and a class
+
+        # Sum of the calibrated scores, and number of positives, in each bin of the scores.
+        self.scores, self.positives = np.zeros((2, BINS))
+
+    def add(self, fitted: Fit, logits: np.ndarray, labels: np.ndarray, images: np.ndarray) -> None:
+        """Decide some images, bool [N], and count the decisions; logits and labels are [N, K]."""
+        lowest = logit(fitted.thresholds)
+        for index, (calibrated, present) in fitted.columns(logits, labels, images):
+            predicted = calibrated >= lowest[index]
+            self.counts.hits[index] += int((present & predicted).sum())
+            self.counts.predicted[index] += int(predicted.sum())
+            self.counts.positives[index] += int(present.sum())
+
+            probabilities = expit(calibrated)
+            bins = np.minimum((probabilities * BINS).astype(int), BINS - 1)
+            self.scores += np.bincount(bins, weights=probabilities, minlength=BINS)
+            self.positives += np.bincount(bins, weights=present, minlength=BINS)
+            self.pairs += len(present)
+
+    def calibration_error(self) -> float:
+        """Return the expected calibration error in percent, over all annotated pairs.
+
+        The mean over the pairs of |share of positives - mean score| of their bin; the bins are
+        intervals [low, high) of equal width.
+        """
+        return float(100 * np.abs(self.positives - self.scores).sum() / self.pairs)
+
+    def summary(self) -> dict[str, float]:
+        """Return precision, recall, F1 and the calibration error in percent."""
+        return {**self.counts.summary(), "ECE": self.calibration_error()}
+
+
+def cross_fitted(
+    logits: np.ndarray, labels: np.ndarray, folds: np.ndarray, choice: Choice
+) -> Tally:
+    """Decide each image by a fit to the images of the other folds; folds are numbers [N]."""
+    tally = Tally(logits.shape[1])
+    for fold in np.unique(folds):
+        tally.add(fit(logits, labels, folds != fold, choice), logits, labels, folds == fold)
+    return tally
+
+
+# ------------------------------------------------------------------------------------ the outcome
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a fit comes to, for each of three ways to judge it."""
+
+    cross_fitted: dict[str, float]  # percentages by name, of images outside the fit
+    fitted: dict[str, float]  # of those that it was fitted to
+    uncalibrated: dict[str, float]  # of the model's own scores, with a threshold of `FIXED`
+    per_class: dict[str, list[Any]]  # columns of K values; none if an image has one label
+    slopes: list[float]  # of the calibrated logits, K or one for all classes
+    offsets: list[float]  # as many
+    thresholds: list[float]  # K, one for all classes, or none
+
+
+def with_several(
+    scores: "Scores", folds: np.ndarray, choice: Choice, names: tuple[str, ...]
+) -> Outcome:
+    """Calibrate a model of several labels per image, and say what it could not do."""
+    logits, labels = scores.logits, scores.labels
+    every = np.ones(len(logits), bool)
+    fitted = fit(logits, labels, every, choice)
+    warn(fitted, choice, names)
+
+    own, fixed = Tally(len(names)), Tally(len(names))
+    own.add(fitted, logits, labels, every)
+    fixed.add(unscaled(len(names), FIXED), logits, labels, every)
+    outside = cross_fitted(logits, labels, folds, choice)
+
+    per_class: dict[str, list[Any]] = {"threshold": fitted.thresholds.tolist()}
+    for prefix, tally in (("", outside), ("fitted_", own), (f"at_{FIXED}_", fixed)):
+        for name, column in tally.counts.per_class().items():
+            per_class[prefix + name] = (100 * column).tolist()
+    per_class["positives"] = own.counts.positives.tolist()
+    per_class["shares_threshold"] = fitted.shares.tolist()
+    per_class["objective_reached"] = np.isnan(fitted.best_precision).tolist()
+
+    # One number stands for all classes.
+    scales = len(names) if choice.platt and not choice.shared else 1
+    thresholds = 1 if choice.scope == "global" else len(names)
+    return Outcome(
+        outside.summary(),
+        own.summary(),
+        fixed.summary(),
+        per_class,
+        fitted.slopes[:scales].tolist(),
+        fitted.offsets[:scales].tolist(),
+        fitted.thresholds[:thresholds].tolist(),
+    )
+
+
+def warn(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
+    """Name the classes that share a threshold, and those that miss the objective."""
+    from mldec.data.word_vectors import listed
+
+    sharing = [names[index] for index in np.flatnonzero(fitted.shares)]
+    if sharing:
+        log.warning(
+            f"{len(sharing)} classes share a threshold, as they have fewer than "
+            f"{choice.min_positives} positives: {listed(sharing)}"
+        )
+
+    unreached = [
+        f"{names[index]} ({100 * fitted.best_precision[index]:.1f} %)"
+        for index in np.flatnonzero(~np.isnan(fitted.best_precision))
+    ]
+    if unreached:
+        log.warning(
+            f"no threshold reaches {choice.objective.text} for {len(unreached)} classes, which "
+            f"have the one of the highest precision: {listed(unreached)}"
+        )
+
+
+def with_one_label(scores: "Scores", folds: np.ndarray) -> Outcome:
+    """Fit the temperature of a model of one label per image."""
+    logits, labels = scores.logits, scores.labels
+    ones = np.ones(len(logits))
+    fitted = temperature(logits, labels, ones > 0, exclusive=True) or 1.0
+
+    outside = np.ones(len(logits))
+    for fold in np.unique(folds):
+        of_others = temperature(logits, labels, folds != fold, exclusive=True)
+        outside[folds == fold] = of_others or 1.0
+
+    def metrics(divisors: np.ndarray) -> dict[str, float]:
+        evaluator = SingleLabelEvaluator(logits.shape[1])
+        evaluator.update(torch.from_numpy(logits / divisors[:, None]), torch.from_numpy(labels))
+        values = evaluator.compute()
+        return {name: values[name] for name in ("top1", "ECE")}
+
+    return Outcome(
+        metrics(outside), metrics(fitted * ones), metrics(ones), {}, [1 / fitted], [0.0], []
+    )
+
+
+# ------------------------------------------------------------------------------------ the command
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,7 +462,9 @@ def parser() -> argparse.ArgumentParser:
     add_precision_option(arguments, "that of the training; fp32 on a CPU")
     arguments.add_argument("--objective", help="f1 (default), precision:P, recall:R or cost:FP,FN")
     arguments.add_argument(
-        "--scope", help="class: a threshold per class (default); global: one for all of them"
+        "--scope",
+        choices=("class", "global"),
+        help="a threshold per class (default), or one for all of them",
     )
     arguments.add_argument(
         "--platt",
@@ -64,11 +494,200 @@ def parser() -> argparse.ArgumentParser:
 
 
 def calibrate(args: argparse.Namespace) -> None:
-    """Calibrate the checkpoint that the command line names."""
-    # Imported late: --help and a wrong argument need not wait for torch.
-    from mldec.calibration import run
+    """Score, fit, store the copy, print, and write the files."""
+    objective = parse_objective(args.objective or "f1")
+    if args.folds < 2:
+        raise ConfigError(f"--folds {args.folds}: thresholds are judged with at least 2")
+    check_targets(args.json, args.csv, args.out)
 
-    run(args)
+    from mldec.checkpoint import Calibration, load_model, to_store
+    from mldec.config.compose import to_dict
+    from mldec.data.fingerprint import fingerprint
+    from mldec.data.table import fold_numbers
+    from mldec.data.types import StoredImages
+    from mldec.evaluation import open_for_evaluation
+    from mldec.files import torch_files
+
+    args.settings += precision_setting(args)
+    loaded = load_model(**chosen_model(args))
+    out = target(args, loaded.path)
+    check_targets(out)
+
+    subject = open_for_evaluation(loaded, args, calibrated=False)
+    if subject.ranks_only and not args.platt:
+        raise ConfigError(
+            f"--platt is missing: the logits of {args.checkpoint} are all far above 0, which no "
+            f"temperature mends; pass --platt, for a slope and an offset"
+        )
+    loaded, data = subject.loaded, subject.data
+    checkpoint = to_store(loaded)
+    size, stored = data.transform.image_size, checkpoint.transform.image_size
+    if size != stored:
+        raise ConfigError(
+            f"data.image_size {size}: {loaded.path} is for {stored} pixels, and its thresholds "
+            f"would not hold there; pass data.image_size={stored}"
+        )
+    choice = Choice(
+        objective,
+        scope_of(loaded, args),
+        args.min_positives or MIN_POSITIVES,
+        args.platt,
+        shared=loaded.classes.queries is not None,
+    )
+
+    scores = subject.scores()
+    # What identifies the images, wherever they are stored.
+    dataset, keys = data.val.dataset, scores.indices
+    if isinstance(dataset, StoredImages):
+        keys = dataset.storage.keys[keys]
+    folds = fold_numbers(keys, args.folds, SEED)
+
+    exclusive, names = loaded.classes.exclusive, data.val.classes.names
+    if exclusive:
+        outcome = with_one_label(scores, folds)
+    else:
+        outcome = with_several(scores, folds, choice, names)
+
+    calibration = Calibration(
+        weights=loaded.weights,
+        objective=None if exclusive else objective.text,
+        scope=None if exclusive else choice.scope,
+        thresholds=in_order(outcome.thresholds, names, loaded.classes.names),
+        slopes=in_order(outcome.slopes, names, loaded.classes.names),
+        offsets=in_order(outcome.offsets, names, loaded.classes.names),
+        images=len(scores.indices),
+        data=to_dict(subject.config)["data"],
+        fingerprint=fingerprint(data.val),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    state = replace(checkpoint, calibration=calibration).to_state()
+    torch_files.save(Path(out), state, of_run=False)
+    tell(outcome, calibration, scores, names, args, out)
+
+
+def target(args: argparse.Namespace, path: Path) -> str:
+    """Return the name of the calibrated copy of a file; a download has it in the current folder."""
+    from mldec.checkpoint import is_download, is_tower
+    from mldec.files.torch_files import SUFFIX
+
+    if args.out == STANDARD_OUTPUT:
+        raise ConfigError("--out -: a checkpoint is written to a file; pass its name")
+    if args.out is not None:
+        out = Path(args.out)
+    else:
+        folder = Path() if is_download(args.checkpoint) else path.parent
+        # A published checkpoint and a model of open_clip get a copy of the other kind.
+        suffix = path.suffix
+        if suffix == SUFFIX or is_tower(args.checkpoint):
+            suffix = ".pt"
+        out = folder / f"{path.stem.removesuffix('.calibrated')}.calibrated{suffix}"
+
+    if os.path.realpath(out) == os.path.realpath(path):
+        raise ConfigError(f"--out: {out} is the checkpoint itself; pass another name")
+    return str(out)
+
+
+def scope_of(loaded: "Loaded", args: argparse.Namespace) -> str:
+    """Return the scope of the thresholds, and refuse options that have no effect on the model."""
+    classes = loaded.classes
+    if not classes.names:
+        raise CheckpointError(
+            f"{args.checkpoint} names no classes and holds no word vectors: thresholds cannot be "
+            f"stored with it"
+        )
+
+    for name in ("objective", "scope", "platt", "min_positives"):
+        if classes.exclusive and getattr(args, name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} has no effect: an image of this data has one label, "
+                f"so that only a temperature is fitted; leave it out"
+            )
+    if classes.queries is None:
+        return args.scope or "class"
+    if args.scope == "class":
+        raise ConfigError(
+            f"--scope class: {args.checkpoint} scores any classes by their word vectors, so that "
+            f"it has one threshold; leave it out"
+        )
+    return "global"
+
+
+def in_order(
+    values: list[float], names: tuple[str, ...], trained: tuple[str, ...]
+) -> tuple[float, ...]:
+    """Bring one value per class of the data into the order of the checkpoint's classes."""
+    if len(values) < 2:
+        return tuple(values)
+
+    value_of = dict(zip(names, values, strict=True))
+    return tuple(value_of[name] for name in trained)
+
+
+def tell(
+    outcome: Outcome,
+    calibration: "Calibration",
+    scores: "Scores",
+    names: tuple[str, ...],
+    args: argparse.Namespace,
+    out: str,
+) -> None:
+    """Print the results, and write the files that the command line names."""
+    from mldec.evaluation import Results, left_out, report, to_csv
+
+    results = Results(
+        outcome.cross_fitted, outcome.per_class, calibration.images, scores.bad, confusions=None
+    )
+    for line in left_out(results):
+        log.warning(line)
+    say(
+        f"{args.checkpoint} ({calibration.weights} weights) on {calibration.images:,} images: "
+        f"{', '.join(what_was_fitted(calibration, args))}",
+        *table(outcome, "uncalibrated" if calibration.scope is None else f"at {FIXED}"),
+        f"cross-fitted: of images that were not used for the fit, in {args.folds} folds; "
+        f"same images: of those that were, which is too good",
+        f"{out}: a calibrated copy of {args.checkpoint}",
+    )
+
+    if args.json:
+        content = {
+            **report(results, calibration.weights, args.checkpoint, names),
+            "fitted": outcome.fitted,
+            "uncalibrated": outcome.uncalibrated,
+            "out": out,
+            "objective": calibration.objective,
+            "scope": calibration.scope,
+            "folds": args.folds,
+            "temperature": None if args.platt else 1 / calibration.slopes[0],
+        }
+        write_result(args.json, to_json(content, indent=1) + "\n")
+    if args.csv:
+        write_result(args.csv, to_csv(results, names))
+
+
+def what_was_fitted(calibration: "Calibration", args: argparse.Namespace) -> list[str]:
+    """Return one phrase about the thresholds, if there are any, and one about the scores."""
+    phrases = []
+    if calibration.scope == "class":
+        phrases = [f"a threshold per class for {calibration.objective}"]
+    if calibration.scope == "global":
+        phrases = [f"threshold {calibration.thresholds[0]:.3f} for {calibration.objective}"]
+
+    if args.platt:
+        per_class = " per class" if len(calibration.slopes) > 1 else ""
+        return [*phrases, f"Platt scaling{per_class}"]
+    if calibration.slopes == (1.0,):
+        lowest, highest = TEMPERATURES
+        return [*phrases, f"no temperature: the best one is not from {lowest:g} to {highest:g}"]
+    return [*phrases, f"temperature {1 / calibration.slopes[0]:.3f}"]
+
+
+def table(outcome: Outcome, uncalibrated: str) -> Iterator[str]:
+    """Yield the lines of a table with a column for each of the three ways to judge a fit."""
+    columns = [outcome.cross_fitted, outcome.fitted, outcome.uncalibrated]
+    headings = ["cross-fitted", "same images", uncalibrated]
+    yield "  percent   " + "".join(f"{heading:>14}" for heading in headings)
+    for name in outcome.fitted:
+        yield f"  {name:10}" + "".join(f"{column[name]:14.3f}" for column in columns)
 
 
 def main() -> None:

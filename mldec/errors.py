@@ -4,19 +4,23 @@ import errno
 import io
 import os
 import sys
+import time
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 # No space on the disk, in the user's quota, or within the file size limit of the process.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MAIN_PRINTS_FIRST = 10.0  # seconds; see `_of_this_rank`
 
 
 class UserError(ValueError):
     """An error that the user can mend; its message is one line with key, value and remedy."""
+
+    shared = False  # true on the other ranks for a fault that the main process found and prints
 
 
 class ConfigError(UserError):
@@ -44,12 +48,7 @@ class OutOfMemoryError(UserError):
 
 
 class Stopped(Exception):
-    """The run stopped in order, at a request.
-
-    Args:
-        message: where it stopped and how to go on; empty if another process prints it.
-        status: exit status of the process: 130 after Ctrl-C, else 143.
-    """
+    """The run stopped in order, at a request; the message is empty if another process prints it."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -96,23 +95,17 @@ def refusing(
 ) -> Iterator[None]:
     """Turn whatever is raised while a file is read into one line that names the file.
 
-    It stands once around reading, parsing and building. Libraries raise almost anything on damaged
-    bytes. Errors of the class `error` pass, since they name a file already, and so does a
-    `MemoryError`.
-
-    Args:
-        path: of the file.
-        error: the class of the error to raise.
-        remedy: what the user can do, for the message.
-
-    Raises:
-        UserError: of the class `error`, in place of any other `Exception`.
+    It stands once around reading, parsing and building: libraries raise almost anything on damaged
+    bytes. Errors of the class `error` name a file already and pass, and so does a `MemoryError`.
     """
     try:
         yield
     except (error, MemoryError):
         raise
     except UserError as cause:
+        # A reader of another kind of file has named this one.
+        if str(cause).startswith(str(path)):
+            raise error(str(cause)) from cause
         raise error(f"{path} cannot be used: {cause}") from cause
     except Exception as cause:
         raise error(f"{path} cannot be used ({brief(cause)}); {remedy}") from cause
@@ -122,12 +115,7 @@ def refusing(
 def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
     """Name the target of a write that fails; the `OSError` of a full disk does not name it.
 
-    Args:
-        target: a file, or a description such as "standard output".
-        of_run: the file belongs to a training run, which can be resumed once it can be written.
-
-    Raises:
-        DataError: instead of an `OSError`, except for a closed pipe.
+    `of_run` says that it belongs to a training run, which can be resumed once it can be written.
     """
     try:
         yield
@@ -143,50 +131,39 @@ def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
 
 
 def say(*lines: str) -> None:
-    """Print lines on standard output, with `?` for each control character.
-
-    Raises:
-        DataError: if they cannot be written.
-    """
+    """Print lines on standard output, with `?` for each control character."""
     with writing("standard output"):
         for line in lines:
             print(visible(line))
 
 
 def complain(message: str) -> None:
-    """Print one line on standard error; the work goes on if it cannot be written."""
-    try:
-        print(f"mldec: {printable(message)}", file=sys.stderr)
-    except BrokenPipeError:
-        raise
-    except OSError:
-        _discard(sys.stderr)
+    """Print one line on standard error."""
+    print(f"mldec: {printable(message)}", file=sys.stderr)
 
 
 @contextmanager
-def one_line(said_once: Callable[[str], str] = str) -> Iterator[None]:
+def one_line() -> Iterator[None]:
     """Turn a `UserError`, or a file that cannot be used, into `mldec: <message>` and status 1.
 
     An orderly stop ends with its own status, Ctrl-C elsewhere with 130, a closed pipe with 141.
-    With the environment variable MLDEC_TRACEBACK=1 a `UserError` is raised as it is, so that its
-    whole traceback is shown.
-
-    Args:
-        said_once: takes a message that several processes may have, and returns what this one should
-            print of it.
+    With the environment variable MLDEC_TRACEBACK=1 a `UserError` is raised as it is.
     """
-    _mend_streams()
+    # A character that an ASCII or Latin-1 terminal lacks is written as its code point.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
     try:
         try:
             yield
-        except SystemExit:
-            _flush()
-            raise
-        _flush()
+        finally:
+            # Python would write what is buffered at its exit, and report an error in its own way.
+            with writing("standard output"):
+                sys.stdout.flush()
     except UserError as error:
         if os.environ.get("MLDEC_TRACEBACK") == "1":
             raise
-        _end(1, said_once(printable(str(error))))
+        _end(1, _of_this_rank(str(error), shared=error.shared))
     except BrokenPipeError:
         # The reader has ended, as `| head` does.
         _end(141)
@@ -194,55 +171,36 @@ def one_line(said_once: Callable[[str], str] = str) -> Iterator[None]:
         # A disk that is full, read-only or gone names a file. Without a name it is a bug.
         if error.filename is None:
             raise
-        _end(1, said_once(printable(f"cannot use {error.filename}: {error.strerror}")))
+        shared = getattr(error, "shared", False)
+        _end(1, _of_this_rank(f"cannot use {error.filename}: {error.strerror}", shared=shared))
     except Stopped as stop:
         _end(stop.status, str(stop))
     except KeyboardInterrupt:
         _end(130, "interrupted")
 
 
-def _mend_streams() -> None:
-    """Replace closed standard streams, and let the others print every character."""
-    # Under cron and in daemons the streams may be closed, and are None here. In this order each new
-    # file gets the descriptor of the stream that it replaces. No other file can then get that
-    # descriptor and be written into by a library.
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+def _of_this_rank(message: str, *, shared: bool = False) -> str:
+    """Return what this process prints of a fault: rank 0 alone prints one that all ranks share.
 
-    # A character that an ASCII or Latin-1 terminal lacks is written as its code point.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _flush() -> None:
-    """Write the buffered output while an error can still be reported.
-
-    Python would write it at its exit, and report an error there in its own way.
+    Before the ranks know one another, each may have found the same fault. When rank 0 has ended,
+    torchrun ends the others: they wait for that before they print theirs.
     """
-    with writing("standard output"):
-        sys.stdout.flush()
+    rank = os.environ.get("RANK", "0")
+    if rank == "0":
+        return message
+    if shared:
+        return ""
+
+    time.sleep(MAIN_PRINTS_FIRST)
+    return f"rank {rank}: {message}"
 
 
 def _end(status: int, message: str = "") -> NoReturn:
     """End the process after at most one line; output that cannot be written is dropped."""
-    try:
-        if message:
-            complain(message)
-        sys.stderr.flush()
-    except OSError:
-        _discard(sys.stderr)
-
+    if message:
+        complain(message)
     try:
         sys.stdout.flush()
     except OSError:
-        _discard(sys.stdout)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
-
-
-def _discard(stream: TextIO) -> None:
-    """Send the buffer of a stream, and later output, to the null device."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,8 +1,29 @@
 """Evaluate a checkpoint: `python -m mldec.evaluate best.pt [data.root=...] [--json FILE]`."""
 
 import argparse
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
 
-from mldec.runtime.cli import add_model_options, command, fraction, run_command
+from mldec.errors import CheckpointError, ConfigError, say
+from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
+from mldec.runtime.cli import (
+    add_model_options,
+    chosen_model,
+    command,
+    fraction,
+    on_terminal,
+    run_command,
+)
+
+# torch is imported late: --help and a wrong argument need not wait for it.
+if TYPE_CHECKING:
+    from mldec.checkpoint import Loaded
+    from mldec.evaluation import Results
+
+log = logging.getLogger("mldec")
+
+COUNT = "classes_"  # starts the names of metrics that are numbers of classes, not percentages
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,11 +74,98 @@ def parser() -> argparse.ArgumentParser:
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    """Evaluate what the command line names."""
-    # Imported late: --help and a wrong argument need not wait for torch.
-    from mldec.evaluation import run
+    """Load, evaluate, print, and write the files."""
+    check_targets(args.json, args.csv, args.write_classes)
+    is_evaluation = args.json or args.csv or args.settings or args.class_list
+    if args.write_classes and is_evaluation:
+        raise ConfigError(
+            "--write-classes evaluates nothing: leave out the settings, --json, --csv and "
+            "--class-list"
+        )
+    for option, value in (("--vectors", args.vectors), ("--seen", args.seen)):
+        if value is not None and args.class_list is None:
+            raise ConfigError(f"{option} has no effect without --class-list: leave it out")
 
-    run(args)
+    from tqdm import tqdm
+
+    from mldec import evaluation
+    from mldec.checkpoint import load_model
+    from mldec.runtime import distributed
+    from mldec.runtime.devices import memory_format
+    from mldec.runtime.facts import explain_out_of_memory, keep_freed_memory
+
+    keep_freed_memory()
+    loaded = load_model(**chosen_model(args))
+    if args.write_classes:
+        write_classes(loaded, args)
+        return
+
+    subject = evaluation.open_for_evaluation(loaded, args)
+    config, device = subject.config, subject.device
+    with distributed.processes(device):
+        is_hidden = not (on_terminal() and distributed.is_main())
+        order = memory_format(channels_last=config.train.channels_last)
+        with explain_out_of_memory(lambda: evaluation.memory_advice(config, device)):
+            results = evaluation.evaluate(
+                subject.network.to(device).to(memory_format=order),
+                subject.data,
+                config,
+                device=device,
+                progress=partial(tqdm, desc="evaluate", leave=False, disable=is_hidden),
+                logit_threshold=subject.logit_threshold(),
+            )
+
+        names = subject.data.val.classes.names
+        if subject.thresholds is not None:
+            per_class = len(names) // len(subject.thresholds)
+            results.per_class["threshold"] = subject.thresholds * per_class
+        if distributed.is_main():
+            tell(results, loaded.weights, args, names)
+
+
+def write_classes(loaded: "Loaded", args: argparse.Namespace) -> None:
+    """Write the names of a checkpoint's classes, as `--class-names` reads them."""
+    names = loaded.classes.names
+    if not names:
+        raise CheckpointError(
+            f"--write-classes: {args.checkpoint} names no classes, it scores those of word vectors"
+        )
+
+    write_result(args.write_classes, "".join(f"{name}\n" for name in names))
+    if args.write_classes != STANDARD_OUTPUT:
+        say(f"{args.write_classes}: the names of the {len(names):,} classes of {args.checkpoint}")
+
+
+def tell(
+    results: "Results", weights: str, args: argparse.Namespace, names: tuple[str, ...]
+) -> None:
+    """Print the results of K classes, and write the files that the command line names."""
+    from mldec.evaluation import left_out, report, to_csv
+
+    for line in left_out(results):
+        log.warning(line)
+    say(f"{args.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
+    say(*table(results.metrics))
+
+    if args.json:
+        content = report(results, weights, args.checkpoint, names)
+        if args.class_list:
+            content |= {"class_list": args.class_list, "vectors": args.vectors}
+        write_result(args.json, to_json(content, indent=1) + "\n")
+    if args.csv:
+        write_result(args.csv, to_csv(results, names))
+
+
+def table(metrics: dict[str, float]) -> list[str]:
+    """Return the metrics as lines of text: percentages first, numbers of classes below them."""
+    width = max(len(name) for name in metrics)
+    percentages, counts = [], []
+    for name, value in metrics.items():
+        if name.startswith(COUNT):
+            counts.append(f"  {name:<{width}}  {value:7.0f}")
+        else:
+            percentages.append(f"  {name:<{width}}  {value:7.3f}")
+    return [*percentages, "number of classes:", *counts] if counts else percentages
 
 
 def main() -> None:

@@ -17,16 +17,15 @@ A zero-shot checkpoint takes word vectors [K, D] as a second input, or scores th
 
 import argparse
 import io
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,55 +39,42 @@ from mldec import build
 from mldec.checkpoint import Loaded, load_model
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import DataModule, StoredImages, fixed_sample, picture
-from mldec.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    UserError,
-    brief,
-    complain,
-    say,
-    writing,
-)
+from mldec.errors import CheckpointError, ConfigError, DataError, UserError, complain, refusing, say
 from mldec.evaluators.average_precision import average_precision
-from mldec.files.results import check_targets
+from mldec.files.results import check_targets, replacing
 from mldec.files.torch_files import sha256_of
-from mldec.predict import engine as onnx_file
-from mldec.predict.engine import (
-    DEFAULT_THRESHOLD,
-    NEEDED,
-    ONNX,
-    Metadata,
-    decided,
-    probabilities,
-    require_onnx,
-    scores,
-)
+from mldec.predict import engine
+from mldec.predict.engine import DEFAULT_THRESHOLD, ONNX, Metadata, decided, probabilities, scores
 from mldec.predict.inputs import Inputs, read_item
 from mldec.predict.run import check_class_options, with_classes
-from mldec.runtime import facts
-from mldec.runtime.cli import (
-    add_class_options,
-    add_model_options,
-    chosen_model,
-    command,
-    fraction,
-    run_command,
-)
+from mldec.runtime import cli, facts
 
+PT2 = ".pt2"
+EXTRA = "mldec.json"  # of the file of metadata in a .pt2 file
 CLASSES = "classes"  # name of the axis of the word vectors
 EXAMPLE = 2  # images that a program is traced with; 0 and 1 would be taken for fixed numbers
+CALIBRATION_IMAGES = 128  # of an int8 file
+MADE_UP = 2  # classes of a zero-shot model, beyond the fewest, that are compared too
+BATCH = 8  # images at a time at most
+
+# Largest allowed differences: of the probabilities of an fp32 file, of those of one that resizes
+# the images, and of the mAP of an fp16 file, in percentage points.
+PROBABILITY, RESIZED, MEAN_AP = 1e-4, 2e-2, 0.1
+
+# An image, and its labels of the checkpoint's classes if they are known: 1, 0 or -1, [K].
+Picture = tuple[Image.Image, Tensor | None]
+# An exported file: images uint8 [B, 3, H, W], and word vectors float32 [K, D] if it asks for them
+# -> probabilities float32 [B, K] and decisions bool [B, K].
+Answer = Callable[..., tuple[Tensor, Tensor]]
+
+
+# -------------------------------------------------------------------------------------- the network
 
 
 class Program(nn.Module):
-    """A checkpoint that answers by itself.
+    """A checkpoint that answers by itself, in half precision up to the logits with `half`.
 
-    Args:
-        loaded: the checkpoint.
-        thresholds: see `decided`.
-        any_size: resize the images inside.
-        half: compute in half precision up to the logits.
-        asks: take the word vectors of the classes as a second input.
+    It resizes the images with `any_size`, and takes word vectors as a second input with `asks`.
     """
 
     thresholds: Tensor | None
@@ -120,26 +106,11 @@ class Program(nn.Module):
     def forward(self, images: Tensor, queries: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Map images uint8 [B, 3, H, W] to probabilities float32 [B, K] and decisions bool [B, K].
 
-        Args:
-            images: RGB; H and W are the size of the checkpoint's images, or any with `any_size`.
-            queries: word vectors float32 [K, D], if the program asks for them.
+        The word vectors of the classes, if the program asks for them, are float32 [K, D].
         """
         logits = self.model(self.resize(images), queries if self.asks else self.queries)
         scores = probabilities(self._loaded, logits)
         return scores, decided(scores, self.thresholds)
-
-
-def examples(program: Program, loaded: Loaded) -> tuple[Tensor, ...]:
-    """Return inputs of the right form: images, and word vectors if the program asks for them."""
-    # Height and width differ from each other and from S, so that none is taken for another.
-    size = loaded.transform.image_size
-    height, width = (size + 3, size + 5) if isinstance(program.resize, Resize) else (size, size)
-    images = torch.zeros(EXAMPLE, 3, height, width, dtype=torch.uint8)
-    if not program.asks:
-        return (images,)
-
-    assert loaded.classes.queries is not None
-    return images, torch.ones(program.fewest_classes + 5, loaded.classes.queries.shape[1])
 
 
 def open_axes(program: Program) -> tuple[dict[int, str], ...]:
@@ -167,55 +138,33 @@ class _ContiguousAttention(TorchFunctionMode):
 
 
 def traced(program: Program, loaded: Loaded, path: str) -> ExportedProgram:
-    """Turn a program into a graph for any number of images, and of classes if it asks for them.
+    """Turn a program into a graph for any number of images, and of classes if it asks for them."""
+    # Height and width differ from each other and from S, so that none is taken for another.
+    size = loaded.transform.image_size
+    height, width = (size + 3, size + 5) if isinstance(program.resize, Resize) else (size, size)
+    examples = [torch.zeros(EXAMPLE, 3, height, width, dtype=torch.uint8)]
+    if program.asks:
+        assert loaded.classes.queries is not None
+        word_dim = loaded.classes.queries.shape[1]
+        examples.append(torch.ones(program.fewest_classes + 5, word_dim))
 
-    Args:
-        program: of the checkpoint.
-        loaded: the checkpoint.
-        path: of the checkpoint, for messages.
-
-    Raises:
-        CheckpointError: if its network cannot be exported.
-    """
     # Torch refuses a `Dim` where it cannot prove that each length will do. It cannot prove it for
     # classes in groups, where the number of groups is rounded.
     shapes = tuple(
         {axis: Dim.DYNAMIC if name == CLASSES else Dim(name) for axis, name in axes.items()}
         for axes in open_axes(program)
     )
-    try:
-        with torch.no_grad(), _ContiguousAttention():
-            return torch.export.export(
-                program.eval(), examples(program, loaded), dynamic_shapes=shapes
-            )
-    except Exception as error:
-        # A network of any library may do what torch.export does not follow.
-        raise CheckpointError(
-            f"{path} cannot be exported: torch.export does not follow its network ({brief(error)})"
-        ) from error
-
-
-def of_other_classes(loaded: Loaded, count: int) -> Loaded:
-    """Return a zero-shot model that scores made-up classes.
-
-    Args:
-        loaded: a zero-shot model.
-        count: of the classes.
-    """
-    assert loaded.classes.queries is not None
-    width = loaded.classes.queries.shape[1]
-    vectors = torch.randn(count, width, generator=torch.Generator().manual_seed(0))
-    names = tuple(f"class {number}" for number in range(count))
-    return replace(loaded, classes=replace(loaded.classes, names=names, queries=vectors))
+    # A network of any library may do what torch.export does not follow.
+    unfit = refusing(f"{path}: its network", remedy="torch.export does not follow it")
+    with unfit, torch.no_grad(), _ContiguousAttention():
+        return torch.export.export(program.eval(), tuple(examples), dynamic_shapes=shapes)
 
 
 class Resize(nn.Module):
     """Apply an `EvalTransform` to a batch of images of one size.
 
-    Values differ from Pillow's by one level of 256 here and there: Pillow rounds the filter too.
-
-    Args:
-        transform: of the checkpoint.
+    Values differ from Pillow's by a level of 256 here and there: Pillow rounds the filter, and
+    between the two directions.
     """
 
     def __init__(self, transform: EvalTransform) -> None:
@@ -224,230 +173,31 @@ class Resize(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images uint8 [B, 3, H, W] of any size to uint8 [B, 3, S, S]."""
-        rows, columns = (torch.arange(side, dtype=torch.float64) for side in images.shape[2:])
-        # Tensors, because a side is no number yet when the model is exported.
-        height, width = rows.amax(0) + 1, columns.amax(0) + 1
-        resized_height, resized_width = self._resized(height, width)
-
-        # First the width and then the height, rounded after each, as in Pillow.
-        over_columns = self._filter(columns, width, resized_width)
-        over_rows = self._filter(rows, height, resized_height)
-        narrow = _rounded(images.float() @ over_columns.T)
-        return _rounded(over_rows @ narrow).to(torch.uint8)
-
-    def _resized(self, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-        """Return height and width of the whole image after the resize; see `EvalTransform`."""
-        side = torch.full_like(height, self.transform.image_size)
-        if self.transform.crop is None:
-            return side, side
-
-        # The product first, as in `EvalTransform`: with a rounded scale it may fall short.
-        shorter, shortest = self.transform.shorter_side, torch.minimum(height, width)
-        return torch.floor(shorter * height / shortest), torch.floor(shorter * width / shortest)
-
-    def _filter(self, positions: Tensor, length: Tensor, resized: Tensor) -> Tensor:
-        """Return the weights of the pixels along one side in each of the S pixels of the square.
-
-        Source: Pillow, src/libImaging/Resample.c: a triangle, or a cubic with a = -0.5, which is
-        widened by the scale if the image becomes smaller.
-
-        Args:
-            positions: 0 to L - 1.
-            length: L.
-            resized: length after the resize, of which S pixels in the middle are kept.
-
-        Returns:
-            float32 [S, L], rows of sum 1.
-        """
         size = self.transform.image_size
-        scale = length / resized
-        first = torch.round((resized - size) / 2)
-        centres = (torch.arange(size, dtype=torch.float64) + first + 0.5) * scale
+        height: Any = size
+        width: Any = size
+        if self.transform.crop is not None:
+            # The product first, as in `EvalTransform`: with a rounded scale it may fall short.
+            shorter, shortest = self.transform.shorter_side, torch.sym_min(*images.shape[2:])
+            height, width = (shorter * side // shortest for side in images.shape[2:])
 
-        distances = (positions[None] + 0.5 - centres[:, None]).abs() / scale.clamp(min=1)
-        if self.transform.interpolation == "bicubic":
-            weights = _cubic(distances)
-        else:
-            weights = (1 - distances).clamp(min=0)
-        return (weights / weights.sum(1, keepdim=True)).float()
-
-
-def _cubic(distances: Tensor, a: float = -0.5) -> Tensor:
-    """Return the weights of Keys' cubic convolution at distances from 0 on."""
-    x = distances
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * a
-    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
+        mode, resized = self.transform.interpolation, (height, width)
+        pixels = F.interpolate(images.float(), size=resized, mode=mode, antialias=True)
+        top, left = _half(height - size), _half(width - size)
+        pixels = pixels[:, :, top : top + size, left : left + size]
+        return torch.floor(pixels + 0.5).clamp(0, 255).to(torch.uint8)
 
 
-def _rounded(values: Tensor) -> Tensor:
-    """Round half up to whole numbers from 0 to 255, as Pillow does."""
-    return torch.floor(values + 0.5).clamp(0, 255)
+def _half(number: int) -> int:
+    """Return half of a number, rounded to the nearest even one, as Python's `round` does."""
+    return number // 2 + (number % 2) * (number // 2 % 2)
 
 
-BATCH = 8  # images at a time at most
-
-# Largest allowed differences: of the probabilities of an fp32 file, of those of one that resizes
-# the images, and of the mAP of an fp16 file, in percentage points.
-PROBABILITY, RESIZED, MEAN_AP = 1e-4, 2e-2, 0.1
-
-# An image, and its labels of the checkpoint's classes if they are known: 1, 0 or -1, [K].
-Picture = tuple[Image.Image, Tensor | None]
-
-
-class Exported(Protocol):
-    """An exported file that is ready to answer."""
-
-    metadata: Metadata
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return probabilities float32 [B, K] and decisions bool [B, K].
-
-        Args:
-            inputs: images uint8 [B, 3, H, W], and word vectors float32 [K, D] if the file asks for
-                them.
-        """
-        ...
-
-
-class TorchFile:
-    """A `.pt2` file in torch, in the process that made it.
-
-    Args:
-        content: its bytes. torch.export.load unpickles them, and so runs what they hold: they never
-            come from a file.
-        metadata: in it.
-    """
-
-    def __init__(self, content: bytes, metadata: Metadata) -> None:
-        self.metadata = metadata
-        self._module = torch.export.load(io.BytesIO(content)).module()
-
-    @torch.no_grad()
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return probabilities and decisions; see `Exported`."""
-        try:
-            return self._module(*inputs)
-        except Exception as error:
-            raise CheckpointError(
-                f"the .pt2 file fails in torch: {brief(error)}; write an .onnx file"
-            ) from error
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How an exported file answers beside its checkpoint.
-
-    Attributes:
-        images: that were compared.
-        largest: difference of two probabilities.
-        equal: share of the decisions that are equal.
-        mean_ap: of the file and of the checkpoint, in percent, over the classes with an image;
-            None without labels.
-    """
-
-    images: int
-    largest: float
-    equal: float
-    mean_ap: tuple[float, float] | None
-
-    def text(self) -> str:
-        """Return the sentence for the console."""
-        sentence = (
-            f"largest difference of probabilities {self.largest:.1e}, "
-            f"equal decisions {100 * self.equal:.2f} %"
-        )
-        if self.mean_ap is None:
-            return sentence
-
-        of_file, of_checkpoint = self.mean_ap
-        return f"{sentence}, mAP {of_file:.3f}, of the checkpoint {of_checkpoint:.3f}"
-
-
-def compare(
-    exported: Exported, loaded: Loaded, pictures: Iterable[Picture], source: str
-) -> Comparison:
-    """Run images through an exported file and its checkpoint.
-
-    The first image is a batch of its own, because a faulty export may fix the batch size.
-
-    Args:
-        exported: the file.
-        loaded: the checkpoint, whose classes are scored.
-        pictures: of any size.
-        source: of the images, for messages.
-
-    Raises:
-        DataError: if there is no image.
-        CheckpointError: if the file fails, or a score is not finite.
-    """
-    thresholds = exported.metadata.thresholds
-    limits = None if thresholds is None else torch.tensor(thresholds)
-    queries = [] if exported.metadata.word_dim is None else [loaded.classes.queries]
-
-    images, equal, largest = 0, 0.0, 0.0
-    own: list[Tensor] = []
-    others: list[Tensor] = []
-    targets: list[Tensor] = []
-    for inputs, transformed, labels in _batches(pictures, exported, loaded):
-        expected = scores(loaded, transformed)
-        answers, decisions = exported(inputs, *queries)  # type: ignore[arg-type]
-        if answers.shape != expected.shape or not torch.isfinite(answers).all():
-            raise CheckpointError(
-                f"{source}: the exported file answers {list(answers.shape)} probabilities, some of "
-                f"them not finite, where the checkpoint answers {list(expected.shape)}"
-            )
-
-        images += len(inputs)
-        largest = max(largest, (answers - expected).abs().max().item())
-        equal += (decisions == decided(expected, limits)).float().sum().item()
-        if labels is not None:
-            own.append(answers)
-            others.append(expected)
-            targets.append(labels)
-
-    if not images:
-        raise DataError(f"{source}: no image can be read; choose another folder")
-    classes = len(loaded.classes)
-    mean_ap = (_mean_ap(own, targets), _mean_ap(others, targets)) if targets else None
-    return Comparison(images, largest, equal / (images * classes), mean_ap)
-
-
-def check(comparison: Comparison, exported: Exported, out: str) -> None:
-    """Check that an exported file answers as its checkpoint does.
-
-    Args:
-        comparison: on some images.
-        exported: the file.
-        out: its name, for the message.
-
-    Raises:
-        CheckpointError: if it differs by more than its precision explains.
-    """
-    metadata = exported.metadata
-    limit = RESIZED if metadata.resizes else PROBABILITY
-    if metadata.precision == "fp32" and comparison.largest > limit:
-        raise CheckpointError(
-            f"{out} is not written: its probabilities differ from the checkpoint's by up to "
-            f"{comparison.largest:.1e}, and the limit is {limit:g}; please report it"
-        )
-
-    if metadata.precision == "fp16" and comparison.mean_ap is not None:
-        of_file, of_checkpoint = comparison.mean_ap
-        if abs(of_file - of_checkpoint) > MEAN_AP:
-            raise CheckpointError(
-                f"{out} is not written: half precision changes the mAP from {of_checkpoint:.3f} to "
-                f"{of_file:.3f}, and the limit is {MEAN_AP:g}; pass --precision fp32"
-            )
+# --------------------------------------------------------------------------------------- the images
 
 
 def generated(size: int, *, any_size: bool) -> list[Picture]:
-    """Return images that need no file: noise, and smooth colours.
-
-    Args:
-        size: pixels per side.
-        any_size: of other sizes too.
-    """
+    """Return noise and smooth colours of `size` pixels per side, or of other sizes too."""
     generator = np.random.default_rng(0)
     sizes = [(size, size)] * 2
     if any_size:
@@ -463,28 +213,30 @@ def generated(size: int, *, any_size: bool) -> list[Picture]:
 
 
 def stored(folder: str, loaded: Loaded) -> Iterator[Picture]:
-    """Yield the images of a folder, with their labels if the folder holds them.
+    """Yield the images of a folder that can be read, with their labels if the folder holds them.
 
     Labels are those of a data.csv in the folder (of its validation images, as with data=csv), or
     the names of its folders, if all of them are classes of the checkpoint.
-
-    Args:
-        folder: of images.
-        loaded: the checkpoint, whose classes the labels are of.
-
-    Raises:
-        DataError: if there is no image, or the labels cannot be read.
     """
     data = _labelled(Path(folder), loaded)
+    sources: Iterable[tuple[Callable[[], Image.Image], Tensor | None]]
     if data is None:
-        for item in Inputs([folder]):
-            yield from _readable(partial(read_item, item), None)
-        return
+        sources = ((partial(read_item, item), None) for item in Inputs([folder]))
+    else:
+        dataset = data.val.dataset
+        assert isinstance(dataset, StoredImages)
+        sources = (
+            (partial(picture, dataset, index), dataset.labels.row(index))
+            for index in range(len(dataset))
+        )
 
-    dataset = data.val.dataset
-    assert isinstance(dataset, StoredImages)
-    for index in range(len(dataset)):
-        yield from _readable(partial(picture, dataset, index), dataset.labels.row(index))
+    for read, labels in sources:
+        try:
+            image = read()
+        except DataError as error:
+            complain(str(error))
+        else:
+            yield image, labels
 
 
 def _labelled(folder: Path, loaded: Loaded) -> DataModule | None:
@@ -495,13 +247,13 @@ def _labelled(folder: Path, loaded: Loaded) -> DataModule | None:
     names = list(loaded.classes.names)
     shared = {"classes": names, "image_size": loaded.transform.image_size}
     if (folder / "data.csv").is_file():
-        target = "mldec.data.readers.csv_table.csv_table"
+        target = "mldec.data.readers.csv_table"
         place = {"root": str(folder), "exclusive": loaded.classes.exclusive}
     else:
         inner = [entry.name for entry in folder.iterdir() if entry.is_dir()]
         if not inner or not set(inner) <= set(names):
             return None
-        target = "mldec.data.readers.folders.folders"
+        target = "mldec.data.readers.folders"
         split = folder.resolve().name
         place = {"root": str(folder.resolve().parent), "train": split, "val": split}
 
@@ -509,50 +261,101 @@ def _labelled(folder: Path, loaded: Loaded) -> DataModule | None:
     return build.data({"data": build.resolve("data", node)})
 
 
-def _readable(read: Callable[[], Image.Image], labels: Tensor | None) -> list[Picture]:
-    """Return an image and its labels, or nothing, and say so, if it cannot be read."""
+def calibration_inputs(
+    loaded: Loaded, metadata: Metadata, folder: str | None
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield inputs that calibrate an int8 file: images of a folder, or of the training."""
+    pictures = _training_images(loaded)
+    if folder is not None:
+        pictures = (image for image, _ in stored(folder, loaded))
+
+    queries = loaded.classes.queries if metadata.word_dim is not None else None
+    for image in islice(pictures, CALIBRATION_IMAGES):
+        pixels = to_tensor(image) if metadata.resizes else loaded.transform(image)
+        yield (pixels[None],) if queries is None else (pixels[None], queries)
+
+
+def _training_images(loaded: Loaded) -> Iterator[Image.Image]:
+    """Yield images of the data that a checkpoint was trained on, at equal distances."""
     try:
-        return [(read(), labels)]
-    except DataError as error:
-        complain(str(error))
-        return []
+        dataset = build.data(build.check(loaded.config, ["data"])).train.dataset
+        count = len(dataset)
+        for index in range(0, count, max(1, count // CALIBRATION_IMAGES)):
+            pixels, _ = fixed_sample(dataset, index)
+            yield Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    except UserError as error:
+        raise ConfigError(
+            f"--precision int8 is calibrated on images, and those of the training cannot be read "
+            f"({error}); pass --verify FOLDER"
+        ) from error
+
+
+# ---------------------------------------------------------------------------------------- the proof
+
+
+class Comparison(NamedTuple):
+    """How an exported file answers beside its checkpoint."""
+
+    images: int
+    largest: float  # difference of two probabilities
+    equal: float  # share of the decisions
+    mean_ap: tuple[float, float] | None  # of file and checkpoint, in percent; None without labels
+
+
+def compare(
+    answer: Answer, metadata: Metadata, loaded: Loaded, pictures: Iterable[Picture], source: str
+) -> Comparison:
+    """Run images, which messages call `source`, through an exported file and its checkpoint."""
+    limits = None if metadata.thresholds is None else torch.tensor(metadata.thresholds)
+    queries = [] if metadata.word_dim is None else [loaded.classes.queries]
+
+    images, equal, largest = 0, 0.0, 0.0
+    own: list[Tensor] = []
+    others: list[Tensor] = []
+    targets: list[Tensor] = []
+    for batch in _batches(pictures, metadata, loaded):
+        inputs, transformed, labels = zip(*batch, strict=True)
+        expected = scores(loaded, torch.stack(transformed))
+        with refusing("the exported file", remedy="choose another format"), torch.no_grad():
+            answers, decisions = answer(torch.stack(inputs), *queries)
+        if answers.shape != expected.shape or not torch.isfinite(answers).all():
+            raise CheckpointError(
+                f"{source}: the exported file answers {list(answers.shape)} probabilities, some of "
+                f"them not finite, where the checkpoint answers {list(expected.shape)}"
+            )
+
+        images += len(inputs)
+        largest = max(largest, (answers - expected).abs().max().item())
+        equal += (decisions == decided(expected, limits)).float().sum().item()
+        if labels[0] is not None:
+            own.append(answers)
+            others.append(expected)
+            targets.append(torch.stack(labels))
+
+    if not images:
+        raise DataError(f"{source}: no image can be read; choose another folder")
+    mean_ap = (_mean_ap(own, targets), _mean_ap(others, targets)) if targets else None
+    return Comparison(images, largest, equal / (images * len(loaded.classes)), mean_ap)
 
 
 def _batches(
-    pictures: Iterable[Picture], exported: Exported, loaded: Loaded
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Yield the inputs of the file and of the checkpoint, and the labels, batch by batch."""
-    inputs: list[Tensor] = []
-    transformed: list[Tensor] = []
-    labels: list[Tensor | None] = []
+    pictures: Iterable[Picture], metadata: Metadata, loaded: Loaded
+) -> Iterator[list[tuple[Tensor, Tensor, Tensor | None]]]:
+    """Yield inputs of the file, those of the checkpoint, and labels, in batches of one size.
+
+    The first image is a batch of its own, because a faulty export may fix the batch size.
+    """
+    batch: list[tuple[Tensor, Tensor, Tensor | None]] = []
     most = 1
-    for image, target in pictures:
-        small = loaded.transform(image)
-        pixels = to_tensor(image) if exported.metadata.resizes else small
-
-        # Images of one size only make a batch.
-        if inputs and (len(inputs) == most or inputs[0].shape != pixels.shape):
-            yield _batch(inputs, transformed, labels)
-            inputs, transformed, labels = [], [], []
-            most = BATCH
-        inputs.append(pixels)
-        transformed.append(small)
-        labels.append(target)
-
-    if inputs:
-        yield _batch(inputs, transformed, labels)
-
-
-def _batch(
-    inputs: Sequence[Tensor], transformed: Sequence[Tensor], labels: Sequence[Tensor | None]
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Stack the tensors of some images."""
-    known = [target for target in labels if target is not None]
-    return (
-        torch.stack([*inputs]),
-        torch.stack([*transformed]),
-        torch.stack(known) if known else None,
-    )
+    for image, labels in pictures:
+        transformed = loaded.transform(image)
+        pixels = to_tensor(image) if metadata.resizes else transformed
+        if batch and (len(batch) == most or batch[0][0].shape != pixels.shape):
+            yield batch
+            batch, most = [], BATCH
+        batch.append((pixels, transformed, labels))
+    if batch:
+        yield batch
 
 
 def _mean_ap(blocks: list[Tensor], targets: list[Tensor]) -> float:
@@ -560,22 +363,69 @@ def _mean_ap(blocks: list[Tensor], targets: list[Tensor]) -> float:
     return 100 * average_precision(blocks, targets)["none"].nanmean().item()
 
 
-PT2 = ".pt2"
-EXTRA = "mldec.json"  # of the file of metadata in a .pt2 file
-CALIBRATION_IMAGES = 128  # of an int8 file
-MADE_UP = 2  # classes of a zero-shot model, beyond the fewest, that are compared too
+def check(comparison: Comparison, metadata: Metadata, out: str) -> str:
+    """Return the sentence for the console; refuse what the precision does not explain."""
+    sentence = (
+        f"largest difference of probabilities {comparison.largest:.1e}, "
+        f"equal decisions {100 * comparison.equal:.2f} %"
+    )
+    limit = RESIZED if metadata.resizes else PROBABILITY
+    if metadata.precision == "fp32" and comparison.largest > limit:
+        raise CheckpointError(
+            f"{out} is not written: its probabilities differ from the checkpoint's by up to "
+            f"{comparison.largest:.1e}, and the limit is {limit:g}; please report it"
+        )
+    if comparison.mean_ap is None:
+        return sentence
+
+    of_file, of_checkpoint = comparison.mean_ap
+    if metadata.precision == "fp16" and abs(of_file - of_checkpoint) > MEAN_AP:
+        raise CheckpointError(
+            f"{out} is not written: half precision changes the mAP from {of_checkpoint:.3f} to "
+            f"{of_file:.3f}, and the limit is {MEAN_AP:g}; pass --precision fp32"
+        )
+    return f"{sentence}, mAP {of_file:.3f}, of the checkpoint {of_checkpoint:.3f}"
 
 
-def run(args: argparse.Namespace) -> None:
-    """Do the work of `mldec.export`: load, trace, compare, and write the file.
+def proofs(
+    answer: Answer, program: Program, metadata: Metadata, loaded: Loaded, args: argparse.Namespace
+) -> Iterator[str]:
+    """Compare a file with its checkpoint, and yield a sentence per comparison."""
+    made = generated(metadata.image_size, any_size=metadata.resizes)
+    name = f"{len(made)} generated images"
 
-    Args:
-        args: the command line; see `mldec.export.parser`.
+    # A file that asks for word vectors must take any number of them.
+    if program.asks:
+        count = program.fewest_classes + MADE_UP
+        comparison = compare(answer, metadata, of_other_classes(loaded, count), made, name)
+        yield f"{name}, {count} made-up classes: {check(comparison, metadata, args.out)}"
 
-    Raises:
-        UserError: for a wrong option, a checkpoint that cannot be used or exported, or a file that
-            differs from it.
-    """
+    # A released zero-shot file has no classes of its own.
+    if len(loaded.classes):
+        comparison = compare(answer, metadata, loaded, made, name)
+        yield f"{name}: {check(comparison, metadata, args.out)}"
+
+    if args.verify is not None:
+        pictures = stored(args.verify, loaded)
+        comparison = compare(answer, metadata, loaded, pictures, args.verify)
+        sentence = check(comparison, metadata, args.out)
+        yield f"{comparison.images} images of {args.verify}: {sentence}"
+
+
+def of_other_classes(loaded: Loaded, count: int) -> Loaded:
+    """Return a zero-shot model that scores so many made-up classes."""
+    assert loaded.classes.queries is not None
+    width = loaded.classes.queries.shape[1]
+    vectors = torch.randn(count, width, generator=torch.Generator().manual_seed(0))
+    names = tuple(f"class {number}" for number in range(count))
+    return replace(loaded, classes=replace(loaded.classes, names=names, queries=vectors))
+
+
+# -------------------------------------------------------------------------------------- the command
+
+
+def export(args: argparse.Namespace) -> None:
+    """Load a checkpoint, trace it, compare the two, and write the file."""
     # Everything that can be refused at once comes before the model.
     out = Path(args.out)
     if out.suffix not in (ONNX, PT2):
@@ -586,11 +436,11 @@ def run(args: argparse.Namespace) -> None:
     check_targets(args.out)
     check_class_options(args)
     if out.suffix == ONNX:
-        require_onnx(out)
+        engine.require_onnx(out)
     elif args.precision == "int8":
         raise ConfigError(f"--precision int8: {out} cannot have it; write an .onnx file")
 
-    loaded = load_model(**chosen_model(args))
+    loaded = load_model(**cli.chosen_model(args))
     if args.classes is not None:
         loaded = with_classes(loaded, args.classes, args.vectors)
     thresholds, rule = chosen_thresholds(loaded, args)
@@ -611,42 +461,32 @@ def run(args: argparse.Namespace) -> None:
     content = to_bytes(program, loaded, metadata, args)
 
     # The file gets its name only after it has proved to answer as the checkpoint does.
-    temporary = out.with_name(f".{out.stem[:40]}.{os.getpid()}.tmp{out.suffix}")
-    try:
-        with writing(out):
-            temporary.write_bytes(content)
-        exported: Exported
+    with replacing(out) as file:
+        file.write(content)
+        file.flush()
+        answer: Answer
         if out.suffix == ONNX:
-            exported = onnx_file.OnnxFile(temporary)
+            answer = engine.OnnxFile(Path(file.name))
         else:
-            exported = TorchFile(content, metadata)
-        sentences = list(proofs(exported, program, loaded, args))
-        with writing(out):
-            temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
+            # It unpickles, and so runs what a file holds: these bytes never come from a file.
+            answer = torch.export.load(io.BytesIO(content)).module()
+        sentences = list(proofs(answer, program, metadata, loaded, args))
 
     count = "as many classes as word vectors" if program.asks else f"{len(loaded.classes)} classes"
+    axes, size = open_axes(program)[0], str(metadata.image_size)
+    sides = ", ".join(axes.get(axis, size) for axis in (2, 3))
     say(
         f"{out}: {len(content) / 1e6:.1f} MB, {args.precision}, {count}; "
-        f"images uint8 {shape(program, loaded)}",
+        f"images uint8 [batch, 3, {sides}]",
         f"decisions: {rule}",
         *sentences,
     )
 
 
 def chosen_thresholds(loaded: Loaded, args: argparse.Namespace) -> tuple[list[float] | None, str]:
-    """Return the thresholds of the decisions, and say where they are from.
+    """Return one threshold per class or for all, or None with one label per image; and its origin.
 
-    Args:
-        loaded: the checkpoint.
-        args: the command line.
-
-    Returns:
-        One threshold per class, one for all classes, or None if an image has one label.
-
-    Raises:
-        ConfigError: for --threshold where an image has one label.
+    As in `mldec.evaluate`, the default is that of the run.
     """
     if loaded.classes.exclusive:
         if args.threshold is not None:
@@ -662,7 +502,6 @@ def chosen_thresholds(loaded: Loaded, args: argparse.Namespace) -> tuple[list[fl
             f"at the thresholds of the checkpoint for {loaded.calibration.objective}"
         )
 
-    # As mldec.evaluate does, whose default this is.
     chosen = loaded.config.data.get("threshold")
     threshold = DEFAULT_THRESHOLD if chosen is None else float(chosen)
     origin = "the default" if chosen is None else "data.threshold of the run"
@@ -673,17 +512,10 @@ def chosen_thresholds(loaded: Loaded, args: argparse.Namespace) -> tuple[list[fl
 
 
 def describe(program: Program, loaded: Loaded, args: argparse.Namespace) -> Metadata:
-    """Return what the file says of itself.
-
-    Args:
-        program: that is exported.
-        loaded: its checkpoint.
-        args: the command line.
-    """
+    """Return what the file says of itself."""
     width = None
     if program.asks and loaded.classes.queries is not None:
         width = loaded.classes.queries.shape[1]
-    thresholds = None if program.thresholds is None else program.thresholds.tolist()
 
     # A backbone of the user's own need not normalise.
     backbone = loaded.model.backbone
@@ -691,13 +523,13 @@ def describe(program: Program, loaded: Loaded, args: argparse.Namespace) -> Meta
 
     versions = facts.installed()
     if Path(args.out).suffix == ONNX:
-        versions |= {name: version(name) for name in NEEDED}
+        versions |= {name: version(name) for name in engine.NEEDED}
     return Metadata(
         classes=[*loaded.classes.names],
         word_dim=width,
         exclusive=loaded.classes.exclusive,
         calibrated=loaded.calibration is not None,
-        thresholds=thresholds,
+        thresholds=None if program.thresholds is None else program.thresholds.tolist(),
         image_size=loaded.transform.image_size,
         crop=loaded.transform.crop,
         interpolation=loaded.transform.interpolation,
@@ -719,129 +551,29 @@ def describe(program: Program, loaded: Loaded, args: argparse.Namespace) -> Meta
 def to_bytes(
     program: Program, loaded: Loaded, metadata: Metadata, args: argparse.Namespace
 ) -> bytes:
-    """Return the content of the file; the arguments are those of `describe`.
-
-    Raises:
-        UserError: if the network cannot be exported, or there are no images to calibrate int8 on.
-    """
+    """Return the content of the file."""
     graph = traced(program, loaded, args.checkpoint)
     if Path(args.out).suffix != ONNX:
         buffer = io.BytesIO()
         torch.export.save(graph, buffer, extra_files={EXTRA: metadata.to_json()})
         return buffer.getvalue()
 
-    model = onnx_file.translated(graph, open_axes(program), args.checkpoint)
+    model = engine.translated(graph, open_axes(program), args.checkpoint)
     if metadata.precision == "int8":
-        inputs = list(calibration_inputs(loaded, metadata, args))
-        if not inputs:
-            raise DataError("--precision int8: no image to calibrate on; pass --verify FOLDER")
-        model = onnx_file.quantised(model, inputs)
-    return onnx_file.content(model, metadata, args.out)
-
-
-def calibration_inputs(
-    loaded: Loaded, metadata: Metadata, args: argparse.Namespace
-) -> Iterator[tuple[Tensor, ...]]:
-    """Yield inputs on which an int8 file is calibrated: images of --verify, or of the training.
-
-    Args:
-        loaded: the checkpoint.
-        metadata: of the file.
-        args: the command line.
-
-    Raises:
-        UserError: if there are none.
-    """
-    pictures = training_images(loaded)
-    if args.verify is not None:
-        pictures = (image for image, _ in stored(args.verify, loaded))
-
-    queries = loaded.classes.queries
-    for image in islice(pictures, CALIBRATION_IMAGES):
-        pixels = to_tensor(image) if metadata.resizes else loaded.transform(image)
-        if metadata.word_dim is not None and queries is not None:
-            yield pixels[None], queries
-        else:
-            yield (pixels[None],)
-
-
-def training_images(loaded: Loaded) -> Iterator[Image.Image]:
-    """Yield images of the data that a checkpoint was trained on, at equal distances.
-
-    Raises:
-        ConfigError: if the data is not there.
-    """
-    try:
-        dataset = build.data(build.check(loaded.config, ["data"])).train.dataset
-        count = len(dataset)
-        for index in range(0, count, max(1, count // CALIBRATION_IMAGES)):
-            pixels, _ = fixed_sample(dataset, index)
-            yield Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    except UserError as error:
-        raise ConfigError(
-            f"--precision int8 is calibrated on images, and those of the training cannot be read "
-            f"({error}); pass --verify FOLDER"
-        ) from error
-
-
-def proofs(
-    exported: Exported, program: Program, loaded: Loaded, args: argparse.Namespace
-) -> Iterator[str]:
-    """Compare a file with its checkpoint, and yield a sentence per comparison.
-
-    Args:
-        exported: the file.
-        program: in it.
-        loaded: the checkpoint.
-        args: the command line.
-
-    Raises:
-        CheckpointError: if it differs by more than its precision explains.
-        DataError: if there are no images.
-    """
-    metadata = exported.metadata
-    made = generated(metadata.image_size, any_size=metadata.resizes)
-    name = f"{len(made)} generated images"
-
-    # A file that asks for word vectors must take any number of them.
-    if program.asks:
-        count = program.fewest_classes + MADE_UP
-        comparison = compare(exported, of_other_classes(loaded, count), made, name)
-        check(comparison, exported, args.out)
-        yield f"{name}, {count} made-up classes: {comparison.text()}"
-
-    # A released zero-shot file has no classes of its own.
-    if len(loaded.classes):
-        comparison = compare(exported, loaded, made, name)
-        check(comparison, exported, args.out)
-        yield f"{name}: {comparison.text()}"
-
-    if args.verify is not None:
-        comparison = compare(exported, loaded, stored(args.verify, loaded), args.verify)
-        check(comparison, exported, args.out)
-        yield f"{comparison.images} images of {args.verify}: {comparison.text()}"
-
-
-def shape(program: Program, loaded: Loaded) -> str:
-    """Return the shape of the images that a program takes, for the console."""
-    size = loaded.transform.image_size
-    axes = open_axes(program)[0]
-    sides = ", ".join(axes.get(axis, str(size)) for axis in (2, 3))
-    return f"[batch, 3, {sides}]"
-
-
-PRECISIONS = ("fp32", "fp16", "int8")
+        inputs = list(calibration_inputs(loaded, metadata, args.verify))
+        model = engine.quantised(model, inputs)
+    return engine.content(model, metadata, args.out)
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.export`."""
-    arguments = command("export", str(__doc__))
-    add_model_options(arguments)
+    arguments = cli.command("export", str(__doc__))
+    cli.add_model_options(arguments)
 
     arguments.add_argument("out", metavar="OUT.onnx|OUT.pt2", help="the file to write")
     arguments.add_argument(
         "--precision",
-        choices=PRECISIONS,
+        choices=("fp32", "fp16", "int8"),
         default="fp32",
         help="of the weights; int8 (.onnx only) is calibrated on images; default: fp32",
     )
@@ -853,25 +585,18 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument(
         "--threshold",
-        type=fraction,
+        type=cli.fraction,
         help="of the decisions, 0 to 1; default: the thresholds that mldec.calibrate stored, else "
         "data.threshold of the run",
     )
 
-    add_class_options(arguments)
+    cli.add_class_options(arguments)
     return arguments
-
-
-def export(args: argparse.Namespace) -> None:
-    """Export what the command line names."""
-    # Imported late: --help and a wrong argument need not wait for torch.
-
-    run(args)
 
 
 def main() -> None:
     """Run the command."""
-    run_command(parser().parse_args, export)
+    cli.run_command(parser().parse_args, export)
 
 
 if __name__ == "__main__":

@@ -23,14 +23,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def require_matplotlib(option: str) -> None:
-    """Check that charts can be drawn, before the work whose results they show.
-
-    Args:
-        option: what the user asked for, such as "--out"; the message names it.
-
-    Raises:
-        ConfigError: if matplotlib is not installed.
-    """
+    """Refuse an option such as "--out" if charts cannot be drawn, before the work for them."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
             f"{option}: the charts need matplotlib, which is not installed; "
@@ -39,15 +32,7 @@ def require_matplotlib(option: str) -> None:
 
 
 def check_format(option: str, target: str) -> None:
-    """Check that a figure can be written in the format that the name of a file asks for.
-
-    Args:
-        option: of the command line, for the message.
-        target: path of the file.
-
-    Raises:
-        ConfigError: for a suffix that is not in `FORMATS`.
-    """
+    """Refuse an option whose file has a suffix of no format."""
     if Path(target).suffix.lower() not in FORMATS:
         raise ConfigError(
             f"{option} {target}: the name must end in {', '.join(FORMATS)}, which says the format"
@@ -76,11 +61,7 @@ def shorten(name: str) -> str:
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a figure, in the format that the suffix of the file names.
-
-    Raises:
-        DataError: if it cannot be written.
-    """
+    """Write a figure, in the format that the suffix of the file names."""
     content = io.BytesIO()
     with warnings.catch_warnings():
         # A letter that the font lacks is drawn as an empty box; a warning per letter helps nobody.

@@ -24,18 +24,11 @@ class Classifier(nn.Module):
     def forward(
         self, images: Tensor, queries: Tensor | None = None, *, attention: bool = False
     ) -> Tensor:
-        """Map images [B, 3, H, W], uint8 or floating point in [0, 1], to logits [B, K].
+        """Map RGB images [B, 3, H, W], uint8 or floating point in [0, 1], to logits [B, K].
 
-        Args:
-            images: RGB.
-            queries: word vectors [K, D_w] for a zero-shot head.
-            attention: also return the head's attention [B, G, N]; decoder heads only.
-
-        Raises:
-            ValueError: if the images are not such a batch, or the head cannot return attention.
+        A zero-shot head needs word vectors [K, D_w] as queries. With `attention`, that of a decoder
+        head is returned too, [B, G, N].
         """
-        if not isinstance(images, Tensor):
-            raise ValueError(f"images are a {type(images).__name__}: give a tensor [B, 3, H, W]")
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(
                 f"images have the shape {list(images.shape)}: give a batch [B, 3, H, W]"

@@ -17,30 +17,28 @@ import math
 import re
 import shlex
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from timm.models import get_pretrained_cfg
 
 from mldec.backbones import TimmBackbone
 from mldec.checkpoint import (
-    Calibration,
     Checkpoint,
     Loaded,
-    hub,
     is_tower,
     load_model,
-    portable,
+    published,
+    sources,
     to_store,
 )
-from mldec.checkpoint.hub import SCHEME
 from mldec.data.text_encoder import PREFIX
-from mldec.data.types import Classes, VectorOrigin
-from mldec.errors import CheckpointError, ConfigError, DataError, printable, say, visible
+from mldec.data.types import Classes
+from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say, visible
 from mldec.files.results import check_folder, write_file
 from mldec.files.run_folder import LOG_FILE, read_facts
 from mldec.files.text import read_json
@@ -50,26 +48,27 @@ from mldec.runtime.cli import command, run_command
 from mldec.runtime.facts import count_parameters, multiply_accumulates
 from mldec.training.log import clock, read_progress
 
+log = logging.getLogger("mldec")
+
 UNKNOWN = "unknown"
+MOST_CLASSES = 1_000  # rows of the table of classes
+HARDEST = 5  # classes that the limitations name
+TASK = "image-classification"
+UNDEFINED = "\N{EN DASH}"
+_TEMPLATE = Path(__file__).with_name("model_card.md.j2")
+_SEE = "pass a file that mldec.report --json or mldec.evaluate --json wrote"
 _IN_LIST = re.compile(r"""(?<=[\[,'" ])[/~][^,\]'"]*""")  # a path in a list
+# What Markdown and HTML could take for theirs inside of a line.
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$]|:(?=//))")
 # The names of timm's networks in a config.
 _TIMM = ("mldec.backbones.TimmBackbone", f"{TimmBackbone.__module__}.{TimmBackbone.__qualname__}")
 
 
-class Start(NamedTuple):
-    """The weights that a run started from, and their licence, as parts of sentences."""
-
-    weights: str
-    licence: str
-    base_model: str | None  # of the hub
+# ------------------------------------------------------------------- what is published of settings
 
 
 def without_folders(text: str) -> str:
-    """Replace the folders of an absolute path by `...`: they tell of a machine and a user.
-
-    Args:
-        text: a setting or a word of a command; anything but an absolute path stays as it is.
-    """
+    """Replace the folders of an absolute path by `...`: they tell of a machine and a user."""
     # A list of paths is one word of a command.
     if text.startswith("["):
         return _IN_LIST.sub(lambda path: without_folders(path[0]), text)
@@ -82,7 +81,7 @@ def without_folders(text: str) -> str:
 
 
 def published_config(value: Any) -> Any:
-    """Return a tree of settings without the folders of absolute paths; see `without_folders`."""
+    """Return a tree of settings without the folders of absolute paths."""
     if isinstance(value, Mapping):
         # Names of classes may begin as they like.
         return {
@@ -94,62 +93,68 @@ def published_config(value: Any) -> Any:
     return without_folders(value) if isinstance(value, str) else value
 
 
-def published_origin(origin: VectorOrigin | None) -> VectorOrigin | None:
-    """Return how word vectors were made, without the folders of a text encoder's files."""
-    return None if origin is None else replace(origin, source=without_folders(origin.source))
+def shareable(loaded: Loaded) -> Checkpoint:
+    """Return a checkpoint with one set of weights and without folders of this machine."""
+    checkpoint = published.with_weights(to_store(loaded), loaded.weights, loaded.path)
+    calibration, origin = checkpoint.calibration, checkpoint.classes.origin
+    if calibration is not None:
+        calibration = replace(calibration, data=published_config(calibration.data))
+    if origin is not None:
+        origin = replace(origin, source=without_folders(origin.source))
+
+    # Which packages are imported is the choice of whoever loads it.
+    config = {**published_config(checkpoint.config), "plugins": []}
+    classes = replace(checkpoint.classes, origin=origin)
+    return replace(checkpoint, config=config, calibration=calibration, classes=classes)
+
+
+# --------------------------------------------------------------- what is known of a checkpoint
+
+
+class Start(NamedTuple):
+    """The weights that a run started from, and their licence, as parts of sentences."""
+
+    weights: str
+    licence: str
+    base_model: str | None = None  # of the hub
 
 
 def start_of(checkpoint: Checkpoint, loaded: Loaded) -> Start:
-    """Return what a run started from.
-
-    Args:
-        checkpoint: of the run.
-        loaded: the same, whose config has every argument of the backbone.
-    """
+    """Return what a run started from; the config of `loaded` has all arguments of the backbone."""
     backbone, init = loaded.config.backbone, checkpoint.config.get("init")
-    name, pretrained = backbone.get("name"), backbone.get("pretrained")
+    name, pretrained = without_folders(str(backbone.get("name"))), backbone.get("pretrained")
 
     # A file of the authors, which says nothing of its training.
     if not checkpoint.step:
-        return Start(UNKNOWN, f"{UNKNOWN}: the weights are not those of a run of mldec", None)
+        return Start(UNKNOWN, f"{UNKNOWN}: the weights are not those of a run of mldec")
     if init:
-        return Start(f"init={without_folders(str(init))}", f"{UNKNOWN}: see these weights", None)
+        return Start(f"init={without_folders(str(init))}", f"{UNKNOWN}: see these weights")
     if "pretrained" not in backbone:
         built = f"those that {backbone.get('_target_')} is built with"
-        return Start(built, f"{UNKNOWN}: the backbone is not from timm", None)
+        return Start(built, f"{UNKNOWN}: the backbone is not from timm")
     if pretrained is False:
-        return Start("random weights", "none: no weights of others were used", None)
+        return Start("random weights", "none: no weights of others were used")
     if backbone.get("_target_") not in _TIMM:
-        weights = f"published weights of {without_folders(str(name))}"
-        return Start(weights, f"{UNKNOWN}: they are not from timm", None)
+        return Start(f"published weights of {name}", f"{UNKNOWN}: they are not from timm")
 
     try:
-        published = get_pretrained_cfg(str(name))
+        of_timm = get_pretrained_cfg(str(backbone.get("name")))
     except RuntimeError:
         # timm knows the network, and no weights of that name.
-        published = None
-    licence = None if published is None else published.license
+        of_timm = None
+    licence = None if of_timm is None else of_timm.license
     if isinstance(pretrained, str):
-        of_name = f"; timm states {licence} for the weights of that name" if licence else ""
-        return Start(
-            f"the file {without_folders(pretrained)} in {name}",
-            f"{UNKNOWN}: they were read from a file{of_name}",
-            None,
-        )
-    base_model = None if published is None else published.hf_hub_id
+        unknown = f"{UNKNOWN}: they were read from a file"
+        if licence:
+            unknown += f"; timm states {licence} for the weights of that name"
+        return Start(f"the file {without_folders(pretrained)} in {name}", unknown)
+
+    base_model = None if of_timm is None else of_timm.hf_hub_id
     return Start(f"timm's weights of {name}", licence or f"{UNKNOWN} to timm", base_model)
 
 
 def cost_of(loaded: Loaded, path: Path) -> list[tuple[str, str]]:
-    """Return what a model costs per image, and what its training has cost, as headings and texts.
-
-    Args:
-        loaded: the checkpoint.
-        path: of its file; run.json and metrics.jsonl are looked for in its run.
-
-    Raises:
-        CheckpointError: if they are not what a run writes.
-    """
+    """Return the cost of an image, and of the training if its run lies around the file `path`."""
     classes, size = loaded.classes, loaded.transform.image_size
     queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
     try:
@@ -169,11 +174,7 @@ def cost_of(loaded: Loaded, path: Path) -> list[tuple[str, str]]:
 
 
 def command_of(path: Path) -> str | None:
-    """Return the command that trained a checkpoint; None if its run does not lie around its file.
-
-    Raises:
-        CheckpointError: if run.json is not what a run writes.
-    """
+    """Return the command that trained a checkpoint; None if its run does not lie around it."""
     folder = folder_of_run(path)
     facts = None if folder is None else read_facts(folder)
     if facts is None:
@@ -186,41 +187,21 @@ def command_of(path: Path) -> str | None:
     return shlex.join(words)
 
 
-log = logging.getLogger("mldec")
-
-_SEE = "pass a file that mldec.report --json or mldec.evaluate --json wrote"
-# Validation metrics in a checkpoint; the second is there if the run has a moving average too.
-_AVERAGE, _RAW = "val/", "val_raw/"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What is known of a model's quality.
+    """What is known of a model's quality: percentages, and numbers of classes; None: undefined."""
 
-    Attributes:
-        source: where the numbers are from, a clause such as "from the file results.json".
-        images: number of validation images; None if it is not known.
-        metrics: percentages by name, and numbers of classes. None is an undefined value.
-        intervals: lowest and highest value of some metrics, in percent.
-        per_class: values by name of the class and of the value; empty without a table.
-    """
-
-    source: str
-    images: int | None
+    source: str  # where the numbers are from, such as "from results.json"
+    images: int | None  # of the validation
     metrics: dict[str, float | None]
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     per_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
 
 def of_checkpoint(checkpoint: Checkpoint, weights: str) -> Measured:
-    """Return the metrics of the evaluation that a run made before it wrote a checkpoint.
-
-    Args:
-        checkpoint: of the run.
-        weights: "ema" or "raw": those whose metrics are returned.
-    """
-    has_both = any(name.startswith(_RAW) for name in checkpoint.metrics)
-    prefix = _RAW if weights == "raw" and has_both else _AVERAGE
+    """Return the metrics of the evaluation that a run made before it wrote a checkpoint."""
+    has_both = any(name.startswith("val_raw/") for name in checkpoint.metrics)
+    prefix = "val_raw/" if weights == "raw" and has_both else "val/"
     return Measured(
         source=f"from the evaluation of the run after epoch {checkpoint.epoch}",
         images=None,
@@ -233,96 +214,53 @@ def of_checkpoint(checkpoint: Checkpoint, weights: str) -> Measured:
 
 
 def read_results(path: Path, classes: Classes, weights: str, checkpoint: str) -> Measured:
-    """Read a file of `mldec.report --json` or `mldec.evaluate --json`.
+    """Read a file of `mldec.report --json` or `mldec.evaluate --json` for the published weights.
 
     A file of a checkpoint of another name is used, with a warning.
-
-    Args:
-        path: of the file.
-        classes: of the checkpoint.
-        weights: "ema" or "raw": those that are published.
-        checkpoint: as the user names it.
-
-    Raises:
-        DataError: if it cannot be read, is not such a file, or is of another model.
     """
     content = read_json(path, _SEE)
-    if not isinstance(content, dict) or not {"metrics", "images", "per_class"} <= content.keys():
-        raise DataError(f"--results {path}: it has no metrics, images and per_class; {_SEE}")
+    with refusing(path, DataError, remedy=_SEE):
+        measured = Measured(
+            source=f"from {path.name}",
+            images=int(content["images"]),
+            metrics=_numbers(content["metrics"]),
+            intervals={
+                name: (float(low), float(high))
+                for name, (low, high) in content.get("intervals", {}).items()
+                if low is not None
+            },
+            per_class={name: _numbers(values) for name, values in content["per_class"].items()},
+        )
 
     if content.get("weights") != weights:
         raise DataError(
             f"--results {path}: it is of the {content.get('weights')} weights, and the {weights} "
             f"ones are published; choose with --weights"
         )
-    per_class = content["per_class"]
-    same_classes = isinstance(per_class, dict) and set(per_class) == set(classes.names)
     # A zero-shot model is evaluated on any classes.
-    if classes.queries is None and not same_classes:
+    if classes.queries is None and set(measured.per_class) != set(classes.names):
         raise DataError(f"--results {path}: it is of other classes; evaluate this checkpoint")
-
-    intervals = content.get("intervals", {})
-    is_whole = (
-        _are_numbers(content["metrics"])
-        and type(content["images"]) is int
-        and isinstance(per_class, dict)
-        and all(map(_are_numbers, per_class.values()))
-        and isinstance(intervals, dict)
-        and all(isinstance(bounds, list) and len(bounds) == 2 for bounds in intervals.values())
-        and all(_is_number(bound) for bounds in intervals.values() for bound in bounds)
-    )
-    if not is_whole:
-        raise DataError(f"--results {path}: a value in it is no number; {_SEE}")
-
-    evaluated = str(content.get("checkpoint"))
-    if evaluated != checkpoint:
+    if content.get("checkpoint") != checkpoint:
         log.warning(
-            f"--results {path} is of {evaluated}, and {checkpoint} is published: check that they "
-            f"are the same model"
+            f"--results {path} is of {content.get('checkpoint')}, and {checkpoint} is published: "
+            f"check that they are the same model"
         )
-    return Measured(
-        source=f"from {path.name}",
-        images=content["images"],
-        metrics=content["metrics"],
-        intervals={name: (low, high) for name, (low, high) in intervals.items() if low is not None},
-        per_class=per_class,
-    )
+    return measured
 
 
-def _is_number(value: Any) -> bool:
-    """Tell whether a value is a number, or null, which stands for an undefined one."""
-    return value is None or type(value) in (int, float)
+def _numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the numbers of an object in JSON; null is an undefined one."""
+    return {name: None if value is None else float(value) for name, value in values.items()}
 
 
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_number, value.values()))
-
-
-MOST_CLASSES = 1_000  # rows of the table of classes
-HARDEST = 5  # classes that the limitations name
-TASK = "image-classification"
-UNDEFINED = "\N{EN DASH}"
-# What Markdown and HTML could take for theirs inside of a line.
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$]|:(?=//))")
+# ----------------------------------------------------------------------------------------- the card
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """All that a card is made of.
+    """All that a card is made of, and the checkpoint as it is published and as it is built."""
 
-    Attributes:
-        repository: owner/name.
-        checkpoint: as it is published.
-        loaded: the same, built.
-        measured: its quality.
-        start: of its run.
-        cost: headings and texts.
-        command: that trained it; None if it is not known.
-        license: of the model, as the Hub writes it; None if it is not stated.
-        plugins: packages that its user must name.
-    """
-
-    repository: str
+    repository: str  # owner/name
     checkpoint: Checkpoint
     loaded: Loaded
     measured: Measured
@@ -332,64 +270,71 @@ class Known:
     license: str | None
     plugins: Sequence[str]
 
-    @property
-    def kind(self) -> str:
-        """Return the kind of task."""
-        if self.loaded.classes.queries is not None:
-            return "zero-shot"
-        return "single-label" if self.loaded.classes.exclusive else "multi-label"
-
-    @property
-    def data(self) -> str:
-        """Return the name of the reader of its data, with the last part of their folder."""
-        node = self.checkpoint.config.get("data", {})
-        reader = str(node.get("_target_", UNKNOWN)).rpartition(".")[2]
-        return f"{reader} in {node['root']}" if node.get("root") else reader
-
 
 def card(known: Known) -> str:
-    """Return the text of README.md."""
-    sections = (
-        _introduction,
-        _usage,
-        _data,
-        _metrics,
-        _classes,
-        _thresholds,
-        _recipe,
-        _cost,
-        _licences,
-        _limitations,
-    )
-    body = "\n\n".join("\n".join(section(known)) for section in sections)
-    return f"---\n{metadata(known).to_yaml()}\n---\n\n{body}\n"
+    """Return the text of README.md: what the Hub reads, and model_card.md.j2 filled in."""
+    checkpoint, loaded, measured = known.checkpoint, known.loaded, known.measured
+    kind = "single-label" if loaded.classes.exclusive else "multi-label"
+    if loaded.classes.queries is not None:
+        kind = "zero-shot"
+    head = str(loaded.config.head.get("_target_", UNKNOWN)).rpartition(".")[2]
 
+    # The reader of the data, with the last part of their folder.
+    node = checkpoint.config.get("data", {})
+    reader = str(node.get("_target_", UNKNOWN)).rpartition(".")[2]
+    data = f"{reader} in {node['root']}" if node.get("root") else reader
 
-def metadata(known: Known) -> ModelCardData:
-    """Return what the Hub reads: licence, library, tags, task and metrics."""
-    name = known.repository.partition("/")[2]
     results = [
         EvalResult(
             task_type=TASK,
-            dataset_type=known.data.partition(" ")[0],
-            dataset_name=visible(known.data),
+            dataset_type=data.partition(" ")[0],
+            dataset_name=visible(data),
             metric_type=metric,
             metric_value=round(value, 4),
         )
-        for metric, value in known.measured.metrics.items()
+        for metric, value in measured.metrics.items()
         if not is_count(metric) and value is not None and math.isfinite(value)
     ]
-    head = str(known.loaded.config.head.get("_target_", "")).rpartition(".")[2]
-    return ModelCardData(
+    metadata = ModelCardData(
         license=known.license,
         library_name="mldec",
         pipeline_tag=TASK,
-        tags=["mldec", known.kind, *([head] if head else [])],
+        tags=["mldec", kind, *([head] if head != UNKNOWN else [])],
         base_model=known.start.base_model,
-        model_name=name,
+        model_name=known.repository.partition("/")[2],
         metrics=sorted({result.metric_type for result in results}) or None,
         eval_results=results or None,
     )
+
+    # Of a zero-shot model, the classes that it was evaluated on.
+    listed = list(measured.per_class or loaded.classes.names)
+    columns = next(iter(measured.per_class.values()), {})
+    precision = [
+        (name, values["AP"])
+        for name, values in measured.per_class.items()
+        if values.get("AP") is not None
+    ]
+    filled = ModelCard.from_template(
+        metadata,
+        template_path=str(_TEMPLATE),
+        **vars(known),
+        name=metadata.model_name,
+        kind=kind,
+        head=head,
+        data=data,
+        address=f"{sources.HUB}{known.repository}",
+        listed=listed,
+        most_classes=MOST_CLASSES,
+        columns=[column for column in columns if column not in ("AP_low", "AP_high")],
+        hardest=sorted(precision, key=lambda pair: pair[1] or 0.0)[:HARDEST],
+        settings=yaml.safe_dump(checkpoint.config, sort_keys=False, allow_unicode=True),
+        text=escaped,
+        fenced=fenced,
+        number=number,
+        interval=interval,
+        meaning=meaning,
+    )
+    return f"{filled}\n"
 
 
 def escaped(text: Any) -> str:
@@ -397,18 +342,12 @@ def escaped(text: Any) -> str:
     return _SPECIAL.sub(r"\\\1", printable(str(text)))
 
 
-def fenced(text: str, language: str = "") -> list[str]:
-    """Return the lines of a block of code, which the text cannot end."""
+def fenced(text: str, language: str) -> str:
+    """Return a block of code, which the text cannot end."""
     lines = [visible(line) for line in text.splitlines()]
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
-    return [f"{fence}{language}", *lines, fence]
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, from cells that are Markdown already."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return [f"| {' | '.join(cells)} |" for cells in lines]
+    return "\n".join([f"{fence}{language}", *lines, fence])
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -418,345 +357,75 @@ def number(value: float | None, digits: int = 2) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.{digits}f}"
 
 
-def _introduction(known: Known) -> list[str]:
-    checkpoint, loaded = known.checkpoint, known.loaded
-    head = str(loaded.config.head.get("_target_", UNKNOWN)).rpartition(".")[2]
-    side = loaded.transform.image_size
-    best = checkpoint.best
-    chosen = f"{loaded.weights} weights after epoch {checkpoint.epoch}"
-    if best.metric is not None:
-        chosen += f", with {number(best.value)} {escaped(best.metric)} in its run"
-    return [
-        f"# {escaped(known.repository.partition('/')[2])}",
-        "",
-        f"A {known.kind} image classifier of {len(loaded.classes):,} classes: the head "
-        f"{escaped(head)} on the backbone {escaped(loaded.config.backbone.get('name', UNKNOWN))}, "
-        f"for images of {side} x {side} pixels ({chosen}). This card was written by "
-        f"`mldec.publish` from what the checkpoint and its run say.",
-    ]
+def interval(low: float | None, high: float | None) -> str:
+    """Return two bounds as text, or a dash."""
+    return UNDEFINED if low is None else f"{number(low)} to {number(high)}"
 
 
-def _usage(known: Known) -> list[str]:
-    address = f"{SCHEME}{known.repository}"
-    options = "".join(f" --plugin {name}" for name in known.plugins)
-    plugins = f", plugins={[*known.plugins]!r}" if known.plugins else ""
-    lines = ["## Use", "", *fenced(f"python -m mldec.predict {address} photo.jpg{options}", "bash")]
-    lines += [
-        "",
-        *fenced(
-            "from mldec.checkpoint import load_model\n"
-            "from mldec.data.transforms import read_image\n"
-            "from mldec.predict.engine import TorchEngine\n"
-            "\n"
-            f'engine = TorchEngine(load_model("{address}"{plugins}))\n'
-            'scores = engine.answer([engine.transform(read_image("photo.jpg"))]).scores[0]\n'
-            "print(sorted(zip(scores.tolist(), engine.classes.names), reverse=True)[:5])",
-            "python",
-        ),
-        "",
-        "Pin a commit, which cannot change, with `@` and its name behind the address.",
-    ]
-    if known.plugins:
-        lines += ["", f"It needs the package {escaped(', '.join(known.plugins))} of its author."]
-    return lines
+# -------------------------------------------------------------------------------------- the command
 
 
-def _data(known: Known) -> list[str]:
-    fingerprint = known.checkpoint.fingerprint
-    trained = UNKNOWN if fingerprint is None else f"{fingerprint.images:,}"
-    validated = known.measured.images
-    return [
-        "## Data",
-        "",
-        f"- Read by: {escaped(known.data)}",
-        f"- Training images: {trained}",
-        f"- Validation images: {UNKNOWN if validated is None else f'{validated:,}'}",
-        f"- Licence of the images: {UNKNOWN}",
-    ]
-
-
-def _metrics(known: Known) -> list[str]:
-    measured = known.measured
-    if not measured.metrics:
-        return ["## Metrics", "", f"{UNKNOWN.capitalize()}: the checkpoint holds none."]
-
-    heading = "95 % interval"
-    rows = []
-    for name, value in measured.metrics.items():
-        low, high = measured.intervals.get(name, (None, None))
-        interval = UNDEFINED if low is None else f"{number(low)} to {number(high)}"
-        rows.append([escaped(name), number(value), interval, escaped(meaning(name))])
-
-    lines = [
-        "## Metrics",
-        "",
-        f"In percent, on validation images, {escaped(measured.source)}.",
-        "",
-        *table(["Metric", "Value", heading, "Meaning"], rows),
-    ]
-    if measured.intervals:
-        lines += ["", "Intervals: over the images, by the Bayesian bootstrap of `mldec.report`."]
-    else:
-        lines += ["", f"The intervals are {UNKNOWN}: no report of `mldec.report` was at hand."]
-    return lines
-
-
-def _classes(known: Known) -> list[str]:
-    names, per_class = known.loaded.classes.names, known.measured.per_class
-    # Of a zero-shot model, the classes that it was evaluated on.
-    shown = [*(per_class or names)][:MOST_CLASSES]
-    lines = ["## Classes", ""]
-
-    if per_class:
-        columns = [
-            name for name in next(iter(per_class.values())) if name not in ("AP_low", "AP_high")
-        ]
-        lines += table(
-            ["Class", *map(escaped, columns)],
-            (
-                [escaped(name), *(_cell(per_class[name], column) for column in columns)]
-                for name in shown
-            ),
-        )
-    else:
-        lines += [f"- {escaped(name)}" for name in shown]
-        lines += ["", f"How well each is recognised is {UNKNOWN}: no file of results was at hand."]
-
-    left_out = len(per_class or names) - len(shown)
-    if left_out:
-        lines += ["", f"{left_out:,} more classes are in config.json, or in the results."]
-    return lines
-
-
-def _cell(values: dict[str, float | None], column: str) -> str:
-    """Return a value of a class, and the interval of an average precision."""
-    digits = 3 if column == "threshold" else 2
-    text = number(values.get(column), digits)
-    low, high = values.get("AP_low"), values.get("AP_high")
-    if column == "AP" and low is not None:
-        text += f" ({number(low)} to {number(high)})"
-    return text
-
-
-def _thresholds(known: Known) -> list[str]:
-    lines = ["## Thresholds", ""]
-    calibration = known.checkpoint.calibration
-    if calibration is None:
-        setting = known.checkpoint.config.get("data", {}).get("threshold")
-        lines.append(
-            "The checkpoint is not calibrated: its scores are no probabilities, and it holds no "
-            "thresholds."
-        )
-        if not known.loaded.classes.exclusive:
-            lines.append(f"The threshold of its settings is {number(setting, 3)}.")
-        return lines
-
-    lines.append(
-        f"Calibrated on {calibration.images:,} images on {escaped(calibration.date)}"
-        + (f", for {escaped(calibration.objective)}" if calibration.objective else "")
-        + f". Calibrated logit: {_scaling(calibration)}."
-    )
-    if len(calibration.thresholds) == 1:
-        lines += ["", f"One threshold for all classes: {number(calibration.thresholds[0], 3)}."]
-    elif calibration.thresholds:
-        pairs = zip(known.loaded.classes.names, calibration.thresholds, strict=True)
-        rows = [[escaped(name), number(value, 3)] for name, value in pairs][:MOST_CLASSES]
-        lines += ["", *table(["Class", "Threshold"], rows)]
-    return lines
-
-
-def _scaling(calibration: Calibration) -> str:
-    """Return how a calibrated logit is computed."""
-    if len(calibration.slopes) > 1:
-        return "a slope and an offset per class (Platt scaling), in config.json"
-    return f"the logit divided by the temperature {number(1 / calibration.slopes[0], 3)}"
-
-
-def _recipe(known: Known) -> list[str]:
-    versions = known.checkpoint.versions
-    used = ", ".join(f"{escaped(name)} {escaped(versions[name])}" for name in versions)
-    lines = [
-        "## Recipe",
-        "",
-        f"Start: {escaped(known.start.weights)}. Versions: {used or UNKNOWN}.",
-    ]
-    lines += [f"Commit of mldec: {escaped(known.checkpoint.git or UNKNOWN)}.", ""]
-    if known.command is None:
-        lines.append(f"The command is {UNKNOWN}: no run.json lies beside the checkpoint.")
-    else:
-        lines += fenced(known.command, "bash")
-
-    config = yaml.safe_dump(known.checkpoint.config, sort_keys=False, allow_unicode=True)
-    return [*lines, "", "All settings; of paths the last part only:", "", *fenced(config, "yaml")]
-
-
-def _cost(known: Known) -> list[str]:
-    return ["## Cost", "", *(f"- {name}: {escaped(text)}" for name, text in known.cost)]
-
-
-def _licences(known: Known) -> list[str]:
-    return [
-        "## Licences",
-        "",
-        f"- This model: {escaped(known.license or 'not stated by its author')}",
-        f"- Weights that the backbone started from: {escaped(known.start.licence)}",
-        f"- Images: {UNKNOWN}",
-    ]
-
-
-def _limitations(known: Known) -> list[str]:
-    lines = ["## Limitations", ""]
-    if known.loaded.classes.queries is None:
-        lines.append(
-            "- It knows the classes above and no others: whatever an image shows, they are scored."
-        )
-    else:
-        lines.append(
-            "- It scores any classes that have word vectors of the same kind; of classes "
-            "that are neither in its training nor in the table nothing was measured."
-        )
-    lines.append(
-        "- Its metrics are of validation images of the data that it was trained for; on images of "
-        "another origin it was not measured."
-    )
-    lines.append("- Whether it errs more for some groups of people or places was not measured.")
-
-    calibration, measured = known.checkpoint.calibration, known.measured
-    if calibration is not None and calibration.images == measured.images:
-        lines.append(
-            f"- Its thresholds were fitted on {calibration.images:,} images, as many as the "
-            f"metrics are of. If they are the same, precision, recall and F1 are too good."
-        )
-    precision = {
-        name: values["AP"]
-        for name, values in measured.per_class.items()
-        if values.get("AP") is not None
-    }
-    if precision:
-        hardest = sorted(precision, key=lambda name: precision[name] or 0.0)[:HARDEST]
-        worst = ", ".join(f"{escaped(name)} ({number(precision[name])})" for name in hardest)
-        lines.append(f"- The lowest average precision (percent) is that of {worst}.")
-    return lines
-
-
-def run(args: argparse.Namespace) -> None:
-    """Do the work of `mldec.publish`: load, describe, write the files, and upload them.
-
-    Args:
-        args: the command line; see `mldec.publish.parser`.
-
-    Raises:
-        UserError: for a wrong option, a checkpoint or results that cannot be used, or an upload
-            that the hub refuses.
-    """
+def publish(args: argparse.Namespace) -> None:
+    """Load a checkpoint, gather what is known of it, write the files, and upload them."""
     # Everything that can be refused at once comes before the model.
-    hub.check_repository(args.repository, args.repository)
+    sources.check_repository(args.repository)
     if is_tower(args.checkpoint):
         raise CheckpointError(
             f"{args.checkpoint} is a model of others, to which nothing was added: name it where "
             f"it is used, or publish the copy that mldec.calibrate makes"
         )
     if args.dry_run is None:
-        hub.require_token()
+        sources.require_token()
     else:
-        check_new_folder(args)
+        check_folder("--dry-run", args.dry_run)
+        if Path(args.dry_run).exists() and any(Path(args.dry_run).iterdir()):
+            raise ConfigError(
+                f"--dry-run {args.dry_run}: it holds files; name a new folder, or empty it"
+            )
 
-    known = gather(args)
-    if args.dry_run is not None:
-        write(Path(args.dry_run), known)
-        say(*missing(known), f"{args.dry_run}: the files for {args.repository}; not uploaded")
-        return
-
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder), known)
-        commit = hub.upload(Path(folder), args.repository, private=args.private)
-    say(*missing(known), f"published: {hub.SCHEME}{args.repository}@{commit}")
-
-
-def check_new_folder(args: argparse.Namespace) -> None:
-    """Check that the folder of --dry-run can be made, or is empty.
-
-    Raises:
-        ConfigError: if it is not, or an option has no effect.
-    """
-    if args.private:
-        raise ConfigError("--private has no effect with --dry-run: leave one of them out")
-    check_folder("--dry-run", args.dry_run)
-
-    folder = Path(args.dry_run)
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"--dry-run {folder}: it holds files; name a new folder, or empty it")
-
-
-def gather(args: argparse.Namespace) -> Known:
-    """Load a checkpoint, and gather what is known of it.
-
-    Args:
-        args: the command line.
-
-    Raises:
-        UserError: if the checkpoint or the results cannot be used.
-    """
     loaded = load_model(args.checkpoint, args.weights, plugins=args.plugin)
-    path = loaded.path
     if not loaded.classes.names:
         raise CheckpointError(
             f"{args.checkpoint} names no classes and holds no word vectors: it cannot be published"
         )
-
-    checkpoint = portable.with_weights(to_store(loaded), loaded.weights, path)
-    calibration = checkpoint.calibration
-    if calibration is not None:
-        calibration = replace(calibration, data=published_config(calibration.data))
-    # Which packages are imported is the choice of whoever loads it.
-    config = {**published_config(checkpoint.config), "plugins": []}
-    classes = replace(checkpoint.classes, origin=published_origin(checkpoint.classes.origin))
-    checkpoint = replace(checkpoint, config=config, calibration=calibration, classes=classes)
-
+    checkpoint = shareable(loaded)
     measured = of_checkpoint(checkpoint, loaded.weights)
     if args.results is not None:
         measured = read_results(Path(args.results), loaded.classes, loaded.weights, args.checkpoint)
-    return Known(
+    known = Known(
         repository=args.repository,
         checkpoint=checkpoint,
         loaded=loaded,
         measured=measured,
         start=start_of(checkpoint, loaded),
-        cost=cost_of(loaded, path),
-        command=command_of(path),
+        cost=cost_of(loaded, loaded.path),
+        command=command_of(loaded.path),
         license=args.license,
         plugins=args.plugin,
     )
 
+    if args.dry_run is not None:
+        _write(Path(args.dry_run), known)
+        done = f"{args.dry_run}: the files for {args.repository}; not uploaded"
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            _write(Path(folder), known)
+            commit = sources.upload(Path(folder), args.repository, private=args.private)
+        done = f"published: {sources.HUB}{args.repository}@{commit}"
 
-def write(folder: Path, known: Known) -> None:
-    """Write the files of a repository.
-
-    Args:
-        folder: for the files; it is created.
-        known: of the checkpoint.
-
-    Raises:
-        DataError: if a file cannot be written.
-        CheckpointError: if the checkpoint could not be read back.
-    """
-    portable.write(folder, known.checkpoint)
-    write_file(folder / hub.CARD, card(known).encode())
+    # What options would have told the card more.
+    if not measured.intervals:
+        lacks = "no intervals" if measured.per_class else "neither intervals nor a table of classes"
+        say(f"the card has {lacks}: pass --results with a file of mldec.report --json")
+    if args.license is None:
+        say("the card states no licence of the model: pass --license, such as apache-2.0")
+    say(done)
 
 
-def missing(known: Known) -> list[str]:
-    """Return a line per option that would have told the card more."""
-    lines = []
-    if not known.measured.intervals:
-        lines.append(
-            "the card has no intervals: pass --results with a file of mldec.report --json"
-            if known.measured.per_class
-            else "the card has neither intervals nor a table of classes: pass --results with a "
-            "file of mldec.report --json"
-        )
-    if known.license is None:
-        lines.append("the card states no licence of the model: pass --license, such as apache-2.0")
-    return lines
+def _write(folder: Path, known: Known) -> None:
+    """Write the files of a repository to a folder, which is created."""
+    published.write(folder, known.checkpoint)
+    write_file(folder / sources.CARD, card(known).encode())
 
 
 def parser() -> argparse.ArgumentParser:
@@ -766,10 +435,11 @@ def parser() -> argparse.ArgumentParser:
         "checkpoint", help="a run's folder, such as outputs/digits, or any other checkpoint"
     )
     arguments.add_argument("repository", metavar="OWNER/NAME", help="made if it does not exist")
-    arguments.add_argument(
+    place = arguments.add_mutually_exclusive_group()
+    place.add_argument(
         "--private", action="store_true", help="so that only its owner and guests see it"
     )
-    arguments.add_argument(
+    place.add_argument(
         "--dry-run", metavar="FOLDER", help="write the files to a new folder, and upload nothing"
     )
     arguments.add_argument(
@@ -787,13 +457,6 @@ def parser() -> argparse.ArgumentParser:
         "--plugin", action="append", default=[], help="a package of yours that may hold its parts"
     )
     return arguments
-
-
-def publish(args: argparse.Namespace) -> None:
-    """Publish what the command line names."""
-    # Imported late: --help and a wrong argument need not wait for torch.
-
-    run(args)
 
 
 def main() -> None:

@@ -9,10 +9,10 @@ import argparse
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, say
 from mldec.figures import (
@@ -45,10 +45,9 @@ MARKED = 8  # evaluations of a curve that have a marker, about
 BELOW = 10.0  # percent that are shown below the last values at least
 MIN_HEIGHT = 3.6  # inches of a panel
 WIDTH = 13  # inches of the sheet
-NEAR = 0.03  # of a panel: points that are nearer than this share their numbers
 
-# Marks a field that is no column of the table.
-NO_COLUMN = {"column": False}
+# What can be on the horizontal axis of the second panel.
+COSTS = {"hours": "training time (hours)", "gmacs": "multiply-accumulates per image (billions)"}
 
 
 @dataclass(frozen=True)
@@ -67,22 +66,23 @@ class Run:
     state: str  # finished or unfinished
     time: str  # hours:minutes:seconds of training, the sum over interruptions
     commit: str  # of the code, shortened
-    progress: "Progress" = field(metadata=NO_COLUMN)
+    progress: "Progress"  # no column of the table
+
+    def cost(self, kind: str) -> float | None:
+        """Return what the run takes, by a key of `COSTS`; None if it is unknown."""
+        return self.gmacs if kind == "gmacs" else self.progress.seconds / 3600
+
+    def curve(self) -> list[tuple[int, float]]:
+        """Return epoch and value of each evaluation that is a number."""
+        done = self.progress.evaluations
+        return [(one.epoch, one.value) for one in done if math.isfinite(one.value)]
 
 
-COLUMNS = [field.name for field in fields(Run) if field.metadata.get("column", True)]
+COLUMNS = [field.name for field in fields(Run) if field.name != "progress"]
 
 
 def read(folder: Path, name: str) -> Run:
-    """Read the row of a run from its folder.
-
-    Args:
-        folder: of the run.
-        name: for the column `run`.
-
-    Raises:
-        CheckpointError: if there is no checkpoint, or what the run wrote cannot be read.
-    """
+    """Read the row of a run from its folder; `name` is for the column `run`."""
     from mldec.training.log import clock, read_progress  # imports torch: not for --help
 
     find_checkpoint(folder)
@@ -117,16 +117,9 @@ def read(folder: Path, name: str) -> Run:
 
 
 def gather(root: Path) -> list[Run]:
-    """Return the runs in a folder and below it, and print a line for each that cannot be read.
+    """Return the runs in a folder and below it, by metric, and the best one first.
 
-    Args:
-        root: the folder.
-
-    Returns:
-        The runs, sorted by metric, and the best one first.
-
-    Raises:
-        DataError: if there is no such folder, or no run in it.
+    A run that cannot be read is left out with a printed line.
     """
     folders = sorted({path.parent for path in root.rglob("checkpoints") if path.is_dir()})
     if not folders:
@@ -134,9 +127,7 @@ def gather(root: Path) -> list[Run]:
 
     runs = []
     for folder in folders:
-        name = folder.relative_to(root).as_posix()
-        if folder == root:
-            name = root.name
+        name = root.name if folder == root else folder.relative_to(root).as_posix()
         try:
             runs.append(read(folder, name))
         except CheckpointError as error:
@@ -151,7 +142,7 @@ def gather(root: Path) -> list[Run]:
 def table(runs: Sequence[Run]) -> str:
     """Return the runs as lines of text with aligned columns."""
     rows = [COLUMNS]
-    rows += [[printable(_cell(value)) for value in _values(run)] for run in runs]
+    rows += [[printable(_cell(getattr(run, column))) for column in COLUMNS] for run in runs]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
 
     lines = []
@@ -161,20 +152,6 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def to_csv(runs: Sequence[Run]) -> str:
-    """Return the content of `--csv`: a heading, and one row per run."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    writer.writerows([["" if value is None else value for value in _values(run)] for run in runs])
-    return text.getvalue()
-
-
-def _values(run: Run) -> list[Any]:
-    """Return the row of a run."""
-    return [getattr(run, column) for column in COLUMNS]
-
-
 def _cell(value: Any) -> str:
     """Return a value as text: two decimals for numbers, - for None."""
     if value is None:
@@ -182,26 +159,13 @@ def _cell(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-class Cost(NamedTuple):
-    """What can be on the horizontal axis of the second panel."""
-
-    label: str
-    of: Callable[[Run], float | None]  # None if it is unknown
-
-
-COSTS = {
-    "hours": Cost("training time (hours)", lambda run: run.progress.seconds / 3600),
-    "gmacs": Cost("multiply-accumulates per image (billions)", lambda run: run.gmacs),
-}
-
-
-class Curve(NamedTuple):
-    """What is drawn of a run."""
-
-    name: str
-    evaluations: list[tuple[int, float]]  # epoch and value, at least one
-    best: float
-    cost: float | None
+def to_csv(runs: Sequence[Run]) -> str:
+    """Return the content of `--csv`: a heading, and one row per run."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(COLUMNS)
+    writer.writerows([[getattr(run, column) for column in COLUMNS] for run in runs])
+    return text.getvalue()
 
 
 def draw(runs: Sequence[Run], *, cost: str) -> "tuple[Figure, list[str]]":
@@ -210,37 +174,31 @@ def draw(runs: Sequence[Run], *, cost: str) -> "tuple[Figure, list[str]]":
     At each evaluation the curve shows the better one of the moving average and the raw weights, as
     the table does. Runs of different metrics cannot be compared, so they do not share a panel.
 
-    Args:
-        runs: in the order of the table.
-        cost: a key of `COSTS`.
-
     Returns:
         The figure, and a line for each run that is not in it, or in one panel only.
-
-    Raises:
-        DataError: if no run has an evaluation.
     """
-    by_metric: dict[str, list[Curve]] = {}
+    by_metric: dict[str, list[Run]] = {}
     messages = []
     for run in runs:
-        done = run.progress.evaluations
-        evaluations = [(one.epoch, one.value) for one in done if math.isfinite(one.value)]
-        if run.metric is None or run.value is None or not evaluations:
+        if run.metric is None or not run.curve():
             messages.append(f"left out of the plot: {run.run} has no evaluation in metrics.jsonl")
-            continue
-        curve = Curve(run.run, evaluations, run.value, COSTS[cost].of(run))
-        by_metric.setdefault(run.metric, []).append(curve)
+        else:
+            by_metric.setdefault(run.metric, []).append(run)
+            if run.cost(cost) is None:
+                messages.append(
+                    f"left out of the second panel: {run.run}, {COSTS[cost]} is unknown"
+                )
     if not by_metric:
         raise DataError("--plot: no run has an evaluation in its metrics.jsonl: nothing to draw")
 
-    heights = [max(MIN_HEIGHT, LABEL_HEIGHT * len(curves) + 1) for curves in by_metric.values()]
+    heights = [max(MIN_HEIGHT, LABEL_HEIGHT * len(group) + 1) for group in by_metric.values()]
     figure = new_figure(width=WIDTH, height=sum(heights))
     grid = figure.subplots(
         len(by_metric), 2, squeeze=False, height_ratios=heights, width_ratios=(3, 2)
     )
-    for (metric, curves), (left, right) in zip(by_metric.items(), grid, strict=True):
-        _draw_curves(left, metric, curves)
-        messages += _draw_costs(right, metric, curves, COSTS[cost].label)
+    for (metric, group), (left, right) in zip(by_metric.items(), grid, strict=True):
+        _draw_curves(left, metric, group)
+        _draw_costs(right, metric, group, cost)
     return figure, messages
 
 
@@ -253,105 +211,50 @@ def style(number: int) -> dict[str, Any]:
     }
 
 
-def _draw_curves(axes: "Axes", metric: str, curves: Sequence[Curve]) -> None:
+def _draw_curves(axes: "Axes", metric: str, runs: Sequence[Run]) -> None:
     """Draw a metric over the epochs, and beside it the names of the runs, the best one first."""
     from matplotlib.ticker import MaxNLocator
 
-    ends: list[tuple[float, float, int]] = []
-    for number, curve in enumerate(curves):
-        epochs, values = zip(*curve.evaluations, strict=True)
+    ends = []
+    for number, run in enumerate(runs):
+        epochs, values = zip(*run.curve(), strict=True)
         axes.plot(
             epochs,
             values,
-            label=f"{number + 1} {shorten(curve.name)} {curve.best:.2f}",
+            label=f"{shorten(run.run)} {run.value:.2f}",
             linewidth=1.2,
             markersize=4,
             markevery=max(1, len(epochs) // MARKED),
             **style(number),
         )
-        ends.append((epochs[-1], values[-1], number + 1))
+        ends.append(values[-1])
 
-    axes.set_xlabel("epoch")
-    axes.set_ylabel(f"{metric} (percent)")
+    # The first epochs may lie far below what the runs differ in at their ends: of that, the panel
+    # shows twice the range of the last values, or `BELOW` if that is more.
+    lowest = min(ends) - max(BELOW, 2 * (max(ends) - min(ends)))
+    axes.set_ylim(bottom=max(axes.get_ylim()[0], lowest))
+    axes.set(xlabel="epoch", ylabel=f"{metric} (percent)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     set_title(axes, f"{metric} after each evaluation")
-    axes.set_ylim(bottom=_bottom(axes.get_ylim()[0], [value for _, value, _ in ends]))
-    _write_numbers(axes, ends)
 
-    legend = axes.legend(
-        loc="upper left",
-        bbox_to_anchor=(1.02, 1),
-        borderaxespad=0,
-        fontsize=SMALL,
-        handlelength=4,
-        frameon=False,
-    )
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.02, 1), "borderaxespad": 0}
+    legend = axes.legend(**place, fontsize=SMALL, handlelength=4, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
 
-def _bottom(lowest: float, last: Sequence[float]) -> float:
-    """Return the lower end of the axis of the curves.
-
-    The first epochs may lie far below what the runs differ in at their ends. Of that, the panel
-    shows twice the range of the last values, or `BELOW` if that is more.
-
-    Args:
-        lowest: the lower end that shows everything.
-        last: values of the curves.
-    """
-    return max(lowest, min(last) - max(BELOW, 2 * (max(last) - min(last))))
-
-
-def _draw_costs(axes: "Axes", metric: str, curves: Sequence[Curve], cost_label: str) -> list[str]:
-    """Draw the best values over a cost; return a line for each run whose cost is unknown."""
-    messages: list[str] = []
-    points: list[tuple[float, float, int]] = []
-    for number, curve in enumerate(curves):
-        if curve.cost is None:
-            messages.append(f"left out of the second panel: {curve.name}, {cost_label} is unknown")
-            continue
-        marker = style(number) | {"linestyle": "none"}
-        axes.plot([curve.cost], [curve.best], markersize=6, **marker)
-        points.append((curve.cost, curve.best, number + 1))
-
-    axes.set_xlabel(cost_label)
-    axes.set_ylabel(f"best {metric} (percent)")
+def _draw_costs(axes: "Axes", metric: str, runs: Sequence[Run], cost: str) -> None:
+    """Draw the best values of runs over their costs, where these are known."""
+    for number, run in enumerate(runs):
+        spent, best = run.cost(cost), run.value
+        if spent is not None and best is not None:
+            marker = style(number) | {"linestyle": "none"}
+            axes.plot([spent], [best], markersize=6, **marker)
     axes.margins(0.08)
+    axes.set(xlabel=COSTS[cost], ylabel=f"best {metric} (percent)")
     axes.grid(alpha=0.3)
     set_title(axes, f"best {metric} against its cost")
-    _write_numbers(axes, points)
-    return messages
-
-
-def _write_numbers(axes: "Axes", points: Sequence[tuple[float, float, int]]) -> None:
-    """Write the numbers of runs beside their points: x, y and number."""
-    left, right = axes.get_xlim()
-    bottom, top = axes.get_ylim()
-    near = NEAR * (right - left), NEAR * (top - bottom)
-    for x, y, numbers in share_numbers(points, near):
-        axes.annotate(numbers, (x, y), xytext=(5, 3), textcoords="offset points", fontsize=SMALL)
-
-
-def share_numbers(
-    points: Sequence[tuple[float, float, int]], near: tuple[float, float]
-) -> list[tuple[float, float, str]]:
-    """Return position and text of the numbers of points; points that nearly coincide share one.
-
-    Args:
-        points: x, y and number.
-        near: distances in x and y that are too small for two numbers.
-    """
-    labels: list[tuple[float, float, str]] = []
-    for x, y, number in points:
-        for index, (other_x, other_y, numbers) in enumerate(labels):
-            if abs(x - other_x) < near[0] and abs(y - other_y) < near[1]:
-                labels[index] = (other_x, other_y, f"{numbers}, {number}")
-                break
-        else:
-            labels.append((x, y, str(number)))
-    return labels
 
 
 def parser() -> argparse.ArgumentParser:

@@ -26,7 +26,7 @@ from mldec.config.compose import COMPLETION, config_dir, explain, parse, prepare
 from mldec.config.schema import Config
 from mldec.errors import CheckpointError, ConfigError, one_line, printable, say, writing
 from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
-from mldec.runtime.cli import VERSION, said_once
+from mldec.runtime.cli import VERSION
 from mldec.runtime.devices import Precision
 
 if TYPE_CHECKING:
@@ -41,16 +41,7 @@ log = logging.getLogger("mldec")
 
 
 def run(config: Config, directory: Path) -> None:
-    """Check the config, lock the folder of the run, and train there.
-
-    Args:
-        config: as the user gave it.
-        directory: of the run.
-
-    Raises:
-        UserError: for a wrong setting, or data or files that cannot be used.
-        Stopped: after a signal.
-    """
+    """Check the config, lock the folder of the run, and train there."""
     # Set before torch is imported: threads that wait by spinning make a CPU run ten times slower
     # beside any other busy process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -60,16 +51,21 @@ def run(config: Config, directory: Path) -> None:
     from mldec.files.run_lock import RunLock
     from mldec.runtime import distributed
     from mldec.runtime.cli import to_console
-    from mldec.runtime.memory import keep_freed_memory
+    from mldec.runtime.facts import keep_freed_memory
     from mldec.runtime.signals import listening
     from mldec.training.monitor import require_trackers
     from mldec.training.optim import check_trainable
 
+    # 1. What is wrong with the settings is said before any file or device is touched.
     keep_freed_memory()
     require_trackers(config.log)
     checkpoint.check_start(config)
     parts = build.complete(build.check(config))
-    check_trainable(build.recorded(config, parts), partial(build.backbone, parts, pretrained=False))
+    # The recorded config has all arguments of all parts, so that later defaults do not change it.
+    config = build.recorded(config, parts)
+    check_trainable(config)
+
+    # 2. The device.
     if config.train.deterministic:
         # cuBLAS is deterministic only with this workspace.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -78,44 +74,32 @@ def run(config: Config, directory: Path) -> None:
     distributed.prepare_device(device, tf32=config.train.tf32)
     torch.backends.cudnn.benchmark = not config.train.deterministic
 
+    # 3. The processes, and the folder: only the main process reads and writes it, since nodes need
+    # not share a disk. A batch that the processes cannot share is refused before it is touched.
     with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
         to_console()
-        # Before the folder is touched: a batch that the processes cannot share is refused.
         config = config.on(distributed.world_size())
-
-        # Only the main process reads and writes the folder of the run: nodes need not share a disk.
         distributed.on_main(lock.take)
         _train(config, parts, directory, device, stop)
 
 
 def _train(
-    given: Config, parts: "Parts", directory: Path, device: "torch.device", stop: "StopRequest"
+    config: Config, parts: "Parts", directory: Path, device: "torch.device", stop: "StopRequest"
 ) -> None:
-    """Build the parts of a run, resume or initialise it, and train.
-
-    Args:
-        given: the config as the user gave it, on these processes.
-        parts: of the run, checked.
-        directory: of the run, locked by this process.
-        device: to train on.
-        stop: turns true when the run should end.
-    """
+    """Build the parts of a run in its locked folder, resume or initialise it, and train."""
     import torch
 
     from mldec import build, checkpoint
     from mldec.data.loader import training_labels
     from mldec.losses.partial import save_estimate
-    from mldec.model import TokenClassifier
     from mldec.runtime import distributed
-    from mldec.training.frozen_features import with_tokens
     from mldec.training.log import RunLog
     from mldec.training.trainer import Trainer
 
-    # The recorded config has all arguments of all parts, so that later defaults do not change it.
-    config = build.recorded(given, parts)
     saved = distributed.on_main(partial(find_start, config, directory))
     path, saved_checkpoint = saved or (None, None)
-    precision = used_precision(config.train.precision, saved_checkpoint, device)
+    wanted = config.train.precision
+    precision = used_precision(wanted, saved_checkpoint, device)
     config = replace(config, train=replace(config.train, precision=precision))
 
     # The weights of a checkpoint replace pretrained ones: those need not be downloaded.
@@ -129,6 +113,9 @@ def _train(
 
     model.to(device)
     if config.train.cache_features:
+        from mldec.model import TokenClassifier
+        from mldec.training.frozen_features import with_tokens
+
         # The tokens are those of the weights that the run goes on from.
         if path and saved_checkpoint:
             checkpoint.load_strict(model, saved_checkpoint.model, path)
@@ -137,26 +124,24 @@ def _train(
 
     folder = directory / "checkpoints"
     trainer = Trainer(config, model, loss, data, folder=folder, device=device, stop=stop)
-
-    lines = 0
     if path and saved_checkpoint:
         trainer.resume(saved_checkpoint, path)
-        # The log of another run stays in its folder: this one starts with an empty log.
-        if _is_inside(path, directory):
-            lines = trainer.lines
+    # The log of another run stays in its folder: this one starts with an empty log.
+    lines = trainer.lines if path and _is_inside(path, directory) else 0
+
     # What it holds is copied: a run of days need not keep it in memory.
     del saved, saved_checkpoint
     facts = distributed.on_main(partial(_open_folder, directory, trainer))
 
     step, tracked = trainer.learner.step, trainer.config
     with closing(RunLog(directory, step=step, lines=lines, tracked=tracked)) as run_log:
-        _describe(trainer, given.train.precision, path)
+        _describe(trainer, wanted, path)
         trainer.fit(run_log)
 
         log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
         best = trainer.best
         facts = replace(facts, best=asdict(best), ended=trainer.ended)
-        distributed.on_main(partial(_write_facts, directory, facts))
+        distributed.on_main(partial(_write, directory / RUN_FILE, facts.to_json()))
         log.info(
             f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): "
             f"{folder}/best.pt"
@@ -171,14 +156,12 @@ def _train(
 def _describe(trainer: "Trainer", wanted: Precision, resumed: Path | None) -> None:
     """Write the first lines of the log: what is run, on what, from which weights, and warnings."""
     from mldec.runtime import distributed
-    from mldec.training.trainer import few_per_batch_norm, groups, opening, start_weights
+    from mldec.training.trainer import few_per_batch_norm, opening, start_weights
 
     config, commit = trainer.config, trainer.git or "none"
     log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
     log.info(opening(trainer, wanted))
     log.info(start_weights(config, resumed))
-    if line := groups(config.head, len(trainer.data.train.classes)):
-        log.info(line)
 
     # They are about the run: once for all processes.
     slow = config.train.precision.warning(trainer.device)
@@ -193,11 +176,6 @@ def used_precision(
     """Return the precision that a run uses on a device, for its record.
 
     A resumed run keeps what it has used so far, if that is what the setting meant where it began.
-
-    Args:
-        wanted: as the user gave it.
-        saved: the checkpoint to resume from, if any.
-        device: that trains.
     """
     if saved is not None:
         before = Precision(saved.config["train"]["precision"])
@@ -207,14 +185,7 @@ def used_precision(
 
 
 def find_start(config: Config, directory: Path) -> "tuple[Path, Checkpoint] | None":
-    """Read the checkpoint to resume from, if any.
-
-    Returns:
-        The path of the version that was read, and the checkpoint; None for a new run.
-
-    Raises:
-        CheckpointError: from `resume_point`, or if no version of that checkpoint can be read.
-    """
+    """Read the newest version of the checkpoint to resume from that is not damaged, if any."""
     from mldec import checkpoint
 
     last = resume_point(config, directory)
@@ -225,26 +196,13 @@ def resume_point(config: Config, directory: Path) -> Path | None:
     """Return the path of the checkpoint to resume from, if any.
 
     The file itself may be missing if an older version of it is there.
-
-    Args:
-        config: for `resume`: null, "auto" or the path of a checkpoint.
-        directory: of the run.
-
-    Raises:
-        CheckpointError: if the folder holds a run and `resume` is null, or if the named checkpoint
-            does not exist or is of another folder.
     """
-    from mldec.checkpoint import hub
-    from mldec.files.torch_files import SUFFIX
-
     last = directory / "checkpoints" / "last.pt"
     holds_run = any(last.parent.glob("last*.pt"))
 
     # torchrun restarts all processes after one of them failed, with the same command.
     is_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    if is_restarted and holds_run:
-        return last
-    if config.resume == "auto":
+    if config.resume == "auto" or (is_restarted and holds_run):
         return last if holds_run else None
 
     # A run is never replaced unless the user says so.
@@ -256,7 +214,7 @@ def resume_point(config: Config, directory: Path) -> Path | None:
         return None
 
     path = Path(config.resume)
-    if config.resume.startswith(hub.SCHEME) or path.suffix == SUFFIX:
+    if config.resume.startswith("hf:") or path.suffix == ".safetensors":
         raise CheckpointError(
             f"resume={config.resume}: a published checkpoint holds no training state; pass "
             f"init={config.resume} to start from its weights"
@@ -280,32 +238,28 @@ def _is_inside(path: Path, directory: Path) -> bool:
 
 def _open_folder(directory: Path, trainer: "Trainer") -> RunFacts:
     """Create the folders of a run, write config.yaml and run.json, and return the facts in it."""
-    from mldec.files import torch_files
     from mldec.training.trainer import run_facts
 
-    config_file = directory / "config.yaml"
-    with writing(config_file, of_run=True):
+    with writing(directory, of_run=True):
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
-        torch_files.write_text(config_file, to_yaml(trainer.config))
-
+    _write(directory / "config.yaml", to_yaml(trainer.config))
     facts = run_facts(trainer)
-    _write_facts(directory, facts)
+    _write(directory / RUN_FILE, facts.to_json())
     return facts
 
 
-def _write_facts(directory: Path, facts: RunFacts) -> None:
-    """Write run.json."""
+def _write(path: Path, text: str) -> None:
+    """Write a file of the run."""
     from mldec.files import torch_files
 
-    path = directory / RUN_FILE
     with writing(path, of_run=True):
-        torch_files.write_text(path, facts.to_json())
+        torch_files.write_text(path, text)
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
 def app(node: DictConfig) -> None:
     """Do one run, or one of a sweep, in the folder that Hydra chose."""
-    with one_line(said_once):
+    with one_line():
         hydra_config = HydraConfig.get()
         under_torchrun = os.environ.get("WORLD_SIZE", "1") != "1"
         if under_torchrun and hydra_config.mode is RunMode.MULTIRUN:
@@ -331,12 +285,11 @@ def show(node: DictConfig) -> None:
 
     with one_line():
         config = parse(node).on(processes=1)
-        parts = build.check(config)
+        config = build.recorded(config, build.check(config))
         device = distributed.pick_device(config.device)
         config.train.precision = used_precision(config.train.precision, None, device)
-        recorded = build.recorded(config, parts)
-        check_trainable(recorded, partial(build.backbone, parts, pretrained=False))
-        say(*to_yaml(recorded).splitlines())
+        check_trainable(config)
+        say(*to_yaml(config).splitlines())
 
 
 def choose_task(arguments: list[str]) -> tuple[Callable[[], None], list[str]]:
@@ -363,10 +316,9 @@ def main() -> None:
         print(VERSION)
         return
 
-    with one_line(said_once):
+    with one_line():
         task, arguments = choose_task(sys.argv[1:])
         sys.argv[1:] = prepare(arguments)
-
         # Shells complete the name of a command: they cannot complete `python -m`.
         if any(argument.startswith(COMPLETION) for argument in sys.argv[1:]):
             sys.argv[0] = "mldec-train"

@@ -55,7 +55,7 @@ resume: the moving average goes on from the raw weights
 - load_strict(self.ema.module, saved.ema or {}, path)
 + load_strict(self.ema.module, saved.model, path)
 resume: the optimiser forgets its state
-- self.optimizer.load_state_dict(optimizer_state)
+- load_state(self.optimizer, saved.optimizer)
 + self.optimizer.state.clear()
 resume: the loss forgets the class priors that it has estimated
 - self.loss.load_state_dict(saved.loss)
@@ -123,9 +123,9 @@ losses: selective partial ASL drops annotated labels too
 losses: cross-entropy is averaged over the classes
 - return -losses.sum() / len(logits)
 + return -losses.mean()
-losses: ZLPR lacks its margin at 0
-- return torch.logsumexp(F.pad(exponents, (0, 1)), dim=1)
-+ return torch.logsumexp(exponents, dim=1)
+losses: the weight of positives is that of negatives
+- return (negatives / positives).clamp(max=cap).float()
++ return (positives / negatives).clamp(max=cap).float()
 losses: a mean loss counts each micro-batch as a whole batch
 - share = len(images) / images_in_step if self.loss.reduction == "mean" else 1.0
 + share = 1.0
@@ -166,8 +166,8 @@ checkpoints: the moving average is loaded, whatever scored best
 - chosen = self.best.weights if name is None else name
 + chosen = "ema" if name is None else name
 checkpoints: a file that differs from its checksum is read
-- if sha256_of(path) not in known_hashes(path):
-+ if not known_hashes(path):
+- if has_record and hashlib.file_digest(file, "sha256").hexdigest() not in known_hashes(path):
++ if has_record and not known_hashes(path):
 checkpoints: tensors change while they are written
 - return value.detach().to("cpu", copy=True)
 + return value.detach().to("cpu")
@@ -181,8 +181,8 @@ checkpoints: older versions of a damaged checkpoint are not tried
 - paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()]
 + paths = [path]
 readers: the images of COCO are in the order of the file
-- rows = {image: row for row, image in enumerate(sorted(index.imgs))}
-+ rows = {image: row for row, image in enumerate(index.imgs)}
+- rows = {image: row for row, image in enumerate(sorted(images))}
++ rows = {image: row for row, image in enumerate(images)}
 readers: of several objects of a class of VOC, the last decides
 - labels[name] = labels.get(name, DIFFICULT) if is_difficult else 1
 + labels[name] = DIFFICULT if is_difficult else 1
@@ -195,15 +195,15 @@ readers: an empty cell of a CSV file is a negative
 readers: zero-shot evaluation on all images keeps those with an unseen class only
 - used = images if self.val_images == "all" else with_unseen
 + used = with_unseen
-report: the envelope of the precision runs over lower recalls
-- envelope = np.maximum.accumulate(precision[::-1])[::-1]
-+ envelope = np.maximum.accumulate(precision)
+metrics: the envelope of the precision runs over lower recalls
+- envelope = np.maximum.accumulate(precision)
++ envelope = np.maximum.accumulate(precision[::-1])[::-1]
 report: the intervals hold 90 % instead of 95 %
 - low, high = np.percentile(values, (2.5, 97.5), axis=0)
 + low, high = np.percentile(values, (5, 95), axis=0)
 report: two models are compared by unpaired resamples
-- gaps = first.resampled.metrics[name] - second.resampled.metrics[name]
-+ gaps = first.resampled.metrics[name] - second.resampled.metrics[name][::-1]
+- name: own.resampled[name] - numbers.resampled[name]
++ name: own.resampled[name] - numbers.resampled[name][::-1]
 report: missed images with the highest scores come first
 - "missed": (~decided & (labels == 1), scores),
 + "missed": (~decided & (labels == 1), -scores),

@@ -18,10 +18,9 @@ LAYERS = [
     ("mldec.build",),
     ("mldec.checkpoint",),
     ("mldec.evaluation",),
-    ("mldec.calibration", "mldec.evaluate", "mldec.predict", "mldec.training"),
+    ("mldec.calibrate", "mldec.evaluate", "mldec.predict", "mldec.training"),
     (
         "mldec.benchmark",
-        "mldec.calibrate",
         "mldec.check_data",
         "mldec.demo",
         "mldec.export",

@@ -18,7 +18,7 @@ class OpenClipBackbone(Backbone):
     """Turn images into one token each: the embedding that a tower of open_clip gives them.
 
     It is the tower as it was trained, with its own pooling and projection, and has no tokens of the
-    parts of an image. Its weights come with a checkpoint, see `mldec.checkpoint.towers`. The
+    parts of an image. Its weights come with a checkpoint, see `mldec.checkpoint.clip`. The
     attributes `network`, `mean` and `std` are public because their names are keys of a checkpoint;
     `num_features` is the width of the embedding.
 
@@ -50,45 +50,29 @@ class OpenClipBackbone(Backbone):
         self.num_features = embed_dim
         self.norm = nn.Identity()
 
+        # timm would also take the address of a repository or a folder, and read it.
+        trunk = vision.get("timm_model_name")
+        if trunk is not None and not timm.is_model(str(trunk).partition(".")[0]):
+            raise ConfigError(f"backbone.vision.timm_model_name={trunk}: timm has no such network")
+
+        try:
+            from open_clip.model import _build_vision_tower
+        except ImportError as error:
+            raise ConfigError(
+                f"backbone.name={name}: an image tower of open_clip needs open-clip-torch; "
+                f"run pip install 'mldec[text]'"
+            ) from error
+
         description = {**vision, **_ALWAYS, "image_size": image_size}
-        self.network = _tower(name, embed_dim, description, quick_gelu=quick_gelu)
+        try:
+            self.network = _build_vision_tower(embed_dim, description, quick_gelu)
+        except Exception as error:
+            raise ConfigError(
+                f"backbone.vision: open_clip cannot build the image tower of {name} "
+                f"({brief(error)})"
+            ) from error
         self._try_out(image_size, image_size)
 
     def _tokens(self, images: Tensor) -> Tensor:
         embedding: Tensor = self.network(images)
         return embedding[:, None]
-
-    def _check_tokens(self, tokens: Tensor) -> None:
-        """Any embedding will do: an image has one."""
-
-
-def _tower(
-    name: str, embed_dim: int, description: dict[str, Any], *, quick_gelu: bool
-) -> nn.Module:
-    """Build an image tower without weights; see `OpenClipBackbone`.
-
-    Raises:
-        ConfigError: if it cannot be built.
-    """
-    # timm would also take the address of a repository or a folder, and read it.
-    trunk = description.get("timm_model_name")
-    if trunk is not None and not timm.is_model(str(trunk).partition(".")[0]):
-        raise ConfigError(f"backbone.vision.timm_model_name={trunk}: timm has no such network")
-
-    try:
-        from open_clip.model import _build_vision_tower
-    except ImportError as error:
-        raise ConfigError(
-            f"backbone.name={name}: an image tower of open_clip needs open-clip-torch; "
-            f"run pip install 'mldec[text]'"
-        ) from error
-
-    try:
-        tower = _build_vision_tower(embed_dim, description, quick_gelu)
-    except Exception as error:
-        # A constructor may raise anything for values that it does not expect.
-        raise ConfigError(
-            f"backbone.vision: open_clip cannot build the image tower of {name} ({brief(error)})"
-        ) from error
-    assert isinstance(tower, nn.Module)
-    return tower

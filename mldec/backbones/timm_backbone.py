@@ -1,19 +1,17 @@
 """Backbones of timm, and what all backbones share."""
 
 import inspect
-import re
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import huggingface_hub
 import timm
 import torch
-from huggingface_hub.utils import EntryNotFoundError, get_session
-from timm.models import get_arch_pretrained_cfgs, get_pretrained_cfg, load_state_dict
+from timm.models import load_state_dict
 from timm.models._manipulate import group_with_matcher  # in its __all__, and exported nowhere else
 from torch import Tensor, nn
 
@@ -25,28 +23,17 @@ from mldec.backbones.tokens import (
     timm_tokens,
     try_out,
 )
-from mldec.errors import ConfigError, brief, suggest
+from mldec.errors import ConfigError, brief
 
 # B batch, H and W image height and width in pixels, N tokens, C backbone width
 
-FEATURE_NORMS = ["auto", "none", "pretrained", "new"]
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the names of weights in a repository
-REMEDY = (
-    "give a file with backbone.pretrained=FILE, "
-    "or backbone.pretrained=false to start from random weights"
-)
+FeatureNorm = Literal["auto", "none", "pretrained", "new"]
 
 
 class Backbone(nn.Module):
     """Turn images into tokens: scale and normalise the images, and run a network.
 
-    Args:
-        name: of the network, for messages.
-        mean: of the three channels, for images in [0, 1].
-        std: likewise.
-
-    Raises:
-        ConfigError: unless mean and std are three numbers each, and std is positive.
+    Mean and deviation are those of the three channels, for images in [0, 1].
     """
 
     mean: Tensor
@@ -59,22 +46,19 @@ class Backbone(nn.Module):
         self._name = name
 
         # Buffers, because the normalisation belongs to the weights: a checkpoint must hold it.
-        self.register_buffer("mean", _channels("mean", mean))
-        self.register_buffer("std", _channels("std", std))
+        for setting, values in (("mean", mean), ("std", std)):
+            if len(values) != 3 or (setting == "std" and min(values) <= 0):
+                raise ConfigError(
+                    f"backbone.{setting}={list(values)}: "
+                    f"give red, green and blue in [0, 1]; std is above 0"
+                )
+            channels = torch.tensor([float(value) for value in values])
+            self.register_buffer(setting, channels.view(3, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the tokens of a batch of images.
+        """Compute the tokens [B, N, C] of a batch of images, row by row over the image.
 
-        Args:
-            images: [B, 3, H, W], uint8 in 0..255, or floating point that is in [0, 1] already.
-
-        Returns:
-            [B, N, C], row by row over the image.
-
-        Raises:
-            ValueError: for images of another type.
-            MisfitError: if the features of the network are neither a map nor a sequence of C
-                channels.
+        Images [B, 3, H, W] are uint8 in 0..255, or floating point that is in [0, 1] already.
         """
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255
@@ -94,22 +78,9 @@ class Backbone(nn.Module):
 
     def _check_tokens(self, tokens: Tensor) -> None:
         """Raise a `MisfitError` unless the tokens [1, N, C] are all of the image."""
-        raise NotImplementedError
 
     def _try_out(self, height: int, width: int) -> tuple[Tensor, set[str]]:
-        """Run one image through the network, on the meta device.
-
-        Args:
-            height: of the image, in pixels.
-            width: of the image, in pixels.
-
-        Returns:
-            The tokens [1, N, C], without values, and the names of the parameters that they do not
-            depend on.
-
-        Raises:
-            ConfigError: if the network fails on such an image, or its features are not supported.
-        """
+        """Run one image through the network without memory: see `try_out`."""
         try:
             tokens, unused = try_out(self, (3, height, width))
             self._check_tokens(tokens)
@@ -119,122 +90,77 @@ class Backbone(nn.Module):
             ) from error
         return tokens, unused
 
-
-def check_feature_norm(feature_norm: str) -> None:
-    """Check the setting `feature_norm`.
-
-    Raises:
-        ConfigError: if it is none of `FEATURE_NORMS`.
-    """
-    if feature_norm not in FEATURE_NORMS:
-        raise ConfigError(
-            f"backbone.feature_norm={feature_norm}: unknown{suggest(feature_norm, FEATURE_NORMS)}"
-        )
-
-
-def no_pretrained_norm(name: str) -> ConfigError:
-    """Return the error for feature_norm=pretrained where a network has no such norm."""
-    return ConfigError(
-        f"backbone.feature_norm=pretrained: {name} has no norm behind its pooling; use auto or new"
-    )
+    def _refusal(self, setting: str, fault: str) -> ConfigError:
+        """Return the error for a setting that the network does not have."""
+        return ConfigError(f"backbone.{setting}: {self._name} {fault}; leave it out")
 
 
 def check_drop_path(drop_path: float) -> None:
-    """Check the setting `drop_path`.
-
-    Raises:
-        ConfigError: unless it is in [0, 1).
-    """
+    """Raise a `ConfigError` unless the rate is in [0, 1)."""
     if not 0 <= drop_path < 1:
         raise ConfigError(f"backbone.drop_path={drop_path}: give a rate in [0, 1)")
 
 
-def _channels(setting: str, values: Sequence[float]) -> Tensor:
-    """Return three values, one per channel, as a tensor [3, 1, 1]."""
-    if len(values) != 3 or (setting == "std" and min(values) <= 0):
-        raise ConfigError(
-            f"backbone.{setting}={list(values)}: give red, green and blue in [0, 1]; std is above 0"
-        )
-
-    return torch.tensor([float(value) for value in values]).view(3, 1, 1)
-
-
-def no_checkpointing(name: str) -> ConfigError:
-    """Return the error for checkpointing=true where a network does not support it."""
-    return ConfigError(f"backbone.checkpointing=true: {name} does not support it; leave it out")
-
-
-def weights_misfit(name: str, pretrained: bool | str, reason: str) -> ConfigError:
-    """Return the error for weights that do not fit the network.
-
-    Args:
-        name: of the network.
-        pretrained: True for published weights, or the path of a file.
-        reason: what does not fit.
-    """
-    value = "true" if pretrained is True else pretrained
-    misfit = f"the weights do not fit {name} with these settings ({reason})"
-    return ConfigError(f"backbone.pretrained={value}: {misfit}; {REMEDY}")
-
-
-def weights_from_file(path: str) -> dict[str, Any]:
-    """Read the weights in a file of plain tensors.
-
-    Raises:
-        ConfigError: if the file is missing, or is not a .safetensors or .pth file of plain tensors.
-    """
+def read_weights(path: str) -> dict[str, Any]:
+    """Read a file of plain tensors."""
     file = Path(path).expanduser()
     if not file.is_file():
-        raise ConfigError(f"backbone.pretrained={path}: no such file; {REMEDY}")
+        raise ValueError("no such file")
 
     try:
         state = load_state_dict(str(file), weights_only=True)
         # timm would treat an empty dictionary as none, and download weights.
-        if not state:
-            raise ValueError("no tensors")
+        assert state, "no tensors"
     except Exception as error:
         # The messages about a broken or hostile file are long and do not help a user.
-        fault = "not a .safetensors or .pth file of plain tensors"
-        raise ConfigError(f"backbone.pretrained={path}: {fault}; {REMEDY}") from error
-    return state
+        raise ValueError("not a .safetensors or .pth file of plain tensors") from error
+    return dict(state)
 
 
-def hub_file(repository: str, filenames: Sequence[str]) -> str:
-    """Return the local path of a repository's file, downloaded if it is not in the cache.
+@contextmanager
+def loading(name: str, pretrained: bool | str) -> Iterator[None]:
+    """Turn whatever happens while weights are loaded into one line that names them.
 
-    Args:
-        repository: on the hub, OWNER/NAME.
-        filenames: the first one that the repository holds is taken.
-
-    Raises:
-        FileNotFoundError: if the repository holds none of the files.
-        Exception: any of huggingface_hub, if the download fails.
+    A second network, from which they are copied, draws random numbers. Those drawn afterwards, for
+    the head, are the same with and without pretrained weights.
     """
-    for offline in (True, False):
-        # Without a network, this request fails at once, whereas a download retries for a minute.
-        if not offline:
-            get_session().head(huggingface_hub.constants.ENDPOINT, timeout=10)
-        for filename in filenames:
-            with suppress(EntryNotFoundError):
-                return huggingface_hub.hf_hub_download(
-                    repository, filename, local_files_only=offline
-                )
+    try:
+        # torch reports a download on standard output, which is for results.
+        with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr), quick_hub():
+            yield
+    except Exception as error:
+        value = "true" if pretrained is True else pretrained
+        # torch names the tensors that do not fit in further lines.
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+        raise ConfigError(
+            f"backbone.pretrained={value}: the weights of {name} cannot be used ({reason}); "
+            f"give a file with backbone.pretrained=FILE, "
+            f"or backbone.pretrained=false to start from random weights"
+        ) from error
 
-    raise FileNotFoundError(f"no {' or '.join(filenames)} in this repository")
 
+@contextmanager
+def quick_hub() -> Iterator[None]:
+    """Use only the cache where the hub does not answer: each download would be retried."""
+    constants = huggingface_hub.constants
+    before = constants.HF_HUB_OFFLINE
+    try:
+        if not before:
+            huggingface_hub.get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception:
+        constants.HF_HUB_OFFLINE = True
 
-# B batch, H and W image height and width in pixels, N tokens, C backbone width
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
 
 # Arguments of timm that model_args must not hold. Some are settings of the backbone, and one of the
 # two values would be ignored silently; `checkpoint_path` and `pretrained_cfg` would read a file or
 # an address that nobody asked for.
 _RESERVED = {"num_classes", "in_chans", "img_size", "drop_path_rate", "features_only"} | {
     argument for argument in inspect.signature(timm.create_model).parameters if argument != "kwargs"
-}
-# timm's arguments -> our settings, where the names differ.
-_SETTINGS = {
-    "img_size": "image_size",
-    "drop_path_rate": "drop_path",
 }
 
 
@@ -275,36 +201,53 @@ class TimmBackbone(Backbone):
         image_size: int | None = None,
         drop_path: float = 0.0,
         checkpointing: bool = False,
-        feature_norm: str = "auto",
+        feature_norm: FeatureNorm = "auto",
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         model_args: dict[str, Any] | None = None,
     ) -> None:
-        arguments = _arguments(name, image_size, drop_path, model_args or {})
+        check_drop_path(drop_path)
+        # Not every network takes these two, so they are passed on only if they are set.
+        arguments = dict(model_args or {})
+        if clash := sorted(_RESERVED & arguments.keys()):
+            raise ConfigError(
+                f"backbone.model_args.{clash[0]}: not to be set here; use the settings of the "
+                f"backbone"
+            )
+        if image_size is not None:
+            arguments["img_size"] = image_size
+        if drop_path:
+            arguments["drop_path_rate"] = drop_path
+
         network = _create(name, num_classes=0, **arguments)
         cfg = network.pretrained_cfg
         super().__init__(
             name, cfg["mean"] if mean is None else mean, cfg["std"] if std is None else std
         )
-
         self.network = network
         self.num_features = network.num_features
         self.norm = nn.LayerNorm(self.num_features) if feature_norm == "new" else nn.Identity()
 
-        self._norm_path = _norm_path(self.network, name, feature_norm)
+        self._norm_path: str | None = None
+        if feature_norm in ("auto", "pretrained"):
+            self._norm_path = norm_behind_pooling(network)
+        if feature_norm == "pretrained" and self._norm_path is None:
+            raise self._refusal("feature_norm=pretrained", "has no norm behind its pooling")
+
         side_lengths = (image_size, image_size) if image_size else cfg["input_size"][-2:]
         _, unused = self._try_out(*side_lengths)
         freeze(self, unused)
 
         if checkpointing:
             try:
-                self.network.set_grad_checkpointing(True)
+                network.set_grad_checkpointing(True)
             except (AttributeError, AssertionError) as error:
-                raise no_checkpointing(name) from error
+                raise self._refusal("checkpointing=true", "does not support it") from error
 
         # At the end, so that nothing is downloaded before all other settings are known to be good.
         if pretrained:
-            _load_weights(self.network, name, pretrained, arguments)
+            with loading(name, pretrained):
+                _load_weights(network, name, pretrained, arguments)
 
     def layers_below_head(self) -> dict[str, int]:
         """Return how many layers each parameter is below the head of the model, by its name.
@@ -335,20 +278,11 @@ class TimmBackbone(Backbone):
         check_patches(self.network, tokens)
 
 
-def _arguments(
-    name: str, image_size: int | None, drop_path: float, model_args: dict[str, Any]
-) -> dict[str, Any]:
-    """Check the settings and return timm's keyword arguments.
-
-    A setting that is left at its default is not passed on, because not every network takes it.
-
-    Raises:
-        ConfigError: for an unknown network or tag, a rate out of range, or a reserved argument.
-    """
-    architecture, _, tag = name.partition(".")
-
-    # timm would also take the address of a repository or a folder here, and read it while building
-    # the network. Only its registry is allowed.
+# Any: timm's networks have no common interface that a type checker could know.
+def _create(name: str, **arguments: Any) -> Any:
+    """Build a network of timm's registry without weights."""
+    # timm would also take the address of a repository or a folder here, and read it.
+    architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
         near = get_close_matches(architecture, timm.list_models(), n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() names all"
@@ -356,103 +290,42 @@ def _arguments(
             f"backbone.name={name}: timm {timm.__version__} has no such network; {hint}"
         )
 
-    tags = [known.partition(".")[2] for known in get_arch_pretrained_cfgs(architecture)]
-    if tag and tag not in tags:
-        raise ConfigError(
-            f"backbone.name={name}: {architecture} has no weights of this tag{suggest(tag, tags)}"
-        )
-
-    check_drop_path(drop_path)
-    if clash := sorted(_RESERVED & model_args.keys()):
-        raise ConfigError(
-            f"backbone.model_args.{clash[0]}: not to be set here; use the settings of the backbone"
-        )
-
-    size = {} if image_size is None else {"img_size": image_size}
-    return model_args | size | ({"drop_path_rate": drop_path} if drop_path else {})
-
-
-# Any: timm's networks have no common interface that a type checker could know.
-def _create(name: str, **arguments: Any) -> Any:
-    """Build a network without weights.
-
-    Raises:
-        ConfigError: if timm cannot build it with these arguments.
-    """
     try:
         return timm.create_model(name, **arguments)
     except Exception as error:
-        # An argument that the constructor does not have is a setting that this network does not
-        # take.
-        unknown = re.search(r"unexpected keyword argument\W+(?:s\W+)?(\w+)", str(error))
-        if isinstance(error, TypeError) and unknown:
-            setting = _SETTINGS.get(unknown[1], f"model_args.{unknown[1]}")
-            message = (
-                f"backbone.{setting}={arguments.get(unknown[1])}: "
-                f"{name} takes no such setting; leave it out"
-            )
-            raise ConfigError(message) from error
-
         settings = ", ".join(f"{key}={value}" for key, value in arguments.items())
         raise ConfigError(
-            f"backbone: timm cannot build {name} with {settings}: {brief(error)}"
+            f"backbone.name={name}: timm cannot build it with {settings} ({brief(error)}); "
+            f"use other settings"
         ) from error
-
-
-def _norm_path(network: Any, name: str, feature_norm: str) -> str | None:
-    """Return the path of the norm behind the pooling of a network, such as `head.norm` of ConvNeXt.
-
-    None if there is no such norm, or `feature_norm` does not use it.
-
-    Raises:
-        ConfigError: for an unknown `feature_norm`, or `pretrained` for a network without such a
-            norm.
-    """
-    check_feature_norm(feature_norm)
-    if feature_norm in ("none", "new"):
-        return None
-
-    path = norm_behind_pooling(network)
-    if path is None and feature_norm == "pretrained":
-        raise no_pretrained_norm(name)
-    return path
 
 
 def _load_weights(
     network: Any, name: str, pretrained: bool | str, arguments: dict[str, Any]
 ) -> None:
-    """Fill the whole network with published weights or those of a file.
+    """Fill the whole network with the weights that timm publishes, or those of a file.
 
     timm does not load strictly if the number of classes differs: layers that the weights lack stay
     random without a warning. So the weights go into a second network with their own number of
     classes, which timm fills strictly (adapting them as it does, to another image size for
     example), and from there into ours.
-
-    Args:
-        network: takes the weights; it has no classifier.
-        name: of the network in timm.
-        pretrained: True for timm's weights, or the path of a file.
-        arguments: the other arguments that the network was built with.
-
-    Raises:
-        ConfigError: if the weights are not available, or do not fit the network.
     """
-    state = _published(name) if pretrained is True else weights_from_file(str(pretrained))
-    num_classes = _num_classes(state, network)
+    num_classes, overlay = network.pretrained_cfg["num_classes"], None
+    if pretrained is not True:
+        # With an overlay, timm takes the weights from `state_dict` and downloads nothing.
+        state = read_weights(str(pretrained))
+        num_classes = _num_classes(state, network)
+        overlay = {"state_dict": state, "num_classes": num_classes, "label_offset": 0}
 
-    # With an overlay, timm takes the weights from `state_dict` and downloads nothing.
-    overlay = {"state_dict": state, "num_classes": num_classes, "label_offset": 0}
-    arguments = {**arguments, "num_classes": num_classes, "pretrained_cfg_overlay": overlay}
-    try:
-        # The second network draws random numbers, but the head must start alike with and without
-        # pretrained weights.
-        with torch.random.fork_rng(devices=[]):
-            weights = timm.create_model(name, pretrained=True, **arguments).state_dict()
-        network.load_state_dict({key: weights[key] for key in network.state_dict()})
-    except Exception as error:
-        # torch names the tensors in further lines.
-        reason = " ".join(str(error).split())[:160]
-        raise weights_misfit(name, pretrained, reason) from error
+    filled = timm.create_model(
+        name,
+        pretrained=True,
+        num_classes=num_classes,
+        pretrained_cfg_overlay=overlay,
+        **arguments,
+    )
+    weights = filled.state_dict()
+    network.load_state_dict({key: weights[key] for key in network.state_dict()})
 
 
 def _num_classes(state: dict[str, Any], network: Any) -> int:
@@ -468,32 +341,3 @@ def _num_classes(state: dict[str, Any], network: Any) -> int:
 
     # Our network has no classifier either. Otherwise let timm say what is wrong.
     return 0 if state.keys() == network.state_dict().keys() else cfg["num_classes"]
-
-
-def _published(name: str) -> dict[str, Any]:
-    """Return the weights that timm publishes for a network; they are downloaded only once.
-
-    Raises:
-        ConfigError: if there are none, or they cannot be downloaded.
-    """
-    cfg = get_pretrained_cfg(name)
-    if not cfg or not cfg.has_weights:
-        raise ConfigError(
-            f"backbone.pretrained=true: timm publishes no weights of {name}; {REMEDY}"
-        )
-
-    try:
-        if cfg.hf_hub_id:
-            return load_state_dict(hub_file(cfg.hf_hub_id, WEIGHTS), weights_only=True)
-
-        # torch reports a download on standard output, which is for results.
-        with redirect_stdout(sys.stderr):
-            return torch.hub.load_state_dict_from_url(
-                str(cfg.url), map_location="cpu", weights_only=True
-            )
-    except Exception as error:
-        address = (
-            f"{huggingface_hub.constants.ENDPOINT}/{cfg.hf_hub_id}" if cfg.hf_hub_id else cfg.url
-        )
-        fault = f"the weights of {name} cannot be had from {address} ({brief(error)})"
-        raise ConfigError(f"backbone.pretrained=true: {fault}; {REMEDY}") from error

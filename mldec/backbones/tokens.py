@@ -17,22 +17,14 @@ class MisfitError(ValueError):
 
 
 def misfit(features: str, width: int | None = None) -> MisfitError:
-    """Return the error for features of a form that is not supported.
-
-    Args:
-        features: their description.
-        width: the number of channels that they should have, if known.
-    """
+    """Return the error for such features, from their description and the width wanted, if known."""
     channels = "" if width is None else f" of {width} channels"
     return MisfitError(f"its features are {features}, not one map or sequence{channels}")
 
 
 # Any: timm's networks have no common interface that a type checker could know.
 def norm_behind_pooling(network: Any) -> str | None:
-    """Return the path of the norm behind the pooling of timm's network: `head.norm` of ConvNeXt.
-
-    None if there is no such norm.
-    """
+    """Return the path of the norm behind the pooling: `head.norm` of ConvNeXt, often None."""
     for path in ("head.norm", "fc_norm"):
         try:
             # Only norms over channels have this attribute. A norm of another width comes after a
@@ -51,18 +43,10 @@ def num_prefix_tokens(network: Any) -> int:
 
 
 def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tensor:
-    """Compute the tokens of a network of timm, without its class and register tokens.
+    """Compute the tokens [B, N, C] of a network of timm, without its class and register tokens.
 
-    Args:
-        network: its features are a map [B, C, H, W] or [B, H, W, C], or a sequence [B, N, C].
-        images: [B, 3, height, width], normalised.
-        norm_path: of a norm inside the network that is applied to the features; None for none.
-
-    Returns:
-        [B, N, C], row by row over the image.
-
-    Raises:
-        MisfitError: if the features have another form.
+    Its features are a map [B, C, H, W] or [B, H, W, C], or a sequence [B, N, C]. A norm inside the
+    network may be applied to them.
     """
     features = network.forward_features(images)
     shape = features.shape if isinstance(features, Tensor) else ()
@@ -82,11 +66,7 @@ def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tenso
 
 
 def check_patches(network: Any, tokens: Tensor) -> None:
-    """Check that tokens [B, N, C] of a network of timm are all of the image.
-
-    Raises:
-        MisfitError: if there are none, or more than patches: some are then class tokens.
-    """
+    """Raise a `MisfitError` for no tokens, or more than patches: some are then class tokens."""
     grid = getattr(getattr(network, "patch_embed", None), "grid_size", None)
     most = math.prod(grid) if grid else tokens.shape[1]
     if not 0 < tokens.shape[1] <= most:
@@ -96,18 +76,10 @@ def check_patches(network: Any, tokens: Tensor) -> None:
 
 
 def try_out(module: nn.Module, image_shape: tuple[int, ...]) -> tuple[Tensor, set[str]]:
-    """Run one image through a module on the meta device, in evaluation mode.
+    """Run one image through a module from images to tokens, on the meta device, in evaluation mode.
 
-    Args:
-        module: maps images to tokens [B, N, C].
-        image_shape: channels, height and width of the image.
-
-    Returns:
-        The tokens [1, N, C], without values, and the names of the parameters that they do not
-        depend on.
-
-    Raises:
-        MisfitError: if the module fails on such an image, or its features are not supported.
+    Returns the tokens [1, N, C], without values, and the names of the parameters that they do not
+    depend on. A module that fails on an image of this shape [C, H, W] is a `MisfitError`.
     """
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     names = [name for name, _ in module.named_parameters()]

@@ -6,23 +6,23 @@ import os
 import platform
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from mldec.errors import ConfigError, say
 from mldec.files.results import check_targets, to_json, write_result
 from mldec.runtime.cli import command, positive, run_command
-from mldec.runtime.memory import keep_freed_memory
 
-
-class Job(NamedTuple):
-    """A job: the function of its name, in the module of its name, is imported when it runs.
-
-    A `table` in that module returns the lines that are printed instead of the plain figures.
-    """
-
-    measures: str
-    add_options: Callable[[argparse.ArgumentParser], None] | None = None
-    takes_settings: bool = False  # key=value behind the options
+# A job is the function of its name in the module of its name, which is imported when it runs. A
+# `table` in that module returns the lines that are printed instead of the plain figures.
+JOBS = {
+    "throughput": "images/s of training and inference for an experiment, with random images",
+    "profile": "the parts of a training step, and its share of what the hardware can do",
+    "data": "the training transform taken apart, on one core, beside the official one",
+    "predict": "images/s of mldec.predict on photos of yours, beside decoding and the model alone",
+    "cost": "multiply-accumulates and parameters of tables 1 and 2, figures 5 and 6, beside the "
+    "paper",
+}
+OF_EXPERIMENTS = ("throughput", "profile")  # these take settings, key=value, behind the options
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -42,49 +42,81 @@ def add_experiment(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [options] [key=value ...], such as train.precision=bf16"
 
 
-def _data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    arguments = command("benchmark", str(__doc__))
+    commands = arguments.add_subparsers(required=True, dest="job", metavar="JOB", title="jobs")
+    jobs = {}
+    for name, measures in JOBS.items():
+        job = commands.add_parser(name, help=measures, description=f"Measure {measures}.")
+        job.add_argument(
+            "--json", metavar="FILE", help="write figures, hardware, versions, date, commit"
+        )
+        if name in OF_EXPERIMENTS:
+            add_experiment(job)
+        jobs[name] = job
+
+    jobs["data"].add_argument(
         "folder", nargs="?", metavar="FOLDER", help="of photos, beside a made picture"
     )
-
-
-def _profile(parser: argparse.ArgumentParser) -> None:
-    add_experiment(parser)
-    parser.add_argument(
+    jobs["profile"].add_argument(
         "--trace", metavar="FILE", help="write a trace of three steps for chrome://tracing"
     )
-
-
-def _predict(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="as for mldec.predict")
-    parser.add_argument("images", metavar="FOLDER", help="of images")
-    parser.add_argument(
+    predict = jobs["predict"]
+    predict.add_argument("checkpoint", help="as for mldec.predict")
+    predict.add_argument("images", metavar="FOLDER", help="of images")
+    predict.add_argument(
         "--count", type=positive, default=512, help="images per round (default 512)"
     )
-    parser.add_argument("--rounds", type=positive, default=5, help="timed (default 5)")
-    add_device(parser)
+    predict.add_argument("--rounds", type=positive, default=5, help="timed (default 5)")
+    add_device(predict)
+    return arguments
 
 
-JOBS = {
-    "throughput": Job(
-        "images/s of training and inference for an experiment, with random images",
-        add_experiment,
-        takes_settings=True,
-    ),
-    "profile": Job(
-        "the parts of a training step, and its share of what the hardware can do",
-        _profile,
-        takes_settings=True,
-    ),
-    "data": Job("the training transform taken apart, on one core, beside the official one", _data),
-    "predict": Job(
-        "images/s of mldec.predict on photos of yours, beside decoding and the model alone",
-        _predict,
-    ),
-    "cost": Job(
-        "multiply-accumulates and parameters of tables 1 and 2, figures 5 and 6, beside the paper"
-    ),
-}
+def parse() -> argparse.Namespace:
+    """Return the options of the command line, and in `settings` what follows them."""
+    args, settings = parser().parse_known_args()
+    if settings and args.job not in OF_EXPERIMENTS:
+        raise ConfigError(f"'{settings[0]}' is not understood: {args.job} takes no settings")
+
+    args.settings = settings
+    return args
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run a job, print its figures, and write them if asked to."""
+    # A file that cannot be written is refused now, not after minutes of measuring.
+    check_targets(args.json, getattr(args, "trace", None))
+
+    # As in training.
+    from mldec.runtime.facts import keep_freed_memory  # imports torch: not for --help
+
+    keep_freed_memory()
+    module = importlib.import_module(f"mldec.benchmark.{args.job}")
+    figures = getattr(module, args.job)(args)
+    report(args.job, figures, args.json, getattr(module, "table", listed))
+
+
+def listed(figures: dict[str, Any]) -> str:
+    """Return a line per figure."""
+    lines = []
+    for name, value in figures.items():
+        text = f"{value:,.4g}" if isinstance(value, float) else f"{value}"
+        lines.append(f"  {name:<36} {text}")
+    return "\n".join(lines)
+
+
+def report(
+    name: str,
+    figures: dict[str, Any],
+    file: str | None,
+    table: Callable[[dict[str, Any]], str] = listed,
+) -> None:
+    """Print the figures of a benchmark, and write them with the environment if a file is given."""
+    say(*table(figures).splitlines())
+    if file:
+        content = {"benchmark": name, "figures": figures, "environment": environment()}
+        write_result(file, to_json(content, indent=1) + "\n")
 
 
 def environment() -> dict[str, Any]:
@@ -108,72 +140,6 @@ def environment() -> dict[str, Any]:
     }
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    arguments = command("benchmark", str(__doc__))
-    commands = arguments.add_subparsers(required=True, dest="job", metavar="JOB", title="jobs")
-    for name, job in JOBS.items():
-        one = commands.add_parser(name, help=job.measures, description=f"Measure {job.measures}.")
-        one.add_argument(
-            "--json", metavar="FILE", help="write figures, hardware, versions, date, commit"
-        )
-        if job.add_options:
-            job.add_options(one)
-    return arguments
-
-
-def parse() -> argparse.Namespace:
-    """Return the options of the command line, and in `settings` what follows them.
-
-    Raises:
-        ConfigError: for settings that the job does not take.
-    """
-    args, settings = parser().parse_known_args()
-    if settings and not JOBS[args.job].takes_settings:
-        raise ConfigError(f"'{settings[0]}' is not understood: {args.job} takes no settings")
-
-    args.settings = settings
-    return args
-
-
-def run(args: argparse.Namespace) -> None:
-    """Run a job, print its figures, and write them if asked to."""
-    # A file that cannot be written is refused now, not after minutes of measuring.
-    check_targets(args.json, getattr(args, "trace", None))
-
-    # As in training.
-    keep_freed_memory()
-    module = importlib.import_module(f"mldec.benchmark.{args.job}")
-    figures = getattr(module, args.job)(args)
-    report(args.job, figures, args.json, getattr(module, "table", None))
-
-
-def report(
-    name: str,
-    figures: dict[str, Any],
-    file: str | None,
-    table: Callable[[dict[str, Any]], str] | None = None,
-) -> None:
-    """Print the figures of a benchmark, and write them with the environment if a file is given."""
-    say(*(table or _listed)(figures).splitlines())
-    if file:
-        content = {"benchmark": name, "figures": figures, "environment": environment()}
-        write_result(file, to_json(content, indent=1) + "\n")
-
-
-def _listed(figures: dict[str, Any]) -> str:
-    """Return a line per figure."""
-    lines = []
-    for name, value in figures.items():
-        text = f"{value:,.4g}" if isinstance(value, float) else f"{value}"
-        lines.append(f"  {name:<26} {text}")
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Run the command."""
     run_command(parse, run)
-
-
-if __name__ == "__main__":
-    main()

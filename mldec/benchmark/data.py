@@ -6,31 +6,34 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageEnhance, ImageOps
+from PIL import Image, ImageDraw, ImageEnhance
 from torchvision import transforms
 
-from mldec.data.images import FORMATS, check_decoder, open_image, read_image
+from mldec.benchmark import listed
+from mldec.benchmark.throughput import times_as_long
+from mldec.data.images import check_decoder, open_image, read_image
 from mldec.data.loader import TrainBatches, train_loader, unwrap
-from mldec.data.official_augment import cutout
+from mldec.data.official_augment import (
+    GREY,
+    OPERATIONS,
+    PROBABILITY,
+    Operation,
+    PairAugment,
+    cutout,
+)
 from mldec.data.randomness import SampleRandom, sample_seed
 from mldec.data.table import from_single
 from mldec.data.tasks import SingleLabel
-from mldec.data.transforms import (
-    RESIZES,
-    EvalTransform,
-    TrainTransform,
-    as_pillow,
-    to_tensor,
-)
-from mldec.data.types import Classes, DataModule, ImageFiles, LabelledImages, Split, StoredImages
-from mldec.errors import ConfigError
+from mldec.data.transforms import RESIZES, EvalTransform, TrainTransform, as_pillow, to_tensor
+from mldec.data.types import Classes, DataModule, ImageFiles, Split, StoredImages
+from mldec.predict.inputs import Inputs
 
 PHOTO = (640, 480)  # pixels of the made file
 PARTS = ("decode", "resize", "cutout", "operations", "tensor")
@@ -53,50 +56,28 @@ WAYS = {
 }
 
 
-# Ways from an image file to a training image of S x S pixels, as named steps
+# A way from an image file to a training image of S x S pixels: steps by the names in `PARTS`. The
+# first takes the path of the file, the next one what the step before returned.
+Way = dict[str, Callable[[Any, SampleRandom], Any]]
 
 
-# What the step before returned (the first takes the path of the file) -> what the next one takes.
-Step = Callable[[Any, SampleRandom], Any]
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """A way from a file to a training image.
-
-    Attributes:
-        steps: by the names in `PARTS`, in this order; a part may be missing.
-        seeds: every image has a generator of its own, which takes time too.
-    """
-
-    steps: dict[str, Step]
-    seeds: bool = False
-
-    def __call__(self, path: str, rng: SampleRandom) -> Any:
-        """Return the training image of a file."""
-        value: Any = path
-        for step in self.steps.values():
-            value = step(value, rng)
-        return value
-
-
-def ours(size: int, *, decoder: str = "pillow", resize: str = "pillow") -> Pipeline:
+def ours(size: int, *, decoder: str = "pillow", resize: str = "pillow") -> Way:
     """Return the steps of `TrainTransform` with the settings of the official recipe."""
     transform = TrainTransform(image_size=size, decoder=decoder, resize=resize)
     resized, prepared = transform.resizes[0], RESIZES[resize]
-    return Pipeline(
-        {
-            "decode": lambda path, _: open_image(path, decoder=decoder),
-            "resize": lambda image, _: as_pillow(resized(prepared(image))),
-            "cutout": lambda image, rng: cutout(image, transform.cutout, rng),
-            "operations": transform.augment,
-            "tensor": lambda image, _: to_tensor(image),
-        },
-        seeds=True,
-    )
+    return {
+        "decode": lambda path, _: open_image(path, decoder=decoder),
+        "resize": lambda image, _: as_pillow(resized(prepared(image))),
+        "cutout": lambda image, rng: cutout(image, transform.cutout, rng),
+        "operations": transform.augment,
+        "tensor": lambda image, _: to_tensor(image),
+    }
 
 
-def official(size: int) -> Pipeline:
+# The official way
+
+
+def official(size: int) -> Way:
     """Return the official transform, made of Pillow and torchvision: float32 [3, S, S].
 
     It is written from the description of train.py, helper_functions.py and the package
@@ -104,20 +85,13 @@ def official(size: int) -> Pipeline:
     argument, in the order of ours; with them it returns the same pixels.
     """
     resize, tensor = transforms.Resize((size, size)), transforms.ToTensor()
-    return Pipeline(
-        {
-            "decode": lambda path, _: _open(path),
-            "resize": lambda image, _: resize(image),
-            "cutout": _official_cutout,
-            "operations": _official_operations,
-            "tensor": lambda image, _: tensor(image),
-        }
-    )
-
-
-def _open(path: str) -> Image.Image:
-    with Image.open(path) as image:
-        return image.convert("RGB")
+    return {
+        "decode": lambda path, _: Image.open(path).convert("RGB"),
+        "resize": lambda image, _: resize(image),
+        "cutout": _official_cutout,
+        "operations": _official_operations,
+        "tensor": lambda image, _: tensor(image),
+    }
 
 
 def _official_cutout(image: Image.Image, rng: Random) -> Image.Image:
@@ -132,85 +106,31 @@ def _official_cutout(image: Image.Image, rng: Random) -> Image.Image:
 
 
 def _official_operations(image: Image.Image, rng: Random) -> Image.Image:
-    """Apply two of fifteen operations, of magnitude 1 to 9, each with probability 0.5."""
-    names = list(RANGES)
-    pair = [(rng.choice(names), rng.randrange(1, 10)) for _ in range(2)]
-    for name, level in pair:
-        if rng.random() < 0.5:
-            image = _operate(image, name, level, rng)
+    """Apply two of fifteen operations; those that we have made faster in the form of Pillow."""
+    for name, level in [PairAugment.draw(rng), PairAugment.draw(rng)]:
+        if rng.random() < PROBABILITY:
+            operation, levels = OPERATIONS[name]
+            image = PILLOWS.get(name, operation)(image, levels[level], rng)
     return image
 
 
-# The magnitudes of level 0 and of level 9, between which the others are evenly spaced.
-RANGES = {
-    "shearX": (0, 0.3),
-    "shearY": (0, 0.3),
-    "translateX": (0, 150 / 331),
-    "translateY": (0, 150 / 331),
-    "rotate": (0, 30),
-    "color": (0, 0.9),
-    "contrast": (0, 0.9),
-    "brightness": (0, 0.9),
-    "sharpness": (0, 0.9),
-    "posterize": (8, 4),
-    "solarize": (256, 0),
-    "cutout": (0, 20),
-    "autocontrast": (0, 0),
-    "equalize": (0, 0),
-    "invert": (0, 0),
+def _sheared(image: Image.Image, slope: float, rng: Random, *, place: int) -> Image.Image:
+    """Put the slope into the matrix of (x, y) -> (ax + by + c, dx + ey + f)."""
+    matrix = [1.0, 0, 0, 0, 1, 0]
+    matrix[place] = slope * rng.choice((-1, 1))
+    bicubic = Image.Resampling.BICUBIC
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, bicubic, fillcolor=GREY)
+
+
+def _sharpness(image: Image.Image, strength: float, rng: Random) -> Image.Image:
+    return ImageEnhance.Sharpness(image).enhance(1 + strength * rng.choice((-1, 1)))
+
+
+PILLOWS: dict[str, Operation] = {
+    "shear_x": partial(_sheared, place=1),
+    "shear_y": partial(_sheared, place=3),
+    "sharpness": _sharpness,
 }
-_ENHANCEMENTS = {
-    "color": ImageEnhance.Color,
-    "contrast": ImageEnhance.Contrast,
-    "brightness": ImageEnhance.Brightness,
-    "sharpness": ImageEnhance.Sharpness,
-}
-_GREY = (128, 128, 128)
-
-
-def _operate(image: Image.Image, name: str, level: int, rng: Random) -> Image.Image:
-    """Apply an operation of the package with one of its ten levels."""
-    weakest, strongest = RANGES[name]
-    magnitude = weakest + (strongest - weakest) * level / 9
-    if name in _ENHANCEMENTS:
-        return _ENHANCEMENTS[name](image).enhance(1 + magnitude * rng.choice([-1, 1]))
-    if name == "rotate":
-        return image.rotate(magnitude, fillcolor=_GREY)
-    if name == "posterize":
-        return ImageOps.posterize(image, round(magnitude))
-    if name == "solarize":
-        return ImageOps.solarize(image, magnitude)  # type: ignore[arg-type]
-    if name == "cutout":
-        return _small_cutout(image, round(magnitude), rng)
-    if name in ("autocontrast", "equalize", "invert"):
-        operation: Callable[[Image.Image], Image.Image] = getattr(ImageOps, name)
-        return operation(image)
-
-    # Pillow takes the colour of pixel (x, y) from (ax + by + c, dx + ey + f).
-    signed = magnitude * rng.choice([-1, 1])
-    matrices = {
-        "shearX": (1, signed, 0, 0, 1, 0),
-        "shearY": (1, 0, 0, signed, 1, 0),
-        "translateX": (1, 0, signed * image.width, 0, 1, 0),
-        "translateY": (1, 0, 0, 0, 1, signed * image.height),
-    }
-    resample = Image.Resampling.NEAREST
-    if name.startswith("shear"):
-        resample = Image.Resampling.BICUBIC
-    return image.transform(
-        image.size, Image.Transform.AFFINE, matrices[name], resample, fillcolor=_GREY
-    )
-
-
-def _small_cutout(image: Image.Image, side: int, rng: Random) -> Image.Image:
-    """Cover a square of at most 20 pixels per side."""
-    x, y = rng.randrange(image.width), rng.randrange(image.height)
-    left, top = max(0, x - side // 2), max(0, y - side // 2)
-    right, bottom = min(image.width, x + side // 2), min(image.height, y + side // 2)
-
-    values = np.array(image)
-    values[top:bottom, left:right] = (125, 122, 113)
-    return Image.fromarray(values)
 
 
 # The job
@@ -222,12 +142,12 @@ def data(args: argparse.Namespace) -> dict[str, Any]:
     An image is decoded, resized to 448, and goes through cutout and the two random operations. All
     ways take turns on the same files, and processor time is measured: of a made picture of 640 x
     480 pixels, and of the photos of a folder, if one is given.
-
-    Raises:
-        ConfigError: if the folder has no images, or torchcodec is not installed.
     """
     check_decoder("torchcodec")
-    photos = [] if args.folder is None else _images(Path(args.folder))
+    photos = []
+    if args.folder is not None:
+        found = [Path(item.path) for item in Inputs([args.folder])]
+        photos = found[:: max(1, len(found) // IMAGES)][:IMAGES]
 
     # torch does the tensor operations: one thread, as a loader process has.
     threads = torch.get_num_threads()
@@ -239,11 +159,11 @@ def data(args: argparse.Namespace) -> dict[str, Any]:
             figures = _measured("made", [photo], Path(folder))
             figures["file_kib"] = photo.stat().st_size / 2**10
 
-            subject, files = "made", [photo]
+            subject = "made"
             if photos:
-                subject, files = "photos", photos
-                figures |= _measured(subject, files, Path(folder))
-            figures |= _loader_figures(files)
+                subject = "photos"
+                figures |= _measured(subject, photos, Path(folder))
+            figures |= _loader_figures(photos or [photo])
     finally:
         torch.set_num_threads(threads)
 
@@ -277,12 +197,10 @@ def table(figures: dict[str, Any]) -> str:
             rate = figures[f"{subject}_{way}_images_per_second"]
             lines.append(f"{name:<32}{cells}{rate:>12.0f}")
 
-    lines.append("")
-    for name, value in figures.items():
-        if not name.startswith(("made_", "photos_")):
-            text = f"{value:,.4g}" if isinstance(value, float) else f"{value}"
-            lines.append(f"  {name:<36} {text}")
-    return "\n".join(lines)
+    others = {
+        name: value for name, value in figures.items() if not name.startswith(("made_", "photos_"))
+    }
+    return "\n".join([*lines, "", listed(others)])
 
 
 def _photo() -> Image.Image:
@@ -293,32 +211,12 @@ def _photo() -> Image.Image:
     return Image.blend(coarse.resize(PHOTO, Image.Resampling.BICUBIC), fine.resize(PHOTO), 0.3)
 
 
-def _images(folder: Path) -> list[Path]:
-    """Return the image files below a folder, at most `IMAGES`, at equal distances.
-
-    Raises:
-        ConfigError: if there are none.
-    """
-    suffixes = {f".{name.lower()}" for name in (*FORMATS, "JPG")}
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
-    if not files:
-        raise ConfigError(f"{folder}: no images; name a folder with photos")
-    return files[:: max(1, len(files) // IMAGES)][:IMAGES]
-
-
 def _measured(subject: str, files: Sequence[Path], folder: Path) -> dict[str, float]:
-    """Time every way on some files.
-
-    Args:
-        subject: begins the names of the figures.
-        files: of images.
-        folder: for the files that are made smaller.
-    """
-    smaller = []
-    for number, file in enumerate(files):
-        smaller.append(_smaller(file, folder / f"{subject}_{number}.jpg"))
-
-    ways: dict[str, tuple[Pipeline, Sequence[Path]]] = {
+    """Time every way on some files; the subject begins the names of the figures."""
+    smaller = [
+        _smaller(file, folder / f"{subject}_{number}.jpg") for number, file in enumerate(files)
+    ]
+    ways: dict[str, tuple[Way, Sequence[Path]]] = {
         "official": (official(SIZE), files),
         "default": (ours(SIZE), files),
         "fast": (ours(SIZE, decoder="torchcodec", resize="tensor"), files),
@@ -328,25 +226,21 @@ def _measured(subject: str, files: Sequence[Path], folder: Path) -> dict[str, fl
     # The first round warms up.
     rounds: dict[str, list[dict[str, float]]] = defaultdict(list)
     for turn in range(ROUNDS + 1):
-        for way, (pipeline, of_way) in ways.items():
-            seconds = _seconds(pipeline, [str(file) for file in of_way], turn)
+        for name, (way, of_way) in ways.items():
+            seconds = _seconds(way, [str(file) for file in of_way], turn, seeds=name != "official")
             if turn > 0:
-                rounds[way].append(seconds)
+                rounds[name].append(seconds)
 
     figures: dict[str, float] = {}
-    for way, parts in rounds.items():
+    for name, parts in rounds.items():
         for part in parts[0]:
             median = statistics.median(seconds[part] for seconds in parts)
-            figures[f"{subject}_{way}_{part}_ms"] = 1000 * median
-        figures[f"{subject}_{way}_images_per_second"] = 1000 / figures[f"{subject}_{way}_all_ms"]
+            figures[f"{subject}_{name}_{part}_ms"] = 1000 * median
+        figures[f"{subject}_{name}_images_per_second"] = 1000 / figures[f"{subject}_{name}_all_ms"]
 
-    # The two halves of a round met the same load of the machine: compare within rounds.
-    for way, name in (("default", "times_official"), ("fast", "times_official_fast")):
-        ratios = [
-            slow["all"] / fast["all"]
-            for fast, slow in zip(rounds[way], rounds["official"], strict=True)
-        ]
-        figures[f"{subject}_{name}"] = statistics.median(ratios)
+    times = {name: [seconds["all"] for seconds in parts] for name, parts in rounds.items()}
+    figures[f"{subject}_times_official"] = times_as_long(times, "official", "default")
+    figures[f"{subject}_times_official_fast"] = times_as_long(times, "official", "fast")
     return figures
 
 
@@ -362,13 +256,11 @@ def _smaller(file: Path, target: Path) -> Path:
     return target
 
 
-def _seconds(pipeline: Pipeline, files: Sequence[str], turn: int) -> dict[str, float]:
+def _seconds(way: Way, files: Sequence[str], turn: int, *, seeds: bool) -> dict[str, float]:
     """Return the mean processor time per image of each part, and of all.
 
-    Args:
-        pipeline: from a file to a training image.
-        files: of images, of which `IMAGES` are taken, if need be again.
-        turn: decides the random numbers, which are those of a loader.
+    `IMAGES` files are taken, if need be again; the turn decides the random numbers. With `seeds`
+    every image has a generator of its own, as in a loader, which takes time too.
     """
     spent: dict[str, float] = defaultdict(float)
     for number in range(IMAGES):
@@ -378,10 +270,10 @@ def _seconds(pipeline: Pipeline, files: Sequence[str], turn: int) -> dict[str, f
         before = time.process_time()
         rng = SampleRandom(sample_seed(0, turn, number))
         after = time.process_time()
-        if pipeline.seeds:
+        if seeds:
             spent["seeding"] += after - before
 
-        for part, step in pipeline.steps.items():
+        for part, step in way.items():
             before = after
             value = step(value, rng)
             after = time.process_time()
@@ -392,9 +284,9 @@ def _seconds(pipeline: Pipeline, files: Sequence[str], turn: int) -> dict[str, f
 
 
 def _loader_figures(files: Sequence[Path]) -> dict[str, float]:
-    """Return images/s of a loader with one and two workers: the time on the clock.
+    """Return images/s of a loader with one and two workers, in turns: the time on the clock.
 
-    The two take turns. They need a core each, so that other programs disturb this.
+    They need a core each, so that other programs disturb this.
     """
     rates: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(LOADS):
@@ -414,9 +306,7 @@ def _loaded_per_second(files: Sequence[Path], workers: int) -> float:
     names = np.array([str(file).encode() for file in files] * (LOADED // len(files) + 1))[:LOADED]
     storage = ImageFiles(Path("/"), names, "")
     labels = from_single(np.zeros(len(names), np.int64), 1)
-    dataset = StoredImages(
-        LabelledImages(storage, labels, ("photo",)), TrainTransform(image_size=SIZE)
-    )
+    dataset = StoredImages(storage, labels, ("photo",), TrainTransform(image_size=SIZE))
     split = Split(dataset, Classes(("photo",), exclusive=True))
     module = DataModule(
         lambda: split, lambda: split, SingleLabel().evaluator, EvalTransform(image_size=SIZE)

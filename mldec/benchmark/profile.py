@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count, repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, record_function
+from torch import Tensor
+from torch.profiler import record_function
 from torch.utils.flop_counter import FlopCounterMode
 
 from mldec import build
@@ -24,12 +24,11 @@ from mldec.config.schema import Config
 from mldec.data.loader import Batch, training_labels, unwrap
 from mldec.data.types import DataModule
 from mldec.errors import UserError
-from mldec.files.results import write_result
+from mldec.files.results import replacing
 from mldec.runtime.devices import Precision
 from mldec.training.step import Learner
 from mldec.training.trainer import Trainer
 
-OTHER = "other"
 WARM_UP = 3  # steps
 TRACED = 3  # steps
 # The parts of a step, in the order of the table.
@@ -43,31 +42,23 @@ PARTS = {
     "backward": "backward pass",
     "optimizer": "optimiser",
     "ema": "moving average",
-    OTHER: "other",
+    "other": "other",
 }
 
 SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices, by type of device
 ROUNDS = 10  # of the matrix product
 
 
-class Peak(NamedTuple):
-    """The published peak of a GPU for dense matrix products, in 10^12 operations per second."""
-
-    half: float  # float16 and bfloat16, with tensor cores
-    tf32: float  # float32 whose products are rounded to TF32, with tensor cores
-    single: float  # float32
-    source: str
-
-
-# By the name that torch gives the device, a longer name first. The data sheets of Hopper state
-# tensor cores with sparsity, which is twice the dense figure.
+# Published peaks for dense matrix products in 10^12 operations per second, by the name that torch
+# gives the device, a longer name first: float16 and bfloat16, TF32, float32. The data sheets of
+# Hopper state tensor cores with sparsity, which is twice the dense figure.
 PUBLISHED = {
-    "H200 NVL": Peak(835.5, 417.5, 60, "NVIDIA H200 data sheet"),
-    "H200": Peak(989.5, 494.5, 67, "NVIDIA H200 data sheet"),
-    "H100 PCIe": Peak(756.5, 378, 51, "NVIDIA H100 data sheet"),
-    "H100 NVL": Peak(835.5, 417.5, 60, "NVIDIA H100 data sheet"),
-    "H100": Peak(989.5, 494.5, 67, "NVIDIA H100 data sheet"),
-    "A100": Peak(312, 156, 19.5, "NVIDIA A100 data sheet"),
+    "H200 NVL": (835.5, 417.5, 60),
+    "H200": (989.5, 494.5, 67),
+    "H100 PCIe": (756.5, 378, 51),
+    "H100 NVL": (835.5, 417.5, 60),
+    "H100": (989.5, 494.5, 67),
+    "A100": (312, 156, 19.5),
 }
 
 
@@ -76,38 +67,24 @@ class Stopwatch:
 
     On a GPU a border is an event in its queue, and what is measured is the time between events: the
     steps are not slowed by waiting for them. On a CPU it is the time of day.
-
-    Args:
-        device: that computes.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # The parts that have begun, the innermost last, and their ranges in a trace.
-        self._open = [OTHER]
-        self._ranges: list[record_function] = []
+        self._open = ["other"]  # the parts that have begun, the innermost last
         self._borders: list[tuple[str, Any]] = []  # the part that ends there, and the moment
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Count the time of this context as that of a part, but for parts inside it."""
-        self.begin(name)
-        try:
-            yield
-        finally:
-            self.end()
-
-    def begin(self, name: str) -> None:
-        """Begin a part."""
         self._mark()
         self._open.append(name)
-        self._ranges.append(record_function(name).__enter__())
-
-    def end(self) -> None:
-        """End the innermost part; the one that it interrupted goes on."""
-        self._mark()
-        self._open.pop()
-        self._ranges.pop().__exit__(None, None, None)
+        try:
+            with record_function(name):
+                yield
+        finally:
+            self._mark()
+            self._open.pop()
 
     def restart(self) -> None:
         """Forget what was measured so far."""
@@ -157,38 +134,24 @@ def watched(batch: Batch, stopwatch: Stopwatch) -> Batch:
 @contextmanager
 def watching(learner: Learner, stopwatch: Stopwatch) -> Iterator[None]:
     """Measure the parts of each step of a learner, from outside: the step is that of training."""
+    functions: list[tuple[str, Any, str]] = [
+        ("loss", learner.loss, "forward"),
+        ("backward", torch.autograd, "backward"),
+        ("optimizer", learner.optimizer, "step"),
+    ]
+    # What is measured inside a compiled model would be compiled with it.
+    if learner.config.train.compile:
+        functions.append(("model", learner.net, "forward"))
+    else:
+        functions.append(("backbone", learner.model.backbone, "forward"))
+        functions.append(("head", learner.model.head, "forward"))
+    if learner.ema is not None:
+        functions.append(("ema", learner.ema, "update"))
+
     with ExitStack() as stack:
-
-        def watch_module(module: nn.Module, name: str) -> None:
-            before = module.register_forward_pre_hook(lambda *_: stopwatch.begin(name))
-            after = module.register_forward_hook(lambda *_: stopwatch.end())
-            stack.callback(before.remove)
-            stack.callback(after.remove)
-
-        def watch_function(owner: Any, attribute: str, name: str) -> None:
-            function = getattr(owner, attribute)
-
-            def measured(*args: Any, **options: Any) -> Any:
-                with stopwatch.part(name):
-                    return function(*args, **options)
-
-            stack.enter_context(patch.object(owner, attribute, measured))
-
-        # Hooks inside a compiled model would be compiled with it.
-        if learner.config.train.compile:
-            watch_module(learner.net, "model")
-        else:
-            watch_module(learner.model.backbone, "backbone")
-            watch_module(learner.model.head, "head")
-        watch_module(learner.loss, "loss")
-        watch_function(torch.autograd, "backward", "backward")
-        if learner.ema is not None:
-            watch_function(learner.ema, "update", "ema")
-
-        begun = learner.optimizer.register_step_pre_hook(lambda *_: stopwatch.begin("optimizer"))
-        ended = learner.optimizer.register_step_post_hook(lambda *_: stopwatch.end())
-        stack.callback(begun.remove)
-        stack.callback(ended.remove)
+        for name, owner, function in functions:
+            measured = stopwatch.part(name)(getattr(owner, function))
+            stack.enter_context(patch.object(owner, function, measured))
         yield
 
 
@@ -196,15 +159,9 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
     """Time the parts of a training step, and count its floating-point operations.
 
     The step is `Learner.learn`, with the settings of the experiment; the weights are random. The
-    time of a part is its mean over the timed steps, so that the parts add up to the step.
-
-    Returns:
-        The figures. `mfu_percent` is the share of the operations per second that a large matrix
-        product reaches in the same run, `published_percent` of the maker's figure for dense
-        products, where it is known.
-
-    Raises:
-        ConfigError: for a wrong setting.
+    time of a part is its mean over the timed steps, so that the parts add up to the step. Of the
+    figures, `mfu_percent` is the share of the operations per second that a large matrix product
+    reaches in the same run, `published_percent` of the maker's figure for dense products.
     """
     config = settings(args)
     data, source = _data_of(config)
@@ -232,7 +189,7 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
             parts = {name: spent / args.repeats for name, spent in stopwatch.seconds().items()}
 
             if args.trace:
-                _write_trace(args.trace, step, device)
+                _write_trace(args.trace, step)
 
     # A compiled model is one part, any other is two.
     absent = ("backbone", "head") if config.train.compile else ("model",)
@@ -293,10 +250,7 @@ def _learner(
 ) -> tuple[Learner, Iterator[list[Batch]], int]:
     """Return a learner, the micro-batches of its steps without end, and the images of a step.
 
-    Args:
-        tried: the experiment.
-        data: to train on; None for random images.
-        folder: for the trainer, which writes nothing to it before a checkpoint.
+    Without data they are random images. The trainer writes nothing before a checkpoint.
     """
     if data is None:
         return tried.learner(), repeat(tried.random_batches()), tried.config.train.batch_size
@@ -329,34 +283,19 @@ def _count_flops(step: Callable[[], None]) -> float:
     return counter.get_total_flops()
 
 
-def _write_trace(target: str, step: Callable[[], None], device: torch.device) -> None:
-    """Write the trace of a few steps; they are slower than without it.
-
-    Raises:
-        DataError: if it cannot be written.
-    """
+def _write_trace(target: str, step: Callable[[], None]) -> None:
+    """Write the trace of a few steps; they are slower than without it."""
     # The profiler has a log of its own on standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profiler:
+    with torch.profiler.profile() as profiler:
         for _ in range(TRACED):
             step()
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(file))
-        write_result(target, file.read_text(encoding="utf-8"))
+    with replacing(Path(target)) as file:
+        profiler.export_chrome_trace(file.name)
 
 
 def product_flops(device: torch.device, precision: Precision) -> float:
-    """Measure the floating-point operations per second of a large product of square matrices.
-
-    Args:
-        device: to compute on.
-        precision: of the matrices; float32 is rounded to TF32 with train.tf32=true.
-    """
+    """Measure the operations per second of a large matrix product; float32 is TF32 with tf32."""
     precision = precision.on(device)
     side = SIDE[device.type]
     matrices = torch.randn(2, side, side, device=device, dtype=precision.half)
@@ -369,19 +308,13 @@ def product_flops(device: torch.device, precision: Precision) -> float:
 
 
 def published(device_name: str, precision: Precision) -> tuple[float, str] | None:
-    """Return the published operations per second of a GPU and their source; None if unknown.
-
-    Args:
-        device_name: that torch gives.
-        precision: of the products, not `auto`.
-    """
-    for name, peak in PUBLISHED.items():
+    """Return the published operations per second of a GPU and their source; None if unknown."""
+    for name, (half, tf32, single) in PUBLISHED.items():
         if name in device_name:
+            value = tf32 if torch.backends.cudnn.allow_tf32 else single
             if precision.half:
-                value = peak.half
-            else:
-                value = peak.tf32 if torch.backends.cudnn.allow_tf32 else peak.single
-            return value * 1e12, peak.source
+                value = half
+            return value * 1e12, f"NVIDIA {name.split()[0]} data sheet"
     return None
 
 

@@ -6,11 +6,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from mldec import build
@@ -18,11 +17,11 @@ from mldec.config.compose import compose
 from mldec.config.schema import Config
 from mldec.data.loader import Batch, collate
 from mldec.data.mixing import Mixing
-from mldec.data.table import Labels, from_dense
+from mldec.data.table import from_dense
 from mldec.data.types import Classes
 from mldec.model import Classifier, TokenClassifier
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision, autocast
+from mldec.runtime.devices import autocast
 from mldec.training.step import Learner
 
 LABEL_SHARE = 0.04  # of 80 classes, how many an image of COCO shows
@@ -37,7 +36,10 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     config = settings(args)
     tried = prepare(config, args.classes)
     device, batch_size = tried.device, config.train.batch_size
-    timed = partial(seconds, device=device, repeats=args.repeats, warmup=3)
+
+    def seconds(job: Callable[[], Any]) -> float:
+        times = in_turns({"job": job}, device=device, rounds=args.repeats, warmup=3)
+        return statistics.median(times["job"])
 
     batches = [
         batch._replace(images=batch.images.to(device), targets=batch.targets.to(device))
@@ -45,15 +47,20 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     ]
     learner = tried.learner()
     learner.train()
-    train = timed(lambda: learner.learn(batches, batch_size))
+    train = seconds(lambda: learner.learn(batches, batch_size))
 
     # The same weights, without gradients and in the precision of training. A head that was trained
     # on stored tokens answers images with its backbone.
     net = tried.model if config.train.cache_features else learner.net
     net.eval()
     images = tried.random_images(batch_size)
-    infer = timed(lambda: _infer(net, images, learner.queries, config.train.precision))
 
+    @torch.no_grad()
+    def answer() -> None:
+        with autocast(device, config.train.precision):
+            net(images, learner.queries)
+
+    infer = seconds(answer)
     return {
         "experiment": args.experiment,
         "settings": args.settings,
@@ -69,27 +76,14 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-@torch.no_grad()
-def _infer(net: nn.Module, images: Tensor, queries: Tensor | None, precision: Precision) -> None:
-    with autocast(images.device, precision):
-        net(images, queries)
-
-
 # An experiment without its data
 
 
 @dataclass(frozen=True)
 class Trial:
-    """An experiment without its data: its settings and parts, and a model with random weights.
+    """An experiment without its data, for one process: its parts, and a model with random weights.
 
     Neither weights nor images change the time of a step.
-
-    Attributes:
-        config: of the experiment, for one process.
-        parts: backbone, head and loss.
-        device: of the model.
-        classes: that the head scores.
-        model: maps images to logits.
     """
 
     config: Config
@@ -100,26 +94,23 @@ class Trial:
 
     @property
     def image_size(self) -> int:
-        """Return the pixels per side of a training image."""
+        """The pixels per side of a training image."""
         return int(self.config.data["image_size"])
 
     @property
     def trained(self) -> Classifier:
-        """Return what the steps of a run train: the model, or with stored tokens its head."""
+        """What the steps of a run train: the model, or with stored tokens its head."""
         if self.config.train.cache_features:
             return TokenClassifier(self.model.backbone, self.model.head)
         return self.model
 
     def learner(self) -> Learner:
         """Return a learner for steps on random images."""
-        loss = build.loss(self.parts, self._labels)
+        # Some losses count the training labels.
+        loss = build.loss(self.parts, lambda: from_dense(self._targets(1000).numpy()))
+        queries = self.classes.queries
         return Learner(
-            self.config,
-            self.trained,
-            loss,
-            device=self.device,
-            steps=STEPS,
-            queries=self.classes.queries,
+            self.config, self.trained, loss, device=self.device, steps=STEPS, queries=queries
         )
 
     def random_images(self, count: int) -> Tensor:
@@ -149,7 +140,11 @@ class Trial:
         for part in range(config.train.accumulate):
             batch = collate(samples[part :: config.train.accumulate], mixing=mixing)
             assert isinstance(batch, Batch)
-            batches.append(_pinned(batch) if self.device.type == "cuda" else batch)
+            # From pinned memory a GPU copies while the processor goes on.
+            if self.device.type == "cuda":
+                pinned = batch.images.pin_memory(), batch.targets.pin_memory()
+                batch = batch._replace(images=pinned[0], targets=pinned[1])
+            batches.append(batch)
         return batches
 
     def _targets(self, count: int) -> Tensor:
@@ -160,35 +155,14 @@ class Trial:
         labels = torch.randint(len(self.classes), (count,))
         return one_hot(labels, len(self.classes)).to(torch.int8)
 
-    def _labels(self) -> Labels:
-        """Return random training labels, for a loss that counts them."""
-        return from_dense(self._targets(1000).numpy())
-
-
-def _pinned(batch: Batch) -> Batch:
-    """Return a batch in memory from which a GPU copies while the processor goes on."""
-    return batch._replace(images=batch.images.pin_memory(), targets=batch.targets.pin_memory())
-
 
 def settings(args: argparse.Namespace) -> Config:
-    """Return the config of an experiment and of the settings behind it on the command line.
-
-    Raises:
-        ConfigError: for a wrong setting.
-    """
+    """Return the config of an experiment and of the settings behind it on the command line."""
     return compose([f"+experiment={args.experiment}", *args.settings]).on(processes=1)
 
 
 def prepare(config: Config, classes: Classes | int) -> Trial:
-    """Build the model of an experiment.
-
-    Args:
-        config: of the experiment.
-        classes: of its data, or a number of classes to make up.
-
-    Raises:
-        ConfigError: for a wrong setting.
-    """
+    """Build the model of an experiment for the classes of its data, or a number of made-up ones."""
     parts = build.complete(build.check(config, ["backbone", "head", "loss"]))
     device = distributed.pick_device(config.device)
     distributed.prepare_device(device, tf32=config.train.tf32)
@@ -196,33 +170,18 @@ def prepare(config: Config, classes: Classes | int) -> Trial:
 
     torch.manual_seed(config.seed)
     if isinstance(classes, int):
-        classes = _made_up(parts, classes)
+        # Zero-shot heads, and only they, have a width of word vectors. A loss for both kinds of
+        # data takes several labels per image.
+        names = tuple(f"class {number}" for number in range(classes))
+        word_dim = parts["head"].arguments.get("word_dim")
+        queries = None if word_dim is None else torch.randn(classes, word_dim)
+        exclusive = getattr(parts["loss"].target, "exclusive", None) is True
+        classes = Classes(names, exclusive, queries)
     model = build.model(parts, classes, pretrained=False).to(device)
     return Trial(config, parts, device, classes, model)
 
 
-def _made_up(parts: build.Parts, count: int) -> Classes:
-    """Return classes of the kind that the loss and the head are for."""
-    names = tuple(f"class {number}" for number in range(count))
-
-    # Zero-shot heads, and only they, have a width of word vectors.
-    word_dim = parts["head"].arguments.get("word_dim")
-    queries = None if word_dim is None else torch.randn(count, word_dim)
-
-    # A loss for both kinds of data takes several labels per image.
-    exclusive = getattr(parts["loss"].target, "exclusive", None) is True
-    return Classes(names, exclusive, queries)
-
-
 # Time and memory
-
-
-def seconds(
-    job: Callable[[], Any], *, device: torch.device, repeats: int, warmup: int = 2
-) -> float:
-    """Return the median time of a job in seconds, until the device has finished it."""
-    times = in_turns({"job": job}, device=device, rounds=repeats, warmup=warmup)
-    return statistics.median(times["job"])
 
 
 def in_turns(
@@ -231,16 +190,8 @@ def in_turns(
     """Time several jobs in turns, so that all of them meet the same load of the machine.
 
     One thread on a CPU is measured in processor time, which other processes hardly change; several
-    threads, and a GPU, in time that passes until the work is finished.
-
-    Args:
-        jobs: by name.
-        device: that the jobs compute on.
-        rounds: timed rounds of all jobs.
-        warmup: rounds before them, which allocate memory and choose kernels.
-
-    Returns:
-        The seconds of each job in each round.
+    threads, and a GPU, in time that passes until the work is finished. The rounds of `warmup`
+    allocate memory and choose kernels; the seconds of each job in each later round are returned.
     """
     on_cpu = device.type == "cpu"
     clock = time.process_time if on_cpu and torch.get_num_threads() == 1 else time.perf_counter

@@ -44,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--out",
         metavar="DIR",
-        help="write charts (needs matplotlib): augmented samples, frequencies, co-occurrence; "
-        "with --checkpoint a page of pictures",
+        help="write charts (needs matplotlib): augmented samples and frequencies; with "
+        "--checkpoint a page of pictures",
     )
     arguments.add_argument("--json", metavar="FILE", help="write the full report")
 
@@ -72,6 +72,8 @@ def parser() -> argparse.ArgumentParser:
     errors.add_argument(
         "--plugin", action="append", default=[], help="a package of yours that may hold its parts"
     )
+    # What a checkpoint can be evaluated with, and is not judged with.
+    arguments.set_defaults(image_size=None, class_names=None)
     return arguments
 
 
@@ -81,42 +83,25 @@ def main() -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Check a dataset, or look for its wrong labels, as the command line says.
+    """Check a dataset, or look for its wrong labels, as the command line says."""
+    if args.checkpoint:
+        if args.decode is not None:
+            raise ConfigError("--decode has no effect with --checkpoint: leave it out")
 
-    Raises:
-        UserError: for a wrong option or setting, or data or a checkpoint that cannot be used.
-    """
-    if not args.checkpoint:
-        for name in OF_CHECKPOINT:
-            if getattr(args, name) != parser().get_default(name):
-                raise ConfigError(
-                    f"--{name} needs a model: pass --checkpoint FILE, or leave it out"
-                )
-        check_dataset(args)
+        # It imports torch, which --help does without.
+        from mldec.check_data import label_errors
+
+        label_errors.run(args)
         return
 
-    if args.decode is not None:
-        raise ConfigError("--decode has no effect with --checkpoint: leave it out")
-
-    # It imports torch, which --help does without.
-    from mldec.check_data import label_errors
-
-    label_errors.run(args)
-
-
-def check_dataset(args: argparse.Namespace) -> None:
-    """Check the dataset of a command line, and print and write what was found.
-
-    Raises:
-        DataError: if something is wrong with the data.
-        ConfigError: if the results or the charts could not be written.
-    """
+    for name in OF_CHECKPOINT:
+        if getattr(args, name) != parser().get_default(name):
+            raise ConfigError(f"--{name} needs a model: pass --checkpoint FILE, or leave it out")
     # What cannot be written is refused now, not after hours of reading.
     check_targets(args.json)
     if args.out:
         require_matplotlib("--out")
 
-    # These import torch, which --help does without.
     from mldec import build
     from mldec.check_data.examine import check
 
@@ -126,14 +111,7 @@ def check_dataset(args: argparse.Namespace) -> None:
     options = [setting for setting in args.settings if setting.startswith("data=")]
     option = options[-1].removeprefix("data=")
 
-    report = check(
-        data,
-        option,
-        config.data,
-        decode=args.decode,
-        chart_folder=args.out,
-        workers=config.train.loader_workers,
-    )
+    report = check(data, option, config, decode=args.decode, folder=args.out)
     if args.json:
         write_result(args.json, to_json(report, indent=1) + "\n")
     if report["faults"]:

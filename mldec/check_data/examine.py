@@ -1,31 +1,36 @@
 """Count what a dataset holds and find what is wrong with it: the work of `mldec.check_data`."""
 
 import hashlib
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from mldec.check_data import charts
+from mldec.config.schema import Config
 from mldec.data.images import read_image
 from mldec.data.loader import labels_of, start_worker, unwrap
 from mldec.data.table import Labels
 from mldec.data.tasks import neighbours
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, fixed_sample
-from mldec.errors import DataError, say
-from mldec.figures import save
+from mldec.data.word_vectors import listed
+from mldec.errors import DataError, say, visible
+from mldec.figures import NAME_LENGTH, SMALL, new_figure, save, set_title, shorten
 from mldec.runtime.cli import on_terminal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BATCH_SIZE = 16  # images that a process reads at a time
 MAX_PRINTED = 10  # cases of a fault that are printed
 MAX_SAMPLES = 24  # images on the sample sheet
-MAX_CO_OCCURRENCE = 80  # classes in the co-occurrence chart
-CHUNK = 65_536  # images whose labels are made dense at a time
+SAMPLES_PER_ROW = 6
+NAMED_BARS = 120  # with more bars than this, names and counts would not be legible
 
 # Images of train and val, and classes, by the name of the data option. Source: the datasets' own
 # pages, and the counts that the readers of published code arrive at; where two counts are in use,
@@ -54,16 +59,6 @@ class ImageCheck:
     indices: np.ndarray  # [n]: of the images that were read
     hashes: np.ndarray  # [n] uint64: of the files' bytes
     errors: list[str]  # one message per image that cannot be decoded
-
-
-@dataclass
-class SplitCheck:
-    """Result of checking one split."""
-
-    labels: Labels
-    images: ImageCheck | None  # None: the labels are impossible, and the images were not read
-    report: dict[str, Any]  # empty if the images were not read
-    faults: list[str]  # one phrase per kind of fault
 
 
 class HashDataset(Dataset[Any]):
@@ -97,14 +92,7 @@ def _hash(content: bytes) -> int:
 
 
 def read_images(dataset: ImageDataset, count: int, workers: int, title: str) -> ImageCheck:
-    """Read images evenly spread over a dataset, in several processes.
-
-    Args:
-        dataset: of one split.
-        count: how many images to read.
-        workers: processes that read.
-        title: of the progress bar.
-    """
+    """Read images evenly spread over a dataset, in several processes; the title is of the bar."""
     count = min(count, len(dataset))
     indices = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(np.int64))
 
@@ -130,24 +118,21 @@ def read_images(dataset: ImageDataset, count: int, workers: int, title: str) -> 
     return ImageCheck(indices, np.array(hashes, np.uint64), errors)
 
 
-def repeated_images(images: ImageCheck) -> list[tuple[int, int]]:
-    """Return pairs of indices of images with equal bytes: each repetition and its first image."""
-    _, first, inverse = np.unique(images.hashes, return_index=True, return_inverse=True)
-    original = first[inverse.ravel()]
-    copies = np.flatnonzero(original != np.arange(len(original)))
-    return [(int(images.indices[copy]), int(images.indices[original[copy]])) for copy in copies]
-
-
 def repetition_faults(
     dataset: ImageDataset, labels: Labels, images: ImageCheck
 ) -> tuple[list[str], list[str]]:
     """Return one phrase per file that is a copy of another one, and one per file listed twice."""
+    _, first, inverse = np.unique(images.hashes, return_index=True, return_inverse=True)
+    originals = images.indices[first[inverse.ravel()]]
+
     copies, listed_twice = [], []
-    for index, first in repeated_images(images):
-        name, original = dataset.name(index), dataset.name(first)
+    for index, original_index in zip(images.indices.tolist(), originals.tolist(), strict=True):
+        if index == original_index:
+            continue
+        name, original = dataset.name(index), dataset.name(original_index)
         if name != original:
             copies.append(f"{name} is a copy of {original}")
-        elif torch.equal(labels.row(index), labels.row(first)):
+        elif torch.equal(labels.row(index), labels.row(original_index)):
             listed_twice.append(f"{name} is listed twice, with the same labels")
         else:
             listed_twice.append(f"{name} is listed twice, with different labels")
@@ -197,16 +182,10 @@ def split_statistics(split: Split, labels: Labels) -> dict[str, Any]:
 def label_faults(split: Split, labels: Labels, *, several: bool = False) -> list[str]:
     """Return one phrase per kind of impossible labels in a split.
 
-    Args:
-        split: the classes and images.
-        labels: of the split.
-        several: allow several labels per image although the classes are exclusive, as ImageNet's
-            ReaL labels have.
+    With `several` an image may have more than one label although the classes are exclusive, as
+    ImageNet's ReaL labels have.
     """
     faults = []
-    if labels.num_classes != len(split.classes.names) or len(labels) != len(split.dataset):
-        faults.append(f"labels are of {len(labels):,} images and {labels.num_classes} classes")
-
     wrong_class = (labels.classes < 0) | (labels.classes >= labels.num_classes)
     out_of_range = wrong_class | ~np.isin(labels.values, (-1, 0, 1))
     if out_of_range.any():
@@ -223,32 +202,6 @@ def label_faults(split: Split, labels: Labels, *, several: bool = False) -> list
                 f"{len(not_single):,} images without exactly one label, the first is {name}"
             )
     return faults
-
-
-def co_occurrence(labels: Labels, classes: np.ndarray) -> np.ndarray:
-    """Return how often classes are shown together.
-
-    Args:
-        labels: of all images.
-        classes: k class indices, ascending.
-
-    Returns:
-        [k, k], in the order of `classes`: the fraction of the images with the row's class that
-        have the column's class too.
-    """
-    pairs = np.zeros((len(classes), len(classes)))
-    for start in range(0, len(labels), CHUNK):
-        chunk = labels.select(np.arange(start, min(start + CHUNK, len(labels))))
-
-        # Make the positives of these classes dense: [images, k].
-        wanted = (chunk.values == 1) & np.isin(chunk.classes, classes)
-        images = np.repeat(np.arange(len(chunk)), np.diff(chunk.starts))[wanted]
-        present = np.zeros((len(chunk), len(classes)), np.float32)
-        present[images, np.searchsorted(classes, chunk.classes[wanted])] = 1
-        pairs += present.T @ present
-
-    # A class without images has a row of zeros.
-    return pairs / np.maximum(np.diag(pairs)[:, None], 1)
 
 
 def compared(number: int, published: Iterable[int] | None) -> str:
@@ -291,178 +244,142 @@ def print_statistics(
 
     empty = statistics["classes_without_positive"]
     if empty:
-        shown = ", ".join(empty[:MAX_PRINTED])
-        if len(empty) > MAX_PRINTED:
-            shown += f" and {len(empty) - MAX_PRINTED:,} more"
-        say(f"  without positives {len(empty):,} classes: {shown}")
+        say(f"  without positives {len(empty):,} classes: {listed(empty)}")
 
 
-def write_charts(folder: Path, data: DataModule, labels: dict[str, Labels]) -> None:
-    """Write a sheet of augmented training samples, and two charts per split.
-
-    Args:
-        folder: where the PNG files go; it is made.
-        data: the dataset.
-        labels: of the splits "train" and "val".
-    """
+def write_charts(folder: Path, data: DataModule, labels: Sequence[Labels]) -> None:
+    """Write a sheet of augmented training samples, and the class frequencies of each split."""
     folder.mkdir(parents=True, exist_ok=True)
-    images, captions = augmented_samples(data.train)
-    save(charts.sample_sheet(images, captions), folder / "samples.png")
+    save(sample_sheet(data.train), folder / "samples.png")
 
-    for part, split in (("train", data.train), ("val", data.val)):
-        counts, names = labels[part].counts(), split.classes.names
-        frequencies = charts.bar_chart(counts, names, f"{part}: images per class (log scale)")
-        save(frequencies, folder / f"{part}_classes.png")
-
-        # The most frequent classes, in the order of the dataset.
-        frequent = np.sort(np.argsort(-counts, kind="stable")[:MAX_CO_OCCURRENCE])
-        pairs = charts.heat_map(
-            co_occurrence(labels[part], frequent),
-            [names[index] for index in frequent],
-            f"{part}: share of the row's images that show the column's class too",
-        )
-        save(pairs, folder / f"{part}_pairs.png")
+    splits = {"train": data.train, "val": data.val}
+    for (part, split), own in zip(splits.items(), labels, strict=True):
+        title = f"{part}: images per class (log scale)"
+        save(bar_chart(own.counts(), split.classes.names, title), folder / f"{part}_classes.png")
 
 
-def augmented_samples(split: Split) -> tuple[list[np.ndarray], list[str]]:
-    """Return images evenly spread over a split, uint8 [H, W, 3], and the names of their classes."""
-    indices = np.linspace(0, len(split.dataset) - 1, MAX_SAMPLES).round().astype(int).tolist()
-    images, captions = [], []
-    for index in indices:
+def sample_sheet(split: Split) -> "Figure":
+    """Draw images evenly spread over a split in a grid, each below the names of its classes."""
+    rows = -(-MAX_SAMPLES // SAMPLES_PER_ROW)
+    figure = new_figure(width=2 * SAMPLES_PER_ROW, height=2.4 * rows)
+    grid = figure.subplots(rows, SAMPLES_PER_ROW).flatten()
+
+    indices = np.linspace(0, len(split.dataset) - 1, MAX_SAMPLES).round().astype(int)
+    for axes, index in zip(grid, indices.tolist(), strict=True):
+        axes.axis("off")
         try:
             image, target = fixed_sample(split.dataset, index)
         except DataError:
             continue  # it is reported among the faults
 
-        present = (target == 1).nonzero().flatten().tolist()
-        images.append(image.permute(1, 2, 0).numpy())
-        captions.append(", ".join(split.classes.names[k] for k in present) or "(none)")
-    return images, captions
+        names = [split.classes.names[k] for k in (target == 1).nonzero().flatten().tolist()]
+        caption = textwrap.wrap(visible(", ".join(names) or "(none)"), NAME_LENGTH)[:3]
+        axes.imshow(image.permute(1, 2, 0).numpy())
+        axes.set_title("\n".join(caption), fontsize=SMALL, loc="left", parse_math=False)
+    return figure
+
+
+def bar_chart(counts: np.ndarray, names: Sequence[str], title: str) -> "Figure":
+    """Draw counts [K] on a logarithmic axis that begins at 0, the largest count on top.
+
+    Up to `NAMED_BARS` bars are labelled with their names and counts.
+    """
+    order = np.argsort(-counts, kind="stable")
+    is_named = len(counts) <= NAMED_BARS
+    figure = new_figure(width=8, height=1.2 + 0.16 * len(counts) if is_named else 6)
+    axes = figure.subplots()
+
+    if is_named:
+        bars = axes.barh(np.arange(len(counts)), counts[order])
+        numbers = [f"{int(count):,}" for count in counts[order]]
+        axes.bar_label(bars, labels=numbers, padding=2, fontsize=SMALL)
+
+        # Names are the user's: a dollar sign in them does not begin a formula.
+        labels = [shorten(names[index]) for index in order]
+        axes.set_yticks(range(len(names)), labels=labels, fontsize=SMALL, parse_math=False)
+    else:
+        edges = np.arange(len(counts) + 1)
+        axes.stairs(counts[order], edges, orientation="horizontal", fill=True)
+        axes.set_ylabel("classes, the most frequent first")
+
+    # Linear below 1, so that a class without images has a place; the room is for the counts.
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xlim(0, 3 * max(1, counts.max(initial=0)))
+    axes.margins(y=0)
+    axes.invert_yaxis()
+    set_title(axes, title)
+    return figure
 
 
 def check(
-    data: DataModule,
-    option: str,
-    settings: dict[str, Any],
-    *,
-    decode: int | None,
-    chart_folder: str | None,
-    workers: int,
+    data: DataModule, option: str, config: Config, *, decode: int | None, folder: str | None
 ) -> dict[str, Any]:
     """Check both splits of a dataset and print what they hold.
 
-    Args:
-        data: the dataset.
-        option: the name of its data option, by which the published counts are known.
-        settings: of the data option.
-        decode: images per split to read; None reads all.
-        chart_folder: where to write charts, if anywhere.
-        workers: processes that read images.
-
-    Returns:
-        The report as plain values. Its key "faults" has one phrase per kind of fault.
+    The published counts are known by the name of the data option. `decode` is the number of images
+    per split to read, None for all; charts are written to a folder, if any. The report has plain
+    values; its key "faults" has one phrase per kind of fault.
     """
     report: dict[str, Any] = {"data": option}
+    faults: list[str] = []
     *published_images, published_classes = OFFICIAL.get(option, (None, None, None))
 
-    # 1. Each split by itself.
-    splits: dict[str, SplitCheck] = {}
-    faults: list[str] = []
-    for part, split, published in zip(
-        ("train", "val"), (data.train, data.val), published_images, strict=True
-    ):
-        splits[part] = check_split(
-            part,
-            split,
-            settings,
-            decode=decode,
-            workers=workers,
-            published=(published, published_classes),
-        )
-        faults += splits[part].faults
-        if splits[part].images is not None:
-            report[part] = splits[part].report
+    # 1. The labels of each split; impossible ones cannot be counted.
+    splits = {"train": data.train, "val": data.val}
+    labels: dict[str, Labels] = {}
+    images: dict[str, ImageCheck] = {}
+    for (part, split), published in zip(splits.items(), published_images, strict=True):
+        if isinstance(split.dataset, StoredImages):
+            split.dataset.storage.verify(
+                lambda items: tqdm(items, desc="sha256", leave=False, disable=not on_terminal())
+            )
 
-    # 2. Both together, unless the labels of one of them are impossible.
-    train, val = splits["train"], splits["val"]
-    if train.images is not None and val.images is not None:
+        labels[part] = labels_of(split)
+        several = part == "val" and bool(config.data.get("real_labels"))
+        impossible = label_faults(split, labels[part], several=several)
+        if impossible:
+            impossible = [f"{part}: {fault}" for fault in impossible]
+            say(*impossible)
+            faults += impossible
+            continue
+
+        statistics = split_statistics(split, labels[part])
+        print_statistics(part, statistics, published, published_classes)
+
+        # 2. Its images.
+        count = len(split.dataset) if decode is None else decode
+        workers = config.train.loader_workers
+        images[part] = read_images(split.dataset, count, workers, f"read {part}")
+        copies, listed_twice = repetition_faults(split.dataset, labels[part], images[part])
+        report[part] = statistics | {
+            "cannot_be_decoded": images[part].errors,
+            "listed_twice": listed_twice,
+            "copies": copies,
+        }
+        faults += print_cases(f"images of {part} cannot be decoded", images[part].errors)
+        faults += print_cases(f"images of {part} are listed twice", listed_twice)
+        faults += print_cases(f"images of {part} are copies", copies)
+
+    # 3. Both splits together.
+    if len(images) == 2:
         report["nearest_seen"] = neighbours(data.train.classes, data.val.classes)
         for unseen, nearest in report["nearest_seen"].items():
             cosines = ", ".join(f"{seen} {cosine:.2f}" for seen, cosine in nearest)
             say(f"  unseen {unseen}: nearest {cosines}")
 
-        shared = images_in_both(data, train.images, val.images)
+        shared = images_in_both(data, images["train"], images["val"])
         report["in_both_splits"] = shared
         faults += print_cases("images are in train and in val", shared)
 
-        if chart_folder:
-            write_charts(Path(chart_folder), data, {"train": train.labels, "val": val.labels})
+        if folder:
+            write_charts(Path(folder), data, list(labels.values()))
 
     report["faults"] = faults
     return report
 
 
-def check_split(
-    part: str,
-    split: Split,
-    settings: dict[str, Any],
-    *,
-    decode: int | None,
-    workers: int,
-    published: tuple[set[int] | None, set[int] | None],
-) -> SplitCheck:
-    """Check one split and print what it holds.
-
-    Args:
-        part: "train" or "val".
-        split: the split.
-        settings: of the data option.
-        decode: images to read; None reads all.
-        workers: processes that read images.
-        published: the known counts of images, and of classes.
-    """
-    if isinstance(split.dataset, StoredImages):
-        split.dataset.storage.verify(
-            lambda items: tqdm(items, desc="sha256", leave=False, disable=not on_terminal())
-        )
-
-    labels = labels_of(split)
-
-    # Impossible labels cannot be counted, so that this is the end.
-    several = part == "val" and bool(settings.get("real_labels"))
-    impossible = [f"{part}: {fault}" for fault in label_faults(split, labels, several=several)]
-    if impossible:
-        say(*impossible)
-        return SplitCheck(labels, None, {}, impossible)
-
-    report = split_statistics(split, labels)
-    print_statistics(part, report, *published)
-
-    count = len(split.dataset) if decode is None else decode
-    images = read_images(split.dataset, count, workers, f"read {part}")
-    copies, listed_twice = repetition_faults(split.dataset, labels, images)
-
-    report["cannot_be_decoded"] = images.errors
-    report["listed_twice"] = listed_twice
-    report["copies"] = copies
-    faults = [
-        *print_cases(f"images of {part} cannot be decoded", images.errors),
-        *print_cases(f"images of {part} are listed twice", listed_twice),
-        *print_cases(f"images of {part} are copies", copies),
-    ]
-    return SplitCheck(labels, images, report, faults)
-
-
 def print_cases(fault: str, cases: list[str]) -> list[str]:
-    """Print the first cases of a kind of fault.
-
-    Args:
-        fault: what is wrong, to be read after the number of cases.
-        cases: one phrase per case.
-
-    Returns:
-        The phrase for the summary, or nothing if there is no case.
-    """
+    """Print the first cases of a kind of fault; return the phrase for the summary, if any."""
     if not cases:
         return []
 

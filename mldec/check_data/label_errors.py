@@ -1,8 +1,4 @@
-"""Find labels that are probably wrong: the work of `mldec.check_data --checkpoint`.
-
-Confident learning (Northcutt et al., arXiv 1911.00068) for several labels per image: every class is
-a binary problem of its own, with two labels, present and absent.
-"""
+"""Find labels that are probably wrong: the work of `mldec.check_data --checkpoint`."""
 
 import argparse
 import base64
@@ -13,21 +9,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from mldec import build
-from mldec.calibration import calibrated
 from mldec.checkpoint import Loaded, load_model, scoring
-from mldec.config.compose import override
 from mldec.data.fingerprint import difference, fingerprint
-from mldec.data.types import DataModule, ImageDataset, picture
-from mldec.errors import ConfigError, DataError, say, visible, writing
-from mldec.evaluation import all_scores, fit_to_device
+from mldec.data.types import DataModule, Split, picture
+from mldec.errors import ConfigError, say, visible, writing
+from mldec.evaluation import Scores, all_scores, open_for_evaluation
+from mldec.evaluators.label_errors import Ranking, rank
 from mldec.files.results import ResultFile, check_targets, to_json, write_result
-from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")
 
@@ -51,160 +43,93 @@ small { color: #555; }
 
 
 @dataclass(frozen=True)
-class Ranking:
-    """All M annotated pairs of an image and a class, most suspicious first.
-
-    Attributes:
-        images: index of the image, int64 [M].
-        classes: index of the class, int64 [M].
-        present: whether the label says that the image shows the class, bool [M].
-        probabilities: that the image shows the class, calibrated, float64 [M].
-        suspected: whether the label is counted as wrong, see `suspected_labels`, bool [M].
-    """
-
-    images: np.ndarray
-    classes: np.ndarray
-    present: np.ndarray
-    probabilities: np.ndarray
-    suspected: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-
-def rank(logits: np.ndarray, labels: np.ndarray) -> Ranking:
-    """Rank all annotated pairs by the calibrated probability of their label, lowest first.
-
-    Args:
-        logits: of a model that was not trained on the images, [N, K].
-        labels: 1 (present), 0 (absent) or -1 (not annotated), [N, K].
-    """
-    probabilities = calibrated(logits, labels)
-
-    # Equal probabilities keep the order of the images.
-    images, classes = np.nonzero(labels >= 0)
-    present = labels[images, classes] == 1
-    of_class = probabilities[images, classes]
-    order = np.argsort(np.where(present, of_class, 1 - of_class), kind="stable")
-
-    suspected = suspected_labels(probabilities, labels)[images, classes]
-    return Ranking(images[order], classes[order], present[order], of_class[order], suspected[order])
-
-
-def suspected_labels(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return which labels are counted as wrong, bool [N, K].
-
-    The threshold of a label is the mean probability of that label among the images of the class
-    that have it (equation 2 of the paper). A label is counted as wrong if the opposite label
-    reaches the threshold of that one, and is the more probable of the two. The second condition is
-    ours: the positives of a class that the model hardly knows have a low threshold, which many
-    negatives reach. A class without images of the opposite label has no threshold, and no suspects.
-
-    Args:
-        probabilities: that the image shows the class, [N, K].
-        labels: 1 (present), 0 (absent) or -1 (not annotated), [N, K].
-    """
-    of_present = _mean(probabilities, labels == 1)
-    of_absent = _mean(1 - probabilities, labels == 0)
-
-    # A comparison with NaN is false.
-    rather_present = (probabilities >= of_present) & (probabilities > 0.5)
-    rather_absent = (1 - probabilities >= of_absent) & (probabilities < 0.5)
-    return np.where(labels == 1, rather_absent, rather_present & (labels == 0))
-
-
-def _mean(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return the mean of the chosen values per class, float64 [K]; NaN where none is chosen."""
-    counts = chosen.sum(0)
-    sums = np.where(chosen, values, 0).sum(0)
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-
-
-@dataclass(frozen=True)
 class Judged:
-    """N images with their labels of K classes, and what a model says of each.
+    """The images of a split with their labels, and what a model says of each."""
 
-    Attributes:
-        dataset: that the images are from.
-        classes: K names.
-        indices: of the images in the dataset, int64 [N].
-        labels: 1 (present), 0 (absent) or -1 (not annotated), int8 [N, K].
-        logits: float32 [N, K].
-        bad: one message per image that cannot be read; it is not among the N.
-    """
-
-    dataset: ImageDataset
-    classes: tuple[str, ...]
-    indices: np.ndarray
-    labels: np.ndarray
-    logits: np.ndarray
-    bad: list[str]
-
-    def name(self, image: int) -> str:
-        """Describe an image: its path, if it has one."""
-        return self.dataset.name(int(self.indices[image]))
+    split: Split
+    scores: Scores
+    ranking: Ranking  # its images are rows of the scores
 
 
-def judge(path: str, model: Loaded, settings: list[str], *, split: str) -> Judged:
-    """Score the images of a split; with data.fold the validation images are those of the fold.
+def run(args: argparse.Namespace) -> None:
+    """Rank the labels of a dataset, print the first ones, and write the files."""
+    check_targets(args.json, args.errors)
+    loaded = load_model(args.checkpoint, weights=args.weights, plugins=args.plugin)
 
-    Args:
-        path: of the checkpoint, for messages.
-        model: that judges.
-        settings: such as data.root=/data/mine; they change the config of the checkpoint.
-        split: "val" or "train".
+    # A folder that cannot be made is found now, not after all images were scored.
+    if args.out:
+        with writing(args.out):
+            Path(args.out).mkdir(parents=True, exist_ok=True)
+        check_targets(str(Path(args.out) / PAGE))
 
-    Raises:
-        CheckpointError: if the model has other classes than the data.
-        ConfigError: for a wrong setting, or data with one label per image: the classes are not
-            independent then.
-        DataError: if the data cannot be read, or a score is not finite.
-    """
-    config = override(model.config, settings)
-    device = distributed.pick_device(config.device)
-    fit_to_device(config, settings, device)
+    judged = judge(loaded, args)
+    bad = judged.scores.bad
+    for message in bad[:MAX_PRINTED]:
+        log.warning(f"left out: {message}")
+    if len(bad) > MAX_PRINTED:
+        log.warning(f"left out: {len(bad) - MAX_PRINTED:,} more (all with --json)")
 
-    # The fold that was left out stays, where data=NAME replaces the node of the data.
-    fold = model.config.data.get("fold")
-    if fold is not None and not any(setting.startswith("data.fold=") for setting in settings):
-        config = replace(config, data={**config.data, "fold": fold})
-    data = build.data(build.check(config, ["data"]))
+    ranking, counts = judged.ranking, class_counts(judged)
+    summary = (
+        f"{len(judged.scores.labels):,} images x {len(judged.split.classes)} classes of "
+        f"{args.split}, judged by {args.checkpoint}: {int(ranking.suspected.sum()):,} of "
+        f"{len(ranking):,} labels are suspected"
+    )
+    say(summary)
+    tell(judged, counts)
 
-    judged = data.val if split == "val" else data.train
-    if judged.classes.exclusive:
+    if args.errors:
+        write_pairs(args.errors, judged, args.rows)
+    if args.out:
+        write_result(str(Path(args.out) / PAGE), page(summary, sections(judged)))
+    if args.json:
+        content = {
+            "checkpoint": args.checkpoint,
+            "split": args.split,
+            "images": len(judged.scores.labels),
+            "left_out": bad,
+            "labels": len(ranking),
+            "suspected": int(ranking.suspected.sum()),
+            "per_class": counts,
+        }
+        write_result(args.json, to_json(content, indent=1) + "\n")
+
+
+def judge(loaded: Loaded, args: argparse.Namespace) -> Judged:
+    """Score the images of a split; with data.fold the validation images are those of the fold."""
+    # The fold that was left out, and the size of the images, stay where data=NAME replaces the
+    # node of the data.
+    for name in ("fold", "image_size"):
+        value = loaded.config.data.get(name)
+        is_chosen = any(setting.startswith(f"data.{name}=") for setting in args.settings)
+        if value is not None and not is_chosen:
+            args.settings.append(f"data.{name}={value}")
+
+    path = args.checkpoint
+    subject = open_for_evaluation(loaded, args, calibrated=False)
+    data = subject.data
+    split = data.val if args.split == "val" else data.train
+    if split.classes.exclusive:
         raise ConfigError(
             "--checkpoint: wrong labels are looked for where an image may have several, "
             "this data has one label per image; leave it out"
         )
-    network = scoring(model.model, model.classes, judged.classes, path)
-    warn_of_training(path, model, data, split)
+    warn_of_training(path, loaded, data, args.split)
 
-    # The training transform changes images at random, and data=NAME brings a size of its own.
-    viewed = judged.viewed(model.transform)
-    seen = replace(data, load_val=lambda: viewed, bad_images="skip")
-    scores = all_scores(network, seen, config, device=device, path=path)
-    if not len(scores.indices):
-        raise DataError(f"no image can be read; the first message: {scores.bad[0]}")
-    return Judged(
-        viewed.dataset,
-        judged.classes.names,
-        scores.indices,
-        scores.labels,
-        scores.logits,
-        scores.bad,
-    )
+    # The training transform changes images at random.
+    split = split.viewed(loaded.transform)
+    data = replace(data, load_val=lambda: split, bad_images="skip")
+    network = scoring(loaded.model, subject.loaded.classes, split.classes, path)
+    scores = all_scores(network, data, subject.config, device=subject.device, path=path)
+    return Judged(split, scores, rank(scores.logits, scores.labels))
 
 
-def warn_of_training(path: str, model: Loaded, data: DataModule, split: str) -> None:
+def warn_of_training(path: str, loaded: Loaded, data: DataModule, split: str) -> None:
     """Warn if a model may have been trained on the images to judge: it learns wrong labels too."""
     doubt = "if these images were among it, their wrong labels were learned and few are found"
-    changed = None
-    if model.fingerprint is not None:
-        changed = difference(model.fingerprint, fingerprint(data.train))
-
-    if model.fingerprint is None:
+    if loaded.fingerprint is None:
         log.warning(f"{path} does not say on which data it was trained: {doubt}")
-    elif changed is not None:
+    elif changed := difference(loaded.fingerprint, fingerprint(data.train)):
         log.warning(f"{path} was trained on other data ({changed}): {doubt}")
     elif split == "train":
         log.warning(
@@ -214,86 +139,35 @@ def warn_of_training(path: str, model: Loaded, data: DataModule, split: str) -> 
         )
 
 
-def run(args: argparse.Namespace) -> None:
-    """Rank the labels of a dataset, print the first ones, and write the files.
-
-    Args:
-        args: the command line; see `mldec.check_data.parser`.
-
-    Raises:
-        UserError: for a wrong setting, or a checkpoint or data that cannot be used.
-    """
-    check_targets(args.json, args.errors)
-    model = load_model(args.checkpoint, weights=args.weights, plugins=args.plugin)
-
-    # A folder that cannot be made is found now, not after all images were scored.
-    if args.out:
-        with writing(args.out):
-            Path(args.out).mkdir(parents=True, exist_ok=True)
-        check_targets(str(Path(args.out) / PAGE))
-
-    judged = judge(args.checkpoint, model, args.settings, split=args.split)
-    for message in judged.bad[:MAX_PRINTED]:
-        log.warning(f"left out: {message}")
-    if len(judged.bad) > MAX_PRINTED:
-        log.warning(f"left out: {len(judged.bad) - MAX_PRINTED:,} more (all with --json)")
-
-    ranking = rank(judged.logits, judged.labels)
-    summary = (
-        f"{len(judged.labels):,} images x {len(judged.classes)} classes of {args.split}, judged by "
-        f"{args.checkpoint}: {int(ranking.suspected.sum()):,} of {len(ranking):,} labels are "
-        f"suspected"
-    )
-    say(summary)
-    tell(judged, ranking)
-
-    if args.errors:
-        write_pairs(args.errors, judged, ranking, args.rows)
-    if args.out:
-        write_result(str(Path(args.out) / PAGE), page(summary, sections(judged, ranking)))
-    if args.json:
-        write_result(args.json, to_json(report(args, judged, ranking), indent=1) + "\n")
-
-
 @dataclass(frozen=True)
 class Suspect:
-    """One pair of an image and a class.
+    """One pair of an image and a class."""
 
-    Attributes:
-        rank: from 1, the most suspicious pair.
-        image: its path.
-        class_name: of the pair.
-        present: whether the label says that the image shows the class.
-        probability: that it does, as the model says.
-        suspected: whether confident learning counts the label as wrong.
-    """
-
-    rank: int
-    image: str
+    rank: int  # from 1, the most suspicious pair
+    image: str  # its path
     class_name: str
-    present: bool
-    probability: float
-    suspected: bool
+    present: bool  # whether the label says that the image shows the class
+    probability: float  # that it does, as the model says
+    suspected: bool  # whether confident learning counts the label as wrong
 
 
-def suspects(
-    judged: Judged, ranking: Ranking, positions: Iterable[int]
-) -> Iterator[tuple[int, Suspect]]:
+def suspects(judged: Judged, positions: Iterable[int]) -> Iterator[tuple[int, Suspect]]:
     """Yield the pairs at some positions of the ranking, each after the index of its image."""
+    ranking, split = judged.ranking, judged.split
     for position in positions:
-        image = int(ranking.images[position])
+        index = int(judged.scores.indices[ranking.images[position]])
         pair = Suspect(
             rank=position + 1,
-            image=judged.name(image),
-            class_name=judged.classes[ranking.classes[position]],
+            image=split.dataset.name(index),
+            class_name=split.classes.names[ranking.classes[position]],
             present=bool(ranking.present[position]),
             probability=float(ranking.probabilities[position]),
             suspected=bool(ranking.suspected[position]),
         )
-        yield image, pair
+        yield index, pair
 
 
-def sections(judged: Judged, ranking: Ranking) -> dict[str, Iterator[tuple[Suspect, Image.Image]]]:
+def sections(judged: Judged) -> dict[str, Iterator[tuple[Suspect, Image.Image]]]:
     """Return the first pairs of either label with their pictures, by the heading of the page.
 
     Apart, because the first pairs of all may have the same label: a class that is rare makes every
@@ -302,43 +176,43 @@ def sections(judged: Judged, ranking: Ranking) -> dict[str, Iterator[tuple[Suspe
 
     def first(chosen: np.ndarray) -> Iterator[tuple[Suspect, Image.Image]]:
         positions = np.flatnonzero(chosen)[:MAX_PICTURES].tolist()
-        for image, pair in suspects(judged, ranking, positions):
-            yield pair, picture(judged.dataset, int(judged.indices[image]))
+        for index, pair in suspects(judged, positions):
+            yield pair, picture(judged.split.dataset, index)
 
+    present = judged.ranking.present
     return {
-        "Labelled present, probably absent": first(ranking.present),
-        "Labelled absent, probably present": first(~ranking.present),
+        "Labelled present, probably absent": first(present),
+        "Labelled absent, probably present": first(~present),
     }
 
 
-def class_counts(judged: Judged, ranking: Ranking) -> dict[str, dict[str, int]]:
+def class_counts(judged: Judged) -> dict[str, dict[str, int]]:
     """Return the numbers of labels of each class, and how many of them are suspected, by name."""
-
-    def count(chosen: np.ndarray) -> list[int]:
-        counts = np.bincount(ranking.classes[chosen], minlength=len(judged.classes))
-        return [int(number) for number in counts]
-
+    ranking, names = judged.ranking, judged.split.classes.names
+    chosen = {
+        "present": ranking.present,
+        "absent": ~ranking.present,
+        "suspected_present": ranking.present & ranking.suspected,
+        "suspected_absent": ~ranking.present & ranking.suspected,
+    }
     columns = {
-        "present": count(ranking.present),
-        "absent": count(~ranking.present),
-        "suspected_present": count(ranking.present & ranking.suspected),
-        "suspected_absent": count(~ranking.present & ranking.suspected),
+        key: np.bincount(ranking.classes[pairs], minlength=len(names)).tolist()
+        for key, pairs in chosen.items()
     }
     return {
         name: {key: column[index] for key, column in columns.items()}
-        for index, name in enumerate(judged.classes)
+        for index, name in enumerate(names)
     }
 
 
-def tell(judged: Judged, ranking: Ranking) -> None:
+def tell(judged: Judged, counts: dict[str, dict[str, int]]) -> None:
     """Print the first pairs, and the classes with the most suspected labels."""
     say(f"{'rank':>6}  label    P(present)  class, image")
-    for _, pair in suspects(judged, ranking, range(len(ranking))[:MAX_PRINTED]):
+    for _, pair in suspects(judged, range(len(judged.ranking))[:MAX_PRINTED]):
         label = "present" if pair.present else "absent"
         columns = f"{pair.rank:6}  {label:7}  {pair.probability:10.3f}"
         say(f"{columns}  {pair.class_name}, {pair.image}")
 
-    counts = class_counts(judged, ranking)
     suspected = {
         name: row["suspected_present"] + row["suspected_absent"] for name, row in counts.items()
     }
@@ -354,16 +228,12 @@ def tell(judged: Judged, ranking: Ranking) -> None:
         say(f"and {len(worst) - MAX_CLASSES:,} more classes (all with --json)")
 
 
-def write_pairs(target: str, judged: Judged, ranking: Ranking, count: int | None) -> None:
-    """Write a CSV file with a row per pair, most suspicious first; None writes all of them.
-
-    Raises:
-        DataError: if it cannot be written; an existing file stays as it is.
-    """
+def write_pairs(target: str, judged: Judged, count: int | None) -> None:
+    """Write a CSV file with a row per pair, most suspicious first; None writes all of them."""
     file = ResultFile(target)
     writer = csv.writer(file)
     writer.writerow(COLUMNS)
-    for _, pair in suspects(judged, ranking, range(len(ranking))[:count]):
+    for _, pair in suspects(judged, range(len(judged.ranking))[:count]):
         # UTF-8, which the path of an image need not be.
         image = pair.image.encode("utf-8", "backslashreplace").decode()
         label, suspected = int(pair.present), int(pair.suspected)
@@ -372,27 +242,14 @@ def write_pairs(target: str, judged: Judged, ranking: Ranking, count: int | None
     file.commit()
 
 
-def report(args: argparse.Namespace, judged: Judged, ranking: Ranking) -> dict[str, Any]:
-    """Return the content of `--json`."""
-    return {
-        "checkpoint": args.checkpoint,
-        "split": args.split,
-        "images": len(judged.labels),
-        "left_out": judged.bad,
-        "labels": len(ranking),
-        "suspected": int(ranking.suspected.sum()),
-        "per_class": class_counts(judged, ranking),
-    }
-
-
 def page(summary: str, sections: Mapping[str, Iterable[tuple[Suspect, Image.Image]]]) -> str:
-    """Return the page.
+    """Return the page: a sentence, and under each heading pairs with their pictures."""
+    lists = []
+    for heading, pairs in sections.items():
+        items = "\n".join(_item(pair, image) for pair, image in pairs)
+        lists.append(f"<h2>{_text(heading)}</h2>\n<ol>\n{items}\n</ol>")
 
-    Args:
-        summary: one sentence above the pictures.
-        sections: under each heading pairs and the pictures of their images, in their order.
-    """
-    lists = "\n".join(_section(heading, suspects) for heading, suspects in sections.items())
+    body = "\n".join(lists)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -404,41 +261,30 @@ def page(summary: str, sections: Mapping[str, Iterable[tuple[Suspect, Image.Imag
 <body>
 <h1>Labels that may be wrong</h1>
 <p>{_text(summary)}</p>
-{lists}
+{body}
 </body>
 </html>
 """
 
 
-def _section(heading: str, suspects: Iterable[tuple[Suspect, Image.Image]]) -> str:
-    """Return a heading and the list of its pairs."""
-    items = "\n".join(_item(suspect, image) for suspect, image in suspects)
-    return f"<h2>{_text(heading)}</h2>\n<ol>\n{items}\n</ol>"
-
-
 def _item(suspect: Suspect, image: Image.Image) -> str:
-    """Return the list item of a pair."""
+    """Return the list item of a pair, with a small copy of the picture."""
+    small = image.copy()
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=QUALITY)
+    source = f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
     label = "present" if suspect.present else "absent"
-    name = _text(suspect.class_name)
     mark = ' class="suspected"' if suspect.suspected else ""
     return (
         f"<li{mark}>"
-        f'<img src="{_data_uri(image)}" alt="{_text(suspect.image)}">'
-        f"<p>{suspect.rank}. <b>{name}</b> is labelled {label}; present with probability "
-        f"{suspect.probability:.3f}</p>"
+        f'<img src="{source}" alt="{_text(suspect.image)}">'
+        f"<p>{suspect.rank}. <b>{_text(suspect.class_name)}</b> is labelled {label}; present with "
+        f"probability {suspect.probability:.3f}</p>"
         f"<p><small>{_text(suspect.image)}</small></p>"
         f"</li>"
     )
-
-
-def _data_uri(image: Image.Image) -> str:
-    """Return a small copy of a picture as the text of a JPEG file."""
-    small = image.copy()
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
-
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=QUALITY)
-    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _text(text: str) -> str:

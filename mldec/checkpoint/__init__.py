@@ -4,18 +4,15 @@ from mldec.checkpoint.classes import check_classes, check_queries, scoring
 from mldec.checkpoint.loading import (
     Loaded,
     initialise,
-    is_download,
     load,
     load_model,
     load_newest,
     load_strict,
-    local,
-    outline,
     saved_config,
     to_store,
 )
+from mldec.checkpoint.sources import check_start, is_download, is_tower, local
 from mldec.checkpoint.state import FORMAT, Best, Calibrated, Calibration, Checkpoint, LogPosition
-from mldec.checkpoint.towers import check_start, is_tower
 
 __all__ = [
     "FORMAT",
@@ -36,7 +33,6 @@ __all__ = [
     "load_newest",
     "load_strict",
     "local",
-    "outline",
     "saved_config",
     "scoring",
     "to_store",

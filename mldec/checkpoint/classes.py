@@ -13,7 +13,7 @@ from mldec.data.table import names_fault
 from mldec.data.text_encoder import DEFAULT, PREFIX
 from mldec.data.types import Classes, VectorOrigin
 from mldec.data.word_vectors import WordVectors, made_alike, word_vectors
-from mldec.errors import CheckpointError, DataError
+from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.files.text import read_text
 
 log = logging.getLogger("mldec")
@@ -29,13 +29,6 @@ def read_class_names(path: Path) -> tuple[str, ...]:
     """Read a file that gives a checkpoint's classes their names, one per line.
 
     Nothing is stripped but the line ends, so that names are read as `--write-classes` writes them.
-
-    Args:
-        path: UTF-8 text; the end of its last line may be missing.
-
-    Raises:
-        DataError: if the file cannot be read, has an empty line, or a name twice or one that is not
-            allowed.
     """
     names = tuple(read_text(path, _ONE_PER_LINE).removesuffix("\n").split("\n"))
     if fault := names_fault(names):
@@ -43,26 +36,17 @@ def read_class_names(path: Path) -> tuple[str, ...]:
     return names
 
 
-def check_count(names: Sequence[str], num_classes: int, path: str | Path) -> None:
-    """Check that there is a given name for each class of a checkpoint.
-
-    Raises:
-        CheckpointError: if there are fewer or more.
-    """
+def check_count(names: Sequence[str], num_classes: int) -> None:
+    """Raise a `ConfigError` unless there is a given name for each class of a checkpoint."""
     if len(names) != num_classes:
-        raise CheckpointError(
-            f"--class-names: {path} has {num_classes} classes, the file names {len(names)}; "
+        raise ConfigError(
+            f"--class-names: it has {num_classes} classes, the file names {len(names)}; "
             f"{_ONE_PER_LINE}"
         )
 
 
 class _Reordered(nn.Module):
-    """A classifier whose logits are put in another order.
-
-    Args:
-        model: images [B, 3, H, W] and queries -> logits [B, K].
-        columns: for each of the K logits in the new order, its column in the model's.
-    """
+    """A classifier with logits [B, K] in another order: `columns` are those of the model's."""
 
     def __init__(self, model: nn.Module, columns: Sequence[int]) -> None:
         super().__init__()
@@ -76,16 +60,8 @@ class _Reordered(nn.Module):
 def scoring(model: nn.Module, trained: Classes, current: Classes, path: str | Path) -> nn.Module:
     """Return a checkpoint's model, with its logits in the order of the data's classes.
 
-    A zero-shot model follows the order of the word vectors that it is given: nothing changes.
-
-    Args:
-        model: images [B, 3, H, W] and queries -> logits [B, K].
-        trained: the classes of the checkpoint.
-        current: the classes of the data.
-        path: of the checkpoint, for messages.
-
-    Raises:
-        CheckpointError: if the classes differ, or word vectors of the same width are missing.
+    A zero-shot model follows the order of the word vectors that it is given: nothing changes. The
+    path is that of the checkpoint, for messages.
     """
     check_queries(trained, current, path)
     if trained.queries is not None or trained.names == current.names:
@@ -97,21 +73,22 @@ def scoring(model: nn.Module, trained: Classes, current: Classes, path: str | Pa
 
 
 def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
-    """Check that a checkpoint can score the classes of the data, in whatever order.
+    """Raise a `CheckpointError` unless a checkpoint can score the classes of the data.
 
-    A zero-shot model scores any classes that have word vectors, another model only its own classes.
-
-    Args:
-        trained: the classes of the checkpoint.
-        current: the classes of the data.
-        path: of the checkpoint, for messages.
-
-    Raises:
-        CheckpointError: if the classes differ, or word vectors of the same width and kind are
-            missing.
+    A zero-shot model scores any classes that have word vectors of the width and kind of its
+    training, another model only its own classes, in whatever order.
     """
     if trained.queries is None:
-        _check_same_names(trained, current, path)
+        _check_same_count(trained, current, path)
+        in_data, in_checkpoint = set(current.names), set(trained.names)
+        unknown = [name for name in trained.names if name not in in_data]
+        if unknown:
+            other = next(name for name in current.names if name not in in_checkpoint)
+            raise CheckpointError(
+                f"{path} has other classes than the data: the data has no '{unknown[0]}' "
+                f"({len(unknown)} of {len(trained)}), the checkpoint no '{other}'; choose data "
+                f"with its classes, or give it the data's names with --class-names FILE"
+            )
         return
 
     width = trained.queries.shape[1]
@@ -145,10 +122,11 @@ def _check_same_kind(trained: Classes, current: Classes, path: str | Path) -> No
     now = current.queries[[row_of[trained.names[row]] for row in shared]].float()
     cosine = cosine_similarity(before, now).mean().item()
     if cosine < _SAME_KIND:
+        origin = "" if trained.origin is None else f", {trained.origin.described()}"
         raise CheckpointError(
             f"{path} was trained with other word vectors: those of {len(shared)} classes that both "
             f"know, such as {trained.names[shared[0]]!r}, have a mean cosine of {cosine:.2f}; "
-            f"choose the vectors of its training{_of_origin(trained)}"
+            f"choose the vectors of its training{origin}"
         )
     if cosine < _EQUAL:
         log.warning(
@@ -176,25 +154,16 @@ def _with_known(trained: Classes, current: Classes, path: str | Path) -> Classes
     return replace(trained, names=made.names, queries=made.queries)
 
 
-def _of_origin(classes: Classes) -> str:
-    """Return which word vectors a checkpoint was trained with, for the end of a message."""
-    return "" if classes.origin is None else f", {classes.origin.described()}"
-
-
 def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
-    """Check that the classes of a checkpoint are those of the data, in the same order.
-
-    Args:
-        trained: the classes of the checkpoint.
-        current: the classes of the data.
-        path: of the checkpoint, for messages.
-
-    Raises:
-        CheckpointError: if names, order or word vectors differ.
-    """
+    """Raise a `CheckpointError` unless names, order and word vectors are those of the data."""
     if trained.names == current.names:
         before, now = trained.queries, current.queries
-        if before is not None and now is not None and not _almost_equal(before, now):
+        # Those of a text encoder depend on the machine, by a rounding error.
+        if (
+            before is not None
+            and now is not None
+            and (before.shape != now.shape or not torch.allclose(before, now, rtol=1e-3, atol=1e-5))
+        ):
             raise CheckpointError(
                 f"{path} is of other word vectors than the data: put the same data.vectors back"
             )
@@ -209,26 +178,6 @@ def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
         f"{path} has other classes than the data: "
         f"number {index} is '{trained.names[index]}' there and '{current.names[index]}' here"
     )
-
-
-def _almost_equal(before: Tensor, now: Tensor) -> bool:
-    """Compare word vectors; those of a text encoder depend on the machine, by a rounding error."""
-    return before.shape == now.shape and torch.allclose(before, now, rtol=1e-3, atol=1e-5)
-
-
-def _check_same_names(trained: Classes, current: Classes, path: str | Path) -> None:
-    """Raise a `CheckpointError` unless the names are the same, in whatever order."""
-    _check_same_count(trained, current, path)
-
-    in_data, in_checkpoint = set(current.names), set(trained.names)
-    unknown = [name for name in trained.names if name not in in_data]
-    if unknown:
-        other = next(name for name in current.names if name not in in_checkpoint)
-        raise CheckpointError(
-            f"{path} has other classes than the data: the data has no '{unknown[0]}' "
-            f"({len(unknown)} of {len(trained)}), the checkpoint no '{other}'; choose data with "
-            f"its classes, or give it the data's names with --class-names FILE"
-        )
 
 
 def _check_same_count(trained: Classes, current: Classes, path: str | Path) -> None:
@@ -257,12 +206,6 @@ def queries_for(
         trained: the classes of the training, with their word vectors; None if these are not known.
         option: that asked for these classes, for messages.
         keep: see `word_vectors`.
-
-    Raises:
-        ConfigError: if the text encoder cannot be had.
-        CheckpointError: if the checkpoint does not say how word vectors are made, or those of the
-            source are of another kind than those of the training.
-        DataError: if a name has no vector, or the file cannot be read.
     """
     origin = None if trained is None else trained.origin
     if vectors is None:

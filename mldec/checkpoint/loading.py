@@ -1,13 +1,14 @@
 """Load a model: one of our checkpoints, a file of the paper's authors, or a model of open_clip.
 
-Evaluation, prediction and notebooks all enter here.
+Evaluation, prediction and notebooks all enter here. Whatever a file is, it becomes a `Checkpoint`,
+and a model is built of that.
 """
 
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,16 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from mldec import build
-from mldec.checkpoint import hub, portable, released, towers, zoo
+from mldec.checkpoint import clip, published, released
 from mldec.checkpoint.classes import check_count, read_class_names
-from mldec.checkpoint.state import Best, Calibration, Checkpoint, LogPosition
+from mldec.checkpoint.sources import local
+from mldec.checkpoint.state import Calibration, Checkpoint
 from mldec.config.compose import parse, to_dict
 from mldec.config.schema import PARTS, Config
 from mldec.data.fingerprint import Fingerprint
+from mldec.data.text_encoder import PREFIX
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
-from mldec.errors import CheckpointError, ConfigError, refusing
-from mldec.files.run_folder import find_checkpoint
+from mldec.errors import CheckpointError, ConfigError, DataError, refusing
 from mldec.files.torch_files import SUFFIX, read_torch, versions
 from mldec.model import Classifier
 from mldec.runtime import distributed, facts
@@ -33,12 +35,9 @@ log = logging.getLogger("mldec")
 
 MOST_VERSIONS = 100  # versions of a checkpoint that are looked for: more than a run keeps
 _LOADING = threading.RLock()
-# Buffers that a released file may lack, because we compute them ourselves.
-COMPUTED = (
-    "num_batches_tracked",
-    "backbone.mean",
-    "backbone.std",
-)
+# Endings of the names of buffers that a file of others may lack: we count and compute them
+# ourselves, and timm knows the normalisation of the input from the name of the network.
+COMPUTED = ("num_batches_tracked", "backbone.mean", "backbone.std")
 NAMED, LONGEST = 10, 100  # how many tensors a message names, and the characters of each name
 
 
@@ -62,92 +61,6 @@ class Loaded:
     of_run: bool = False  # whether the file is one of ours, and not one of others
     # Names of the classes that training did not have; None if the file does not say.
     unseen: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Description:
-    """What a file says of its model, and the tensors that fill it."""
-
-    path: Path
-    config: Config
-    parts: build.Parts  # backbone and head
-    classes: Classes
-    transform: EvalTransform
-    metrics: dict[str, float]
-    weights: str  # "ema" or "raw"
-    tensors: Mapping[str, Tensor]
-    fingerprint: Fingerprint | None = None
-    calibration: Calibration | None = None
-    of_run: bool = False
-    unseen: tuple[str, ...] | None = None
-    optional: tuple[str, ...] = ()  # endings of the names of tensors that the file may lack
-
-
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint that `mldec.train` wrote.
-
-    Raises:
-        CheckpointError: if the file cannot be read, see `read_torch`, or is no such checkpoint.
-    """
-    return Checkpoint.from_state(read_weights(path), path)
-
-
-def load_newest(path: Path) -> tuple[Path, Checkpoint]:
-    """Read the newest version of a run's checkpoint that is intact.
-
-    A damaged version is named in the log, and the next older one is tried.
-
-    Args:
-        path: of the newest version; the older ones are beside it, named as `versions` says.
-
-    Returns:
-        The path of the version that was read, and its checkpoint.
-
-    Raises:
-        CheckpointError: if none can be read.
-    """
-    paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()]
-
-    for candidate, older in zip(paths, [*paths[1:], None], strict=True):
-        try:
-            return candidate, load(candidate)
-        except CheckpointError as error:
-            if older is None:
-                raise
-            log.warning(f"{error}; going on from {older}")
-
-    raise CheckpointError(f"no file at {path}: check the path")
-
-
-def local(path: str | Path) -> Path:
-    """Resolve what a user names to the path of a local file of weights.
-
-    Args:
-        path: a file; the folder of a run, which stands for its best checkpoint (else the last one);
-            a folder that `mldec.publish` wrote; "zoo:NAME", a released file; or
-            "hf:OWNER/NAME[@REVISION]", a published checkpoint. The last two are downloaded once.
-
-    Raises:
-        CheckpointError: if the folder holds no checkpoint, the download fails, or it is a model of
-            open_clip, which only `load_model` takes.
-    """
-    text = str(path)
-    if towers.is_tower(text):
-        raise CheckpointError(f"{text}: this needs a checkpoint, not a model of open_clip")
-    if text.startswith("zoo:"):
-        return zoo.fetch(text.removeprefix("zoo:"))
-    if text.startswith(hub.SCHEME):
-        return hub.fetch(text.removeprefix(hub.SCHEME))
-
-    if not Path(path).is_dir():
-        return Path(path)
-    published = Path(path) / portable.WEIGHTS
-    return published if published.is_file() else find_checkpoint(Path(path))
-
-
-def is_download(path: str) -> bool:
-    """Tell whether what a user names is not in a folder of the user's, but in a cache."""
-    return path.startswith(("zoo:", hub.SCHEME)) or towers.is_tower(path)
 
 
 def load_model(
@@ -179,8 +92,8 @@ def load_model(
             allow any.
 
     Raises:
-        CheckpointError: if the file cannot be used, see `read_torch`, its tensors do not fit the
-            model that it describes, or the names are not as many as its classes.
+        CheckpointError: if the file cannot be used, its tensors do not fit the model that it
+            describes, or the names are not as many as its classes.
         ConfigError: if an argument is none of the above, the device is not available, or a model of
             open_clip cannot be had.
         DataError: if the class names cannot be read, see `read_class_names`.
@@ -201,34 +114,106 @@ def load_model(
     names = None if class_names is None else read_class_names(Path(class_names))
 
     with _standard_torch():
-        if towers.is_tower(path):
-            description = describe_tower(str(path), weights, names)
+        of_run = False
+        if str(path).startswith(PREFIX):
+            if weights == "ema":
+                raise CheckpointError(f"{path} has one set of weights: leave --weights out")
+            if names is not None:
+                raise ConfigError(
+                    f"--class-names has no effect: {path} has no classes of its own; leave it out"
+                )
+            file, checkpoint = clip.convert(str(path))
         else:
-            description = describe_file(local(path), weights, image_size, names, plugins)
+            file = local(path)
+            with refusing(file):
+                state = _read(file)
+                of_run = "format" in state
+                if of_run:
+                    checkpoint = Checkpoint.from_state(state, file)
+                else:
+                    checkpoint = released.convert(
+                        state, file.name, image_size=image_size, names=names
+                    )
+                if names is not None:
+                    check_count(names, len(checkpoint.classes))
+                    checkpoint = _renamed(checkpoint, names)
 
-        model = _build(description)
-        known = {
-            field.name: getattr(description, field.name)
-            for field in fields(Loaded)
-            if field.name != "model"
-        }
-        loaded = Loaded(model.to(device).eval(), **known)
+        with refusing(file):
+            tensors, chosen = checkpoint.weights(weights)
+            # Inference needs the backbone and the head only: an argument of the data that was
+            # renamed since must not make a checkpoint unusable.
+            config, parts = _parts_of(checkpoint, plugins, build.MODEL_PARTS)
+            optional = () if of_run else COMPUTED
 
-    return loaded if image_size is None else _at_size(loaded, image_size, path)
+            # A model whose tensors are not those of the file takes no memory. Parts of the caller's
+            # own need not support the meta device.
+            if not plugins:
+                with torch.device("meta"):
+                    outline = build.model(parts, checkpoint.classes, pretrained=False)
+                check_fit(outline, tensors, optional)
+            model = build.model(parts, checkpoint.classes, pretrained=False)
+            load_strict(model, tensors, file, optional)
+
+    calibration = checkpoint.calibration
+    if calibration is not None and calibration.weights != chosen:
+        log.warning(
+            f"{file} was calibrated with its {calibration.weights} weights: its thresholds are "
+            f"not used with the {chosen} ones"
+        )
+        calibration = None
+
+    transform = checkpoint.transform
+    if image_size not in (None, transform.image_size):
+        # A network such as ViT fixes its input size when it is built.
+        if config.backbone.get("image_size") is not None:
+            raise CheckpointError(
+                f"--image-size {image_size}: {path} was trained for one size only; leave it out"
+            )
+        config.data["image_size"] = image_size
+        transform = replace(transform, image_size=image_size)
+
+    return Loaded(
+        model.to(device).eval(),
+        config,
+        checkpoint.classes,
+        transform,
+        checkpoint.metrics,
+        chosen,
+        file,
+        fingerprint=checkpoint.fingerprint,
+        calibration=calibration,
+        of_run=of_run,
+        unseen=checkpoint.unseen,
+    )
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint that `mldec.train` wrote."""
+    return Checkpoint.from_state(_read(path), path)
+
+
+def load_newest(path: Path) -> tuple[Path, Checkpoint]:
+    """Read the newest version of a run's checkpoint that is intact; see `versions`.
+
+    A damaged version is named in the log, and the next older one is tried.
+    """
+    paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()]
+
+    for candidate, older in zip(paths, [*paths[1:], None], strict=False):
+        try:
+            return candidate, load(candidate)
+        except CheckpointError as error:
+            if older is None:
+                raise
+            log.warning(f"{error}; going on from {older}")
+
+    raise CheckpointError(f"no file at {path}: check the path")
 
 
 def to_store(loaded: Loaded) -> Checkpoint:
-    """Return a checkpoint of a model that was loaded, to be written under another name.
+    """Return the checkpoint of a model that was loaded, to be written under another name.
 
-    Args:
-        loaded: from `load_model`.
-
-    Returns:
-        The content of a checkpoint of a run. A file of others becomes a checkpoint without a
-        training state: of step 0, and with nothing that a run could go on from.
-
-    Raises:
-        CheckpointError: if the file cannot be read.
+    A file of others becomes one without a training state, from which no run can go on.
     """
     if loaded.of_run:
         return load(loaded.path)
@@ -237,99 +222,67 @@ def to_store(loaded: Loaded) -> Checkpoint:
         config=to_dict(loaded.config),
         classes=loaded.classes,
         transform=loaded.transform,
-        metrics={},
-        best=Best(),
-        epoch=0,
-        step=0,
-        steps_per_epoch=1,
         model=loaded.model.state_dict(),
-        ema=None,
-        optimizer={"state": {}, "param_groups": []},
-        scaler={},
-        loss={},
-        log=LogPosition(),
-        fingerprint=None,
         versions=facts.installed(),
         git=facts.git_commit(),
     )
 
 
-def outline(path: Path, plugins: Sequence[str] = ()) -> tuple[Checkpoint, Config, Classifier]:
-    """Read a checkpoint and build its model without memory for the weights.
-
-    Args:
-        path: of the file.
-        plugins: packages of the caller that may hold parts of the model.
-
-    Returns:
-        The checkpoint, its config, and the model on the meta device.
-
-    Raises:
-        CheckpointError: if the file cannot be used, or the model cannot be built.
-    """
-    checkpoint = load(path)
-    description = describe_run(checkpoint, path, "raw", plugins)
-    with refusing(path), torch.device("meta"):
-        model = build.model(description.parts, description.classes, pretrained=False)
-    return checkpoint, description.config, model
-
-
 def initialise(model: nn.Module, path: str | Path) -> str:
-    """Start a model from a file of weights; see `copy_fitting`.
+    """Start a model from what `local` takes; return a one-line report, see `copy_fitting`.
 
-    Args:
-        model: takes the tensors.
-        path: as `local` takes it; a checkpoint of a run gives the set of weights that scored best.
-
-    Returns:
-        A one-line report.
-
-    Raises:
-        CheckpointError: if the file cannot be read, or is of another backbone.
+    A checkpoint of a run gives the set of weights that scored best.
     """
     path = local(path)
     with refusing(path):
-        state = read_weights(path)
+        state = _read(path)
         if "format" in state:
-            tensors, _ = Checkpoint.from_state(state, path).weights(None, path)
+            tensors, _ = Checkpoint.from_state(state, path).weights(None)
         else:
-            tensors = released.tensors(state, path)
+            tensors = released.tensors(state)
         return copy_fitting(model, tensors, path)
 
 
-def _at_size(loaded: Loaded, image_size: int, path: str | Path) -> Loaded:
-    """Change the input size, in pixels per side, of a model that takes images of any size."""
-    if image_size == loaded.transform.image_size:
-        return loaded
-
-    # A network such as ViT fixes its input size when it is built.
-    if loaded.config.backbone.get("image_size") is not None:
-        raise CheckpointError(
-            f"--image-size {image_size}: {path} was trained for one size only; leave it out"
-        )
-
-    loaded.config.data["image_size"] = image_size
-    return replace(loaded, transform=replace(loaded.transform, image_size=image_size))
-
-
-def _build(description: Description) -> Classifier:
-    """Build a model and fill it; one whose tensors are not those of the file takes no memory.
-
-    Raises:
-        CheckpointError: if it cannot be built, or does not fit its file.
-    """
-    path, tensors, optional = description.path, description.tensors, description.optional
-
+def saved_config(
+    checkpoint: Checkpoint, path: Path, plugins: Sequence[str] = (), *, kinds: Sequence[str] = PARTS
+) -> Config:
+    """Return the config of a checkpoint, with every argument of the parts of these kinds."""
     with refusing(path):
-        # Parts of the caller's own need not support the meta device.
-        if not description.config.plugins:
-            with torch.device("meta"):
-                outlined = build.model(description.parts, description.classes, pretrained=False)
-            check_fit(outlined, tensors, path, optional=optional)
+        return _parts_of(checkpoint, plugins, kinds)[0]
 
-        model = build.model(description.parts, description.classes, pretrained=False)
-        load_strict(model, tensors, path, optional=optional)
-        return model
+
+def _parts_of(
+    checkpoint: Checkpoint, plugins: Sequence[str], kinds: Sequence[str]
+) -> tuple[Config, build.Parts]:
+    """Return the config of a checkpoint and its parts, treated as untrusted data.
+
+    Its own `plugins` are dropped, so that a file cannot choose which packages are imported.
+    """
+    config = parse({**checkpoint.config, "plugins": list(plugins), "resume": None, "init": None})
+    parts = build.check(config, kinds)
+    return build.recorded(config, parts), parts
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read an untrusted file of weights, whose top level must be a dictionary."""
+    if path.suffix == SUFFIX:
+        return published.read(path)
+
+    state = read_torch(path)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} is no checkpoint: it holds a {type(state).__name__}")
+    return state
+
+
+def _renamed(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
+    """Return a checkpoint whose classes have other names, in the same order."""
+    unseen = checkpoint.unseen
+    if unseen is not None:
+        new_name = dict(zip(checkpoint.classes.names, names, strict=True))
+        unseen = tuple(new_name[name] for name in unseen)
+
+    classes = replace(checkpoint.classes, names=tuple(names))
+    return replace(checkpoint, classes=classes, unseen=unseen)
 
 
 @contextmanager
@@ -349,169 +302,6 @@ def _standard_torch() -> Iterator[None]:
             torch.set_default_dtype(dtype)
 
 
-def describe_file(
-    path: Path,
-    weights: str | None,
-    image_size: int | None,
-    names: Sequence[str] | None,
-    plugins: Sequence[str],
-) -> Description:
-    """Describe the model in a local file; the arguments are those of `load_model`."""
-    state = read_weights(path)
-    if "format" not in state:
-        return _describe_released(state, path, weights, image_size, names)
-
-    description = describe_run(Checkpoint.from_state(state, path), path, weights, plugins)
-    if names is None:
-        return description
-    check_count(names, len(description.classes), path)
-    return _renamed(description, names)
-
-
-def describe_run(
-    checkpoint: Checkpoint, path: Path, weights: str | None, plugins: Sequence[str]
-) -> Description:
-    """Describe the model in a checkpoint of a run."""
-    # Inference needs the backbone and the head only: an argument of the data that was renamed since
-    # must not make a checkpoint unusable.
-    config, parts = _saved_parts(checkpoint, path, plugins, build.MODEL_PARTS)
-    tensors, chosen = checkpoint.weights(weights, path)
-
-    calibration = checkpoint.calibration
-    if calibration is not None and calibration.weights != chosen:
-        log.warning(
-            f"{path} was calibrated with its {calibration.weights} weights: its thresholds are "
-            f"not used with the {chosen} ones"
-        )
-        calibration = None
-    return Description(
-        path=path,
-        of_run=True,
-        config=config,
-        parts=parts,
-        classes=checkpoint.classes,
-        transform=checkpoint.transform,
-        metrics=checkpoint.metrics,
-        weights=chosen,
-        tensors=tensors,
-        fingerprint=checkpoint.fingerprint,
-        calibration=calibration,
-        unseen=checkpoint.unseen,
-    )
-
-
-def describe_tower(source: str, weights: str | None, names: Sequence[str] | None) -> Description:
-    """Describe a model of open_clip."""
-    if weights is not None:
-        raise CheckpointError(f"{source} has one set of weights: leave --weights out")
-    if names is not None:
-        raise ConfigError(
-            f"--class-names has no effect: {source} has no classes of its own; leave it out"
-        )
-
-    tower = towers.convert(source)
-    config = parse(tower.config)
-    return Description(
-        path=tower.path,
-        config=config,
-        parts=build.check(config, build.MODEL_PARTS),
-        classes=tower.classes,
-        transform=tower.transform,
-        metrics={},
-        weights="raw",
-        tensors=tower.tensors,
-        optional=COMPUTED,
-    )
-
-
-def saved_config(
-    checkpoint: Checkpoint, path: Path, plugins: Sequence[str] = (), *, kinds: Sequence[str] = PARTS
-) -> Config:
-    """Return the config of a checkpoint, treated as untrusted data.
-
-    Its own `plugins` are dropped, so that a file cannot choose which packages are imported.
-
-    Args:
-        checkpoint: of a run.
-        path: of its file, for messages.
-        plugins: packages of the caller that may hold parts of the model.
-        kinds: the parts that are checked, and whose nodes then hold every argument.
-
-    Raises:
-        CheckpointError: if it is not a config that this version understands.
-    """
-    return _saved_parts(checkpoint, path, plugins, kinds)[0]
-
-
-def read_weights(path: Path) -> dict[str, Any]:
-    """Read an untrusted file of weights and check that its top level is a dictionary."""
-    if path.suffix == SUFFIX:
-        return portable.read(path)
-
-    state = read_torch(path)
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} is no checkpoint: it holds a {type(state).__name__}")
-    return state
-
-
-def _renamed(description: Description, names: Sequence[str]) -> Description:
-    """Return the description of a model whose classes have other names, in the same order."""
-    unseen = description.unseen
-    if unseen is not None:
-        new_name = dict(zip(description.classes.names, names, strict=True))
-        unseen = tuple(new_name[name] for name in unseen)
-
-    classes = replace(description.classes, names=tuple(names))
-    return replace(description, classes=classes, unseen=unseen)
-
-
-def _saved_parts(
-    checkpoint: Checkpoint, path: Path, plugins: Sequence[str], kinds: Sequence[str]
-) -> tuple[Config, build.Parts]:
-    """Return the config of a checkpoint, see `saved_config`, and the parts that it describes."""
-    # OmegaConf would resolve an interpolation, which can read the environment of the user.
-    if "${" in repr(checkpoint.config):
-        raise CheckpointError(
-            f"the config in {path} is refused: it holds an interpolation, and a saved one never "
-            f"does"
-        )
-
-    with refusing(path):
-        config = parse(
-            {**checkpoint.config, "plugins": list(plugins), "resume": None, "init": None}
-        )
-        parts = build.check(config, kinds)
-        return build.recorded(config, parts), parts
-
-
-def _describe_released(
-    state: dict[str, Any],
-    path: Path,
-    weights: str | None,
-    image_size: int | None,
-    names: Sequence[str] | None,
-) -> Description:
-    """Describe the model in a file of the paper's authors."""
-    if weights == "ema":
-        raise CheckpointError(f"{path} holds one set of weights: leave --weights out")
-
-    converted = released.convert(state, path, image_size=image_size, names=names)
-    config = parse(converted.config)
-    return Description(
-        path=path,
-        config=config,
-        parts=build.check(config, build.MODEL_PARTS),
-        classes=converted.classes,
-        transform=converted.transform,
-        metrics={},
-        weights="raw",
-        tensors=converted.tensors,
-        # The files lack the counters of batch norm, and the normalisation of the input, which timm
-        # knows from the name of the network.
-        optional=COMPUTED,
-    )
-
-
 class Match(NamedTuple):
     """How the tensors of a file fit a model: four sorted lists of names."""
 
@@ -521,37 +311,32 @@ class Match(NamedTuple):
     unexpected: list[str]  # in the file, not in the model
 
 
-def match_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> Match:
-    """Compare tensors with the state dict of a model by name and shape."""
-    wanted = model.state_dict()
-    common = wanted.keys() & tensors.keys()
+def match_tensors(
+    model: nn.Module, tensors: Mapping[str, Tensor], ignored: tuple[str, ...] = ()
+) -> Match:
+    """Compare tensors with the state dict of a model by name and shape.
+
+    Names with one of the endings `ignored` are in none of the lists.
+    """
+    wanted = {name: t for name, t in model.state_dict().items() if not name.endswith(ignored)}
+    given = {name for name in tensors if not name.endswith(ignored)}
+    common = wanted.keys() & given
     fitting = {name for name in common if wanted[name].shape == tensors[name].shape}
 
     return Match(
         fitting=sorted(fitting),
         other_shape=sorted(common - fitting),
-        missing=sorted(wanted.keys() - tensors.keys()),
-        unexpected=sorted(tensors.keys() - wanted.keys()),
+        missing=sorted(wanted.keys() - given),
+        unexpected=sorted(given - wanted.keys()),
     )
 
 
 def check_fit(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    path: Path,
-    *,
-    optional: tuple[str, ...] = (),
+    model: nn.Module, tensors: Mapping[str, Tensor], optional: tuple[str, ...] = ()
 ) -> None:
-    """Check that tensors match the model's in name and shape, all of them.
+    """Raise a `DataError` unless all tensors match the model's in name and shape.
 
-    Args:
-        model: that is to take the tensors; it may be on the meta device.
-        tensors: by the names of the model's state dict.
-        path: of their file, for messages.
-        optional: endings of the names of tensors that may be missing, and stay as they are.
-
-    Raises:
-        CheckpointError: if tensors are missing, unexpected or of another shape; it names up to ten.
+    The model may be on the meta device. Tensors with the endings `optional` may be missing.
     """
     match = match_tensors(model, tensors)
     missing = [name for name in match.missing if not name.endswith(optional)]
@@ -565,47 +350,30 @@ def check_fit(
             # The names come from the file: cut long ones, so that the message stays readable.
             examples = ", ".join(name[:LONGEST] for name in names[:NAMED])
             plural = "tensor is" if len(names) == 1 else "tensors are"
-            raise CheckpointError(
-                f"{path} does not fit the model: {len(names)} {plural} {what} ({examples})"
-            )
+            raise DataError(f"it does not fit the model: {len(names)} {plural} {what} ({examples})")
 
 
 def load_strict(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    path: Path,
-    *,
-    optional: tuple[str, ...] = (),
+    model: nn.Module, tensors: Mapping[str, Tensor], path: Path, optional: tuple[str, ...] = ()
 ) -> None:
-    """Copy tensors to a model that they must fit; see `check_fit`."""
-    check_fit(model, tensors, path, optional=optional)
-    model.load_state_dict(dict(tensors), strict=not optional)
+    """Copy tensors, of the file at `path`, to a model that they must fit; see `check_fit`."""
+    with refusing(path):
+        check_fit(model, tensors, optional)
+        model.load_state_dict(dict(tensors), strict=not optional)
 
 
 def copy_fitting(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> str:
-    """Copy every tensor that fits by name and shape.
+    """Copy every tensor that fits by name and shape; return a one-line report of all others too.
 
     The backbone must fit completely. The head may differ, since a new run may have other classes.
-
-    Args:
-        model: takes the tensors.
-        tensors: by the names of the model's state dict.
-        path: of their file, for messages.
-
-    Returns:
-        A one-line report of what was loaded, what has another shape, and what is not in the file.
-
-    Raises:
-        CheckpointError: if the tensors are of another backbone.
     """
     # Computed buffers are neither required from the file nor taken from it.
-    match = match_tensors(model, tensors)
-    fitting = {name: tensors[name] for name in match.fitting if not name.endswith(COMPUTED)}
-    missing = [name for name in match.missing if not name.endswith(COMPUTED)]
-    unexpected = [name for name in match.unexpected if not name.endswith(COMPUTED)]
+    match = match_tensors(model, tensors, COMPUTED)
 
     # A backbone that fits in part is another network, whose other layers would stay random.
-    unfilled = [name for name in (*missing, *match.other_shape) if name.startswith("backbone.")]
+    unfilled = [
+        name for name in (*match.missing, *match.other_shape) if name.startswith("backbone.")
+    ]
     if unfilled or not match.fitting:
         raise CheckpointError(
             f"init={path} is of another backbone: {len(unfilled)} of the model's tensors are "
@@ -613,14 +381,14 @@ def copy_fitting(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) ->
             f"choose its backbone=NAME"
         )
 
-    model.load_state_dict(fitting, strict=False)
+    model.load_state_dict({name: tensors[name] for name in match.fitting}, strict=False)
 
-    wanted = len(fitting) + len(missing) + len(match.other_shape)
-    report = f"init from {path}: {len(fitting)} of {wanted} tensors loaded"
+    wanted = len(match.fitting) + len(match.missing) + len(match.other_shape)
+    report = f"init from {path}: {len(match.fitting)} of {wanted} tensors loaded"
     for what, names in (
         ("of another shape", match.other_shape),
-        ("not in the file", missing),
-        ("not in the model", unexpected),
+        ("not in the file", match.missing),
+        ("not in the model", match.unexpected),
     ):
         if names:
             more = ", ..." if len(names) > 5 else ""

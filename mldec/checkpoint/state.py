@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from mldec.data.fingerprint import Fingerprint
-from mldec.data.table import names_fault
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, VectorOrigin
-from mldec.errors import CheckpointError, refusing
+from mldec.errors import DataError, refusing
 
+FORMAT = 2
 SCOPES = ("class", "global")  # of a threshold
 
 
@@ -25,31 +25,19 @@ class Calibration:
 
     The calibrated score of a class is sigmoid(slope * logit + offset), or the softmax over the
     classes if an image has one label. A class is present if its score is at least its threshold.
-
-    Attributes:
-        weights: "ema" or "raw": the set of weights that was calibrated.
-        objective: that chose the thresholds, such as "f1"; None without thresholds.
-        scope: "class" or "global"; None without thresholds.
-        thresholds: from 0 to 1: K in the order of the classes, one for all of them, or none if an
-            image has one label.
-        slopes: K, or one for all classes, which is 1 / temperature.
-        offsets: as many.
-        images: the number of images that it was fitted on.
-        data: the node of their data set.
-        fingerprint: of these images and their labels.
-        date: when it was fitted, in ISO 8601.
     """
 
-    weights: str
-    objective: str | None
-    scope: str | None
+    weights: str  # "ema" or "raw": the set of weights that was calibrated
+    objective: str | None  # that chose the thresholds, such as "f1"; None without thresholds
+    scope: str | None  # "class" or "global"; None without thresholds
+    # From 0 to 1: K in the order of the classes, one for all, or none if an image has one label.
     thresholds: tuple[float, ...]
-    slopes: tuple[float, ...]
-    offsets: tuple[float, ...]
-    images: int
-    data: dict[str, Any]
-    fingerprint: Fingerprint
-    date: str
+    slopes: tuple[float, ...]  # K, or one for all classes, which is 1 / temperature
+    offsets: tuple[float, ...]  # as many
+    images: int  # that it was fitted on
+    data: dict[str, Any]  # the node of their data set
+    fingerprint: Fingerprint  # of these images and their labels
+    date: str  # in ISO 8601
 
     def scaled(self, logits: Tensor) -> Tensor:
         """Return the calibrated logits of all classes, in their order: float [B, K] -> [B, K]."""
@@ -58,11 +46,9 @@ class Calibration:
         return logits * slopes + offsets
 
     def thresholds_of(self, trained: Sequence[str], names: Sequence[str]) -> list[float]:
-        """Return the thresholds in the order of other names: one for all classes, or one per name.
+        """Return the thresholds in the order of `names`, which the checkpoint has as `trained`.
 
-        Args:
-            trained: the names of the classes of the checkpoint.
-            names: the same in any order; if one threshold serves all, of any classes.
+        A threshold that serves all classes serves those of any names.
         """
         if len(self.thresholds) < 2:
             return list(self.thresholds)
@@ -86,24 +72,18 @@ class Calibrated(nn.Module):
 
 def fits_classes(calibration: Calibration, classes: Classes) -> bool:
     """Tell whether a calibration has as many numbers as the classes of its checkpoint need."""
-    # One label per image needs no threshold, and word vectors stand for any classes.
+    # Word vectors stand for any classes, and one label per image needs no threshold.
+    of_class = len(classes) if classes.queries is None and not classes.exclusive else 1
+    thresholds = 1 if calibration.scope == "global" else of_class
     if classes.exclusive:
         thresholds = 0
-    elif classes.queries is not None or calibration.scope == "global":
-        thresholds = 1
-    else:
-        thresholds = len(classes)
 
-    scores = {1} if classes.exclusive or classes.queries is not None else {1, len(classes)}
     return (
         len(calibration.thresholds) == thresholds
-        and len(calibration.slopes) in scores
-        and len(calibration.offsets) in scores
+        and len(calibration.slopes) in (1, of_class)
+        and len(calibration.offsets) in (1, of_class)
         and (calibration.objective is None) == (calibration.scope is None) == classes.exclusive
     )
-
-
-FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -128,44 +108,50 @@ class LogPosition:
     bad_images: int = 0  # unreadable images that were left out, in the whole run
 
 
+def no_optimizer() -> dict[str, Any]:
+    """Return the state of an optimiser that has done nothing."""
+    return {"state": {}, "param_groups": []}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The state of a run at a step."""
+    """The state of a run at a step; of a file of others, the model and no training state."""
 
     config: dict[str, Any]  # as `config.compose.to_dict` returns it; see `saved_config`
     classes: Classes
     transform: EvalTransform
-    metrics: dict[str, float]  # of the last evaluation
-    best: Best
-    epoch: int  # number of finished epochs
-    step: int  # number of finished optimiser steps
-    steps_per_epoch: int
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    best: Best = Best()
+    epoch: int = 0  # number of finished epochs
+    step: int = 0  # number of finished optimiser steps
+    steps_per_epoch: int = 1
     model: dict[str, Tensor]  # empty if the moving average alone was published
-    ema: dict[str, Tensor] | None
-    optimizer: dict[str, Any]
-    scaler: dict[str, Any]
-    loss: dict[str, Any]
-    log: LogPosition
-    fingerprint: Fingerprint | None  # of the training data; None in an older file
-    versions: dict[str, str]
-    git: str | None  # commit of mldec
+    ema: dict[str, Tensor] | None = None
+    optimizer: dict[str, Any] = field(default_factory=no_optimizer)
+    scaler: dict[str, Any] = field(default_factory=dict)
+    loss: dict[str, Any] = field(default_factory=dict)
+    log: LogPosition = LogPosition()
+    fingerprint: Fingerprint | None = None  # of the training data; None in a file of others
+    versions: dict[str, str] = field(default_factory=dict)
+    git: str | None = None  # commit of mldec
     calibration: Calibration | None = None  # None unless `mldec.calibrate` wrote the file
     # Names of the classes that training did not have, as zero-shot data does; None if not known.
     unseen: tuple[str, ...] | None = None
 
     def to_state(self) -> dict[str, Any]:
         """Return the content as plain containers and tensors, for `torch.save`."""
-        # Not dataclasses.asdict, which would copy every tensor.
+        # Not dataclasses.asdict of the whole, which would copy every tensor.
         state = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
         for name in ("transform", "best", "log", "fingerprint", "calibration"):
             if state[name] is not None:
-                state[name] = dataclasses.asdict(state[name])
+                state[name] = asdict(state[name])
+        origin = self.classes.origin
         state["classes"] = {
             "names": list(self.classes.names),
             "exclusive": self.classes.exclusive,
             "queries": self.classes.queries,
-            "origin": _origin_state(self.classes.origin),
+            "origin": origin and {**asdict(origin), "templates": list(origin.templates)},
         }
         if self.unseen is not None:
             state["unseen"] = list(self.unseen)
@@ -174,129 +160,45 @@ class Checkpoint:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], path: Path) -> "Checkpoint":
-        """Return the content of a file as a checkpoint.
-
-        Args:
-            state: containers and tensors.
-            path: of the file, for messages.
+        """Parse the content of a file: containers and tensors.
 
         Raises:
-            CheckpointError: if a part is missing or of another type, or the parts do not belong
-                together.
+            CheckpointError: that names `path`, if a part is missing, of another version or of
+                another type, or the parts do not belong together.
         """
-        check_format(state, path)
-        for name, kind in _KINDS.items():
-            if not isinstance(state.get(name), kind):
-                what = "whole number" if kind is int else "mapping"
-                raise CheckpointError(
-                    f"{path} is no whole checkpoint: its '{name}' is missing or no {what}; use "
-                    f"another copy"
-                )
-
         with refusing(path):
-            values: dict[str, Any] = {
-                field.name: state.get(field.name) for field in dataclasses.fields(cls)
-            }
+            _check_parts(state)
+            classes = _classes_of(state["classes"])
             fingerprint, unseen = state.get("fingerprint"), state.get("unseen")
-            classes = _classes_of(state["classes"], path)
             if unseen is not None and not set(unseen) <= set(classes.names):
-                raise CheckpointError(
-                    f"{path} is no whole checkpoint: its 'unseen' has a name that is not of its "
-                    f"classes; use another copy"
-                )
+                raise DataError("its 'unseen' has a name that is not of its classes")
 
+            values = {name: value for name, value in state.items() if name != "format"}
             values |= {
                 "classes": classes,
                 "transform": EvalTransform(**state["transform"]),
                 "best": Best(**state["best"]),
                 "log": LogPosition(**state["log"]),
                 "fingerprint": None if fingerprint is None else Fingerprint(**fingerprint),
-                "calibration": _calibration_of(state.get("calibration"), classes, path),
+                "calibration": _calibration_of(state.get("calibration"), classes),
                 "unseen": None if unseen is None else tuple(unseen),
             }
             return cls(**values)
 
-    def weights(self, name: str | None, path: Path) -> tuple[dict[str, Tensor], str]:
-        """Return a set of weights and its name.
-
-        Args:
-            name: "ema", "raw", or None for the set that scored best.
-            path: of the checkpoint, for messages.
+    def weights(self, name: str | None) -> tuple[dict[str, Tensor], str]:
+        """Return a set of weights and its name, "ema" or "raw"; None is the set that scored best.
 
         Raises:
-            CheckpointError: if the moving average is wanted and the run kept none, or the raw
-                weights and only the average was published.
+            DataError: if the file does not hold this set.
         """
         chosen = self.best.weights if name is None else name
         tensors = self.model if chosen == "raw" else self.ema
 
         if tensors is None:
-            raise CheckpointError(f"{path} holds no moving average: pass --weights raw")
+            raise DataError("it holds no moving average: pass --weights raw")
         if not tensors:
-            raise CheckpointError(f"{path} holds the moving average only: pass --weights ema")
+            raise DataError("it holds the moving average only: pass --weights ema")
         return tensors, chosen
-
-
-def check_format(state: dict[str, Any], path: Path) -> None:
-    """Check that this version of mldec can read the format of a file's content.
-
-    Raises:
-        CheckpointError: if it cannot.
-    """
-    if "format" not in state:
-        raise CheckpointError(
-            f"{path} holds weights but is no checkpoint of mldec, which resume needs: "
-            f"pass init={path}"
-        )
-
-    # The type comes first: comparing a tensor yields a tensor, which may have no truth value.
-    saved = state["format"]
-    if type(saved) is not int or saved != FORMAT:
-        raise CheckpointError(
-            f"{path} has format {str(saved)[:40]}, this mldec reads {FORMAT}: use another "
-            f"version of mldec"
-        )
-
-
-def _classes_of(saved: dict[str, Any], path: Path) -> Classes:
-    names, queries, origin = tuple(saved["names"]), saved["queries"], saved.get("origin")
-    fault = names_fault(names) if names else "it has no classes"
-    if queries is not None and fault is None and len(queries) != len(names):
-        fault = f"it has {len(queries)} word vectors for {len(names)} classes"
-    if origin is not None:
-        origin = VectorOrigin(origin["source"], origin["sha256"], tuple(origin["templates"]))
-        fault = fault or origin.fault()
-    if fault is not None:
-        raise CheckpointError(f"{path} is refused: {fault}; use another copy")
-
-    # Word queries may be saved in half precision; the model computes in float32.
-    queries = None if queries is None else queries.float()
-    return Classes(names, exclusive=saved["exclusive"], queries=queries, origin=origin)
-
-
-def _calibration_of(
-    saved: dict[str, Any] | None, classes: Classes, path: Path
-) -> Calibration | None:
-    if saved is None:
-        return None
-
-    # JSON has lists only.
-    numbers = {name: tuple(saved[name]) for name in ("thresholds", "slopes", "offsets")}
-    fingerprint = Fingerprint(**saved["fingerprint"])
-    calibration = Calibration(**{**saved, **numbers, "fingerprint": fingerprint})
-    if not fits_classes(calibration, classes):
-        raise CheckpointError(
-            f"{path} is no whole checkpoint: its 'calibration' is of another number of classes; "
-            f"use another copy"
-        )
-    return calibration
-
-
-def _origin_state(origin: VectorOrigin | None) -> dict[str, Any] | None:
-    """Return how word vectors were made as JSON can hold it."""
-    if origin is None:
-        return None
-    return {**dataclasses.asdict(origin), "templates": list(origin.templates)}
 
 
 # The parts that every checkpoint has, and their types.
@@ -306,3 +208,54 @@ _KINDS = {
     **dict.fromkeys(("epoch", "step", "steps_per_epoch"), int),
     "ema": dict | None,
 }
+
+
+def _check_parts(state: dict[str, Any]) -> None:
+    """Check that this version of mldec wrote such a file, and that its parts are all there."""
+    if "format" not in state:
+        raise DataError("it holds weights but no training state; pass it as init=")
+    # The type comes first: comparing a tensor yields a tensor, which may have no truth value.
+    if type(state["format"]) is not int or state["format"] != FORMAT:
+        raise DataError(
+            f"it has format {str(state['format'])[:40]}, this mldec reads {FORMAT}; use another "
+            f"version of mldec"
+        )
+
+    unknown = state.keys() - {part.name for part in dataclasses.fields(Checkpoint)} - {"format"}
+    if unknown:
+        names = ", ".join(sorted(map(str, unknown)))[:200]
+        raise DataError(f"this mldec knows no {names} in it; use the version that wrote it")
+    for name, kind in _KINDS.items():
+        if not isinstance(state.get(name), kind):
+            what = "whole number" if kind is int else "mapping"
+            raise DataError(f"its '{name}' is missing or no {what}; use another copy")
+    # OmegaConf would resolve an interpolation, which can read the environment of the user.
+    if "${" in repr(state["config"]):
+        raise DataError("its config holds an interpolation, and a saved one never does")
+
+
+def _classes_of(saved: dict[str, Any]) -> Classes:
+    names, queries, origin = tuple(saved["names"]), saved["queries"], saved.get("origin")
+    if queries is not None and len(queries) != len(names):
+        raise DataError(f"it has {len(queries)} word vectors for {len(names)} classes")
+    if origin is not None:
+        origin = VectorOrigin(**{**origin, "templates": tuple(origin["templates"])})
+        if fault := origin.fault():
+            raise DataError(fault)
+
+    # Word queries may be saved in half precision; the model computes in float32.
+    queries = None if queries is None else queries.float()
+    return Classes(names, exclusive=saved["exclusive"], queries=queries, origin=origin)
+
+
+def _calibration_of(saved: dict[str, Any] | None, classes: Classes) -> Calibration | None:
+    if saved is None:
+        return None
+
+    # JSON has lists only.
+    numbers = {name: tuple(saved[name]) for name in ("thresholds", "slopes", "offsets")}
+    fingerprint = Fingerprint(**saved["fingerprint"])
+    calibration = Calibration(**{**saved, **numbers, "fingerprint": fingerprint})
+    if not fits_classes(calibration, classes):
+        raise DataError("its 'calibration' is of another number of classes; use another copy")
+    return calibration

@@ -21,49 +21,8 @@ from mldec.config.schema import HARMLESS, PARTS, Config
 from mldec.errors import ConfigError, suggest
 
 PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)})\.")
-# Values that Hydra does not read as text.
-NO_NAME = re.compile(r"[+-]?[\d_.]+(e[+-]?\d+)?|[+-]?(nan|inf)|true|false|null|\[.*", re.IGNORECASE)
+
 COMPLETION = ("-sc", "--shell-completion")
-HYDRA_FLAGS = {
-    "--help",
-    "--hydra-help",
-    "--version",
-    "--cfg",
-    "--resolve",
-    "--package",
-    "--run",
-    "--multirun",
-}
-HYDRA_FLAGS |= {"--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"}
-LONGEST_NUMBER = 100  # digits; Python refuses to parse 4,300
-
-# Patterns of OmegaConf's messages about a value, and ours: {0} is the first group of the pattern,
-# {key} the setting, and {options} the names that the part takes.
-_PLAIN_WORDS = [
-    (
-        r"Value '(.*)' of type '.*' could not be converted to Integer",
-        "is '{0}': it must be a whole number",
-    ),
-    (r"Value '(.*)' of type '.*' could not be converted to Float", "is '{0}': it must be a number"),
-    (r"Value '(.*)' is not a valid bool", "is '{0}': it must be true or false"),
-    (r"Invalid value '(.*)', expected one of \[(.*)\]", "is '{0}': it must be one of {1}"),
-    (r"field '.*' is not Optional|Incompatible value 'None'", "is null: it must have a value"),
-    (
-        r"Invalid type assigned: .* is not a subclass of .* value: (.*)",
-        "is {0}: it holds settings, write {key}.NAME=VALUE",
-    ),
-    (r"Invalid value assigned: .* is not a ListConfig", "is no list: write {key}=[VALUE]"),
-    (
-        r"Missing mandatory value: backbone$",
-        "has arguments, but none is chosen: pass backbone=timm first, for any model of timm, "
-        "or one of {options}",
-    ),
-    (
-        rf"Missing mandatory value: ({'|'.join(PARTS)})$",
-        "has arguments, but none is chosen: pass {0}=NAME first, one of {options}",
-    ),
-]
-
 
 ConfigStore.instance().store(name="schema", node=Config)
 
@@ -77,7 +36,12 @@ def config_dir() -> str:
 
 def experiments() -> list[str]:
     """Return the sorted names that `+experiment=` takes."""
-    return sorted(path.stem for path in Path(config_dir(), "experiment").glob("*.yaml"))
+    return options("experiment")
+
+
+def options(part: str) -> list[str]:
+    """Return the sorted names of the option files of a part, such as those that `head=` takes."""
+    return sorted(path.stem for path in Path(config_dir(), part).glob("*.yaml"))
 
 
 def prepare(words: list[str]) -> list[str]:
@@ -86,12 +50,6 @@ def prepare(words: list[str]) -> list[str]:
     A part takes any argument of its class, whether its YAML lists it or not: `head.num_groups=20`
     becomes `++head.num_groups=20`, and `build.check` compares it with the signature. Flags come
     first, because Hydra's parser loses settings behind them.
-
-    Args:
-        words: flags such as --cfg, and settings such as train.epochs=3.
-
-    Raises:
-        ConfigError: for a word that is neither, an unknown setting, or an unknown option.
     """
     # These belong to tab completion, where `install=bash` is no setting.
     if any(word.startswith(COMPLETION) for word in words):
@@ -100,15 +58,12 @@ def prepare(words: list[str]) -> list[str]:
     flags, settings = [], []
     own_folder = any(word.startswith(("--config-dir", "-cd", "hydra.searchpath")) for word in words)
     for before, word in zip(["", *words], words, strict=False):
-        check_word(word)
         key, equals, value = word.partition("=")
         bare = key.lstrip("+~")
 
         # A word without '=' is a flag, the value of the flag before it, or a deletion such as
         # ~data.
-        if word.startswith("--"):
-            _check_flag(key)
-        elif not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
+        if not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
             raise ConfigError(
                 f"'{word}' is not understood: write key=value, such as train.epochs=3"
             )
@@ -127,48 +82,13 @@ def prepare(words: list[str]) -> list[str]:
                     f"there is no experiment '{value}'{suggest(value, experiments())}"
                 )
         elif bare in PARTS:
-            if single_name and value != "null":
+            if single_name:
                 check_option(bare, value)
         elif not bare.startswith("hydra") and not PART_KEY.match(bare):
             check_key(bare.partition("@")[0])
 
         settings.append(f"++{word}" if key == bare and PART_KEY.match(bare) else word)
-
-    for word in settings:
-        _check_choice(word)
     return flags + settings
-
-
-def check_word(word: str) -> None:
-    """Refuse a word that the parsers below would fail on.
-
-    Raises:
-        ConfigError: for text that is not UTF-8, or a number of `LONGEST_NUMBER` digits or more.
-    """
-    key = word.partition("=")[0][:80]
-
-    # Python decodes bytes of the command line that are not UTF-8 to surrogates.
-    if not word.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in word):
-        raise ConfigError(f"{key}: the value is not UTF-8 text")
-    if number := re.search(rf"\d{{{LONGEST_NUMBER},}}", word):
-        raise ConfigError(f"{key}: a number of {len(number[0]):,} digits is too long")
-
-
-def _check_flag(flag: str) -> None:
-    """Refuse a setting that is written as a flag, such as --epochs instead of train.epochs=3.
-
-    Raises:
-        ConfigError: for the name of a setting; other unknown flags are left to Hydra.
-    """
-    if flag in HYDRA_FLAGS:
-        return
-
-    name = flag.removeprefix("--").replace("-", "_")
-    keys = [name] if name in _settings() else elsewhere(name)
-    if keys:
-        raise ConfigError(
-            f"{flag} is no option: settings are written {keys[0]}=VALUE, without dashes"
-        )
 
 
 def compose(words: list[str]) -> Config:
@@ -177,28 +97,8 @@ def compose(words: list[str]) -> Config:
         return parse(hydra.compose("config", prepare(words)))
 
 
-def _check_choice(word: str) -> None:
-    """Refuse a part or an experiment whose name Hydra reads as a number, true, null or a list.
-
-    Raises:
-        ConfigError: for such a choice, on which Hydra would raise a ValueError or a TypeError.
-    """
-    key, _, value = word.partition("=")
-    bare = key.lstrip("+~")
-
-    if bare in (*PARTS, "experiment") and NO_NAME.fullmatch(value.strip()):
-        raise ConfigError(f"{bare}={value}: an option is chosen by its name, such as {bare}=NAME")
-
-
 def parse(values: Any) -> Config:
-    """Turn Hydra's composition, or the dictionary in a checkpoint, into a `Config`.
-
-    Args:
-        values: an OmegaConf node, or nested dictionaries and lists.
-
-    Raises:
-        ConfigError: for an unknown key, a wrong type, a missing value or one out of range.
-    """
+    """Turn Hydra's composition, or the dictionary in a checkpoint, into a `Config`."""
     try:
         # The composed node accepts a key that was added with '+'. As plain values, it is merged
         # into a fresh schema, which refuses unknown keys.
@@ -236,23 +136,11 @@ def to_yaml(config: Config) -> str:
 
 
 def override(config: Config, words: list[str]) -> Config:
-    """Change settings of a config.
-
-    Args:
-        config: it stays as it is.
-        words: as on the command line of `train`, such as data=coco and data.root=/data/coco.
-
-    Returns:
-        The changed config.
-
-    Raises:
-        ConfigError: for a word without '=', an unknown key or a wrong type.
-    """
+    """Return a config with changed settings, such as data=coco and data.root=/data/coco."""
     base: dict[str, Any] = to_dict(config)
     changes = []
 
     for word in words:
-        check_word(word)
         key, equals, value = word.partition("=")
         if not equals or word.startswith("-"):
             raise ConfigError(
@@ -284,11 +172,7 @@ def _not_understood(word: str) -> str:
 
 
 def option(part: str, name: str) -> dict[str, Any]:
-    """Return the config node in an option file, such as data=coco; interpolations are not resolved.
-
-    Raises:
-        ConfigError: if the part has no such option.
-    """
+    """Return the config node in an option file, such as data=coco; interpolations are kept."""
     check_option(part, name)
 
     node = OmegaConf.to_container(OmegaConf.load(Path(config_dir(), part, f"{name}.yaml")))
@@ -296,42 +180,25 @@ def option(part: str, name: str) -> dict[str, Any]:
     return {str(key): value for key, value in node.items()}
 
 
-def options(part: str) -> list[str]:
-    """Return the sorted names of the option files of a part, such as those that `head=` takes."""
-    return sorted(path.stem for path in Path(config_dir(), part).glob("*.yaml"))
-
-
 def check_option(part: str, name: str) -> None:
-    """Check that a part has an option file of this name.
-
-    Raises:
-        ConfigError: if it has none; the message suggests the nearest option.
-    """
+    """Check that a part has an option file of this name."""
     known = options(part)
     if name in known:
         return
 
-    # A likely mistake: any model of timm is chosen by backbone.name.
-    if part == "backbone" and _in_timm(name):
-        raise ConfigError(
-            f"backbone={name} is a model of timm: write backbone=timm backbone.name={name}"
-        )
+    if part == "backbone":
+        import timm  # slow, and needed for a message only
+
+        # A likely mistake: any model of timm is chosen by backbone.name.
+        if timm.is_model(name):
+            raise ConfigError(
+                f"backbone={name} is a model of timm: write backbone=timm backbone.name={name}"
+            )
     raise ConfigError(f"{part}={name}: there is no such option{suggest(name, known)}")
 
 
-def _in_timm(name: str) -> bool:
-    # Imported here, because it is slow and needed for a message only.
-    import timm
-
-    return timm.is_model(name)
-
-
 def check_key(key: str) -> None:
-    """Check that there is a setting of this full key, such as "optim.lr"; keys inside a part pass.
-
-    Raises:
-        ConfigError: if there is none; the message suggests the nearest name.
-    """
+    """Check that there is a setting of this full key, such as "optim.lr"; keys of parts pass."""
     kind: Any = Config
     names = key.split(".")
 
@@ -344,34 +211,17 @@ def check_key(key: str) -> None:
             # A setting of the same name in another section is a better guess than a similar
             # spelling.
             section = ".".join(names[:depth]) or "the config"
-            candidates = " or ".join(f"'{path}'" for path in elsewhere(names[-1]))
-            hint = f"; did you mean {candidates}?" if candidates else suggest(name, known)
+            elsewhere = [
+                f"'{group}.{names[-1]}'"
+                for group, inner in get_type_hints(Config).items()
+                if is_dataclass(inner) and names[-1] in get_type_hints(inner)
+            ]
+            hint = suggest(name, known)
+            if elsewhere:
+                hint = f"; did you mean {' or '.join(elsewhere)}?"
             raise ConfigError(f"{key}: {section} has no setting '{name}'{hint}")
 
         kind = get_type_hints(kind)[name]
-
-
-def elsewhere(name: str) -> list[str]:
-    """Return the full keys of the settings that end in `name`, such as optim.lr for "lr"."""
-    return [key for key in _settings() if key.rpartition(".")[2] == name]
-
-
-def _settings() -> list[str]:
-    """Return the full keys of the fixed settings, and of the arguments in all option files."""
-    keys = []
-    for item in fields(Config):
-        # A section, a part, or a single setting.
-        kind = get_type_hints(Config)[item.name]
-        if is_dataclass(kind):
-            keys += [f"{item.name}.{inner.name}" for inner in fields(kind)]
-        elif item.name in PARTS:
-            arguments: set[str] = set()
-            for name in options(item.name):
-                arguments |= option(item.name, name).keys()
-            keys += [f"{item.name}.{argument}" for argument in sorted(arguments - {"_target_"})]
-        else:
-            keys.append(item.name)
-    return keys
 
 
 def diff(old: Config, new: Config) -> list[str]:
@@ -405,18 +255,13 @@ def explain(error: BaseException) -> str:
         check_key(key)
     except ConfigError as better:
         return str(better)
-    return _plain_words(key, reason.strip().splitlines()[-1])
 
-
-def _plain_words(key: str, reason: str) -> str:
-    """Say what is wrong with a value in the terms of the command line instead of Python's."""
-    for pattern, template in _PLAIN_WORDS:
-        if match := re.match(pattern, reason):
-            known = ", ".join(options(key)) if key in PARTS else ""
-            return f"{key} {template.format(*match.groups(), key=key, options=known)}"
-
-    # Better an unknown message as it is than none.
-    return f"{key}: {reason}"
+    if key in PARTS and "Missing mandatory value" in reason:
+        chosen = f"pass {key}=NAME first, one of {', '.join(options(key))}"
+        return f"{key} has arguments, but none is chosen: {chosen}"
+    if "is not a ListConfig" in reason:
+        return f"{key} is no list: write {key}=[VALUE]"
+    return f"{key}: {reason.strip().splitlines()[-1]}"
 
 
 def flat(config: Config) -> dict[str, Any]:

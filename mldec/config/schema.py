@@ -7,9 +7,10 @@ signature of the class or function that `_target_` names, and `build.check` chec
 import math
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Any, Literal, Union, get_args, get_origin
 
 from omegaconf import MISSING
@@ -22,14 +23,10 @@ LARGEST_WHOLE = 2**63
 
 
 def matches(value: Any, hint: Any) -> bool:
-    """Tell whether a value from YAML fits an annotation.
+    """Tell whether a value from YAML fits the annotation of an argument.
 
     A whole number fits `float`; true and false fit only `bool`. Every number must be finite, also
     inside lists and mappings.
-
-    Args:
-        value: plain YAML: text, numbers, booleans, null, lists and mappings.
-        hint: the annotation of an argument.
     """
     origin, arguments = get_origin(hint), get_args(hint)
 
@@ -88,42 +85,48 @@ MOST_WORKERS = 16  # if the user names no number: they feed a GPU, and each take
 
 PARTS = ("data", "backbone", "head", "loss")
 
-# Settings that may differ between a run and its continuation without making it another run.
+# Settings that may differ between a run and its continuation without making it another run. What
+# batch_per_gpu comes to is in train.batch_size, which is compared.
 HARMLESS = {
-    "name",
-    "device",
-    "resume",
-    "init",
-    "plugins",
-    "data.root",
-    "data.cache_dir",
-    "data.bad_images",
-    "data.changed",
-    "train.epochs",
-    "train.workers",
+    *("name", "device", "resume", "init", "plugins"),
+    *("data.root", "data.cache_dir", "data.bad_images", "data.changed"),
+    *("train.epochs", "train.stop_epoch", "train.patience", "train.workers", "train.compile"),
+    *("train.batch_per_gpu", "train.eval_batch_size", "train.eval_every", "train.log_every"),
+    *("train.nonfinite", "train.save_every_steps", "train.save_every_minutes", "train.keep_last"),
+    *("log.images", "log.classes", "log.wandb", "log.trackio", "log.project"),
 }
-# When a run ends: no step before that depends on them.
-HARMLESS |= {"train.stop_epoch", "train.patience"}
-# What it comes to is in train.batch_size, which is compared.
-HARMLESS |= {"train.batch_per_gpu"}
-HARMLESS |= {"train.eval_batch_size", "train.eval_every", "train.log_every", "train.compile"}
-HARMLESS |= {
-    "train.nonfinite",
-    "train.save_every_steps",
-    "train.save_every_minutes",
-    "train.keep_last",
-}
-# What is logged: no number of the run depends on it.
-HARMLESS |= {"log.images", "log.classes", "log.wandb", "log.trackio", "log.project"}
 
 MAX_SHOWN = 100  # images, or classes with a curve of their own, that an evaluation shows
 MAX_SEED = 2**63 - 1  # torch and NumPy both accept seeds up to here
 
 
-def _require(good: bool, name: str, value: Any, rule: str) -> None:
-    """Raise a `ConfigError` for a value that is not good; the rule says what it must be."""
-    if not good:
-        raise ConfigError(f"{name} is {value}: it must be {rule}")
+def _require(
+    settings: Any, names: str, rule: str, good: Callable[[Any], bool], *, within: str
+) -> None:
+    """Refuse values of settings that are not good; null turns off those that may be null.
+
+    The names have spaces between them; `within` is the section, with a dot.
+    """
+    for name in names.split():
+        value = getattr(settings, name)
+        if value is not None and not good(value):
+            raise ConfigError(f"{within}{name} is {value}: it must be {rule}")
+
+
+def _from_one(value: float) -> bool:
+    return value >= 1
+
+
+def _from_zero(value: float) -> bool:
+    return value >= 0
+
+
+def _positive(value: float) -> bool:
+    return value > 0
+
+
+def _between(value: float) -> bool:
+    return 0 < value < 1
 
 
 class ScheduleName(Enum):
@@ -214,7 +217,7 @@ class Train:
     channels_last: bool = False
     compile: bool = False
     deterministic: bool = False  # bitwise reproducible on CUDA, at some cost in speed
-    # Noise on the word queries in training, as a fraction of their spread; see word_queries.py.
+    # Noise on the word queries in training, as a fraction of their spread; see step.augment.
     query_noise: float = 0.0
     random_queries: int = 0  # added to the word queries in training, each with a positive target
     # Batch-norm statistics over the images of all processes, not of each by itself. Several
@@ -233,84 +236,43 @@ class Train:
     log_every: int = 50  # steps
 
     def __post_init__(self) -> None:
-        positive = (
-            "epochs",
-            "batch_size",
-            "accumulate",
-            "repeats",
-            "eval_batch_size",
-            "eval_every",
-            "log_every",
-            "ema_start_epoch",
-        )
-        for name in (*positive, "keep_last"):
-            _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
-        for name in ("query_noise", "random_queries"):
-            _require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
-
-        if self.workers is not None:
-            rule = f"from 0 to {MAX_WORKERS:,}, or null"
-            _require(0 <= self.workers <= MAX_WORKERS, "train.workers", self.workers, rule)
-
-        # These may be null, which turns them off.
-        for name in ("save_every_steps", "save_every_minutes"):
-            value = getattr(self, name)
-            _require(value is None or value > 0, f"train.{name}", value, "above 0, or null")
-        for name in ("patience", "batch_per_gpu"):
-            value = getattr(self, name)
-            _require(value is None or value >= 1, f"train.{name}", value, "at least 1, or null")
-        if self.clip_grad is not None:
-            _require(self.clip_grad > 0, "train.clip_grad", self.clip_grad, "above 0, or null")
-        if self.ema_decay is not None:
-            _require(
-                0 < self.ema_decay < 1,
-                "train.ema_decay",
-                self.ema_decay,
-                "between 0 and 1, or null",
-            )
-        if self.freeze_batchnorm is FreezeBatchNorm.frozen and not self.freeze:
-            raise ConfigError(
-                "train.freeze_batchnorm=frozen has no effect without train.freeze: "
-                "name the frozen parts there, or choose all"
-            )
-        if self.freeze_batchnorm is FreezeBatchNorm.all and self.sync_batchnorm:
-            raise ConfigError(
-                "train.sync_batchnorm has no effect with train.freeze_batchnorm=all: leave it out"
-            )
-
-        if self.cache_features and "backbone" not in self.freeze:
-            raise ConfigError(
-                "train.cache_features is for a frozen backbone: pass train.freeze=[backbone], "
-                "or leave train.cache_features out"
-            )
-        if self.cache_features and self.channels_last:
-            raise ConfigError(
-                "train.channels_last has no effect with train.cache_features: leave one out"
-            )
-
-        self._check_ends()
-
-    def _check_ends(self) -> None:
-        """Check the settings that refer to the last epoch of the run."""
-        if self.stop_epoch is not None:
-            rule = f"from 1 to train.epochs ({self.epochs}), or null"
-            _require(1 <= self.stop_epoch <= self.epochs, "train.stop_epoch", self.stop_epoch, rule)
-
+        require = partial(_require, self, within="train.")
         last = self.last_epoch
+        require("epochs batch_size accumulate repeats eval_batch_size", "at least 1", _from_one)
+        require("eval_every log_every keep_last ema_start_epoch", "at least 1", _from_one)
+        require("patience batch_per_gpu", "at least 1, or null", _from_one)
+        require("query_noise random_queries", "0 or more", _from_zero)
+        require("save_every_steps save_every_minutes clip_grad", "above 0, or null", _positive)
+        require("ema_decay", "between 0 and 1, or null", _between)
+        require(
+            "workers",
+            f"from 0 to {MAX_WORKERS:,}, or null",
+            lambda workers: 0 <= workers <= MAX_WORKERS,
+        )
+        require(
+            "stop_epoch",
+            f"from 1 to train.epochs ({self.epochs}), or null",
+            lambda epoch: 1 <= epoch <= self.epochs,
+        )
+        require("ema_start_epoch", f"at most the last epoch ({last})", lambda epoch: epoch <= last)
+
+        # What would silently do nothing.
         if self.patience is not None and self.eval_every >= last:
             raise ConfigError(
                 f"train.patience is {self.patience}: with train.eval_every {self.eval_every} there "
                 f"is no evaluation before the last epoch ({last}); lower that, "
                 f"or pass train.patience=null"
             )
-
         if self.ema_start_epoch > 1 and self.ema_decay is None:
             raise ConfigError(
                 f"train.ema_start_epoch is {self.ema_start_epoch}: "
                 f"it has no effect without train.ema_decay; leave one out, or set the other"
             )
-        rule = f"at most the last epoch ({last})"
-        _require(self.ema_start_epoch <= last, "train.ema_start_epoch", self.ema_start_epoch, rule)
+        if self.cache_features and "backbone" not in self.freeze:
+            raise ConfigError(
+                "train.cache_features is for a frozen backbone: pass train.freeze=[backbone], "
+                "or leave train.cache_features out"
+            )
 
     @property
     def loader_workers(self) -> int:
@@ -323,11 +285,7 @@ class Train:
         return self.epochs if self.stop_epoch is None else self.stop_epoch
 
     def on(self, processes: int) -> "Train":
-        """Return the settings for a number of processes, with the batch size that they train with.
-
-        Raises:
-            ConfigError: if they cannot share the batch equally.
-        """
+        """Return the settings for a number of processes, with the batch size that they share."""
         parts = processes * self.accumulate
         if self.batch_per_gpu is not None:
             return replace(self, batch_size=self.batch_per_gpu * parts)
@@ -378,19 +336,11 @@ class Mix:
         return (self.on and self.labels is MixLabels.weighted) or self.smoothing > 0
 
     def __post_init__(self) -> None:
-        for name in ("mixup", "cutmix"):
-            _require(
-                getattr(self, name) >= 0, f"mix.{name}", getattr(self, name), "0 (off) or more"
-            )
-        for name in ("prob", "switch_prob"):
-            _require(
-                0 <= getattr(self, name) <= 1, f"mix.{name}", getattr(self, name), "from 0 to 1"
-            )
-
+        require = partial(_require, self, within="mix.")
+        require("mixup cutmix", "0 (off) or more", _from_zero)
+        require("prob switch_prob", "from 0 to 1", lambda share: 0 <= share <= 1)
         # At 1, all classes would have the same label.
-        _require(
-            0 <= self.smoothing < 1, "mix.smoothing", self.smoothing, "0 (off) or more, and below 1"
-        )
+        require("smoothing", "0 (off) or more, and below 1", lambda share: 0 <= share < 1)
 
 
 @dataclass(kw_only=True)
@@ -409,19 +359,12 @@ class Optim:
     options: dict[str, Any] = field(default_factory=dict)  # further arguments, such as {eps: 1e-6}
 
     def __post_init__(self) -> None:
-        _require(self.lr > 0, "optim.lr", self.lr, "above 0")
-        _require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
-
-        if self.decay is Decay.all and self.weight_decay == 0:
-            raise ConfigError(
-                "optim.decay=all has no effect with optim.weight_decay=0: leave it out"
-            )
-        if self.backbone_lr is not None:
-            rule = "above 0, or null; train.freeze=[backbone] freezes it"
-            _require(self.backbone_lr > 0, "optim.backbone_lr", self.backbone_lr, rule)
-        if self.layer_decay is not None:
-            rule = "between 0 and 1, or null"
-            _require(0 < self.layer_decay < 1, "optim.layer_decay", self.layer_decay, rule)
+        require = partial(_require, self, within="optim.")
+        require("lr", "above 0", _positive)
+        require("weight_decay", "0 or more", _from_zero)
+        rule = "above 0, or null; train.freeze=[backbone] freezes it"
+        require("backbone_lr", rule, _positive)
+        require("layer_decay", "between 0 and 1, or null", _between)
 
 
 # Which settings have an effect with each schedule.
@@ -449,22 +392,18 @@ class Schedule:
     cooldown_epochs: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("pct_start", "warmup_epochs", "min_lr", "warmup_lr", "cooldown_epochs"):
-            value, used = getattr(self, name), name in _USED[self.name]
+        require = partial(_require, self, within="schedule.")
+        rates = "warmup_epochs min_lr warmup_lr cooldown_epochs"
 
-            # Refuse a setting of another schedule: its user expects it to do something.
-            if value is not None and not used:
+        # A setting of another schedule: its user expects it to do something.
+        for name in ("pct_start", *rates.split()):
+            if getattr(self, name) is not None and name not in _USED[self.name]:
                 raise ConfigError(
                     f"schedule.{name} has no effect with schedule.name={self.name.value}: "
                     f"leave it out"
                 )
-            if value is not None and name != "pct_start":
-                _require(value >= 0, f"schedule.{name}", value, "0 or more")
-
-        if self.pct_start is not None:
-            _require(
-                0 < self.pct_start < 1, "schedule.pct_start", self.pct_start, "between 0 and 1"
-            )
+        require(rates, "0 or more", _from_zero)
+        require("pct_start", "between 0 and 1", _between)
 
 
 @dataclass(kw_only=True)
@@ -481,22 +420,14 @@ class Log:
     project: str | None = None  # of both; null: mldec
 
     def __post_init__(self) -> None:
-        for name in ("images", "classes"):
-            value = getattr(self, name)
-            _require(0 <= value <= MAX_SHOWN, f"log.{name}", value, f"from 0 to {MAX_SHOWN}")
-
-        if self.project is None:
-            return
-        if not (self.wandb or self.trackio):
-            raise ConfigError(
-                "log.project has no effect without log.wandb=true or log.trackio=true: leave it out"
-            )
+        require = partial(_require, self, within="log.")
+        require("images classes", f"from 0 to {MAX_SHOWN}", lambda number: 0 <= number <= MAX_SHOWN)
         # It becomes the name of a file and a part of an address.
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", self.project, re.ASCII):
-            raise ConfigError(
-                f"log.project '{self.project}' cannot be the name of a project: "
-                f"use letters, digits and _ . - only, at most 100"
-            )
+        require(
+            "project",
+            "a name of at most 100 letters, digits and _ . -",
+            lambda name: re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", name, re.ASCII) is not None,
+        )
 
 
 @dataclass(kw_only=True)
@@ -541,8 +472,5 @@ class Config:
                 "mix changes the images from epoch to epoch, which train.cache_features excludes: "
                 "leave one out"
             )
-        if self.resume and self.init:
-            raise ConfigError(
-                f"init={self.init} has no effect with resume={self.resume}: leave one out"
-            )
-        _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"from 0 to {MAX_SEED}")
+        rule = f"from 0 to {MAX_SEED}"
+        _require(self, "seed", rule, lambda seed: 0 <= seed <= MAX_SEED, within="")

@@ -4,16 +4,17 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from mldec.data.tasks import MultiLabel, SingleLabel, Task
+from mldec.data.tasks import MultiLabel, SingleLabel
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import Classes, DataModule, Split
+from mldec.evaluators import Evaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -38,9 +39,6 @@ class SceneSettings:
         train_images: scenes per epoch; every epoch has new ones.
         val_images: scenes of the validation split.
         seed: decides which writings are held out, and the validation scenes.
-
-    Raises:
-        ValueError: A value is out of range.
     """
 
     image_size: int = 64
@@ -63,24 +61,21 @@ def check_minimum(name: str, value: int, minimum: int) -> None:
 
 @dataclass(frozen=True)
 class Writings:
-    """N handwritten digits.
+    """N handwritten digits."""
 
-    Attributes:
-        masks: amount of ink from 0 to 255, uint8 [N, 10, 10]. The border of one pixel is empty, so
-            that a rotation does not cut the digit off.
-        labels: the digits, 0 to 9, [N].
-        rows: row of each writing in scikit-learn's data set, [N].
-    """
-
+    # Amount of ink from 0 to 255, uint8 [N, 10, 10]. The border of one pixel is empty, so that a
+    # rotation does not cut the digit off.
     masks: np.ndarray
+
+    # The digits, 0 to 9, [N], and their rows in scikit-learn's data set, [N].
     labels: np.ndarray
     rows: np.ndarray
 
 
 def split_writings(seed: int) -> tuple[Writings, Writings]:
-    """Return the writings of training and of validation.
+    """Return the writings of training and of validation, which are disjoint.
 
-    They are disjoint, and each digit is held out in the same proportion, `VAL_FRACTION`.
+    Of each digit the same proportion is held out, `VAL_FRACTION`.
     """
     from sklearn.datasets import load_digits  # slow to import
 
@@ -110,29 +105,22 @@ class Scenes:
 
     Without a seed a scene depends on the generator that it is loaded with, with a seed on the seed
     and the index only.
-
-    Args:
-        draw: generator -> RGB scene and its target, int8 [K] of 1 and 0.
-        num_images: number of scenes.
-        seed: seed of scenes that never change; None draws new ones.
-        draw_target: generator -> the target of a random scene without painting it, to count the
-            labels of new scenes fast; None paints the scenes.
     """
 
+    # Generator -> RGB scene and its target, int8 [K] of 1 and 0.
     draw: Callable[[np.random.Generator], tuple[Image.Image, Tensor]]
     num_images: int
     seed: int | None = None
+
+    # Generator -> the target of a random scene without painting it, to count the labels of new
+    # scenes fast.
     draw_target: Callable[[np.random.Generator], Tensor] | None = None
 
     def __len__(self) -> int:
         return self.num_images
 
     def load(self, index: int, rng: random.Random) -> tuple[Tensor, Tensor]:
-        """Return the scene, uint8 [3, S, S], and its target, int8 [K] of 1 and 0.
-
-        Raises:
-            IndexError: The index is not from 0 to `num_images` - 1.
-        """
+        """Return the scene, uint8 [3, S, S], and its target, int8 [K] of 1 and 0."""
         if not 0 <= index < self.num_images:
             raise IndexError(f"scene {index} of {self.num_images}")
 
@@ -142,16 +130,13 @@ class Scenes:
     def generator(self, index: int, rng: random.Random) -> np.random.Generator:
         """Return the generator that a scene is drawn with: with a seed always in the same state.
 
-        Whoever draws the scene again with it, as `grey.compose` does, also learns its squares.
+        Whoever draws the scene again with it, as `compose` does, also learns its squares.
         """
         seed = rng.getrandbits(64) if self.seed is None else (self.seed, index)
         return np.random.default_rng(seed)
 
     def target(self, index: int, rng: random.Random) -> Tensor:
-        """Return the target of a scene, int8 [K].
-
-        Without a seed it is a target of the same distribution.
-        """
+        """Return the target of a scene, int8 [K]; without a seed one of the same distribution."""
         if self.seed is not None or self.draw_target is None:
             return self.load(index, rng)[1]
         return self.draw_target(np.random.default_rng(rng.getrandbits(64)))
@@ -162,60 +147,32 @@ class Scenes:
         return f"digit scene {index}{origin}"
 
 
-def make_splits(
-    settings: SceneSettings,
-    *,
-    train: Callable[..., tuple[Image.Image, Tensor]],
-    val: Callable[..., tuple[Image.Image, Tensor]],
-    train_target: Callable[..., Tensor] | None = None,
-) -> tuple[Scenes, Scenes]:
-    """Return the scenes of training and of validation.
-
-    Only the validation scenes have a seed and therefore never change.
-
-    Args:
-        settings: number and size of the scenes.
-        train: draws a training scene and its target from a generator, `writings` and `size`.
-        val: likewise for validation; the splits share no writing.
-        train_target: like `train`, without the scene; see `Scenes`.
-    """
-    train_writings, val_writings = split_writings(settings.seed)
-    size = settings.image_size
-
-    draw_target = None
-    if train_target is not None:
-        draw_target = partial(train_target, writings=train_writings, size=size)
-
-    draw_train = partial(train, writings=train_writings, size=size)
-    draw_val = partial(val, writings=val_writings, size=size)
-    return (
-        Scenes(draw_train, settings.train_images, draw_target=draw_target),
-        Scenes(draw_val, settings.val_images, settings.seed),
-    )
-
-
 def scenes_module(
     settings: SceneSettings,
-    draw: Callable[..., tuple[Image.Image, Tensor]],
-    classes: Classes,
-    task: Task,
+    make_evaluator: Callable[[Classes], Evaluator],
     *,
+    train: tuple[Callable[..., tuple[Image.Image, Tensor]], Classes],
+    val: tuple[Callable[..., tuple[Image.Image, Tensor]], Classes],
     train_target: Callable[..., Tensor] | None = None,
 ) -> DataModule:
-    """Return the data of scenes that show the same classes in training and in validation.
+    """Return the data of scenes; only those of validation have a seed and never change.
 
-    Args:
-        settings: number and size of the scenes.
-        draw: draws a scene of either split, see `make_splits`.
-        classes: of both splits.
-        task: what the targets mean.
-        train_target: see `make_splits`.
+    `train` and `val` are a function that draws a scene and its target from a generator, `writings`
+    and `size`, and the classes. `train_target` draws only the target, see `Scenes`.
     """
-    train, val = make_splits(settings, train=draw, val=draw, train_target=train_target)
+    train_writings, val_writings = split_writings(settings.seed)
+    of_train = {"writings": train_writings, "size": settings.image_size}
+    of_val = {"writings": val_writings, "size": settings.image_size}
+
+    draw_target = partial(train_target, **of_train) if train_target is not None else None
+    draw_train, draw_val = partial(train[0], **of_train), partial(val[0], **of_val)
+    train_scenes = Scenes(draw_train, settings.train_images, draw_target=draw_target)
+    val_scenes = Scenes(draw_val, settings.val_images, settings.seed)
+
     return DataModule(
-        load_train=lambda: Split(train, classes),
-        load_val=lambda: Split(val, classes),
-        make_evaluator=task.evaluator,
+        load_train=lambda: Split(train_scenes, train[1]),
+        load_val=lambda: Split(val_scenes, val[1]),
+        make_evaluator=make_evaluator,
         transform=EvalTransform(image_size=settings.image_size),
     )
 
@@ -228,13 +185,10 @@ def how_many(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) ->
 def boxes(
     rng: np.random.Generator, size: int, count: int, sizes: tuple[float, float] = SIZES
 ) -> list[Box]:
-    """Draw squares with little overlap.
+    """Draw squares with little overlap; one that finds no room after `TRIES` tries is left out.
 
-    Args:
-        rng: source of all random choices.
-        size: side of the scene in pixels.
-        count: number of squares; one that finds no room after `TRIES` tries is left out.
-        sizes: range of the side of a square, as fractions of `size`.
+    `size` is the side of the scene in pixels, and `sizes` the range of the side of a square, as
+    fractions of `size`.
     """
     boxes: list[Box] = []
     for _ in range(count):
@@ -260,16 +214,7 @@ def _overlap(one: Box, other: Box) -> float:
 
 
 def tilted(rng: np.random.Generator, mask: np.ndarray, side: int) -> Image.Image:
-    """Enlarge a writing and rotate it by up to `TILT` degrees.
-
-    Args:
-        rng: draws the angle.
-        mask: ink of the writing, uint8 [M, M].
-        side: side of the result in pixels.
-
-    Returns:
-        A mask of `side` x `side` pixels, 0 to 255.
-    """
+    """Enlarge a writing, uint8 [M, M], to `side` pixels and rotate it by up to `TILT` degrees."""
     angle = np.deg2rad(rng.uniform(-TILT, TILT))
     scale = len(mask) / side  # source pixels per target pixel
     cos, sin = scale * np.cos(angle), scale * np.sin(angle)
@@ -306,12 +251,12 @@ CLUTTER = 30  # largest distance of the background, its blobs and strokes from i
 BLOBS = 2
 STROKES = 3
 
-LARGE_SCENES = SceneSettings(image_size=64)
+SCENES = SceneSettings()
 SMALL_SCENES = SceneSettings(image_size=32)
 
 
 def digits(
-    scenes: SceneSettings = LARGE_SCENES, *, max_digits: int = 4, threshold: float = 0.5
+    scenes: SceneSettings = SCENES, *, max_digits: int = 4, threshold: float = 0.5
 ) -> DataModule:
     """Return scenes of handwritten digits with ten classes, "zero" to "nine".
 
@@ -319,9 +264,6 @@ def digits(
         scenes: number and size of the scenes.
         max_digits: largest number of digits in a scene; the same digit may occur twice.
         threshold: see `MultiLabel`.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
     check_minimum("max_digits", max_digits, 1)
     task = MultiLabel(threshold)
@@ -329,7 +271,8 @@ def digits(
     # The labels of new training scenes are counted without painting them, which would be slow.
     draw = partial(draw_scene, max_digits=max_digits)
     target = partial(draw_target, max_digits=max_digits)
-    return scenes_module(scenes, draw, Classes(NAMES), task, train_target=target)
+    split = (draw, Classes(NAMES))
+    return scenes_module(scenes, task.evaluator, train=split, val=split, train_target=target)
 
 
 def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> DataModule:
@@ -338,34 +281,28 @@ def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> 
     Args:
         scenes: number and size of the scenes.
         top_k: see `SingleLabelEvaluator`.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
     task = SingleLabel(top_k)
     classes = Classes(NAMES, exclusive=True)
 
     draw = partial(draw_scene, max_digits=1, empty=0.0, sizes=SIZES_ALONE)
-    return scenes_module(scenes, draw, classes, task)
+    split = (draw, classes)
+    return scenes_module(scenes, task.evaluator, train=split, val=split)
 
 
 def draw_scene(
-    rng: np.random.Generator,
-    *,
-    writings: Writings,
-    size: int,
-    max_digits: int,
-    empty: float = EMPTY,
-    sizes: tuple[float, float] = SIZES,
+    rng: np.random.Generator, *, writings: Writings, size: int, **options: Any
 ) -> tuple[Image.Image, Tensor]:
-    """Return an RGB scene and its target, int8 [10] of 1 and 0; see `compose`."""
-    scene, placed = compose(
-        rng, writings, size=size, max_digits=max_digits, empty=empty, sizes=sizes
-    )
+    """Return an RGB scene and its target, int8 [10] of 1 and 0; for the options see `compose`."""
+    scene, placed = compose(rng, writings, size=size, **options)
+    return scene, _target([int(writings.labels[row]) for row, _ in placed])
 
+
+def _target(digits: Sequence[int] | np.ndarray) -> Tensor:
+    """Return the target of a scene that shows these digits, int8 [10] of 1 and 0."""
     target = torch.zeros(len(NAMES), dtype=torch.int8)
-    target[[int(writings.labels[row]) for row, _ in placed]] = 1
-    return scene, target
+    target[digits] = 1
+    return target
 
 
 def draw_target(
@@ -374,11 +311,7 @@ def draw_target(
     """Return the target of a random scene without painting it, int8 [10]; see `draw_scene`."""
     # The squares are drawn too: a digit that finds no room has no label.
     squares = boxes(rng, size, how_many(rng, max_digits, EMPTY), SIZES)
-    rows = rng.integers(len(writings.labels), size=len(squares))
-
-    target = torch.zeros(len(NAMES), dtype=torch.int8)
-    target[writings.labels[rows]] = 1
-    return target
+    return _target(writings.labels[rng.integers(len(writings.labels), size=len(squares))])
 
 
 def compose(
@@ -390,19 +323,10 @@ def compose(
     empty: float = EMPTY,
     sizes: tuple[float, float] = SIZES,
 ) -> tuple[Image.Image, list[tuple[int, Box]]]:
-    """Draw a scene.
+    """Draw a scene of up to `max_digits` digits; without any with the probability `empty`.
 
-    Args:
-        rng: source of all random choices.
-        writings: the digits to draw from.
-        size: side of the scene in pixels.
-        max_digits: largest number of digits in the scene.
-        empty: probability of a scene without digits.
-        sizes: range of the side of a digit's square, as fractions of `size`.
-
-    Returns:
-        The RGB scene of `size` x `size` pixels, and for each digit in it the row in `writings` and
-        the square.
+    `size` is its side in pixels, `sizes` the range of the side of a digit's square as fractions of
+    it. Returns the RGB scene, and for each digit in it the row in `writings` and the square.
     """
     # All digits of a scene are darker than the background, or all are lighter.
     is_dark = rng.random() < 0.5
@@ -489,8 +413,6 @@ LARGE = (0.45, 0.55)
 SHADING = 15  # largest distance of a digit's channel from its colour
 VECTOR_WIDTH = 300  # that of common word vectors
 
-SCENES = SceneSettings()
-
 
 def coloured_digits(
     scenes: SceneSettings = SCENES,
@@ -506,16 +428,14 @@ def coloured_digits(
         max_digits: largest number of digits in a scene.
         colours: number of colours, 2 to 14.
         threshold: see `MultiLabel`.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
     check_minimum("max_digits", max_digits, 1)
     names = class_names(colours)
     task = MultiLabel(threshold)
 
     draw = partial(draw_coloured, classes=tuple(range(len(names))), max_digits=max_digits)
-    return scenes_module(scenes, draw, Classes(names), task)
+    split = (draw, Classes(names))
+    return scenes_module(scenes, task.evaluator, train=split, val=split)
 
 
 def digits_zsl(
@@ -563,26 +483,17 @@ def digits_zsl(
 
     # Validation scenes show all classes.
     draw = partial(draw_coloured, max_digits=max_digits, full=True)
-    train, val = make_splits(
+    all_classes = Classes(names, queries=queries)
+    return scenes_module(
         scenes,
-        train=partial(draw, classes=tuple(seen)),
-        val=partial(draw, classes=tuple(range(len(names)))),
-    )
-
-    return DataModule(
-        load_train=lambda: Split(train, seen_classes),
-        load_val=lambda: Split(val, Classes(names, queries=queries)),
-        make_evaluator=lambda classes: make_evaluator(len(classes)),
-        transform=EvalTransform(image_size=scenes.image_size),
+        lambda classes: make_evaluator(len(classes)),
+        train=(partial(draw, classes=tuple(seen)), seen_classes),
+        val=(partial(draw, classes=tuple(range(len(names)))), all_classes),
     )
 
 
 def class_names(colours: int) -> tuple[str, ...]:
-    """Return the names of all classes; class 10 c + d is digit d in colour c.
-
-    Raises:
-        ValueError: The number of colours is not from 2 to 14.
-    """
+    """Return the names of all classes; class 10 c + d is digit d in colour c."""
     if not 2 <= colours <= len(COLOURS):
         raise ValueError(f"colours is {colours}: it must be from 2 to {len(COLOURS)}")
 
@@ -595,11 +506,9 @@ def class_names(colours: int) -> tuple[str, ...]:
 def class_queries(colours: int, vectors: str) -> Tensor:
     """Return the vectors of all classes, made of their attributes: float32 [10 colours, D].
 
-    Args:
-        colours: number of colours.
-        vectors: "words": each colour and each digit has a fixed random vector of width 300, and a
-            class has the sum of its two over sqrt(2), as names of two words have with common word
-            vectors. "one_hot": a 1 for the colour and a 1 for the digit, D = colours + 10.
+    "words": each colour and each digit has a fixed random vector of width 300, and a class has the
+    sum of its two over sqrt(2), as names of two words have with common word vectors. "one_hot": a 1
+    for the colour and a 1 for the digit, D = colours + 10.
     """
     numbers = torch.arange(10 * colours)
     colour, digit = numbers.div(10, rounding_mode="floor"), numbers % 10
@@ -617,13 +526,8 @@ def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
     """Return the classes that training never shows, in ascending order.
 
     They are spread evenly: about as many of each colour and of each digit.
-
-    Raises:
-        ValueError: The count is below 1, or a colour or a digit would never be seen.
     """
-    if count < 1:
-        raise ValueError(f"unseen is {count}: it must be at least 1")
-
+    check_minimum("unseen", count, 1)
     rng = np.random.default_rng(seed)
     colour_order, digit_order = rng.permutation(colours), rng.permutation(10)
 
@@ -655,19 +559,10 @@ def draw_coloured(
     max_digits: int,
     full: bool = False,
 ) -> tuple[Image.Image, Tensor]:
-    """Draw a scene and its target.
+    """Return an RGB scene and its target, int8 [K] of 1 and 0 in the order of `classes`.
 
-    Args:
-        rng: source of all random choices.
-        writings: the digits to draw from.
-        classes: the K classes that may be shown, see `class_names`.
-        size: side of the scene in pixels.
-        max_digits: largest number of digits in the scene.
-        full: place `max_digits` large digits, as far as they fit, instead of a random number.
-
-    Returns:
-        The RGB scene of `size` x `size` pixels, and int8 [K]: 1 for the classes that it shows, else
-        0, in the order of `classes`.
+    `classes` are those that may be shown, see `class_names`. With `full`, `max_digits` large digits
+    are placed, as far as they fit, instead of a random number.
     """
     grey = round(rng.uniform(*BACKGROUND))
     scene = Image.new("RGB", (size, size), (grey, grey, grey))

@@ -17,19 +17,12 @@ ROWS = 65_536  # images hashed at a time, so that nine million of them need litt
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Hashes of the training data of a run.
+    """Hashes of the training data of a run, in hexadecimal digits."""
 
-    Attributes:
-        images: number of images.
-        files: sha256 of their keys, in hexadecimal digits; empty if they are not stored.
-        labels: sha256 of their labels; empty if they are not stored.
-        classes: sha256 of the class names.
-    """
-
-    images: int
-    files: str
-    labels: str
-    classes: str
+    images: int  # their number
+    files: str  # of the keys of the images; empty if they are not stored
+    labels: str  # likewise of their labels
+    classes: str  # of the class names
 
 
 def fingerprint(split: Split) -> Fingerprint:
@@ -51,49 +44,28 @@ def fingerprint(split: Split) -> Fingerprint:
 def check_same(
     saved: Fingerprint | None, now: Fingerprint, path: Path, *, allow: bool
 ) -> str | None:
-    """Compare the fingerprint in a checkpoint with that of the present data.
+    """Compare the fingerprint in a checkpoint, if it has one, with that of the present data.
 
-    Args:
-        saved: fingerprint in the checkpoint; None if an older version wrote it.
-        now: fingerprint of the present data.
-        path: of the checkpoint, for messages.
-        allow: return a warning instead of raising an error.
-
-    Returns:
-        A warning, or None.
-
-    Raises:
-        CheckpointError: if the data differs and `allow` is False.
+    Returns a warning or None; raises a `CheckpointError` if the data differs, unless that is
+    allowed.
     """
     if saved is None:
-        return (
-            f"{path} has no fingerprint of its training data, as in older versions: "
-            f"a change of it goes unnoticed"
-        )
+        return f"{path} has no fingerprint of its training data: a change of it goes unnoticed"
 
     changed = difference(saved, now)
     if changed is None:
         return None
 
-    if not allow:
-        raise CheckpointError(
-            f"{path} was trained on other data ({changed}): put that data back, "
-            f"or go on with this one with data.changed=allow"
-        )
-
-    return (
-        f"{path} was trained on other data ({changed}); "
-        f"going on with this one, as data.changed=allow says"
+    fault = f"{path} was trained on other data ({changed})"
+    if allow:
+        return f"{fault}; going on with this one, as data.changed=allow says"
+    raise CheckpointError(
+        f"{fault}: put that data back, or go on with this one with data.changed=allow"
     )
 
 
 def difference(before: Fingerprint, now: Fingerprint) -> str | None:
-    """Describe the first difference of two fingerprints; None if they are equal.
-
-    Args:
-        before: of the data that a model was trained on.
-        now: of the present data.
-    """
+    """Describe the first difference of the data that a model was trained on, and of the present."""
     if before.classes != now.classes:
         return "its training classes have other names or another order"
     if before.images != now.images:

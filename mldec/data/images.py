@@ -1,6 +1,5 @@
 """Reading image files: which formats, how large, and how a damaged one is reported."""
 
-import errno
 import importlib.util
 import io
 import os
@@ -13,7 +12,7 @@ import torch
 from PIL import ExifTags, Image
 from torch import Tensor
 
-from mldec.errors import ConfigError, DataError, visible
+from mldec.errors import ConfigError, DataError, brief, visible
 from mldec.files.text import open_binary
 
 # The formats of data sets. Pillow reads some forty, and for one of them, EPS, it starts another
@@ -88,25 +87,31 @@ def read_image(
         raise
     except Exception as error:
         # Decoders raise almost anything for a damaged file, even SyntaxError and struct.error.
-        fault = _content_fault(content, error)
+        fault = f"it cannot be read as an image ({brief(error)})"
+        if not content:
+            fault = "an empty file (0 bytes)"
+        elif isinstance(error, Image.UnidentifiedImageError):
+            fault = f"not an image, or none of {', '.join(FORMATS)}"
+        elif isinstance(error, Image.DecompressionBombError):
+            fault = "too large an image (more than twice PIL.Image.MAX_IMAGE_PIXELS)"
         raise DataError(f"{visible(str(path))}: {fault}; {_FIX}") from error
 
     return rgb if turn is None else rgb.transpose(turn)
 
 
 def read_content(path: str | Path) -> bytes:
-    """Return the bytes of an image file.
-
-    Raises:
-        DataError: if the file is missing, empty, no regular file, or larger than `MAX_FILE`; the
-            message has path, problem and advice.
-    """
+    """Return the bytes of an image file of at most `MAX_FILE`; see `read_image`."""
     try:
         with open_binary(path) as file:
             size = os.fstat(file.fileno()).st_size
             content = file.read() if size <= MAX_FILE else b""
     except OSError as error:
-        raise DataError(f"{path}: {_file_fault(Path(path), error)}; {_FIX}") from error
+        fault = f"it cannot be read ({error.strerror})"
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            fault = "no such file"
+        elif isinstance(error, IsADirectoryError):
+            fault = "a folder, not an image"
+        raise DataError(f"{path}: {fault}; {_FIX}") from error
 
     if size > MAX_FILE:
         raise DataError(f"{path}: more than {MAX_FILE:,} bytes are no image; {_FIX}")
@@ -120,25 +125,18 @@ def open_image(
     draft: int | None = None,
     decoder: str = "pillow",
 ) -> Image.Image | Tensor:
-    """Read an image file as upright RGB with a decoder of choice; the pixels are the same.
+    """Read an image file with a decoder of choice, see `read_image`; the pixels are the same.
 
-    Args:
-        path: see `read_image`.
-        content: see `read_image`.
-        draft: see `read_image`; such an image is decoded by Pillow.
-        decoder: one of `DECODERS`; "torchcodec" decodes JPEG files of colour or grey pixels into
-            uint8 [3, H, W], and leaves all other files to Pillow.
-
-    Raises:
-        DataError: if the file cannot be read; see `read_image`.
+    "torchcodec" decodes JPEG files of colour or grey pixels into uint8 [3, H, W], unless they are
+    to be shrunk (`draft`), and leaves all other files to Pillow.
     """
-    if decoder == "pillow" or draft is not None:
-        return read_image(path, content, draft=draft)
-
     if content is None:
         content = read_content(path)
-    pixels = _by_torchcodec(content)
-    return read_image(path, content) if pixels is None else pixels
+    if decoder == "torchcodec" and draft is None:
+        pixels = _by_torchcodec(content)
+        if pixels is not None:
+            return pixels
+    return read_image(path, content, draft=draft)
 
 
 def load_image(
@@ -151,15 +149,8 @@ def load_image(
 ) -> Tensor:
     """Read an image file and apply a transform: uint8 [3, S, S].
 
-    Args:
-        path: see `read_image`.
-        transform: such as an `EvalTransform`.
-        content: see `read_image`.
-        draft: see `read_image`.
-        decoder: see `open_image`.
-
-    Raises:
-        DataError: if the file cannot be read or resized; the message has path, problem and advice.
+    For the arguments see `read_image` and `open_image`. A `DataError` of the transform gets the
+    path and advice too.
     """
     image = open_image(path, content, draft=draft, decoder=decoder)
     try:
@@ -169,11 +160,7 @@ def load_image(
 
 
 def check_decoder(decoder: str) -> None:
-    """Check that the package of a decoder is installed.
-
-    Raises:
-        ConfigError: if it is not.
-    """
+    """Raise a `ConfigError` if the package of a decoder is not installed."""
     if decoder == "torchcodec" and importlib.util.find_spec("torchcodec") is None:
         raise ConfigError(
             "data.decoder: torchcodec is not installed; run pip install 'mldec[fast]', "
@@ -227,33 +214,3 @@ def _orientation(image: Image.Image) -> int:
     except Exception:
         # The picture may be fine even if its EXIF block is damaged: take it as it is stored.
         return 1
-
-
-def _file_fault(path: Path, error: OSError) -> str:
-    """Describe in a phrase why the bytes of a file cannot be read."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return "no such file"
-    if isinstance(error, PermissionError):
-        return "no permission to read it"
-    if path.is_dir():
-        return "a folder, not an image"
-    if error.errno == errno.EINVAL:
-        return str(error.strerror)
-    return _unreadable(error)
-
-
-def _content_fault(content: bytes, error: Exception) -> str:
-    """Describe in a phrase why the bytes of a file are no image."""
-    if not content:
-        return "an empty file (0 bytes)"
-    if isinstance(error, Image.UnidentifiedImageError):
-        return f"not an image, or none of {', '.join(FORMATS)}"
-    if isinstance(error, Image.DecompressionBombError):
-        return "too large an image (more than twice PIL.Image.MAX_IMAGE_PIXELS)"
-    return _unreadable(error)
-
-
-def _unreadable(error: Exception) -> str:
-    """Quote an error that has no phrase of its own."""
-    detail = " ".join(str(error).split()) or type(error).__name__
-    return f"it cannot be read as an image ({detail})"

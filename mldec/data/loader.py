@@ -1,22 +1,18 @@
 """Batches from loader processes, whose random numbers are a function of seed and epoch."""
 
 import multiprocessing
-import multiprocessing.queues
 import multiprocessing.util
 import os
 import signal
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from mldec.config.schema import Mix
 from mldec.data.digits import Scenes
@@ -24,7 +20,7 @@ from mldec.data.mixing import Mixing
 from mldec.data.randomness import SampleRandom, sample_seed, seeded
 from mldec.data.table import Labels, from_dense
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, draw, epoch_length
-from mldec.errors import ConfigError, DataError
+from mldec.errors import ConfigError, DataError, brief
 
 Loaded = TypeVar("Loaded")  # what a loader yields
 
@@ -38,38 +34,44 @@ ADVICE = (
 def unwrap(loader: DataLoader[Loaded]) -> Iterator[Loaded]:
     """Iterate over a loader and raise the errors of its workers in this process.
 
-    Raises:
-        DataError: if an image cannot be read, or a worker died or cannot hand over a batch.
+    A `DataError` says that an image cannot be read, or a worker died or cannot hand over a batch.
     """
     # Workers keep sockets in a temporary folder. If this process makes it first, they share it, and
     # it is removed with this process even if they are killed.
     if loader.num_workers:
         multiprocessing.util.get_temp_dir()
 
-    # What is noted here belongs to an earlier loader, which is no longer in use.
-    _deaths.error = None
-    try:
-        with _deaths.reported():
-            iterator = iter(loader)
-        _deaths.watch()
+    iterator = None
+    while True:
+        try:
+            if iterator is None:
+                iterator = _started(loader)
+            batch = next(iterator, None)
+        except (RuntimeError, OSError, EOFError) as error:
+            # An error of the dataset itself, from a worker as "Caught ...", stays what it is.
+            if not loader.num_workers or str(error).startswith("Caught "):
+                raise
+            problem = "cannot be used" if isinstance(error, OSError) else "died"
+            raise DataError(f"a loader process {problem} ({brief(error)}), {ADVICE}") from error
 
-        while True:
-            with _deaths.reported():
-                batch = next(iterator, None)
+        if batch is None:
+            return
+        if isinstance(batch, DataError):
+            raise batch
+        yield batch
 
-            if batch is None:
-                return
-            if isinstance(batch, DataError):
-                raise batch
-            yield batch
-    except (RuntimeError, OSError, EOFError) as error:
-        # An error of the dataset itself stays what it is: from a worker it begins with "Caught".
-        if not loader.num_workers or str(error).startswith("Caught "):
-            raise
 
-        detail = " ".join(str(error).split()) or type(error).__name__
-        problem = "cannot be used" if isinstance(error, OSError) else "died"
-        raise DataError(f"a loader process {problem} ({detail}), {ADVICE}") from error
+def _started(loader: DataLoader[Loaded]) -> Iterator[Loaded]:
+    """Return an iterator of the loader, without the handler of SIGCHLD that torch installs.
+
+    It would raise the death of a worker wherever the main thread is, in the middle of a step or of
+    a save. Without it, torch finds the death where a batch is waited for, within five seconds.
+    """
+    handler = signal.getsignal(signal.SIGCHLD)
+    iterator = iter(loader)
+    if signal.getsignal(signal.SIGCHLD) is not handler:
+        signal.signal(signal.SIGCHLD, handler)
+    return iterator
 
 
 def end_workers() -> None:
@@ -84,80 +86,14 @@ def end_workers() -> None:
             child.kill()
 
 
-class _Deaths:
-    """Report the deaths of loader processes where a batch is waited for, and only there.
-
-    torch raises an error in its handler of SIGCHLD, wherever the main thread is at that moment: in
-    the middle of an optimiser step, or while a checkpoint is written. This handler calls that of
-    torch and keeps its error until the next batch is waited for.
-    """
-
-    def __init__(self) -> None:
-        self.handler: Callable[[int, FrameType | None], Any] | None = None  # that of torch
-        self.waiting = False  # for a batch
-        self.error: RuntimeError | None = None  # noted while no batch was waited for
-
-    def watch(self) -> None:
-        """Replace the handler of torch, which torch installs with its first workers."""
-        handler = signal.getsignal(signal.SIGCHLD)
-
-        # Python sets signal handlers in the main thread only.
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if callable(handler) and handler != self.note and in_main_thread:
-            self.handler = handler
-            signal.signal(signal.SIGCHLD, self.note)
-
-    def note(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGCHLD, which announces that a child process has ended."""
-        assert self.handler
-        try:
-            self.handler(number, frame)
-        except RuntimeError as error:
-            if self.waiting:
-                raise
-            self.error = error
-
-    @contextmanager
-    def reported(self) -> Iterator[None]:
-        """Raise an error in this context if a loader process has died or dies now."""
-        self.waiting = True
-        try:
-            if self.error:
-                raise self.error
-            yield
-        finally:
-            self.waiting = False
-
-
-_deaths = _Deaths()
-
-
 def start_worker(worker: int) -> None:
-    """Prepare a loader process; torch calls this inside it, before its first sample."""
-    # Ctrl-C, torchrun and schedulers signal whole process groups. The main process still needs
-    # batches to stop in order, so that its workers are in groups of their own. A worker whose
-    # parent is gone ends by itself.
-    os.setpgrp()
+    """Prepare a loader process; torch calls this inside it, before its first sample.
 
-    # The thread that sends batches silently drops one that it cannot send, and the main process
-    # would wait for it for ever.
-    multiprocessing.queues.Queue._on_queue_feeder_error = _send_fault  # type: ignore[attr-defined]
-
-
-def _send_fault(results: Any, error: Exception, lost: Any) -> None:
-    """Send a `DataError` instead of a batch that could not be sent, as happens without memory.
-
-    Args:
-        results: the queue to the main process.
-        error: why the batch could not be sent.
-        lost: number of the batch, and the batch; already serialised bytes if sending them failed.
+    Ctrl-C, torchrun and schedulers signal whole process groups. The main process still needs
+    batches to stop in order, so that its workers are in groups of their own. A worker whose parent
+    is gone ends by itself.
     """
-    if not isinstance(lost, tuple) or isinstance(lost[1], DataError):
-        os._exit(1)  # not even an error can be sent, but the main process notices this death
-
-    number, detail = lost[0], " ".join(str(error).split())
-    fault = DataError(f"a loader process cannot hand over a batch ({detail}), {ADVICE}")
-    results.put((number, fault))
+    os.setpgrp()
 
 
 Key = tuple[int, int, int]  # epoch, index, number of the repetition in the epoch
@@ -168,19 +104,12 @@ warnings.filterwarnings("ignore", message="This DataLoader will create")
 
 
 class Batch(NamedTuple):
-    """The images and targets of a micro-batch.
+    """The images and targets of a micro-batch."""
 
-    Attributes:
-        images: uint8 [b, 3, H, W].
-        targets: int8 [b, K], or float32 [b, K] if mixed; see `mixing.Mixing`.
-        indices: of the images in the dataset, [b].
-        bad: messages about the images that were left out because they cannot be read.
-    """
-
-    images: Tensor
-    targets: Tensor
-    indices: Tensor
-    bad: Sequence[str] = ()
+    images: Tensor  # uint8 [b, 3, H, W]
+    targets: Tensor  # int8 [b, K], or float32 [b, K] if mixed
+    indices: Tensor  # of the images in the dataset, [b]
+    bad: Sequence[str] = ()  # messages about the images that cannot be read and were left out
 
 
 class TrainBatches(Sampler[list[Key]]):
@@ -203,7 +132,7 @@ class TrainBatches(Sampler[list[Key]]):
         accumulate: micro-batches per optimiser step on each process.
         repeats: how often each image appears per batch, 1 or more.
         factors: how often each image appears per epoch on average, [num_images], 1 or more, see
-            `sampling.draw`; None for once.
+            `draw`; None for once.
         seed: of the run.
         rank: of this process.
         world_size: number of processes.
@@ -347,16 +276,10 @@ def collate(
     mixing: Mixing | None = None,
     seed: int = 0,
 ) -> Batch | DataError:
-    """Stack samples into a batch.
+    """Stack samples into a batch; an error stands in place of each image that cannot be read.
 
-    Args:
-        samples: b samples, or errors in place of those that cannot be read.
-        skip: leave out samples that cannot be read, and list them in `Batch.bad`.
-        mixing: mixup and cutmix of the batch.
-        seed: of the run; with the first sample it determines the random numbers of the mixing.
-
-    Returns:
-        The batch, or without `skip` the first error among the samples.
+    With `skip` these are left out, and listed in `Batch.bad`; else the first error is returned. The
+    seed of the run and the first sample determine the random numbers of the mixing.
     """
     errors = [sample for sample in samples if isinstance(sample, DataError)]
     if errors and not skip:
@@ -377,7 +300,24 @@ def collate(
             images, targets = mixing(images, targets)
 
     indices = torch.tensor([index for _, index, _ in keys])
-    return Batch(images, targets, indices, messages)
+    fault = share((images, targets, indices))
+    return fault or Batch(images, targets, indices, messages)
+
+
+def share(tensors: Iterable[Tensor]) -> DataError | None:
+    """Move what a loader process has loaded into shared memory; return the fault if that is full.
+
+    The thread that hands batches over would silently drop one that does not fit, and the main
+    process would wait for it for ever.
+    """
+    if get_worker_info() is not None:
+        try:
+            for tensor in tensors:
+                tensor.share_memory_()
+        except RuntimeError as error:
+            fault = f"a loader process cannot hand over a batch ({brief(error)})"
+            return DataError(f"{fault}, {ADVICE}")
+    return None
 
 
 def _loader(
@@ -408,9 +348,7 @@ def _loader(
 def labels_of(split: Split, seed: int = 0) -> Labels:
     """Return the labels of a split; where no table holds them, image by image.
 
-    Args:
-        split: of a dataset.
-        seed: where every access draws a new image, it decides whose labels these are.
+    Where every access draws a new image, the seed decides whose labels these are.
     """
     dataset = split.dataset
     if isinstance(dataset, StoredImages):
@@ -426,10 +364,5 @@ def labels_of(split: Split, seed: int = 0) -> Labels:
 
 
 def training_labels(data: DataModule, seed: int) -> Labels:
-    """Return the labels of the training images.
-
-    Args:
-        data: the dataset.
-        seed: of the run; where every access draws a new image, it decides whose labels these are.
-    """
+    """Return the labels of the training images; see `labels_of`."""
     return labels_of(data.train, seed)

@@ -24,10 +24,6 @@ class Mixing:
     Smoothing moves labels of 0 and 1 towards 1/K, or towards 1/2 for several labels per image.
 
     Random numbers come from numpy's global generator, and do not depend on the kind of labels.
-
-    Args:
-        mix: the settings of mixup and cutmix.
-        classes: the K classes; they say whether an image has one label or several.
     """
 
     def __init__(self, mix: Mix, classes: Classes) -> None:
@@ -53,11 +49,8 @@ class Mixing:
     def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mix images uint8 [b, 3, H, W] and their targets [b, K] of 1, 0 and -1 (not annotated).
 
-        timm needs an even number b. If b is odd, the image in the middle is mixed with itself,
-        which does not change it.
-
-        Returns:
-            images uint8 [b, 3, H, W] and targets float32 [b, K], from 0 to 1, or -1.
+        The mixed targets are float32 [b, K], from 0 to 1, or -1. timm needs an even number b. If b
+        is odd, the image in the middle is mixed with itself, which does not change it.
         """
         if len(images) % 2 == 0:
             return self._mix_pairs(images.clone(), targets)
@@ -82,15 +75,9 @@ class Mixing:
         return mixed, self._labels(targets, own_share, partner_share)
 
     def _labels(self, targets: Tensor, own_share: Tensor, partner_share: Tensor) -> Tensor:
-        """Mix the labels of each image and its partner.
+        """Mix the targets [b, K] of each image and its partner to float32 [b, K].
 
-        Args:
-            targets: [b, K] of 1, 0 and -1.
-            own_share: weight of the image itself, [b, 1], from 0 to 1.
-            partner_share: weight of image b - 1 - i, [b, 1]; both sum to 1.
-
-        Returns:
-            Labels float32 [b, K].
+        The weights of the image itself and of image b - 1 - i, [b, 1], sum to 1.
         """
         own, partner = own_share >= VISIBLE, partner_share >= VISIBLE
         positive, unknown = targets == 1, targets == -1

@@ -26,12 +26,8 @@ def shear_x(image: Image.Image, slope: float, fill: int) -> Image.Image:
     Pillow interpolates between 4 x 4 pixels, whatever the transform; a shear only needs the four in
     a row. They are combined by the operations of src/libImaging/Geometry.c, in the same order and
     precision, so that the results are those of Pillow's affine transform with bicubic
-    interpolation.
-
-    Args:
-        image: RGB image; it is not changed.
-        slope: change of x per row, below 1 to either side.
-        fill: grey value, 0 to 255, of pixels whose colour would lie outside the image.
+    interpolation. The slope is below 1 to either side; `fill` is the grey value, 0 to 255, of
+    pixels whose colour would lie outside the image.
     """
     channels = np.stack([np.asarray(channel) for channel in image.split()])
     sheared = _sheared(channels, slope, fill)
@@ -112,14 +108,10 @@ def _sheared(channels: np.ndarray, slope: float, fill: int) -> np.ndarray:
 
 
 def _interpolated(pixels: np.ndarray, fractions: np.ndarray) -> np.ndarray:
-    """Interpolate between four neighbours in a row by a cubic.
+    """Interpolate between four neighbours in a row of pixels, uint8 [3, N], by a cubic.
 
-    Args:
-        pixels: uint8 [3, N].
-        fractions: float64 [N].
-
-    Returns:
-        uint8 [3, N]: value i is between pixels i + 1 and i + 2; the last three are undefined.
+    Value i of the result, uint8 [3, N], is at fraction i, float64 [N], between pixels i + 1 and
+    i + 2; the last three are undefined.
     """
     result = np.empty_like(pixels)
     count = pixels.shape[1] - 3
@@ -159,31 +151,21 @@ Operation = Callable[[Image.Image, float, Random], Image.Image]
 
 
 def cutout(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
-    """Cover one rectangle of an image with a random colour and return the image.
+    """Cover one rectangle of an RGB image with a random colour and return the image itself.
 
     The centre is uniform over the image, and the part beyond the border is cut off. The rectangle
-    measures `fraction` of each side, rounded to an odd number of pixels: 225 of 448.
+    measures `fraction` of each side, in (0, 1], rounded to an odd number of pixels: 225 of 448.
 
     Source: official helper_functions.py, CutoutPIL.
-
-    Args:
-        image: RGB image; it is changed, because a copy would take as long as the rectangle.
-        fraction: side of the rectangle as a fraction of the side of the image, in (0, 1].
-        rng: draws the centre and the colour.
     """
     half_width = int(fraction * image.width + 0.5) // 2
     half_height = int(fraction * image.height + 0.5) // 2
-    x, y = _random_pixel(image, rng)
+    x, y = rng.randrange(image.width), rng.randrange(image.height)
     colour = (rng.randrange(256), rng.randrange(256), rng.randrange(256))
 
     # Officially a rectangle of Pillow's, which includes its last corner: hence the odd sides.
     image.paste(colour, (x - half_width, y - half_height, x + half_width + 1, y + half_height + 1))
     return image
-
-
-def _random_pixel(image: Image.Image, rng: Random) -> tuple[int, int]:
-    """Return column and row of a random pixel."""
-    return rng.randrange(image.width), rng.randrange(image.height)
 
 
 def _sign(rng: Random) -> int:
@@ -223,7 +205,7 @@ def _small_cutout(image: Image.Image, pixels: float, rng: Random) -> Image.Image
     # The side is in pixels whatever the size of the image, as in the package: at 448 pixels such a
     # cutout hides almost nothing. It is rounded down to an even number, and the last corner is not
     # part of it.
-    x, y = _random_pixel(image, rng)
+    x, y = rng.randrange(image.width), rng.randrange(image.height)
     half = int(pixels) // 2
 
     covered = image.copy()
@@ -250,16 +232,11 @@ def _solarize(image: Image.Image, threshold: float, rng: Random) -> Image.Image:
     return ImageOps.solarize(image, threshold)  # type: ignore[arg-type]
 
 
-def _autocontrast(image: Image.Image, _: float, rng: Random) -> Image.Image:
-    return ImageOps.autocontrast(image)
-
-
-def _equalize(image: Image.Image, _: float, rng: Random) -> Image.Image:
-    return ImageOps.equalize(image)
-
-
-def _invert(image: Image.Image, _: float, rng: Random) -> Image.Image:
-    return ImageOps.invert(image)
+def _plain(
+    image: Image.Image, _: float, rng: Random, *, operation: Callable[[Image.Image], Image.Image]
+) -> Image.Image:
+    # One of Pillow's operations without a magnitude.
+    return operation(image)
 
 
 def _levels(weakest: float, strongest: float, *, whole: bool = False) -> tuple[float, ...]:
@@ -277,19 +254,17 @@ OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
     "translate_x": (_translate_x, _levels(0, 150 / 331)),  # fraction of the side
     "translate_y": (_translate_y, _levels(0, 150 / 331)),
     "rotate": (_rotate, _levels(0, 30)),  # degrees
-    "color": (
-        partial(_enhance, kind=ImageEnhance.Color),
-        _levels(0, 0.9),
-    ),  # distance of the factor from 1
+    # Distance of the factor from 1.
+    "color": (partial(_enhance, kind=ImageEnhance.Color), _levels(0, 0.9)),
     "contrast": (partial(_enhance, kind=ImageEnhance.Contrast), _levels(0, 0.9)),
     "brightness": (partial(_enhance, kind=ImageEnhance.Brightness), _levels(0, 0.9)),
     "sharpness": (_sharpness, _levels(0, 0.9)),
     "posterize": (_posterize, _levels(8, 4, whole=True)),  # bits kept of each channel
     "solarize": (_solarize, _levels(256, 0)),  # values from here on are inverted
     "cutout": (_small_cutout, _levels(0, 20, whole=True)),  # pixels
-    "autocontrast": (_autocontrast, _NO_MAGNITUDE),
-    "equalize": (_equalize, _NO_MAGNITUDE),
-    "invert": (_invert, _NO_MAGNITUDE),
+    "autocontrast": (partial(_plain, operation=ImageOps.autocontrast), _NO_MAGNITUDE),
+    "equalize": (partial(_plain, operation=ImageOps.equalize), _NO_MAGNITUDE),
+    "invert": (partial(_plain, operation=ImageOps.invert), _NO_MAGNITUDE),
 }
 
 

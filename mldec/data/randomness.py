@@ -15,9 +15,7 @@ _GLOBAL_GENERATORS = threading.RLock()
 class SampleRandom(random.Random):
     """The random numbers of one sample: those of Python's generator with this seed.
 
-    Attributes:
-        initial_seed: of the generator; libraries that only know the global generators are seeded
-            with it, see `seeded`.
+    Libraries that only know the global generators are seeded with `initial_seed`, see `seeded`.
     """
 
     def __init__(self, seed: int) -> None:

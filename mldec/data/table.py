@@ -1,4 +1,4 @@
-"""What an annotation file says: paths, labels and classes, with names that are safe to show."""
+"""What an annotation file says: class names, sparse labels, and tables of images with both."""
 
 import logging
 import os
@@ -18,8 +18,9 @@ from torch import Tensor
 from mldec.errors import DataError, suggest
 from mldec.files.text import read_lines
 
+log = logging.getLogger("mldec")
+
 MAX_NAME = 1_000  # characters
-MAX_NAMES = 300_000  # a checkpoint holds a million values, and may hold each name twice
 
 # These characters would control the terminal that prints a name, break its line or not be valid
 # UTF-8: control characters (C0, DEL, C1), line and paragraph separators, surrogates.
@@ -28,11 +29,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 def name_fault(name: object) -> str | None:
     """Return why a value cannot be a class name, such as "is empty"; None if it can be one."""
-    if name is None:
-        return "is null, not text"
     if not isinstance(name, str):
         return f"is of type {type(name).__name__}, not text"
-
     if not name.strip():
         return "is empty"
     if control := _CONTROL.search(name):
@@ -48,9 +46,6 @@ def names_fault(names: Sequence[object]) -> str | None:
     `Classes` and the reader of checkpoints share this check, so that every model that can be
     trained can also be read again.
     """
-    if len(names) > MAX_NAMES:
-        return f"{len(names):,} classes are more than {MAX_NAMES:,}"
-
     numbers: dict[object, int] = {}
     for number, name in enumerate(names):
         if fault := name_fault(name):
@@ -58,41 +53,24 @@ def names_fault(names: Sequence[object]) -> str | None:
         if name in numbers:
             return f"the classes {numbers[name]} and {number} are both called {shown(name)}"
         numbers[name] = number
-
     return None
 
 
 def as_name(value: object, where: str | Path, see: str) -> str:
     """Return a class name from a file; a number becomes text.
 
-    Args:
-        value: the value in the file.
-        where: the file and the row, for the message.
-        see: pointer to the documentation, for the message.
-
-    Raises:
-        DataError: if the name is not allowed, see `name_fault`.
+    Raises a `DataError` for a name that is not allowed; it begins with `where`, the file and the
+    row, and ends with `see`, a pointer to the documentation.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
-
     if fault := name_fault(value):
         raise DataError(f"{where}: the class name {shown(value)} {fault}: rename it; {see}")
     return str(value)
 
 
 def split_names(text: str, separator: str, where: str | Path, see: str) -> list[str]:
-    """Return the class names in a text, stripped; blank ones are left out.
-
-    Args:
-        text: the names with `separator` between them.
-        separator: any text.
-        where: see `as_name`.
-        see: see `as_name`.
-
-    Raises:
-        DataError: see `as_name`.
-    """
+    """Return the class names in a text, stripped; blank ones are left out. See `as_name`."""
     names = map(str.strip, text.split(separator))
     return [as_name(name, where, see) for name in names if name]
 
@@ -106,29 +84,19 @@ def shown(value: object) -> str:
 def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[str, ...] | None:
     """Return the class names of the setting `data.classes`; None if it is not set.
 
-    Args:
-        classes: the names, or the path of a text file with one name per line, relative to `root`.
-        root: folder of the data.
-        see: pointer to the documentation, for messages.
-
-    Raises:
-        DataError: if the file cannot be read, or there is no name, a name twice or one that is not
-            allowed.
+    It is a list of names, or the path, relative to the folder `root` of the data, of a text file
+    with one name per line. See `check_names`.
     """
     if classes is None:
         return None
-
     if isinstance(classes, str):
         path = root / Path(classes).expanduser()
-        where = str(path)
-        names = read_lines(path, see)
-    else:
-        where = "data.classes"
-        names = [name.strip() for name in classes]
+        return check_names(read_lines(path, see), path, see)
 
+    names = [name.strip() for name in classes]
     if not names or "" in names:
-        raise DataError(f"{where}: it has {'an empty' if names else 'no'} name; {see}")
-    return check_names(names, where, see)
+        raise DataError(f"data.classes: it has {'an empty' if names else 'no'} name; {see}")
+    return check_names(names, "data.classes", see)
 
 
 def without_quotes(name: str) -> str:
@@ -139,11 +107,8 @@ def without_quotes(name: str) -> str:
 def told_apart(names: Sequence[str], marks: Iterable[object] | None = None) -> tuple[str, ...]:
     """Return the names, with a mark in brackets appended to those that several classes share.
 
-    Data and released checkpoints thus get the same names for the same classes in the same order.
-
-    Args:
-        names: of K classes.
-        marks: K different ones; None for the indices.
+    The marks of the K names are different ones, by default their indices. Data and released
+    checkpoints thus get the same names for the same classes in the same order.
     """
     count = Counter(names)
     marked = zip(names, range(len(names)) if marks is None else marks, strict=True)
@@ -151,10 +116,9 @@ def told_apart(names: Sequence[str], marks: Iterable[object] | None = None) -> t
 
 
 def check_names(names: Iterable[str], where: str | Path, see: str) -> tuple[str, ...]:
-    """Return the names unchanged, after checking that no two are equal or differ in case only.
+    """Return the names unchanged; see `as_name`.
 
-    Raises:
-        DataError: for such a pair, or for a name that is not allowed.
+    Raises a `DataError`, too, if two are equal or differ in case only.
     """
     seen: dict[str, str] = {}
     for name in names:
@@ -235,11 +199,7 @@ class Labels:
         return len(self.starts) - 1
 
     def row(self, index: int) -> Tensor:
-        """Return the target of one image, int8 [K], as a new tensor.
-
-        Raises:
-            IndexError: for an index that is not from 0 to N - 1.
-        """
+        """Return the target of one image, int8 [K], as a new tensor; `IndexError` beyond 0..N-1."""
         if not 0 <= index < len(self):
             raise IndexError(f"image {index} of {len(self)}")
 
@@ -254,6 +214,10 @@ class Labels:
         matrix[self.images(), self.classes] = self.values
         return matrix
 
+    def images(self) -> np.ndarray:
+        """Return the image of each entry, int64 [M]."""
+        return np.repeat(np.arange(len(self)), np.diff(self.starts))
+
     def counts(self, value: int = 1) -> np.ndarray:
         """Count the listed entries of this value per class: int64 [K]."""
         return np.bincount(self.classes[self.values == value], minlength=self.num_classes)
@@ -261,11 +225,9 @@ class Labels:
     def all_counts(self, value: int) -> np.ndarray:
         """Count the images of this value per class, listed or not: int64 [K]."""
         counts = self.counts(value)
-        if value != self.default:
-            return counts
-
-        listed = np.bincount(self.classes, minlength=self.num_classes)
-        return counts + len(self) - listed
+        if value == self.default:
+            counts = counts + len(self) - np.bincount(self.classes, minlength=self.num_classes)
+        return counts
 
     def counts_per_image(self, value: int = 1) -> np.ndarray:
         """Count the listed entries of this value per image: int64 [N]."""
@@ -279,31 +241,24 @@ class Labels:
 
         # The entries of an image stay together, so that all of them move by the same distance.
         shifts = np.repeat(self.starts[:-1][indices] - starts[:-1], lengths)
-        old_positions = np.arange(starts[-1]) + shifts
-
-        return replace(
-            self,
-            starts=starts,
-            classes=self.classes[old_positions],
-            values=self.values[old_positions],
-        )
+        old = np.arange(starts[-1]) + shifts
+        return replace(self, starts=starts, classes=self.classes[old], values=self.values[old])
 
     def select_classes(self, columns: Sequence[int]) -> "Labels":
         """Return the labels of some classes only: their indices, in the wanted order."""
         new_column = np.full(self.num_classes, -1, np.int32)
         new_column[list(columns)] = np.arange(len(columns))
 
+        # The classes that were not asked for have no new column. The number of kept entries before
+        # each old start is the new start.
         classes = new_column[self.classes]
-        kept = classes >= 0  # the classes that were not asked for have no new column
-
-        # The number of kept entries before each old start is the new start.
-        starts = _starts(kept)[self.starts]
-        return replace(
-            self,
-            starts=starts,
-            classes=classes[kept],
-            values=self.values[kept],
-            num_classes=len(columns),
+        kept = classes >= 0
+        return Labels(
+            _starts(kept)[self.starts],
+            classes[kept],
+            self.values[kept],
+            len(columns),
+            self.default,
         )
 
     def recode(self, values: Mapping[int, int]) -> "Labels":
@@ -312,40 +267,6 @@ class Labels:
         for old, new in values.items():
             changed[self.values == old] = new
         return replace(self, values=changed)
-
-    def fault(self, allowed: range) -> str | None:
-        """Return what is wrong with labels from a file, or None, so that later code may trust them.
-
-        Args:
-            allowed: the values that a label may have.
-        """
-        columns = ((self.starts, np.int64), (self.classes, np.int32), (self.values, np.int8))
-        for array, dtype in columns:
-            if array.dtype != dtype or array.ndim != 1:
-                return "its labels are of another type"
-
-        # The starts must rise from 0 to M: an index out of range would read the labels of another
-        # image, or beyond the arrays.
-        total = len(self.classes)
-        if not len(self.starts) or len(self.values) != total:
-            return "its labels do not fit its images"
-        if self.starts[0] != 0 or self.starts[-1] != total:
-            return "its labels do not fit its images"
-        if (self.starts[1:] < self.starts[:-1]).any():
-            return "its labels do not fit its images"
-
-        if total and not (self.classes.min() >= 0 and self.classes.max() < self.num_classes):
-            return "a label is out of range"
-        if total and not (self.values.min() in allowed and self.values.max() in allowed):
-            return "a label has an unknown value"
-
-        if self.default not in (-1, 0):
-            return "the default of its labels is unknown"
-        return None
-
-    def images(self) -> np.ndarray:
-        """Return the image of each entry, int64 [M]."""
-        return np.repeat(np.arange(len(self)), np.diff(self.starts))
 
 
 def are_indices(value: object, num_classes: int) -> bool:
@@ -387,29 +308,6 @@ def from_entries(
     return Labels(starts, classes, values, num_classes, default)
 
 
-def from_flags(
-    images: np.ndarray, classes: np.ndarray, flags: np.ndarray, *, num_images: int, num_classes: int
-) -> Labels:
-    """Return the labels of M flags in any order, such as the sizes of annotated objects.
-
-    Flags of the same image and class are combined by a bitwise or; an unlisted pair has the value
-    0.
-
-    Args:
-        images: the image of each flag, integers [M] from 0 to N - 1.
-        classes: the class of each flag, integers [M] from 0 to K - 1.
-        flags: int8 [M], not 0.
-        num_images: N.
-        num_classes: K.
-    """
-    pairs = images.astype(np.int64) * num_classes + classes
-    pairs, positions = np.unique(pairs, return_inverse=True)
-
-    values = np.zeros(len(pairs), np.int8)
-    np.bitwise_or.at(values, positions, flags)
-    return _from_pairs(pairs, values, num_images, num_classes, 0)
-
-
 def from_statements(
     images: np.ndarray,
     classes: np.ndarray,
@@ -421,21 +319,8 @@ def from_statements(
 ) -> tuple[Labels, int]:
     """Return the labels of M statements in any order, and the number of contradictory pairs.
 
-    A statement says of an image and a class whether the class is present.
-
-    A pair of image and class that is stated to be both present and absent counts as present; a
-    repeated statement counts once.
-
-    Args:
-        images: the image of each statement, integers [M] from 0 to N - 1.
-        classes: the class of each statement, integers [M] from 0 to K - 1.
-        values: the value of each statement, [M] of 1 (present) and 0 (absent).
-        num_images: N.
-        num_classes: K.
-        default: see `Labels`.
-
-    Returns:
-        The labels, and the number of pairs that are stated to be both present and absent.
+    A statement says of an image [M] and a class [M] whether it is present: value [M] 1 or 0. A pair
+    that is stated to be both counts as present.
     """
     # Encode each statement as the number 2 * (image * K + class) + value. This is done in place,
     # because 57 million statements are half a gigabyte.
@@ -454,12 +339,13 @@ def from_statements(
 
     # A contradictory pair has exactly one place where a different statement follows within the
     # group: from "absent" to "present".
-    same_pair_follows = ~is_last[:-1]
     other_statement_follows = statements[:-1] != statements[1:]
-    contradictions = int(np.count_nonzero(same_pair_follows & other_statement_follows))
+    contradictions = int(np.count_nonzero(~is_last[:-1] & other_statement_follows))
 
+    rows, columns = np.divmod(pairs[is_last], num_classes)
+    starts = _starts(np.bincount(rows, minlength=num_images))
     present = (statements[is_last] & 1).astype(np.int8)
-    labels = _from_pairs(pairs[is_last], present, num_images, num_classes, default)
+    labels = Labels(starts, columns.astype(np.int32), present, num_classes, default)
     return labels, contradictions
 
 
@@ -468,16 +354,34 @@ def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
-def _from_pairs(
-    pairs: np.ndarray, values: np.ndarray, num_images: int, num_classes: int, default: int
-) -> Labels:
-    """Return the labels of ascending pairs, each encoded as `image * num_classes + class`."""
-    images, classes = np.divmod(pairs, num_classes)
-    starts = _starts(np.bincount(images, minlength=num_images))
-    return Labels(starts, classes.astype(np.int32), values, num_classes, default)
+def random_drop(labels: Labels, p: float, seed: int) -> Labels:
+    """Return labels with each entry independently set to -1 (not annotated) with probability p.
+
+    Source: Alibaba-MIIL/PartialLabelingCSL, coco_simulation.py ("rps"), arXiv 2110.10955.
+    """
+    matrix = labels.dense()
+    rng = np.random.default_rng(seed)
+    matrix[rng.random(matrix.shape, np.float32) < p] = -1
+    return from_dense(matrix, default=labels.default)
 
 
-log = logging.getLogger("mldec")
+def fixed_per_class(labels: Labels, n: int, seed: int) -> Labels:
+    """Return labels that keep n random positives and n random negatives per class.
+
+    All of them are kept if there are fewer than n. All other entries become -1 (not annotated); an
+    image may lose all its labels. Source: as of `random_drop` ("fpc").
+    """
+    matrix = labels.dense()
+    kept = np.full_like(matrix, -1)
+    rng = np.random.default_rng(seed)
+
+    for column in range(labels.num_classes):
+        for value in (1, 0):
+            images = np.flatnonzero(matrix[:, column] == value)
+            chosen = rng.choice(images, min(n, len(images)), replace=False)
+            kept[chosen, column] = value
+
+    return from_dense(kept, default=-1)
 
 
 @dataclass(frozen=True)
@@ -521,17 +425,12 @@ class TableBuilder:
         return len(self._first_seen)
 
     def add(self, path: str, labels: Mapping[str, int] | Mapping[int, int], where: str) -> None:
-        """Add an image.
+        """Add an image by the path of its file, see `path_inside`.
 
-        Args:
-            path: of its file inside the image folder; may have Windows separators.
-            labels: maps a class (its name, or its index if the classes were given) to 1 (present),
-                0 (absent), -1 (not annotated) or a code that only this data set uses.
-            where: the annotation file and the row, for messages.
-
-        Raises:
-            DataError: for a path that leads out of the folder, an image that was added before, or
-                an unknown class.
+        The labels map a class (its name, or its index if the classes were given) to 1 (present), 0
+        (absent), -1 (not annotated) or a code that only this data set uses. `where` is the
+        annotation file and the row, for messages. A `DataError` says that the path leads out of the
+        folder, the image was added before, or a class is unknown.
         """
         path = path_inside(path, where, self.see)
         if path in self._first_seen:
@@ -549,9 +448,8 @@ class TableBuilder:
     def build(self, where: str | Path) -> Table:
         """Return the table, images in the order in which they were added.
 
-        Raises:
-            DataError: if no class was given and no image has a label, or a class name is not
-                allowed; the message begins with `where`.
+        Raises a `DataError` that begins with `where` if no class was given and no image has a
+        label, or a class name is not allowed.
         """
         num_classes = len(self._columns if self.classes is None else self.classes)
         labels = from_entries(self._entries, num_classes=num_classes, default=self.default)
@@ -590,18 +488,10 @@ def encode_paths(paths: Sequence[str]) -> np.ndarray:
 
 
 def path_inside(path: str, where: str, see: str) -> str:
-    """Return a path from an annotation file, normalised and checked to stay inside the folder.
+    """Return a path from an annotation file with '/' between its folders.
 
-    Args:
-        path: as in the file; may have Windows separators.
-        where: the file and the row, for the message.
-        see: pointer to the documentation, for the message.
-
-    Returns:
-        The path with '/' between its folders.
-
-    Raises:
-        DataError: if it is empty, absolute, or contains '..'.
+    Raises a `DataError` if it is empty, absolute, or contains '..': it must stay inside the folder
+    of the images. `where` and `see` are for the message, see `as_name`.
     """
     parts = path.replace("\\", "/").split("/")
 
@@ -610,6 +500,23 @@ def path_inside(path: str, where: str, see: str) -> str:
         raise DataError(f"{where}: {path!r} is not a path inside the image folder; {see}")
 
     return "/".join(part for part in parts if part not in ("", "."))
+
+
+def log_split(what: str, split: str, table: Table, *, max_names: int = 3) -> None:
+    """Log the size of a split, and warn of classes without a positive image, by name."""
+    log.info("%s %s: %s images, %d classes", what, split, f"{len(table):,}", len(table.classes))
+
+    empty = np.flatnonzero(table.labels.counts() == 0)
+    if len(empty) and len(table):
+        names = ", ".join(repr(table.classes[column]) for column in empty[:max_names])
+        if len(empty) > max_names:
+            names += ", ..."
+
+        message = "%s %s: %d of %d classes have no image: %s"
+        log.warning(message, what, split, len(empty), len(table.classes), names)
+
+
+# How the images of a table are divided into splits and folds.
 
 
 def path_hash(file: bytes, seed: int) -> int:
@@ -640,15 +547,87 @@ def check_fraction(val_fraction: float) -> None:
         raise ValueError(f"val_fraction is {val_fraction}: it must be above 0 and below 1")
 
 
-def log_split(what: str, split: str, table: Table, *, max_names: int = 3) -> None:
-    """Log the size of a split, and warn of classes without a positive image, by name."""
-    log.info("%s %s: %s images, %d classes", what, split, f"{len(table):,}", len(table.classes))
+def hold_out_stratified(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
+    """Return the images that are held out for validation, or the others; see `stratified`.
 
-    empty = np.flatnonzero(table.labels.counts() == 0)
-    if len(empty) and len(table):
-        names = ", ".join(repr(table.classes[column]) for column in empty[:max_names])
-        if len(empty) > max_names:
-            names += ", ..."
+    The same images with the same labels are divided in the same way, in whatever order they are
+    listed. Other than with `held_out`, an image may change its split when others are added.
+    """
+    hashes = np.array([path_hash(file, seed) for file in table.files.tolist()], np.uint64)
+    is_held_out = stratified(table.labels, np.argsort(hashes, kind="stable"), fraction)
+    return table.select(is_held_out if val else ~is_held_out)
 
-        message = "%s %s: %d of %d classes have no image: %s"
-        log.warning(message, what, split, len(empty), len(table.classes), names)
+
+def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray:
+    """Return which images are held out, bool [N], so that each class has its share of positives.
+
+    Source: Sechidis et al., On the Stratification of Multi-Label Data (ECML 2011), Algorithm 1. It
+    breaks ties at random. Here the first of several equally rare classes is dealt out first, its
+    images in the given order, int [N], and an image for which the splits are equal is not held out.
+    """
+    ends = np.cumsum(labels.counts_per_image())[:-1]
+    classes_of_image = np.split(labels.classes[labels.values == 1], ends)
+
+    # The images in which each class is present, in the given order.
+    ordered = labels.select(order)
+    images = np.repeat(order, ordered.counts_per_image())
+    by_class = np.argsort(ordered.classes[ordered.values == 1], kind="stable")
+    images_of_class = np.split(images[by_class], np.cumsum(labels.counts())[:-1])
+
+    # How many images, and how many positives of each class, each split still wants: [2] and [2, K].
+    shares = np.array([1 - fraction, fraction])
+    wanted_images = len(labels) * shares
+    wanted = shares[:, None] * labels.counts()
+
+    split_of_images = np.full(len(labels), -1, np.int8)
+    num_left = labels.counts()
+
+    def assign(image: int, split: int) -> None:
+        split_of_images[image] = split
+        wanted_images[split] -= 1
+        wanted[split, classes_of_image[image]] -= 1
+        num_left[classes_of_image[image]] -= 1
+
+    # The rarest class first: the images of common classes can balance the splits later.
+    while num_left.any():
+        rarest = int(np.where(num_left > 0, num_left, len(labels) + 1).argmin())
+        for image in images_of_class[rarest]:
+            if split_of_images[image] < 0:
+                train, val = wanted[:, rarest]
+                if train == val:
+                    train, val = wanted_images
+                assign(image, int(val > train))
+
+    # Images without a positive fill the splits up.
+    for image in order[split_of_images[order] < 0]:
+        train, val = wanted_images
+        assign(image, int(val > train))
+
+    return split_of_images == 1
+
+
+def parse_fold(fold: str) -> tuple[int, int]:
+    """Return i and N of "i/N"; raise a `ValueError` unless 1 <= i <= N and N is at least 2."""
+    form = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", fold)
+    number, count = map(int, form.groups()) if form else (0, 0)
+    if not 1 <= number <= count or count < 2:
+        raise ValueError(
+            f"fold is {fold!r}: it must be i/N, fold i of N from 1 to N, N at least 2, such as 1/5"
+        )
+    return number, count
+
+
+def fold_numbers(keys: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
+    """Return the fold of each image, int64 [M] from 1 to `count`.
+
+    A hash of its key, see `Storage.keys`, decides on an image, so that it stays in its fold
+    whatever the order is and whichever images are added or removed. Another seed spreads the images
+    of one fold evenly.
+    """
+    is_text = keys.dtype.kind == "S"
+    texts = keys.tolist() if is_text else [key.tobytes() for key in keys]
+
+    # The remainder, as the images may be those that `hold_out` left: their hashes have the same
+    # seed, and only the highest of them remain.
+    remainders = (path_hash(text, seed) % count for text in texts)
+    return 1 + np.fromiter(remainders, np.int64, len(texts))

@@ -4,11 +4,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import cache
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from mldec.data.types import Classes, LabelledImages, VectorOrigin
+from mldec.data.types import Classes, StoredImages, VectorOrigin
 from mldec.data.word_vectors import WordVectors, listed, nearest, twins
 from mldec.errors import DataError
 from mldec.evaluators import Evaluator
@@ -17,54 +18,50 @@ from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.evaluators.zero_shot import IMAGES, ZeroShotEvaluator
 
+log = logging.getLogger("mldec")
+
+Roles = tuple[list[int], list[int]]  # indices of the seen and of the unseen classes, ascending
+
 
 class Task(Protocol):
     """What the labels of a data set mean: it determines classes, images and metrics."""
 
-    def training(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
+    def training(self, images: StoredImages) -> tuple[StoredImages, Classes]:
         """Return the images of the training split to train on, and their target classes."""
-        ...
 
-    def validation(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
+    def validation(self, images: StoredImages) -> tuple[StoredImages, Classes]:
         """Return the images of the validation split to evaluate, and their target classes."""
-        ...
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """Return a new evaluator for the classes of the validation split.
 
-        Raises:
-            ConfigError: for a setting that does not fit these classes, such as top-5 of three.
+        Raises a `ConfigError` for a setting that does not fit them, such as top-5 of three.
         """
-        ...
 
 
 @dataclass(frozen=True)
 class _KnownClasses:
     """The common part of the tasks whose splits have the same classes; every image is used.
 
-    Args:
-        vectors: maps the names of the K classes to word vectors, float32 [K, D], and how they were
-            made (None: not known), for a head that takes word queries; None for data without them.
-            Each split asks for them.
+    For a head that takes word queries, `vectors` maps the names of the K classes to float32 [K, D]
+    and how they were made (None: not known). Each split asks for them.
     """
 
     vectors: Callable[[tuple[str, ...]], tuple[Tensor, VectorOrigin | None]] | None = field(
         default=None, kw_only=True
     )
 
-    @property
-    def exclusive(self) -> bool:
-        """Whether each image has exactly one label."""
-        return False
+    # Whether each image has exactly one label.
+    exclusive: ClassVar[bool] = False
 
-    def training(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
+    def training(self, images: StoredImages) -> tuple[StoredImages, Classes]:
         """See `Task`."""
         queries, origin = None, None
         if self.vectors is not None:
             queries, origin = self.vectors(images.classes)
         return images, Classes(images.classes, self.exclusive, queries, origin)
 
-    def validation(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
+    def validation(self, images: StoredImages) -> tuple[StoredImages, Classes]:
         """See `Task`."""
         return self.training(images)
 
@@ -83,35 +80,21 @@ class MultiLabel(_KnownClasses):
 
     threshold: float = 0.5
 
-    def __post_init__(self) -> None:
-        # The evaluator checks the threshold: a wrong one must fail now, not after an epoch.
-        MultiLabelEvaluator(1, threshold=self.threshold)
-
-    def evaluator(self, classes: Classes) -> Evaluator:
-        """See `Task`."""
-        return MultiLabelEvaluator(len(classes), threshold=self.threshold)
-
-
-@dataclass(frozen=True)
-class PartialLabels(_KnownClasses):
-    """Several labels per image, of which only some are known; the others are -1 (not annotated).
-
-    Args:
-        threshold: see `MultiLabel`.
-
-    Raises:
-        ConfigError: for a threshold outside (0, 1).
-    """
-
-    threshold: float = 0.5
+    kind: ClassVar[type[MultiLabelEvaluator | PartialLabelEvaluator]] = MultiLabelEvaluator
 
     def __post_init__(self) -> None:
         # The evaluator checks the threshold: a wrong one must fail now, not after an epoch.
-        PartialLabelEvaluator(1, threshold=self.threshold)
+        self.kind(1, threshold=self.threshold)
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """See `Task`."""
-        return PartialLabelEvaluator(len(classes), threshold=self.threshold)
+        return self.kind(len(classes), threshold=self.threshold)
+
+
+class PartialLabels(MultiLabel):
+    """Several labels per image, of which only some are known; the others are -1 (not annotated)."""
+
+    kind = PartialLabelEvaluator
 
 
 @dataclass(frozen=True)
@@ -130,28 +113,20 @@ class SingleLabel(_KnownClasses):
     top_k: int | None = None
     suffix: str = ""
 
+    exclusive = True
+
     def __post_init__(self) -> None:
         # The evaluator checks top_k: a wrong one must fail now, not after an epoch.
         SingleLabelEvaluator(self.top_k or 1, top_k=self.top_k)
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether each image has exactly one label."""
-        return True
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """See `Task`."""
         return SingleLabelEvaluator(len(classes), top_k=self.top_k, suffix=self.suffix)
 
 
-log = logging.getLogger("mldec")
-
-Roles = tuple[list[int], list[int]]  # indices of the seen and of the unseen classes, ascending
-
-
 @dataclass
 class ZeroShot:
-    """Train on the seen classes and evaluate on all classes; see `mldec.data.tasks.Task`.
+    """Train on the seen classes and evaluate on all classes; see `Task`.
 
     One validation pass over all classes gives the zero-shot and the generalised metrics, because
     the queries of ML-Decoder do not attend to each other. Training images without a seen class are
@@ -164,23 +139,18 @@ class ZeroShot:
         val_images: "unseen": only images with an unseen class, as in the official code; "all": as
             in LESA and BiAM.
         where: folder of the data set and pointer to the documentation, for messages.
-        threshold: see `mldec.data.tasks.MultiLabel`.
+        threshold: see `MultiLabel`.
 
     Raises:
         ValueError: for an unknown `val_images`.
         ConfigError: for a threshold outside (0, 1).
     """
 
-    roles: Callable[[Sequence[str]], Roles]
-    vectors: Callable[[Sequence[str]], WordVectors]
+    roles: Callable[[tuple[str, ...]], Roles]
+    vectors: Callable[[tuple[str, ...]], WordVectors]
     val_images: str
     where: str
     threshold: float = 0.5
-
-    # Roles and vectors by class names: both are slow to read, and each split asks for them.
-    _known: dict[tuple[str, ...], tuple[Roles, WordVectors]] = field(
-        default_factory=dict, init=False, repr=False
-    )
 
     def __post_init__(self) -> None:
         if self.val_images not in IMAGES:
@@ -188,45 +158,45 @@ class ZeroShot:
         # The evaluator checks the threshold: a wrong one must fail now, not after an epoch.
         ZeroShotEvaluator(2, unseen=[0], threshold=self.threshold)
 
-    def training(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
-        """Return the images with a seen class, and the seen classes.
+        # Both are slow to read, and each split asks for them.
+        self.roles, self.vectors = cache(self.roles), cache(self.vectors)
 
-        Raises:
-            DataError: if no image has a seen class.
-        """
-        (seen, _), vectors = self._roles_and_vectors(images.classes)
+    def training(self, images: StoredImages) -> tuple[StoredImages, Classes]:
+        """Return the images with a seen class, and the seen classes."""
+        seen, _ = self.roles(images.classes)
+        vectors = self.vectors(images.classes)
         with_seen, counts = self._showing(images, seen, "training images have a seen class")
         log.info("zero-shot: %s", counts)
-        seen_only = with_seen.select_classes(seen)
-        return seen_only, Classes(
-            seen_only.classes, queries=vectors.queries[seen], origin=vectors.origin
-        )
 
-    def validation(self, images: LabelledImages) -> tuple[LabelledImages, Classes]:
-        """Return the images with an unseen class, or all images, and all classes.
+        with_seen = with_seen.select_classes(seen)
+        queries = vectors.queries[seen]
+        return with_seen, Classes(with_seen.classes, queries=queries, origin=vectors.origin)
 
-        Raises:
-            DataError: if no image has an unseen class.
-        """
-        (_, unseen), vectors = self._roles_and_vectors(images.classes)
+    def validation(self, images: StoredImages) -> tuple[StoredImages, Classes]:
+        """Return the images with an unseen class, or all images, and all classes."""
+        seen, unseen = self.roles(images.classes)
+        names = images.classes
+        warn_of_twins([names[i] for i in seen], [names[i] for i in unseen])
+
+        vectors = self.vectors(names)
         what = "validation images have an unseen class"
         with_unseen, counts = self._showing(images, unseen, what)
 
         # The classes are all of them either way: the evaluator selects the unseen ones.
         used = images if self.val_images == "all" else with_unseen
         log.info("zero-shot: %s, %s are used", counts, f"{len(used):,}")
-        return used, Classes(images.classes, queries=vectors.queries, origin=vectors.origin)
+        return used, Classes(names, queries=vectors.queries, origin=vectors.origin)
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """Return an evaluator that knows which of the classes are unseen."""
-        (_, unseen), _ = self._roles_and_vectors(classes.names)
+        _, unseen = self.roles(classes.names)
         return ZeroShotEvaluator(
             len(classes), unseen=unseen, images=self.val_images, threshold=self.threshold
         )
 
     def _showing(
-        self, images: LabelledImages, columns: list[int], what: str
-    ) -> tuple[LabelledImages, str]:
+        self, images: StoredImages, columns: list[int], what: str
+    ) -> tuple[StoredImages, str]:
         """Return the images that show at least one of the classes, and how many they are."""
         is_shown = images.labels.select_classes(columns).counts_per_image() > 0
         showing = images.select(is_shown)
@@ -236,15 +206,6 @@ class ZeroShot:
             raise DataError(f"{self.where}: {counts}")
         return showing, counts
 
-    def _roles_and_vectors(self, names: tuple[str, ...]) -> tuple[Roles, WordVectors]:
-        """Return the roles and the word vectors of all classes; both are read once."""
-        if names not in self._known:
-            seen, unseen = self.roles(names)
-            warn_of_twins([names[i] for i in seen], [names[i] for i in unseen])
-
-            self._known[names] = ((seen, unseen), self.vectors(names))
-        return self._known[names]
-
 
 def split_classes(
     names: Sequence[str], *, unseen: Sequence[str], seen: Sequence[str] | None, where: str
@@ -252,16 +213,8 @@ def split_classes(
     """Return the indices of the seen and of the unseen classes among all names, each ascending.
 
     The official code iterates over Python sets, whose order varies; ours is the order of the data.
-
-    Args:
-        names: of all classes in the data.
-        unseen: names of the classes without training.
-        seen: names of the classes to train on; None: all others.
-        where: the file with these names and a pointer to the documentation, for messages.
-
-    Raises:
-        DataError: if a name is listed twice, both seen and unseen, or not in the data; if a class
-            of the data is neither; or if there is no seen or no unseen class.
+    Without a list of seen classes, these are all others. A `DataError` that begins with `where`
+    names classes that are listed twice, both seen and unseen, neither, or not in the data.
     """
     if seen is None:
         unseen_names = set(unseen)
@@ -296,9 +249,7 @@ def _repeated(names: Sequence[str]) -> list[str]:
 def neighbours(train: Classes, val: Classes) -> dict[str, list[tuple[str, float]]]:
     """Return the three seen classes nearest to each unseen class, with the cosine; see `nearest`.
 
-    Args:
-        train: the seen classes.
-        val: all classes.
+    The seen classes are those of training, the unseen ones the others of validation.
     """
     if val.queries is None:
         return {}

@@ -4,7 +4,7 @@ import importlib.util
 import json
 import logging
 import runpy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from tqdm import tqdm
 
-from mldec.errors import ConfigError, suggest
-from mldec.files.arrays import read_npz
-from mldec.files.cached import cache_folder, write_cached
+from mldec.data.cache import cache_folder, write_cached
+from mldec.errors import ConfigError, brief, suggest
 from mldec.files.text import read_lines
 from mldec.files.torch_files import sha256_of
 from mldec.runtime import distributed
@@ -37,22 +36,20 @@ IMAGES = ("mean", "std", "interpolation", "resize_mode")  # how images are prepa
 # File names of weights in a folder, in the order in which open_clip's own folders prefer them.
 _WEIGHTS = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")
 _ENDINGS = (".safetensors", ".bin", ".pth", ".pt")
-_REASON = 200  # characters of a library's message
+_LOCALLY = f"a folder that holds {CONFIG}, the weights and the tokenizer: clip:FOLDER"
 
 
 @dataclass(frozen=True)
 class ClipSource:
-    """Which model is meant, and where its weights are.
+    """Which model is meant, and where its weights are."""
 
-    Attributes:
-        text: as the user wrote it, for messages.
-        model: a name of open_clip, "local-dir:FOLDER" or "hf-hub:OWNER/NAME".
-        weights: a pretrained tag of open_clip or a file; None for a folder or a repository, which
-            hold their weights.
-    """
-
+    # As the user wrote it, for messages.
     text: str
+
+    # A name of open_clip, "local-dir:FOLDER" or "hf-hub:OWNER/NAME".
     model: str
+
+    # A pretrained tag of open_clip or a file; None for a folder or a repository, which hold them.
     weights: str | None
 
     @classmethod
@@ -63,30 +60,16 @@ class ClipSource:
             text: MODEL is a name of open_clip. WEIGHTS is one of its pretrained tags, by default
                 "openai", or a file. FOLDER holds open_clip_config.json, the weights and the files
                 of the tokenizer, so that nothing is downloaded; "local-dir:FOLDER" is the same.
-
-        Raises:
-            ConfigError: if there is no model, the folder or the file does not exist, or a folder
-                has no open_clip_config.json.
         """
         name = text.removeprefix(PREFIX)
-        if not name:
-            raise ConfigError(f"{text}: it names no model; write clip:MODEL:WEIGHTS or clip:FOLDER")
-
         folder = Path(name.removeprefix(LOCAL)).expanduser()
-        if name.startswith(LOCAL) or folder.is_dir():
-            if not (folder / CONFIG).is_file():
-                raise ConfigError(f"{text}: {folder} holds no {CONFIG}; give a folder that has one")
+        if name.startswith(LOCAL) or (name and folder.is_dir()):
             return cls(text, f"{LOCAL}{folder.absolute()}", None)
         if name.startswith(HUB):
             return cls(text, name, None)
 
         model, _, weights = name.partition(":")
         path = Path(weights).expanduser()
-        if weights and path.is_dir():
-            raise ConfigError(
-                f"{text}: {path} is a folder, whose {CONFIG} says which model it is: "
-                f"write clip:{path}"
-            )
         if not model or (len(path.parts) > 1 and not path.is_file()):
             missing = f"no file at {path}" if model else "it names no model"
             raise ConfigError(f"{text}: {missing}; write clip:MODEL:WEIGHTS or clip:FOLDER")
@@ -114,23 +97,24 @@ class ClipSource:
 
 @dataclass(frozen=True)
 class ClipModel:
-    """A model of open_clip in evaluation mode, float32, on the CPU.
-
-    Attributes:
-        source: what it was opened from.
-        model: with `encode_image`, `encode_text`, `logit_scale` and, for SigLIP, `logit_bias`.
-        tokenizer: texts -> int64 [N, L], padded or cut to the length of the model's context.
-        config: its architecture in open_clip: `embed_dim`, `vision_cfg`, `text_cfg` and so on, with
-            the activation that the weights were trained with.
-        width: D, of the common space of images and texts.
-        weights: the file of its weights, downloaded or local.
-    """
+    """A model of open_clip in evaluation mode, float32, on the CPU."""
 
     source: ClipSource
+
+    # With `encode_image`, `encode_text`, `logit_scale` and, for SigLIP, `logit_bias`.
     model: nn.Module
+
+    # Texts -> int64 [N, L], padded or cut to the length of the model's context.
     tokenizer: Callable[[Sequence[str]], Tensor]
+
+    # Its architecture in open_clip: `embed_dim`, `vision_cfg`, `text_cfg` and so on, with the
+    # activation that the weights were trained with.
     config: dict[str, Any]
+
+    # D, of the common space of images and texts.
     width: int
+
+    # The file of its weights, downloaded or local.
     weights: Path
 
     @property
@@ -148,25 +132,30 @@ class ClipModel:
 def open_model(source: str) -> ClipModel:
     """Open a model of open_clip: image tower, text tower, tokenizer and preprocessing.
 
-    The global random state is left as it was.
-
-    Args:
-        source: see `ClipSource.parse`.
-
-    Raises:
-        ConfigError: if open_clip is not installed, the model or its weights are unknown, cannot be
-            downloaded or read or do not fit each other, or the tokenizer cannot be had.
+    For the source see `ClipSource.parse`. The global random state is left as it was. Raises a
+    `ConfigError` if open_clip is not installed, or anything of the model cannot be had.
     """
     parsed = ClipSource.parse(source)
+    try:
+        import open_clip as library
+    except ImportError as error:
+        raise ConfigError(f"{source} needs open_clip: pip install 'mldec[text]'") from error
+
     with _quiet(), torch.random.fork_rng(devices=[]):
-        library = _library(source)
-        config = _config(library, parsed)
+        with _cannot(f"{source}: {CONFIG} holds no architecture", "give another folder or name"):
+            config = library.get_model_config(parsed.model)
+            if config is None:
+                near = get_close_matches(parsed.model, library.list_models(), n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"{source}: there is no such folder or model of open_clip{hint}")
+            width, text_config = int(config["embed_dim"]), config["text_cfg"]
         tag = _tag(library, parsed)
-        weights = _weights(library, parsed, tag)
+        with _cannot(f"{source}: its weights cannot be downloaded", f"give {_LOCALLY}"):
+            weights = _weights(library, parsed, tag)
 
         # The weights come last and from the file whose hash is recorded. A tag says which
         # activation its weights were trained with; the model's name alone may mean another one.
-        try:
+        with _cannot(f"{source}: open_clip cannot build the model", "use another one"):
             model = library.create_model(
                 parsed.model,
                 load_weights=False,
@@ -174,71 +163,33 @@ def open_model(source: str) -> ClipModel:
                 force_quick_gelu=tag.get("quick_gelu", False),
                 force_preprocess_cfg=tag or _shared_images(library, parsed),
             )
-        except Exception as error:
-            raise ConfigError(
-                f"{source}: open_clip cannot build the model ({_reason(error)}); use another one"
-            ) from error
-        try:
+        fault = f"{source}: {weights} cannot be read or does not fit the model"
+        with _cannot(fault, "give the weights of this model"):
             library.load_checkpoint(model, str(weights))
-        except Exception as error:
-            raise ConfigError(
-                f"{source}: {weights} cannot be read or does not fit the model "
-                f"({_reason(error)}); give the weights of this model"
-            ) from error
 
-        # Its files may have to be downloaded, and the library may raise anything. A tokenizer of
-        # transformers could run the code of a stranger.
-        settings = {}
-        if config["text_cfg"].get("hf_tokenizer_name"):
-            settings["trust_remote_code"] = False
-        try:
+        # Its files may have to be downloaded. A tokenizer of transformers could run the code of a
+        # stranger.
+        with _cannot(f"{source}: its tokenizer cannot be had", f"give {_LOCALLY}"):
+            settings = {}
+            if text_config.get("hf_tokenizer_name"):
+                settings["trust_remote_code"] = False
             tokenizer = library.get_tokenizer(parsed.model, **settings)
-        except ImportError as error:
-            raise ConfigError(
-                f"{source}: its tokenizer needs {error.name}: pip install 'mldec[text]'"
-            ) from error
-        except Exception as error:
-            raise ConfigError(
-                f"{source}: its tokenizer cannot be had ({_reason(error)}); without network give "
-                f"a folder that holds {CONFIG}, the weights and the tokenizer: clip:FOLDER"
-            ) from error
+
     config["quick_gelu"] = bool(tag.get("quick_gelu") or config.get("quick_gelu"))
-    width = int(config["embed_dim"])
     return ClipModel(parsed, model.eval(), tokenizer, config, width, weights)
 
 
-def _library(source: str) -> ModuleType:
-    """Return open_clip."""
+@contextmanager
+def _cannot(what: str, remedy: str) -> Iterator[None]:
+    """Turn what open_clip raises, which may be anything, into one line."""
     try:
-        import open_clip
-    except ImportError as error:
-        raise ConfigError(f"{source} needs open_clip: pip install 'mldec[text]'") from error
-    module: ModuleType = open_clip
-    return module
-
-
-def _config(library: ModuleType, source: ClipSource) -> dict[str, Any]:
-    """Return the architecture of the model."""
-    try:
-        config = library.get_model_config(source.model)
+        yield
+    except ConfigError:
+        raise
     except Exception as error:
-        raise ConfigError(
-            f"{source.text}: the architecture of the model cannot be had ({_reason(error)}); check "
-            f"the name, or give a local folder: clip:FOLDER"
-        ) from error
-
-    if config is None:
-        near = get_close_matches(source.model, library.list_models(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "open_clip.list_models() names all"
-        raise ConfigError(
-            f"{source.text}: open_clip has no model {source.model!r}, and there is no such folder; "
-            f"{hint}"
-        )
-    is_whole = isinstance(config, dict) and isinstance(config.get("text_cfg"), dict)
-    if not is_whole or type(config.get("embed_dim")) is not int:
-        raise ConfigError(f"{source.text}: {CONFIG} holds no architecture; give another folder")
-
-    return config
+        if isinstance(error, ImportError):
+            remedy = "pip install 'mldec[text]'"
+        raise ConfigError(f"{what} ({brief(error)}); {remedy}") from error
 
 
 def _tag(library: ModuleType, source: ClipSource) -> dict[str, Any]:
@@ -248,8 +199,7 @@ def _tag(library: ModuleType, source: ClipSource) -> dict[str, Any]:
 
     tag: dict[str, Any] = library.get_pretrained_cfg(source.model, source.weights)
     if not tag:
-        known = library.list_pretrained_tags_by_model(source.model)
-        hint = suggest(source.weights, known)
+        hint = suggest(source.weights, library.list_pretrained_tags_by_model(source.model))
         raise ConfigError(
             f"{source.text}: open_clip has no weights {source.weights!r} of {source.model}, and "
             f"there is no such file{hint}"
@@ -275,33 +225,20 @@ def _weights(library: ModuleType, source: ClipSource, tag: dict[str, Any]) -> Pa
     """Return the file of the weights, downloaded if it must be."""
     if source.file is not None:
         return source.file
-    if source.folder is not None:
-        return _in_folder(source.folder, source.text)
-
-    try:
-        if tag:
-            return Path(library.download_pretrained(tag))
+    if tag:
+        return Path(library.download_pretrained(tag))
+    if source.folder is None:
         repository = source.model.removeprefix(HUB)
         return Path(library.pretrained.download_pretrained_from_hf(repository))
-    except Exception as error:
+
+    # In a folder they have one of the usual names, or are the only ones.
+    usual = [source.folder / f"{stem}{ending}" for ending in _ENDINGS for stem in _WEIGHTS]
+    files = [path for path in usual if path.is_file()]
+    files = files or [path for path in source.folder.iterdir() if path.suffix in _ENDINGS]
+    if not files or (files[0] not in usual and len(files) > 1):
         raise ConfigError(
-            f"{source.text}: its weights cannot be downloaded ({_reason(error)}); give a local "
-            f"file or folder: clip:MODEL:FILE or clip:FOLDER"
-        ) from error
-
-
-def _in_folder(folder: Path, text: str) -> Path:
-    """Return the file of weights in a folder: one of the usual names, or the only one."""
-    for ending in _ENDINGS:
-        for stem in _WEIGHTS:
-            if (path := folder / f"{stem}{ending}").is_file():
-                return path
-
-    files = sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS)
-    if len(files) != 1:
-        raise ConfigError(
-            f"{text}: {folder} holds {len(files)} files of weights, where one is wanted; "
-            f"call it {_WEIGHTS[0]}{_ENDINGS[0]}"
+            f"{source.text}: {source.folder} holds {len(files)} files of weights, where one is "
+            f"wanted; call it {usual[0].name}"
         )
     return files[0]
 
@@ -324,27 +261,9 @@ def _quiet() -> Iterator[None]:
         root.removeHandler(handler)
 
 
-def _reason(error: Exception) -> str:
-    """Return a library's message as one short line."""
-    return " ".join(str(error).split())[:_REASON] or type(error).__name__
-
-
 log = logging.getLogger("mldec")
 
 FORMAT = 1  # of a cached file; raise it when the vectors of a name change
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Vectors of names, and the weights that made them.
-
-    Attributes:
-        vectors: float32 [D] by name, of length 1.
-        sha256: of the file of the encoder's weights.
-    """
-
-    vectors: Mapping[str, np.ndarray]
-    sha256: str
 
 
 def encode_names(
@@ -360,35 +279,33 @@ def encode_names(
     The cache holds a file per encoder and list of templates, with all names that were ever asked
     for. If it has all K, neither the model is opened nor open_clip imported.
 
-    Args:
-        source: of the text encoder, see `ClipSource.parse`.
-        names: of the classes.
-        templates: sentences with {} for the name, whose vectors are averaged.
-        cache_dir: see `cache_folder`.
-        keep: write the vectors of new names to the cache.
-
-    Raises:
-        ConfigError: if the text encoder is needed and cannot be had.
+    The vectors of the templates, sentences with {} for the name, are averaged. `keep` writes those
+    of new names to the cache.
     """
     key = json.dumps([FORMAT, _identity(ClipSource.parse(source)), list(templates)])
     path = cache_folder(cache_dir) / f"text-{sha256(key.encode()).hexdigest()[:16]}.npz"
-    cached = _load(path, key) or Encoded({}, "")
+    vectors, hash_of_weights = _load(path, key)
 
-    missing = [name for name in names if name not in cached.vectors]
+    missing = [name for name in names if name not in vectors]
     if missing:
         encoder = TextEncoder.open(source)
         # A tag or a repository may have got other weights since.
-        if cached.sha256 != encoder.sha256:
-            cached, missing = Encoded({}, encoder.sha256), list(names)
+        if hash_of_weights != encoder.sha256:
+            vectors, missing = {}, list(names)
 
         encoded = encoder.encode_names(missing, templates).numpy()
-        new = dict(zip(missing, encoded, strict=True))
-        cached = Encoded({**cached.vectors, **new}, encoder.sha256)
+        vectors |= dict(zip(missing, encoded, strict=True))
+        hash_of_weights = encoder.sha256
         if keep:
-            _store(path, key, cached)
+            arrays = {
+                "key": key,
+                "names": np.frombuffer(json.dumps(list(vectors)).encode(), np.uint8),
+                "vectors": np.stack(list(vectors.values())),
+                "sha256": hash_of_weights,
+            }
+            write_cached(path, arrays, "the names are encoded at every start")
 
-    vectors = np.stack([cached.vectors[name] for name in names])
-    return torch.from_numpy(vectors), cached.sha256
+    return torch.from_numpy(np.stack([vectors[name] for name in names])), hash_of_weights
 
 
 def _identity(source: ClipSource) -> list[str]:
@@ -407,56 +324,26 @@ def _identity(source: ClipSource) -> list[str]:
     return identity
 
 
-def _load(path: Path, key: str) -> Encoded | None:
-    """Return the content of a cached file; None if there is none, or it is damaged.
-
-    The content is checked like that of any file, because others may be able to write to the cache.
-    """
+def _load(path: Path, key: str) -> tuple[dict[str, np.ndarray], str]:
+    """Return the vectors of a cached file by name, and the hash of the weights; none if damaged."""
     try:
-        stored = read_npz(path, ("key", "names", "vectors", "sha256"))
-        if str(stored["key"]) != key:
-            return None
-        names = json.loads(stored["names"].tobytes())
-        fault = _fault(names, stored["vectors"])
+        with np.load(path, allow_pickle=False) as stored:
+            if str(stored["key"]) != key:
+                return {}, ""
+            names = json.loads(stored["names"].tobytes())
+            return dict(zip(names, stored["vectors"], strict=True)), str(stored["sha256"])
     except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
-        fault = " ".join(str(error).split())
-
-    if fault:
-        log.warning("%s is not used (%s): the names are encoded again", path, fault)
-        return None
-    return Encoded(dict(zip(names, stored["vectors"], strict=True)), str(stored["sha256"]))
-
-
-def _fault(names: object, vectors: np.ndarray) -> str | None:
-    """Return what is wrong with cached names and their vectors, or None."""
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return "its names are no list of texts"
-    if vectors.dtype != np.float32 or vectors.ndim != 2 or len(vectors) != len(names):
-        return "its vectors are not one for each name"
-    if not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3):
-        return "a vector has not the length 1"
-    return None
-
-
-def _store(path: Path, key: str, encoded: Encoded) -> None:
-    """Write vectors to the cache."""
-    arrays = {
-        "key": key,
-        "names": np.frombuffer(json.dumps(list(encoded.vectors)).encode(), np.uint8),
-        "vectors": np.stack(list(encoded.vectors.values())),
-        "sha256": encoded.sha256,
-    }
-    write_cached(path, arrays, "the names are encoded at every start")
+        return {}, ""
+    except Exception as error:
+        # zipfile and NumPy raise almost anything on damaged bytes.
+        log.warning("%s is not used (%s): the names are encoded again", path, brief(error))
+        return {}, ""
 
 
 DEFAULT = "a photo of a {}."
 PLACE = "{}"
 # The lists of the paper's authors, by their names in open_clip.
 LISTS = {"clip80": "OPENAI_IMAGENET_TEMPLATES", "simple7": "SIMPLE_IMAGENET_TEMPLATES"}
-MAX_TEMPLATES = 1_000
-MAX_LENGTH = 1_000  # characters of a template
 
 _SEE = "see DATASETS.md, section Word vectors"
 
@@ -464,51 +351,31 @@ _SEE = "see DATASETS.md, section Word vectors"
 def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
     """Return the templates that the setting `data.prompts` stands for.
 
-    Args:
-        prompts: one template, which holds {}; "clip80", the 80 of CLIP for ImageNet, or "simple7",
-            the 7 best of them; or a file with one template per line.
-        folder: of the data set; a relative file is relative to it.
-
-    Raises:
-        ConfigError: if it is none of these, a template lacks {}, or open_clip, which holds the two
-            lists, is not installed.
-        DataError: if the file cannot be read or is empty.
+    It is one template, which holds {}; "clip80", the 80 of CLIP for ImageNet, or "simple7", the 7
+    best of them; or a file with one template per line, relative to the folder of the data set.
     """
     if prompts in LISTS:
         return _of_open_clip(prompts)
-    if PLACE in prompts:
-        return _checked((prompts,), "data.prompts")
 
+    templates: tuple[str, ...] = (prompts,)
+    where = "data.prompts"
     path = folder / Path(prompts).expanduser()
-    if not prompts or not path.is_file():
-        hint = suggest(prompts, [*LISTS]) if prompts else ""
+    if PLACE not in prompts and prompts and path.is_file():
+        templates, where = tuple(read_lines(path, _SEE)), f"data.prompts: {path}"
+    if fault := templates_fault(templates):
+        hint = suggest(prompts, [*LISTS])
         raise ConfigError(
-            f"data.prompts {prompts!r} has no {PLACE} for the name, and is neither a file nor a "
-            f"list of CLIP{hint}; write a sentence such as {DEFAULT!r}"
+            f"{where}: {fault}; write a sentence such as {DEFAULT!r}, or give a file or list{hint}"
         )
-    return _checked(tuple(read_lines(path, _SEE)), f"data.prompts: {path}")
+    return templates
 
 
 def templates_fault(templates: Sequence[str]) -> str | None:
     """Return what is wrong with templates, such as "template 2, 'a cat', has no {}", or None."""
-    if len(templates) > MAX_TEMPLATES:
-        return f"{len(templates):,} templates are more than {MAX_TEMPLATES:,}"
-
     for number, template in enumerate(templates, 1):
-        if not isinstance(template, str):
-            return f"template {number} is no text"
-        if PLACE not in template:
-            return f"template {number}, {template[:60]!r}, has no {PLACE} for the name"
-        if len(template) > MAX_LENGTH:
-            return f"template {number} has {len(template):,} characters, more than {MAX_LENGTH:,}"
+        if not isinstance(template, str) or PLACE not in template:
+            return f"template {number}, {str(template)[:60]!r}, has no {PLACE} for the name"
     return None
-
-
-def _checked(templates: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """Return the templates unchanged; raise a `ConfigError` for a fault of them."""
-    if fault := templates_fault(templates):
-        raise ConfigError(f"{where}: {fault}; see {DEFAULT!r}")
-    return templates
 
 
 def _of_open_clip(prompts: str) -> tuple[str, ...]:
@@ -528,64 +395,34 @@ BATCH_SIZE = 256  # texts
 
 
 class TextEncoder:
-    """A text tower, with its tokenizer and without the image tower; on the GPU if there is one.
+    """A text tower without the image tower, on the GPU if there is one.
 
-    Attributes:
-        source: what it was opened from.
-        width: D, of its vectors.
-        sha256: of the file of its weights.
-
-    Args:
-        source: likewise.
-        model: has `encode_text`, tokens [N, L] -> [N, D].
-        tokenizer: texts -> int64 [N, L].
-        width: likewise.
-        sha256: likewise.
+    Its vectors have the width D. `sha256` is that of the file of its weights.
     """
 
-    def __init__(
-        self,
-        source: ClipSource,
-        model: nn.Module,
-        tokenizer: Callable[[Sequence[str]], Tensor],
-        *,
-        width: int,
-        sha256: str,
-    ) -> None:
-        self.source = source
-        self.width = width
-        self.sha256 = sha256
+    def __init__(self, opened: ClipModel) -> None:
+        self.source = opened.source
+        self.width = opened.width
+        self.sha256 = opened.sha256
         self._device = distributed.pick_device("auto")
-        self._model: Any = model.to(self._device)
-        self._tokenizer = tokenizer
+        self._tokenizer = opened.tokenizer
 
-    @classmethod
-    def open(cls, source: str) -> "TextEncoder":
-        """Open the text tower that a source names; see `mldec.data.text_encoder.open_model`.
-
-        Raises:
-            ConfigError: if it cannot be had.
-        """
-        opened = open_model(source)
         # Half of the memory or more: vectors of texts need neither images nor captions.
         for tower in ("visual", "text_decoder"):
             if hasattr(opened.model, tower):
                 delattr(opened.model, tower)
+        self._model: Any = opened.model.to(self._device)
 
-        return cls(
-            opened.source,
-            opened.model,
-            opened.tokenizer,
-            width=opened.width,
-            sha256=opened.sha256,
-        )
+    @classmethod
+    def open(cls, source: str) -> "TextEncoder":
+        """Open the text tower that a source names; see `open_model`."""
+        return cls(open_model(source))
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Return the vectors of N texts, float32 [N, D] on the CPU, each of length 1.
 
-        Args:
-            texts: one longer than the context of the model is cut.
+        A text that is longer than the context of the model is cut.
         """
         vectors = torch.empty(len(texts), self.width)
         for start in range(0, len(texts), BATCH_SIZE):
@@ -598,10 +435,6 @@ class TextEncoder:
         """Return the vectors of K names, float32 [K, D] on the CPU, each of length 1.
 
         That of a name is the mean over the templates, made of length 1 again, as in CLIP.
-
-        Args:
-            names: of the classes.
-            templates: sentences with {} for the name.
         """
         per_batch = max(1, BATCH_SIZE // len(templates))
         batches = [names[start : start + per_batch] for start in range(0, len(names), per_batch)]

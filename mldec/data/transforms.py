@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -41,30 +40,11 @@ MAX_SIDE = math.isqrt(MAX_RESIZED)
 Picture = Image.Image | Tensor
 
 
-class Transform(Protocol):
-    """What makes an image into the model's input."""
-
-    @property
-    def decoder(self) -> str:
-        """The decoder of image files, one of `mldec.data.images.DECODERS`."""
-        ...
-
-    def __call__(self, image: Picture, rng: SampleRandom) -> Tensor:
-        """Return uint8 [3, S, S] of an RGB image, with the random choices of `rng`."""
-        ...
-
-
 def resized(image: Picture, size: tuple[int, int], interpolation: str) -> Picture:
-    """Resize an image of Pillow's with Pillow and a tensor with torch, each with antialiasing.
+    """Resize an image to a width and height, Pillow's with Pillow and a tensor with torch.
 
-    Args:
-        image: of any size.
-        size: width and height of the result in pixels.
-        interpolation: "bilinear" or "bicubic".
-
-    Raises:
-        DataError: if the result, or the intermediate image in which the width has changed but not
-            yet the height, has more than `MAX_RESIZED` pixels.
+    Raises a `DataError` if the result, or the intermediate image in which the width has changed but
+    not yet the height, has more than `MAX_RESIZED` pixels.
     """
     width, height = size
     image_width, image_height = size_of(image)
@@ -105,7 +85,7 @@ def as_pillow(image: Picture) -> Image.Image:
 
 
 def as_torch(image: Picture) -> Tensor:
-    """Return an image as uint8 [3, H, W], whose colours lie side by side in memory."""
+    """Return an image as uint8 [3, H, W]; the colours of Pillow's lie side by side in memory."""
     if isinstance(image, Tensor):
         return image
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
@@ -158,30 +138,22 @@ class EvalTransform:
     def __post_init__(self) -> None:
         _check_size(self.image_size)
         if self.crop is not None:
-            valid = type(self.crop) in (int, float) and MIN_TEST_CROP <= self.crop <= 1
-            _check_fraction("test crop", self.crop, lowest=str(MIN_TEST_CROP), valid=valid)
-
-        # With a crop, the image is first resized to a larger size than the square.
-        if self.image_size > MAX_SIDE * (self.crop or 1):
-            crop = "" if self.crop is None else f" with a test crop of {self.crop}"
-            raise ConfigError(
-                f"image_size: {self.image_size}{crop} resizes images to more than "
-                f"{MAX_SIDE:,} pixels a side"
-            )
+            # With a crop, the image is first resized to a larger size than the square.
+            _check_fraction("test crop", self.crop, MIN_TEST_CROP)
+            if self.image_size > MAX_SIDE * self.crop:
+                raise ConfigError(
+                    f"image_size: {self.image_size} with a test crop of {self.crop} resizes images "
+                    f"to more than {MAX_SIDE:,} pixels a side"
+                )
 
         _check_known("interpolation", self.interpolation, INTERPOLATIONS)
         _check_known("decoder", self.decoder, DECODERS)
         _check_known("resize", self.resize, RESIZES)
 
     def __call__(self, image: Picture, rng: SampleRandom | None = None) -> Tensor:
-        """Return uint8 [3, S, S]; without `crop` bitwise equal to the resize of its library.
+        """Return uint8 [3, S, S] of an RGB image, without random choices; see `resized`.
 
-        Args:
-            image: RGB image, of either kind.
-            rng: not used; there are no random choices.
-
-        Raises:
-            DataError: if the image is so narrow that it cannot be resized, see `resized`.
+        Without `crop` it is bitwise equal to the resize of its library.
         """
         size = self.image_size
         image = RESIZES[self.resize](image)
@@ -200,8 +172,7 @@ class EvalTransform:
     def visible_part(self, image_size: tuple[int, int]) -> tuple[float, float, float, float]:
         """Return the part of an image that the square shows: left, top, right, bottom.
 
-        Args:
-            image_size: width and height of the image in pixels, as all results.
+        All are in pixels, as are the width and height of the image.
         """
         if self.crop is None:
             return (0, 0, *image_size)
@@ -275,11 +246,10 @@ class TrainTransform:
             ConfigError: for a value out of its range.
         """
         _check_size(image_size)
-        _check_fraction("cutout", cutout, lowest="0 (off)", valid=0 <= cutout <= 1)
-        _check_fraction("crop", crop, lowest="above 0", valid=0 < crop <= 1)
-        _check_fraction("erase", erase, lowest="0 (off)", valid=0 <= erase <= 1)
+        _check_fraction("cutout", cutout)
+        _check_fraction("crop", crop, 1e-6)
+        _check_fraction("erase", erase)
         _check_known("interpolation", interpolation, [*INTERPOLATIONS, "random"])
-
         _check_known("decoder", decoder, DECODERS)
         _check_known("resize", resize, RESIZES)
 
@@ -297,14 +267,9 @@ class TrainTransform:
         self.draws_globally = crop < 1 or erase > 0 or augment not in ("official", "none")
 
     def __call__(self, image: Picture, rng: SampleRandom) -> Tensor:
-        """Return uint8 [3, S, S] of an RGB image, which is not changed.
+        """Return uint8 [3, S, S] of an RGB image, which is not changed; see `resized`.
 
-        Args:
-            image: RGB image of any size and of either kind.
-            rng: source of all random choices, in its first state.
-
-        Raises:
-            DataError: if the image is so narrow that it cannot be resized, see `resized`.
+        `rng`, in its first state, is the source of all random choices.
         """
         if not self.draws_globally:
             return self._transformed(image, rng)
@@ -326,6 +291,9 @@ class TrainTransform:
 
         tensor = to_tensor(self.augment(image, rng))
         return self.erase(tensor) if self.erase else tensor
+
+
+Transform = EvalTransform | TrainTransform
 
 
 # torchvision takes a second to import, and evaluation does without it: it is imported where it is
@@ -356,26 +324,22 @@ def _resize(size: int, crop: float, interpolation: str) -> Callable[[Picture], P
 Augment = Callable[[Image.Image, SampleRandom], Image.Image]
 
 
-@dataclass(frozen=True)
-class _LibraryAugment:
-    """An augmentation that draws from the global generators of torch, numpy and `random`."""
-
-    operation: Callable[[Image.Image], Image.Image]
-
-    def __call__(self, image: Image.Image, rng: SampleRandom) -> Image.Image:
-        """Apply it; `random` goes on where the generator of the sample stands."""
-        random.setstate(rng.getstate())
-        return self.operation(image)
-
-
 def _unchanged(image: Image.Image, rng: SampleRandom) -> Image.Image:
     return image
+
+
+def _by_library(
+    image: Image.Image, rng: SampleRandom, *, operation: Callable[[Image.Image], Image.Image]
+) -> Image.Image:
+    """Apply an operation that draws from global generators; `random` goes on where `rng` stands."""
+    random.setstate(rng.getstate())
+    return operation(image)
 
 
 def _augment(name: str, size: int, interpolation: str) -> Augment:
     """Build the augmentation with this name, see `TrainTransform`."""
     if name.startswith("rand-"):
-        return _LibraryAugment(_timm_augment(name, size, interpolation))
+        return partial(_by_library, operation=_timm_augment(name, size, interpolation))
 
     _check_known("augment", name, AUGMENTS)
     if name == "official":
@@ -385,7 +349,7 @@ def _augment(name: str, size: int, interpolation: str) -> Augment:
 
     from torchvision.transforms import v2
 
-    return _LibraryAugment(v2.RandAugment())
+    return partial(_by_library, operation=v2.RandAugment())
 
 
 def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:
@@ -420,18 +384,15 @@ def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
 
 def _check_size(size: int) -> None:
     """Raise a `ConfigError` unless the size is an integer from 1 to `MAX_IMAGE_SIZE`."""
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+    if type(size) is not int or not 1 <= size <= MAX_IMAGE_SIZE:
         raise ConfigError(
-            f"image_size: {size!r} is not a positive whole number of pixels; set for example 448"
-        )
-    if size > MAX_IMAGE_SIZE:
-        raise ConfigError(
-            f"image_size: {size} is above {MAX_IMAGE_SIZE:,} pixels a side; set for example 448"
+            f"image_size: {size!r} is not a positive whole number of pixels up to "
+            f"{MAX_IMAGE_SIZE:,}; set for example 448"
         )
 
 
-def _check_fraction(name: str, value: float, *, lowest: str, valid: bool) -> None:
-    if not valid:
+def _check_fraction(name: str, value: float, lowest: float = 0.0) -> None:
+    if type(value) not in (int, float) or not lowest <= value <= 1:
         raise ConfigError(f"{name}: {value!r} is not a fraction; set a number from {lowest} to 1")
 
 

@@ -1,10 +1,10 @@
-"""The types between a file and a batch: labels, classes, images, splits and data modules."""
+"""The types between a file and a batch: classes, images, splits and data modules."""
 
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, Protocol
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mldec.data.images import load_image, read_content, read_image
 from mldec.data.randomness import SampleRandom, sample_seed
-from mldec.data.table import Labels, Table, names_fault
+from mldec.data.table import Labels, Table, fold_numbers, names_fault, parse_fold
 from mldec.data.text_encoder import PREFIX, templates_fault
 from mldec.data.transforms import EvalTransform, Transform
 from mldec.errors import ConfigError, DataError
@@ -61,19 +61,160 @@ class VectorOrigin:
         return templates_fault(self.templates)
 
 
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a dataset, in the order of the target columns; see `names_fault`."""
+
+    names: tuple[str, ...]
+
+    # One label per image (softmax and top-1) or several (sigmoid and mAP).
+    exclusive: bool = False
+
+    # Word vectors [K, D] of zero-shot data; None for closed-set data.
+    queries: Tensor | None = None
+
+    # How they were made; None if there are none, or it is not known.
+    origin: VectorOrigin | None = None
+
+    def __post_init__(self) -> None:
+        if fault := names_fault(self.names):
+            raise DataError(f"the names of the classes: {fault}; rename them in the data")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class ImageDataset(Protocol):
+    """A finite collection of labelled images, addressed by index."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+        """Return the image uint8 [3, H, W] and its target int8 [K]: 1, 0 or -1 (not annotated).
+
+        All random choices come from `rng`, which the loader makes for every sample. What takes no
+        generator can be called in `seeded(rng.initial_seed)`, see `mldec.data.randomness`. A
+        `DataError` that names the file says that the image cannot be read.
+        """
+
+    def name(self, index: int) -> str:
+        """Describe the image in messages: its path, if it has one."""
+
+
+class Storage(Protocol):
+    """How N images are stored: as files of a folder, in tar shards, or in arrays."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+
+    def name(self, index: int) -> str:
+        """Describe the image in messages: its path, if it has one."""
+
+    @property
+    def keys(self) -> np.ndarray:
+        """What identifies each image, [N, ...], wherever the data set is stored."""
+
+    def content(self, index: int) -> bytes:
+        """Return the bytes of an image file; raise a `DataError` if they cannot be read."""
+
+    def select(self, images: np.ndarray) -> "Storage":
+        """Return some of the images: bool [N], or their indices in the wanted order."""
+
+    def absent(self) -> np.ndarray:
+        """Return which images do not exist, bool [N], without reading them."""
+
+    def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
+        """Compare all files with their checksums, if there are any.
+
+        `progress` wraps their indices, as a progress bar does. A `DataError` names the first file
+        whose content has changed.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class StoredImages:
+    """N stored images with their labels of K classes; see `ImageDataset`.
+
+    The transform, RGB image -> uint8 [3, S, S], is None until `mldec.data.settings.assemble` knows
+    what the images are for.
+    """
+
+    storage: Storage
+    labels: Labels
+    classes: tuple[str, ...]
+    transform: Transform | None = None
+
+    def __len__(self) -> int:
+        return len(self.storage)
+
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+        """Return the image uint8 [3, S, S] and its target int8 [K]; see `ImageDataset`."""
+        # The labels first: they refuse an index that is out of range, a storage may not.
+        target = self.labels.row(index)
+
+        assert self.transform is not None
+        transform, decoder = partial(self.transform, rng=rng), self.transform.decoder
+        content = self.storage.content(index)
+        return load_image(self.name(index), transform, content, decoder=decoder), target
+
+    def name(self, index: int) -> str:
+        """Describe the image in messages: its path, if it has one."""
+        return self.storage.name(index)
+
+    def select(self, images: np.ndarray) -> "StoredImages":
+        """Return some of the images: bool [N], or their indices in the wanted order."""
+        return replace(self, storage=self.storage.select(images), labels=self.labels.select(images))
+
+    def select_classes(self, columns: Sequence[int]) -> "StoredImages":
+        """Return the images with some of the classes: their indices in the wanted order."""
+        names = tuple(self.classes[column] for column in columns)
+        return replace(self, labels=self.labels.select_classes(columns), classes=names)
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of a dataset."""
+
+    dataset: ImageDataset
+    classes: Classes
+
+    def viewed(self, transform: EvalTransform) -> "Split":
+        """Return the split with another transform; generated images have none and stay."""
+        if not isinstance(self.dataset, StoredImages):
+            return self
+        return replace(self, dataset=replace(self.dataset, transform=transform))
+
+
+def fixed_sample(dataset: ImageDataset, index: int) -> tuple[Tensor, Tensor]:
+    """Return an image and its target with fixed random numbers, as for an evaluation."""
+    return dataset.load(index, SampleRandom(sample_seed(0, 0, index)))
+
+
+def picture(dataset: ImageDataset, index: int) -> Image.Image:
+    """Return an image as it is stored, RGB; one without a file as the model sees it."""
+    if isinstance(dataset, StoredImages):
+        return read_image(dataset.name(index), dataset.storage.content(index))
+    image, _ = fixed_sample(dataset, index)
+    return Image.fromarray(image.permute(1, 2, 0).numpy())
+
+
 # The threshold of LVIS.
 THRESHOLD = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The sampling settings of a `data` node, which are the same for every reader of image files.
+    """Which training images an epoch has: settings of a `data` node, the same for every reader.
 
     Attributes:
         sampler: "shuffle": each image appears once per epoch; "repeat_factor": images of rare
             classes appear more often, see `repeat_factors`.
         repeat_threshold: "repeat_factor": classes that a smaller fraction of the training images
             shows are repeated, in (0, 1]; None is 0.001.
+        fold: "i/N": the training images are divided into N folds, of which fold i, from 1 to N, is
+            the validation split of the run, and the others are trained on. The validation split of
+            the data set is not read. None uses both splits as they are.
 
     Raises:
         ValueError: for a value out of its range, or one without effect.
@@ -81,12 +222,11 @@ class Sampling:
 
     sampler: Literal["shuffle", "repeat_factor"] = "shuffle"
     repeat_threshold: float | None = None
+    fold: str | None = None
 
     def __post_init__(self) -> None:
-        if self.sampler not in ("shuffle", "repeat_factor"):
-            raise ValueError(
-                f"sampler {self.sampler!r} is not known: choose shuffle or repeat_factor"
-            )
+        if self.fold is not None:
+            parse_fold(self.fold)
         if self.repeat_threshold is None:
             return
 
@@ -101,16 +241,18 @@ class Sampling:
     def factors(self, labels: Callable[[], Labels]) -> np.ndarray | None:
         """Return how often each training image appears per epoch on average, float64 [N].
 
-        Args:
-            labels: returns those of the training images; called only if they are needed.
-
-        Returns:
-            Factors of 1 or more, or None if each image appears once.
+        None if each appears once. The labels of the training images are asked for only if needed.
         """
         if self.sampler == "shuffle":
             return None
         threshold = THRESHOLD if self.repeat_threshold is None else self.repeat_threshold
         return repeat_factors(labels(), threshold)
+
+    def held_out(self, keys: np.ndarray) -> np.ndarray:
+        """Return which training images the fold holds out, bool [M]; see `Storage.keys`."""
+        assert self.fold is not None
+        number, count = parse_fold(self.fold)
+        return fold_numbers(keys, count) == number
 
 
 # Each image once per epoch.
@@ -136,30 +278,20 @@ def repeat_factors(labels: Labels, threshold: float) -> np.ndarray:
 
 
 def epoch_length(factors: np.ndarray) -> int:
-    """Return the number of images per epoch: the sum of the factors, rounded up.
-
-    It is the same in every epoch, because the schedule and a resumed run need a fixed number of
-    steps.
-    """
+    """Return the number of images per epoch, which is fixed: the sum of the factors, rounded up."""
     return math.ceil(factors.sum())
 
 
 def draw(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw the images of an epoch.
+    """Draw the images of an epoch by factors float64 [N] of 1 or more.
 
     Each image appears as often as its factor says, rounded down or up at random, and in the mean of
-    many epochs exactly so, but for the rounding of the epoch's length. detectron2 rounds each
-    factor by itself, so that its epochs differ in length. Here the factors are laid end to end in a
-    random order, and marks at distance 1, which start at a random point below 1, count for the
-    images that they fall on ("systematic sampling"): their number is fixed.
+    many epochs exactly so, but for the rounding of the epoch's length. The factors are laid end to
+    end in a random order, and marks at distance 1, which start at a random point below 1, count for
+    the images that they fall on ("systematic sampling"), so that their number is fixed.
 
-    Args:
-        factors: of N images, float64 [N], each 1 or more.
-        generator: of the epoch.
-
-    Returns:
-        The index of each drawn image, and the number of its appearances before: int64 [L], in the
-        same random order.
+    Returns the index of each drawn image, and the number of its appearances before: int64 [L], in
+    the same random order.
     """
     length = epoch_length(factors)
     images = torch.randperm(len(factors), generator=generator)
@@ -176,213 +308,11 @@ def draw(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tenso
     return torch.repeat_interleave(images, counts)[order], appearances[order]
 
 
-BAD_IMAGES = ("stop", "skip")
-
-
-class ImageDataset(Protocol):
-    """A finite collection of labelled images, addressed by index."""
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-        ...
-
-    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
-        """Return the image uint8 [3, H, W] and its target int8 [K]: 1, 0 or -1 (not annotated).
-
-        Args:
-            index: from 0 to the number of images - 1.
-            rng: source of all random choices; the loader makes one for every sample. What takes no
-                generator can be called in `seeded(rng.initial_seed)`, see `mldec.data.randomness`.
-
-        Raises:
-            DataError: if the image cannot be read; the message names the file.
-        """
-        ...
-
-    def name(self, index: int) -> str:
-        """Describe the image in messages: its path, if it has one."""
-        ...
-
-
-class Storage(Protocol):
-    """How N images are stored: as files of a folder, in tar shards, or in arrays."""
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-        ...
-
-    def name(self, index: int) -> str:
-        """Describe the image in messages: its path, if it has one."""
-        ...
-
-    @property
-    def keys(self) -> np.ndarray:
-        """What identifies each image, [N, ...], wherever the data set is stored."""
-        ...
-
-    def content(self, index: int) -> bytes:
-        """Return the bytes of an image file.
-
-        Raises:
-            DataError: if they cannot be read.
-        """
-        ...
-
-    def select(self, images: np.ndarray) -> "Storage":
-        """Return some of the images: bool [N], or their indices in the wanted order."""
-        ...
-
-    def absent(self) -> np.ndarray:
-        """Return which images do not exist, bool [N], without reading them."""
-        ...
-
-    def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
-        """Compare all bytes with their checksums, if there are any.
-
-        Args:
-            progress: wraps the indices of the files, as a progress bar does.
-
-        Raises:
-            DataError: for the first file whose content has changed.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class LabelledImages:
-    """N stored images and their labels of K classes."""
-
-    storage: Storage
-    labels: Labels
-    classes: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.storage)
-
-    def select(self, images: np.ndarray) -> "LabelledImages":
-        """Return some of the images: bool [N], or their indices in the wanted order."""
-        return LabelledImages(self.storage.select(images), self.labels.select(images), self.classes)
-
-    def select_classes(self, columns: Sequence[int]) -> "LabelledImages":
-        """Return some of the classes: their indices in the wanted order."""
-        names = tuple(self.classes[column] for column in columns)
-        return LabelledImages(self.storage, self.labels.select_classes(columns), names)
-
-
-class StoredImages:
-    """The images of a split that is stored as files, and their targets; see `ImageDataset`.
-
-    Args:
-        images: N images with labels of K classes.
-        transform: RGB image -> uint8 [3, S, S].
-    """
-
-    def __init__(self, images: LabelledImages, transform: Transform) -> None:
-        self.storage = images.storage
-        self.labels = images.labels
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.storage)
-
-    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
-        """Return the image uint8 [3, S, S] and its target int8 [K].
-
-        Args:
-            index: of the image.
-            rng: source of the random choices of the transform.
-
-        Raises:
-            IndexError: for an index that is not from 0 to N - 1.
-            DataError: if the image cannot be read.
-        """
-        # The labels first: they refuse an index that is out of range, a storage may not.
-        target = self.labels.row(index)
-
-        content = self.storage.content(index)
-        transform = partial(self.transform, rng=rng)
-        name, decoder = self.storage.name(index), self.transform.decoder
-        image = load_image(name, transform, content, decoder=decoder)
-        return image, target
-
-    def name(self, index: int) -> str:
-        """Describe the image in messages: its path, if it has one."""
-        return self.storage.name(index)
-
-
-@dataclass(frozen=True)
-class Classes:
-    """The classes of a dataset, in the order of the target columns.
-
-    Raises:
-        DataError: for names that a checkpoint cannot hold, see `mldec.data.table.names_fault`.
-    """
-
-    names: tuple[str, ...]
-
-    # One label per image (softmax and top-1) or several (sigmoid and mAP).
-    exclusive: bool = False
-
-    # Word vectors [K, D] of zero-shot data; None for closed-set data.
-    queries: Tensor | None = None
-
-    # How they were made; None if there are none, or it is not known.
-    origin: VectorOrigin | None = None
-
-    def __post_init__(self) -> None:
-        if fault := names_fault(self.names):
-            raise DataError(f"the names of the classes: {fault}; rename them in the data")
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-
-@dataclass(frozen=True)
-class Split:
-    """One part of a dataset."""
-
-    dataset: ImageDataset
-    classes: Classes
-
-    def viewed(self, transform: EvalTransform) -> "Split":
-        """Return the split with another transform; generated images have none and stay."""
-        dataset = self.dataset
-        if not isinstance(dataset, StoredImages):
-            return self
-
-        images = LabelledImages(dataset.storage, dataset.labels, self.classes.names)
-        return Split(StoredImages(images, transform), self.classes)
-
-
-def fixed_sample(dataset: ImageDataset, index: int) -> tuple[Tensor, Tensor]:
-    """Return an image and its target with random numbers that never change, as for an evaluation.
-
-    Raises:
-        DataError: if the image cannot be read.
-    """
-    return dataset.load(index, SampleRandom(sample_seed(0, 0, index)))
-
-
-def picture(dataset: ImageDataset, index: int) -> Image.Image:
-    """Return an image as it is stored, RGB; one without a file as the model sees it.
-
-    Raises:
-        DataError: if it cannot be read.
-    """
-    if isinstance(dataset, StoredImages):
-        return read_image(dataset.name(index), dataset.storage.content(index))
-    image, _ = fixed_sample(dataset, index)
-    return Image.fromarray(image.permute(1, 2, 0).numpy())
-
-
 @dataclass(frozen=True)
 class DataModule:
     """A dataset ready for training and evaluation.
 
     A split is read when it is first used, so that an evaluation does not need the training files.
-
-    Raises:
-        ConfigError: for an unknown `bad_images`.
     """
 
     load_train: Callable[[], Split]
@@ -405,7 +335,7 @@ class DataModule:
     loads_slowly: bool = True
 
     def __post_init__(self) -> None:
-        if self.bad_images not in BAD_IMAGES:
+        if self.bad_images not in ("stop", "skip"):
             raise ConfigError(
                 f"data.bad_images {self.bad_images!r} is not known: choose stop or skip"
             )
@@ -423,25 +353,18 @@ class DataModule:
     def evaluator(self) -> Evaluator:
         """Return a new evaluator for the classes of the validation split.
 
-        Raises:
-            ConfigError: if a setting does not fit these classes, such as top-5 of three.
+        Raises a `ConfigError` if a setting does not fit these classes, such as top-5 of three.
         """
         return self.make_evaluator(self.val.classes)
 
 
+@dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """Image files inside a folder; see `mldec.data.types.Storage`.
+    """Image files inside a folder, by their paths, bytes [N] as in `Table.files`; see `Storage`."""
 
-    Args:
-        folder: that the paths are relative to.
-        files: bytes [N] of a fixed width: paths inside the folder, as in `Table.files`.
-        see: pointer to the documentation, for messages.
-    """
-
-    def __init__(self, folder: Path, files: np.ndarray, see: str) -> None:
-        self.folder = folder
-        self.files = files
-        self.see = see
+    folder: Path
+    files: np.ndarray
+    see: str
 
     def __len__(self) -> int:
         return len(self.files)
@@ -456,24 +379,17 @@ class ImageFiles:
         return self.files
 
     def content(self, index: int) -> bytes:
-        """Return the bytes of the image file.
-
-        Raises:
-            DataError: if it cannot be read.
-        """
+        """Return the bytes of the image file; raise a `DataError` if it cannot be read."""
         return read_content(self.name(index))
 
     def select(self, images: np.ndarray) -> "ImageFiles":
         """Return some of the images: bool [N], or their indices in the wanted order."""
-        return ImageFiles(self.folder, self.files[images], self.see)
+        return replace(self, files=self.files[images])
 
     def absent(self) -> np.ndarray:
         """Return which files do not exist, bool [N].
 
         Each folder is listed once, because a query per file would take minutes for millions.
-
-        Raises:
-            DataError: if a folder cannot be listed.
         """
         listings: dict[str, set[str]] = {}
         absent = np.zeros(len(self.files), bool)
@@ -491,13 +407,9 @@ class ImageFiles:
         return absent
 
     def find_inside(self, index: int) -> str | None:
-        """Return the name of a folder inside this one under which the path of an image exists.
-
-        None if there is no such folder.
-        """
-        inner_folders = sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
+        """Return the name of an inner folder in which the path of an image exists, or None."""
         path = os.fsdecode(self.files[index])
-        for name in inner_folders:
+        for name in sorted(entry.name for entry in list_folder(self.folder, self.see)):
             if (self.folder / name / path).is_file():
                 return name
         return None
@@ -506,17 +418,13 @@ class ImageFiles:
         """Do nothing: there are no checksums to compare the files with."""
 
 
-def in_folder(table: Table, folder: Path, see: str) -> LabelledImages:
+def in_folder(table: Table, folder: Path, see: str) -> StoredImages:
     """Return the images of a table whose paths are relative to a folder."""
-    return LabelledImages(ImageFiles(folder, table.files, see), table.labels, table.classes)
+    return StoredImages(ImageFiles(folder, table.files, see), table.labels, table.classes)
 
 
 def list_folder(folder: Path, see: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the files and folders in a folder, in any order.
-
-    Raises:
-        DataError: if it cannot be listed.
-    """
+    """Yield the files and folders in a folder, in any order."""
     try:
         with os.scandir(folder) as entries:
             yield from entries
@@ -525,16 +433,7 @@ def list_folder(folder: Path, see: str) -> Iterator[os.DirEntry[str]]:
 
 
 def check_folder(root: str, what: str, see: str) -> Path:
-    """Return the absolute path of the folder of a data set.
-
-    Args:
-        root: the setting `data.root`.
-        what: name of the data set, for messages.
-        see: pointer to the documentation, for messages.
-
-    Raises:
-        DataError: if the folder does not exist or is empty.
-    """
+    """Return the absolute path of `data.root`, the folder of the data set `what`."""
     folder = Path(root).expanduser().absolute()
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; set data.root to the folder of {what} or {see}")

@@ -67,11 +67,7 @@ NAME_LENGTH = 100  # letters of a photo's name that are kept
 
 
 def open_engine(args: argparse.Namespace) -> Engine:
-    """Open the checkpoint or the exported file of the command line.
-
-    Raises:
-        UserError: if it cannot be used, or an option has no effect on it.
-    """
+    """Open the checkpoint or the exported file of the command line."""
     engine: Engine
     if is_exported(args.checkpoint):
         check_exported_options(args)
@@ -88,10 +84,11 @@ def open_engine(args: argparse.Namespace) -> Engine:
         loaded = load_model(**chosen_model(args), device=device)
         distributed.prepare_device(device, tf32=loaded.config.train.tf32)
         engine = TorchEngine(loaded, Precision(args.precision or "auto"))
-        if not loaded.classes.names and loaded.classes.queries is None:
-            raise CheckpointError(f"{args.checkpoint} names no classes: pass --class-names FILE")
-        if not (loaded.classes.names or args.vectors or can_make(loaded.classes)):
-            raise CheckpointError(f"{args.checkpoint} names no classes: pass --vectors FILE")
+        is_zero_shot = loaded.classes.queries is not None
+        can_score = is_zero_shot and (args.vectors is not None or can_make(loaded.classes))
+        if not loaded.classes.names and not can_score:
+            option = "--vectors" if is_zero_shot else "--class-names"
+            raise CheckpointError(f"{args.checkpoint} names no classes: pass {option} FILE")
 
     if args.vectors is not None and not engine.zero_shot:
         raise ConfigError(
@@ -184,16 +181,14 @@ class Model(BaseModel):
 class Answerer:
     """Score photos, and say where the model looked; one call at a time.
 
-    Args:
-        engine: that scores.
-        vectors: where the word vectors of typed classes come from; see `read_classes`.
+    The word vectors of typed classes are those of `vectors`; see `read_classes`.
     """
 
     def __init__(self, engine: Engine, vectors: str | None = None) -> None:
         self.engine = engine
         self._vectors = vectors
         self._engine_of = lru_cache(CLASS_LISTS)(self._make_engine)
-        self._explainer_of = lru_cache(1)(self._make_explainer)
+        self._explainer_of = lru_cache(1)(explainer_of)
 
     @property
     def model(self) -> Model:
@@ -201,7 +196,6 @@ class Answerer:
         engine, calibrated = self.engine, None
         if isinstance(engine, TorchEngine):
             calibrated = engine.loaded.calibration is not None
-        has_vectors = self._vectors is not None or can_make(engine.classes)
         return Model(
             name=engine.path.name,
             classes=[*engine.classes.names],
@@ -210,15 +204,12 @@ class Answerer:
             heat_maps=isinstance(engine, TorchEngine),
             calibrated=calibrated,
             zero_shot=engine.zero_shot,
-            typed_classes=engine.zero_shot and has_vectors,
+            typed_classes=engine.zero_shot
+            and (self._vectors is not None or can_make(engine.classes)),
         )
 
     def answer(self, photos: Sequence[tuple[str, bytes]], settings: Settings) -> list[Row]:
-        """Answer for photos, each a name and the bytes of its file.
-
-        Raises:
-            UserError: if the classes cannot be scored, or there are no heat maps.
-        """
+        """Answer for photos, each a name and the bytes of its file."""
         engine = self.engine
         if settings.classes.strip():
             engine = self._engine_of(settings.classes)
@@ -290,18 +281,14 @@ class Answerer:
         named = read_classes(classes, self._vectors, self.engine.classes, keep=False)
         return self.engine.for_classes(named)
 
-    def _make_explainer(self, engine: TorchEngine) -> Explainer:
-        return Explainer(engine.loaded.model, engine.image_size, engine.loaded.classes.queries)
+
+def explainer_of(engine: TorchEngine) -> Explainer:
+    """Return what makes the heat maps of a model."""
+    return Explainer(engine.loaded.model, engine.image_size, engine.loaded.classes.queries)
 
 
 def application(answerer: Answerer, names: Iterable[str] = (), token: str | None = None) -> FastAPI:
-    """Return the page and its routes.
-
-    Args:
-        answerer: that answers for photos.
-        names: by which this machine is called, beside its addresses, "localhost" and its own name.
-        token: that each request must bring; None for none.
-    """
+    """Return the page and its routes, behind a `Door`."""
     # The parser of uploads writes files above this size to the disk.
     MultiPartParser.spool_max_size = MAX_UPLOAD
     app = FastAPI(
@@ -362,10 +349,8 @@ def application(answerer: Answerer, names: Iterable[str] = (), token: str | None
 class Door:
     """Refuse requests of strangers and of other sites' pages, too many at a time, and slow ones.
 
-    Args:
-        app: behind the door.
-        names: see `application`.
-        token: see `application`.
+    This machine is called by `names`, its addresses, "localhost" and its own name. Each request
+    must bring the token, if there is one.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str], token: str | None) -> None:
@@ -455,24 +440,18 @@ def _in_time(receive: Receive) -> Receive:
 
 def _ranked(engine: Engine, scores: Tensor, threshold: float | None) -> list[Prediction]:
     """Return all classes of a photo, highest score first; of equal scores the lower index."""
-    thresholds = None
-    if not engine.classes.exclusive:
-        lowest: Sequence[float] | None = engine.thresholds
-        if threshold is not None or lowest is None:
-            value = DEFAULT_THRESHOLD if threshold is None else threshold
-            lowest = [value] * len(scores)
-        thresholds = torch.tensor(lowest)
+    thresholds = engine.thresholds
+    if threshold is not None or thresholds is None:
+        thresholds = [DEFAULT_THRESHOLD if threshold is None else threshold] * len(scores)
+    lowest = None if engine.classes.exclusive else torch.tensor(thresholds)
+    present = decided(scores[None], lowest)[0].tolist()
 
-    present = decided(scores[None], thresholds)[0].tolist()
-    shown: list[float | None] = [None] * len(present)
-    if thresholds is not None:
-        shown = [round(value, DIGITS) for value in thresholds.tolist()]
     values, order = scores.sort(descending=True, stable=True)
     return [
         Prediction(
             name=engine.classes.names[index],
             score=round(score, DIGITS),
-            threshold=shown[index],
+            threshold=None if lowest is None else round(lowest[index].item(), DIGITS),
             present=present[index],
         )
         for index, score in zip(order.tolist(), values.tolist(), strict=True)

@@ -61,16 +61,9 @@ def average_precision(
 
 
 def check_finite(scores: np.ndarray, metric: str) -> None:
-    """Check the scores that a metric is computed from.
+    """Raise a `DataError` that names the metric if a score is not finite.
 
-    Without this check a broken network would get a metric, and could become the best checkpoint.
-
-    Args:
-        scores: of any shape.
-        metric: its name, for the message.
-
-    Raises:
-        DataError: if a score is not finite.
+    Otherwise a broken network would get a metric, and could become the best checkpoint.
     """
     if not np.isfinite(scores).all():
         raise DataError(
@@ -124,9 +117,6 @@ class Predictions:
     """The logits and targets of this process's images, in main memory.
 
     Logits are kept in float32, so that close scores stay apart.
-
-    Args:
-        num_classes: K.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -154,16 +144,9 @@ def average_precision_of_all(
     *,
     interpolations: Sequence[str] = ("none",),
 ) -> dict[str, Tensor]:
-    """Compute the average precision of all K classes from blocks that are shared by classes.
+    """Compute the `average_precision` of all K classes, the same on every process.
 
-    Args:
-        logits: blocks float [n, K / processes], as `Predictions.shared_by_classes` returns them.
-        targets: blocks [n, K / processes] of 1, 0 or -1 (left out of its class).
-        interpolations: see `average_precision`.
-
-    Returns:
-        For each interpolation, float64 [K] in [0, 1], the same on every process; NaN for a class
-        without a positive.
+    The blocks [n, K / processes] are those of `Predictions.shared_by_classes`.
     """
     own_classes = average_precision(logits, targets, interpolations=interpolations)
     return {name: distributed.join_columns(values) for name, values in own_classes.items()}

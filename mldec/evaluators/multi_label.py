@@ -51,10 +51,7 @@ class Counts:
         """Return the per-class (C) and overall (O) precision, recall and F1 in percent.
 
         CF1 is the harmonic mean of CP and CR, as in most papers; CF1_mean is the mean of the
-        classes' F1, as in the official validate.py.
-
-        Args:
-            suffix: of the metrics' names.
+        classes' F1, as in the official validate.py. A suffix is added to the names.
         """
         classes = self.per_class()
         c_precision, c_recall = classes["precision"].mean(), classes["recall"].mean()
@@ -76,11 +73,7 @@ class Counts:
 
 
 def logit_of(threshold: float) -> float:
-    """Return the logit of a probability: comparing logits saves the sigmoid of every score.
-
-    Raises:
-        ConfigError: for a threshold outside (0, 1).
-    """
+    """Return the logit of a probability: comparing logits saves the sigmoid of every score."""
     if not 0 < threshold < 1:
         raise ConfigError(f"data.threshold {threshold} is not in (0, 1)")
     return math.log(threshold / (1 - threshold))
@@ -134,10 +127,7 @@ class MultiLabelEvaluator:
     ) -> dict[str, float]:
         """Return the metrics of `compute` from their parts, which may be of weighted images.
 
-        Args:
-            per_class_ap: for each of `INTERPOLATIONS` the average precision per class, [K].
-            at_threshold: counts of the decisions by the threshold.
-            at_top_k: counts of the decisions by the highest logits.
+        The average precision per class, [K], is that of each of `INTERPOLATIONS`.
         """
         return {
             "mAP": 100 * per_class_ap["none"].nan_to_num(0).mean().item(),
@@ -155,14 +145,9 @@ class MultiLabelEvaluator:
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
-    """Mark the k highest logits of each row.
+    """Mark the k highest logits of each row, at most all K: float [B, K] -> bool [B, K].
 
-    Args:
-        logits: float [B, K].
-        k: number of marks per row; at most all K.
-
-    Returns:
-        bool [B, K] with min(k, K) marks per row; of equal logits the lower class comes first.
+    Of equal logits the lower class comes first.
     """
     k = min(k, logits.shape[1])
     lowest_marked = logits.topk(k, dim=1).values[:, -1:]

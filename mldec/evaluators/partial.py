@@ -93,12 +93,8 @@ class PartialLabelEvaluator:
     ) -> dict[str, float]:
         """Return the metrics of `compute` from their parts, which may be of weighted images.
 
-        Args:
-            precision: average precision per class over its annotated labels, [K].
-            naive: the same with -1 taken as negative.
-            at_threshold: counts of the decisions.
-            positives: annotated positives per class, [K].
-            negatives: annotated negatives per class, [K].
+        The average precision per class, [K], is that of its annotated labels; `naive` takes -1 as
+        negative.
         """
         valid = (positives > 0) & (negatives > 0)
         weighted = (precision * positives)[valid].sum() / positives[valid].sum()

@@ -37,8 +37,6 @@ class SingleLabelEvaluator:
             raise ConfigError(f"data.top_k {top_k} is below 2: top-1 is reported in any case")
         if top_k is not None and top_k > num_classes:
             raise ConfigError(f"data.top_k {top_k} needs as many classes; there are {num_classes}")
-        if bins < 1:
-            raise ConfigError(f"bins is {bins}: it must be at least 1")
 
         self.top_k, self.bins, self.suffix = top_k, bins, suffix
         self.num_classes = num_classes
@@ -47,11 +45,7 @@ class SingleLabelEvaluator:
         self.rows: list[Tensor] = [torch.zeros(5, 0, dtype=torch.int64)]
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch: logits float [B, K]; targets [B, K] of 1 and 0.
-
-        Raises:
-            DataError: if a logit is not finite.
-        """
+        """Add a batch: finite logits float [B, K]; targets [B, K] of 1 and 0."""
         logits, valid = logits.float().cpu(), targets.cpu() == 1
         check_finite(logits.numpy(), "top-1")
         logits, valid = logits[valid.any(1)], valid[valid.any(1)]
@@ -88,12 +82,7 @@ class SingleLabelEvaluator:
         return self.metrics(rows, torch.ones(len(label), dtype=torch.float64))
 
     def metrics(self, rows: Tensor, weights: Tensor) -> dict[str, float]:
-        """Return the metrics of `compute` from its rows, with a weight per image.
-
-        Args:
-            rows: of all images that have a label, int64 [5, n], see `rows`.
-            weights: of the images, float64 [n].
-        """
+        """Return the metrics of `compute` from its rows, int64 [5, n], with weights float64 [n]."""
         label, _, right, within, confidence = rows
         images = weights.sum()
 
@@ -116,14 +105,9 @@ class SingleLabelEvaluator:
         }
 
     def pairs(self, limit: int = 20) -> list[tuple[int, int, int]]:
-        """Return the most frequent mistakes, after `compute`.
+        """Return the most frequent mistakes, after `compute`: label, prediction, number of images.
 
-        Args:
-            limit: number of pairs at most.
-
-        Returns:
-            Label, prediction and number of images, most frequent first; of equally frequent pairs
-            the lower class comes first.
+        Of equally frequent pairs the lower class comes first.
         """
         mistakes, counts = self._mistakes.unique(return_counts=True)
         order = counts.argsort(descending=True, stable=True)[:limit]

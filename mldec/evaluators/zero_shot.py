@@ -156,11 +156,8 @@ class ZeroShotEvaluator:
     ) -> dict[str, float]:
         """Return the metrics of `compute` from their parts, which may be of weighted images.
 
-        Args:
-            every: average precision of all classes, [K].
-            per_class_ap: of the classes of each kind of metric.
-            at_top_k: counts of the decisions by the k highest logits, by kind and k.
-            at_threshold: counts of the decisions by the threshold, by kind.
+        These are the average precision of all classes, [K], that of the classes of each kind of
+        metric, and the counts by kind and k, and by kind.
         """
         values = {}
         for kind, precision in per_class_ap.items():

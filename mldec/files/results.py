@@ -8,7 +8,8 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -18,14 +19,9 @@ STANDARD_OUTPUT = "-"
 
 
 def check_targets(*targets: str | None) -> None:
-    """Check that result files can be written, before the work that fills them.
+    """Raise a `ConfigError` unless result files can be written, before the work that fills them.
 
-    Args:
-        targets: paths of files, "-" for standard output, None for a result that is not wanted.
-
-    Raises:
-        ConfigError: if a target is a folder, lies in a folder that does not exist, is not writable,
-            or is named twice.
+    A target is the path of a file, "-" for standard output, or None for a result nobody wants.
     """
     chosen = [target for target in targets if target is not None]
     for target in chosen:
@@ -55,18 +51,10 @@ def is_special(path: Path) -> bool:
 
 
 def check_folder(option: str, folder: str) -> None:
-    """Check that files can be written to a folder, which need not exist yet.
-
-    Args:
-        option: that names the folder, for messages.
-        folder: its path.
-
-    Raises:
-        ConfigError: if it is a file, or cannot be made or written to.
-    """
+    """Raise a `ConfigError`, which names the option, unless a folder can be made and written to."""
     # What exists of the path decides whether the rest can be made.
     existing = Path(folder).absolute()
-    while not existing.exists() and existing != existing.parent:
+    while not existing.exists():
         existing = existing.parent
 
     if not existing.is_dir():
@@ -81,10 +69,6 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     """Return a value as standard JSON, in which infinite and NaN numbers become null.
 
     Characters that are not Unicode, such as a byte of a file name in another encoding, are escaped.
-
-    Args:
-        value: nested dictionaries, lists, tuples and scalars.
-        indent: as for `json.dumps`.
     """
     return json.dumps(_clean(value), indent=indent, allow_nan=False)
 
@@ -102,112 +86,22 @@ def _clean(value: Any) -> Any:
     return value
 
 
-class ResultFile:
-    """A result file; if writing fails, what was written is dropped and a `DataError` names it.
-
-    A temporary file beside it is written, and `commit` gives it the name; until then an existing
-    file stays as it is.
-
-    Args:
-        target: path of the file; "-" is standard output.
-    """
-
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self._temporary: Path | None = None
-        self.stream: TextIO | None = None  # None once it is closed
-
-        if target == STANDARD_OUTPUT:
-            self.target, self.stream = "standard output", sys.stdout
-            return
-        self._path = Path(target)
-
-        # A temporary file must not replace a device or a pipe, such as /dev/stdout, nor a link.
-        if not is_special(self._path):
-            self._path = Path(os.path.realpath(target))
-            self._temporary = self._path.with_name(f".{self._path.name[:40]}.{os.getpid()}.tmp")
-
-        with writing(target):
-            self.stream = (self._temporary or self._path).open("w", encoding="utf-8", newline="")
-
-    def write(self, text: str, *, flush: bool = False) -> None:
-        """Write text; with `flush` it reaches the file at once.
-
-        Raises:
-            DataError: if it cannot be written.
-        """
-        assert self.stream is not None
-
-        try:
-            with writing(self.target):
-                self.stream.write(text)
-                if flush:
-                    self.stream.flush()
-        except DataError:
-            # Ctrl-C is not caught: the rows written so far are kept then.
-            self.discard()
-            raise
-
-    def commit(self) -> None:
-        """Write what is buffered, close the file, and give it its name.
-
-        Raises:
-            DataError: if that fails; an existing file stays as it is.
-        """
-        if self.stream is None:
-            return
-
-        try:
-            with writing(self.target):
-                self.stream.flush()
-                self._close()
-                if self._temporary is not None:
-                    self._temporary.replace(self._path)
-        except DataError:
-            self.discard()
-            raise
-
-    def discard(self) -> None:
-        """Close the file, and remove the temporary one."""
-        # Closing flushes, which may fail on the full disk that the write has reported already.
-        with suppress(OSError):
-            self._close()
-        if self._temporary is not None:
-            self._temporary.unlink(missing_ok=True)
-
-    def _close(self) -> None:
-        stream, self.stream = self.stream, None
-
-        # Standard output belongs to the whole process.
-        if stream is not None and stream is not sys.stdout:
-            stream.close()
-
-
-def write_result(target: str, text: str) -> None:
-    """Write a whole result file; see `ResultFile`.
-
-    Raises:
-        DataError: if it cannot be written; an existing file stays as it is.
-    """
-    file = ResultFile(target)
-    file.write(text)
-    file.commit()
-
-
 @contextmanager
-def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, durable: bool = False, of_run: bool = False) -> Iterator[BinaryIO]:
     """Open a file to write bytes, which gets its name if the block ends without an error.
 
+    Otherwise an existing file stays as it is. The folder of the file is made.
+
     Args:
-        path: of the file; its folder is made.
+        path: of the file.
         durable: wait until the content is on the disk; otherwise the name may be there before it
             after a loss of power.
-
-    Raises:
-        DataError: if it cannot be written; an existing file stays as it is.
+        of_run: one process at a time writes it, see `RunLock`: the temporary file always has the
+            same name, so that runs that are killed leave one of them at most.
     """
-    temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.tmp")
-    with writing(path):
+    name = f"{path.name}.tmp" if of_run else f".{path.stem[:40]}.{os.getpid()}.tmp{path.suffix}"
+    temporary = path.with_name(name)
+    with writing(path, of_run=of_run):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
@@ -224,3 +118,75 @@ def write_file(path: Path, content: bytes) -> None:
     """Write a file, completely or not at all, and the folder that it is in; see `replacing`."""
     with replacing(path) as file:
         file.write(content)
+
+
+class ResultFile:
+    """A result file of text; if writing fails, what was written is dropped and an error names it.
+
+    A temporary file gets the name at `commit`, see `replacing`; a device, a pipe and standard
+    output, which is "-", are written directly.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.stream: TextIO | None = None  # None once it is closed
+        self._replacing = ExitStack()
+
+        if target == STANDARD_OUTPUT:
+            self.target, self.stream = "standard output", sys.stdout
+        elif is_special(Path(target)):
+            with writing(target):
+                self.stream = open(target, "w", encoding="utf-8", newline="")  # noqa: PTH123, SIM115
+        else:
+            # What a link leads to is replaced, and not the link.
+            file = self._replacing.enter_context(replacing(Path(os.path.realpath(target))))
+            self.stream = TextIOWrapper(file, encoding="utf-8", newline="")
+
+    def write(self, text: str, *, flush: bool = False) -> None:
+        """Write text; with `flush` it reaches the file at once."""
+        assert self.stream is not None
+
+        try:
+            with writing(self.target):
+                self.stream.write(text)
+                if flush:
+                    self.stream.flush()
+        except DataError:
+            # Ctrl-C is not caught: the rows written so far are kept then.
+            self.discard()
+            raise
+
+    def commit(self) -> None:
+        """Write what is buffered, close the file, and give it its name."""
+        if self.stream is None:
+            return
+
+        try:
+            with writing(self.target):
+                self.stream.flush()
+                self._close()
+        except DataError:
+            self.discard()
+            raise
+        self._replacing.close()
+
+    def discard(self) -> None:
+        """Close the file, and remove the temporary one."""
+        # Closing flushes, which may fail on the full disk that the write has reported already.
+        with suppress(OSError):
+            self._close()
+        self._replacing.__exit__(RuntimeError, RuntimeError("discarded"), None)
+
+    def _close(self) -> None:
+        stream, self.stream = self.stream, None
+
+        # Standard output belongs to the whole process.
+        if stream is not None and stream is not sys.stdout:
+            stream.close()
+
+
+def write_result(target: str, text: str) -> None:
+    """Write a whole result file; see `ResultFile`."""
+    file = ResultFile(target)
+    file.write(text)
+    file.commit()

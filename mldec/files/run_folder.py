@@ -15,11 +15,7 @@ CHECKPOINTS = ("best.pt", "last.pt")  # last.pt alone before the first evaluatio
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """Return the checkpoint that represents a run: the best one, else the last one.
-
-    Raises:
-        CheckpointError: if there is neither.
-    """
+    """Return the checkpoint that represents a run: the best one, else the last one."""
     paths = [folder / "checkpoints" / name for name in CHECKPOINTS]
     for path in paths:
         if path.exists():
@@ -60,11 +56,7 @@ class RunFacts:
 
 
 def read_facts(folder: Path) -> RunFacts | None:
-    """Read run.json; None for a run of an older version, which has no such file.
-
-    Raises:
-        CheckpointError: if its content is not what a run writes.
-    """
+    """Read run.json; None if there is none."""
     path = folder / RUN_FILE
     try:
         return RunFacts(**json.loads(path.read_text())) if path.exists() else None
@@ -73,17 +65,9 @@ def read_facts(folder: Path) -> RunFacts | None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of metrics.jsonl, each a number or null by name; none without the file.
-
-    Raises:
-        CheckpointError: if its content is not what a run writes.
-    """
+    """Read the lines of metrics.jsonl, each a number or null by name; none without the file."""
     try:
         texts = path.read_text().splitlines() if path.exists() else []
-        lines = [json.loads(text) for text in texts]
-    except (OSError, ValueError, RecursionError) as error:
+        return [dict(json.loads(text)) for text in texts]
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not what a run writes: {error}") from error
-
-    if not all(isinstance(line, dict) for line in lines):
-        raise CheckpointError(f"{path} is not what a run writes: a line is no object")
-    return lines

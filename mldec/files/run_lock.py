@@ -22,11 +22,8 @@ class RunLock:
     """The lock file `run.lock` in a folder; a context manager that releases it.
 
     The file names the host, the process and its start, and is removed when the lock is released.
-    The lock of a process that was killed is free at once.
-
-    Args:
-        folder: that one process at a time may write to.
-        of_run: it is the folder of a training run, which has a name and can be resumed.
+    The lock of a process that was killed is free at once. `of_run` tells the folder of a training
+    run, which has a name and can be resumed, from that of another command.
     """
 
     def __init__(self, folder: Path, *, of_run: bool = True) -> None:
@@ -38,11 +35,8 @@ class RunLock:
     def take(self) -> None:
         """Lock the folder until `release`, or until this process ends.
 
-        A process that torchrun has restarted waits until the one before it has ended.
-
-        Raises:
-            RunInUseError: if another process holds it.
-            DataError: if the file cannot be written.
+        A process that torchrun has restarted waits until the one before it has ended. Else a lock
+        that another process holds is a `RunInUseError`.
         """
         with writing(self.path.parent, of_run=self._of_run):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,8 +62,14 @@ class RunLock:
 
         self._owner = os.getpid()
         try:
+            record = {
+                "host": socket.gethostname(),
+                "process": os.getpid(),
+                "started": datetime.now().astimezone().isoformat(" ", "seconds"),
+                "job": os.environ.get("TORCHELASTIC_RUN_ID"),
+            }
             with writing(self.path, of_run=self._of_run):
-                self.path.write_text(_record(), encoding="utf-8")
+                self.path.write_text(json.dumps(record) + "\n", encoding="utf-8")
         except DataError:
             self.release()
             raise
@@ -95,17 +95,6 @@ class RunLock:
         except (OSError, ValueError, RecursionError):
             return {}
         return values if isinstance(values, dict) else {}
-
-
-def _record() -> str:
-    """Return a record of this process: one line of JSON."""
-    record = {
-        "host": socket.gethostname(),
-        "process": os.getpid(),
-        "started": datetime.now().astimezone().isoformat(" ", "seconds"),
-        "job": os.environ.get("TORCHELASTIC_RUN_ID"),
-    }
-    return json.dumps(record) + "\n"
 
 
 def _describe(holder: dict[str, object]) -> str:

@@ -1,4 +1,7 @@
-"""Open and read files that users provide: text, JSON and CSV."""
+"""Open and read files that users provide: text, JSON and CSV.
+
+What cannot be read is a `DataError` that names the file and ends with `see`: where to find help.
+"""
 
 import csv
 import errno
@@ -17,11 +20,7 @@ CSV_ROWS = 4096  # rows per chunk of a large file: with 65,536, reading took twi
 
 
 def open_binary(path: str | Path) -> BufferedReader:
-    """Open a file to read its bytes.
-
-    Raises:
-        OSError: if it cannot be opened, also because no file can have such a path.
-    """
+    """Open a file to read its bytes; an `OSError` also tells that no file can have such a path."""
     try:
         return Path(path).open("rb")
     except ValueError as error:
@@ -30,26 +29,13 @@ def open_binary(path: str | Path) -> BufferedReader:
 
 
 def open_text(path: str | Path, *, newline: str | None = None) -> TextIO:
-    """Open a file to read UTF-8 text, with or without a byte order mark.
-
-    Args:
-        path: of the file.
-        newline: as for `open`; None translates every line end to a newline.
-
-    Raises:
-        OSError: see `open_binary`.
-    """
+    """Open a file to read UTF-8 text, with or without a byte order mark; newline as for `open`."""
     return TextIOWrapper(open_binary(path), encoding="utf-8-sig", newline=newline)
 
 
 @contextmanager
 def reading(path: Path, see: str) -> Iterator[None]:
-    """Turn an `OSError` in this context into a `DataError`: the file cannot be read.
-
-    Args:
-        path: of the file, for the message.
-        see: where the user finds help, for the message.
-    """
+    """Turn an `OSError` in this context into a `DataError`: the file cannot be read."""
     try:
         yield
     except OSError as error:
@@ -57,30 +43,13 @@ def reading(path: Path, see: str) -> Iterator[None]:
 
 
 def read_bytes(path: Path, see: str) -> bytes:
-    """Return the content of a file.
-
-    Args:
-        path: of the file.
-        see: where the user finds help, for messages.
-
-    Raises:
-        DataError: if the file cannot be read.
-    """
+    """Return the content of a file."""
     with reading(path, see), open_binary(path) as file:
         return file.read()
 
 
 def read_text(path: Path, see: str, *, newline: str | None = None) -> str:
-    """Return the text of a UTF-8 file, with or without a byte order mark.
-
-    Args:
-        path: of the file.
-        see: where the user finds help, for messages.
-        newline: as for `open`; None translates every line end to a newline.
-
-    Raises:
-        DataError: if the file cannot be read, or is not UTF-8.
-    """
+    """Return the text of a UTF-8 file, with or without a byte order mark; newline as for `open`."""
     try:
         with reading(path, see), open_text(path, newline=newline) as file:
             return file.read()
@@ -91,15 +60,7 @@ def read_text(path: Path, see: str, *, newline: str | None = None) -> str:
 
 
 def read_json(path: Path, see: str) -> Any:
-    """Return the content of a JSON file.
-
-    Args:
-        path: of the file.
-        see: where the user finds help, for messages.
-
-    Raises:
-        DataError: if the file cannot be read, or is not valid JSON that Python can represent.
-    """
+    """Return the content of a JSON file."""
     content = read_bytes(path, see)
     try:
         return json.loads(content.decode("utf-8"))
@@ -108,15 +69,7 @@ def read_json(path: Path, see: str) -> Any:
 
 
 def read_lines(path: Path, see: str) -> list[str]:
-    """Return the lines of a text file that are not blank, stripped of surrounding whitespace.
-
-    Args:
-        path: of the file.
-        see: where the user finds help, for messages.
-
-    Raises:
-        DataError: if the file cannot be read, is not UTF-8, or has no such line.
-    """
+    """Return the lines of a text file that are not blank, stripped of surrounding whitespace."""
     # Not `splitlines`, which would also split a line at a form feed and other rare separators.
     lines = [line.strip() for line in read_text(path, see).split("\n") if line.strip()]
 
@@ -126,18 +79,9 @@ def read_lines(path: Path, see: str) -> list[str]:
 
 
 def csv_rows(path: Path, see: str, *, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """Read the rows of a CSV file that are not blank.
+    """Yield the rows of a CSV file that are not blank, each with the number of its last line.
 
-    Args:
-        path: of the file.
-        see: where the user finds help, for messages.
-        delimiter: the sign between two fields.
-
-    Yields:
-        The number of the row's last line, from 1, as an editor counts lines; and the row's fields.
-
-    Raises:
-        DataError: if the file cannot be read, is not UTF-8, or its quoting is not that of CSV.
+    Lines count from 1, as an editor counts them.
     """
     text = io.StringIO(read_text(path, see, newline=""), newline="")
     reader = csv.reader(text, delimiter=delimiter, strict=True)
@@ -155,20 +99,10 @@ def csv_rows(path: Path, see: str, *, delimiter: str = ",") -> Iterator[tuple[in
 def csv_columns(
     path: Path, header: Sequence[str], see: str
 ) -> Iterator[tuple[int, list[tuple[str, ...]]]]:
-    """Read a CSV file of millions of rows in chunks, as columns.
+    """Read a CSV file of millions of rows, which begins with `header`, in chunks, as columns.
 
-    One row at a time would be slow, and all rows at once take gigabytes.
-
-    Args:
-        path: of the file.
-        header: the fields that its first row must have.
-        see: where the user finds help, for messages.
-
-    Yields:
-        The number of the chunk's first row (the header is row 1), and the texts of each column.
-
-    Raises:
-        DataError: if the file cannot be read, has another header, or a row of another length.
+    One row at a time would be slow, and all rows at once take gigabytes. Each chunk is the number
+    of its first row (the header is row 1), and the texts of each column.
     """
     first = 2
     try:

@@ -1,5 +1,6 @@
 """Write tensor files atomically, and read them with checks and without running anything in them."""
 
+import errno
 import hashlib
 import os
 import pickle
@@ -9,17 +10,15 @@ import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
-from safetensors.torch import load_file
 from safetensors.torch import save as packed
 from torch import Tensor
 
-from mldec.errors import CheckpointError, brief, refusing
-from mldec.files.results import write_file
+from mldec.errors import CheckpointError, refusing, writing
+from mldec.files.results import replacing, write_file
 
 SUFFIX = ".safetensors"
 RECORD_BYTES = 2**16  # at most this much of a checksum file is read; one of ours has two lines
@@ -38,15 +37,16 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = Tru
         of_run: the file belongs to a training run, which can be resumed once it can be written.
 
     Raises:
-        CheckpointError: if it cannot be written; the existing files stay as they are.
+        DataError: if it cannot be written; the existing files stay as they are.
     """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+    with replacing(path, durable=True, of_run=of_run) as file:
+        try:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
+        except RuntimeError as error:
+            # What torch says of a short write is an unexpected position in the file.
+            raise OSError(errno.ENOSPC, "the disk is full, or did not take all of it") from error
+        file.flush()
+        os.fsync(file.fileno())
 
         # Rename from the oldest to the newest, so that no version is overwritten before it has
         # moved.
@@ -54,19 +54,10 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = Tru
         for older, newer in reversed(list(zip(paths[1:], paths, strict=False))):
             if newer.exists():
                 _rename(newer, older, known_hashes(newer))
-        _rename(temporary, path, [sha256_of(temporary)])
-    except (OSError, RuntimeError) as error:
-        # torch.save reports a full disk as a RuntimeError. Without a folder there is no file to
-        # remove.
-        with suppress(OSError):
-            temporary.unlink()
-
-        last_good = next((version for version in versions(path, keep) if version.exists()), None)
-        kept = "" if last_good is None else f"; {last_good} is the last good one"
-        then = " and pass resume=auto" if of_run else ", or choose another --out"
-        raise CheckpointError(
-            f"cannot save {path}: {_write_fault(error)}{kept}; free space{then}"
-        ) from error
+        new_hash = sha256_of(Path(file.name))
+        write_hashes(path, [new_hash, *known_hashes(path)])
+    _sync_folder(path.parent)
+    write_hashes(path, [new_hash])
 
 
 def versions(path: Path, keep: int) -> list[Path]:
@@ -80,11 +71,10 @@ def versions(path: Path, keep: int) -> list[Path]:
 def duplicate(source: Path, target: Path) -> None:
     """Give a checkpoint a second name, by a hard link if the file system has them, else by a copy.
 
-    Raises:
-        CheckpointError: if it cannot be written; an existing target stays as it is.
+    An existing target stays as it is if that fails.
     """
     temporary = target.with_name(target.name + ".tmp")
-    try:
+    with writing(target, of_run=True):
         # An interrupted run may have left one, and a link needs a name that is free.
         temporary.unlink(missing_ok=True)
 
@@ -92,12 +82,7 @@ def duplicate(source: Path, target: Path) -> None:
             os.link(source, temporary)
         except OSError:
             shutil.copyfile(source, temporary)
-
         _rename(temporary, target, known_hashes(source))
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot save {target}: {error.strerror}; free space and pass resume=auto"
-        ) from error
 
 
 class Writer:
@@ -133,10 +118,7 @@ def read_torch(path: Path) -> Any:
     """Read a file of torch.save: a checkpoint, released weights, word vectors or class names.
 
     All such files are read here, and nothing in them is run. If there is a checksum beside the
-    file, it is compared.
-
-    Raises:
-        CheckpointError: if the file is missing, damaged, truncated, or refused.
+    file, it is compared. Whatever cannot be read is a `CheckpointError` that names the file.
     """
     # A pipe is no file either: reading it would block.
     if not path.is_file():
@@ -148,78 +130,62 @@ def read_torch(path: Path) -> Any:
         )
 
     # torch warns about the way a file was pickled, which its reader cannot change.
-    with refusing(path), warnings.catch_warnings(action="ignore"):
-        _check_hash(path)
-        _check_start(path)
+    with refusing(path), path.open("rb") as file, warnings.catch_warnings(action="ignore"):
+        # An empty record is none: its writer was killed.
+        record = hash_record(path)
+        has_record = record.is_file() and record.stat().st_size
+        if has_record and hashlib.file_digest(file, "sha256").hexdigest() not in known_hashes(path):
+            raise CheckpointError(
+                f"{path} is damaged: its sha256 is not the one in {record.name}; use another copy"
+            )
+        if fault := _start_fault(file):
+            raise CheckpointError(f"{path} {fault}")
+
+        file.seek(0)
         try:
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            # The first line of torch's message is advice to trust the file.
+            # One line of torch's message names what the pickle asked for; the others, and the end of
+            # that one, are advice to trust the file.
+            lines = str(error).splitlines()
+            asked = [line for line in lines if "Unsupported" in line or "GLOBAL" in line]
+            reason = "".join(asked[:1]).partition(" Please")[0].strip()
             raise CheckpointError(
                 f"{path} is refused: it holds more than tensors and plain values, or is damaged "
-                f"({_refused_name(error)}); use another copy"
+                f"({reason}); use another copy"
             ) from error
 
 
-def _check_hash(path: Path) -> None:
-    """Compare a file with the checksum file beside it, if there is one that is not empty."""
-    record = hash_record(path)
-    if not record.is_file() or not record.stat().st_size:
-        return
-
-    if sha256_of(path) not in known_hashes(path):
-        raise CheckpointError(
-            f"{path} is damaged: its sha256 is not the one in {record.name}; use another copy"
-        )
-
-
-def _check_start(path: Path) -> None:
-    """Refuse an empty file, a web page in place of a download, and an archive that unpacks to more.
+def _start_fault(file: BinaryIO) -> str | None:
+    """Say what is wrong with an empty file, a web page, or an archive that unpacks to more.
 
     torch.save compresses nothing, so the members of its archive are no larger than the file.
     """
-    with path.open("rb") as file:
-        start = file.read(4)
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    start = file.read(4)
     if start == b"" or start.startswith(b"<"):
         kind = "a web page" if start else "an empty file"
-        raise CheckpointError(f"{path} is no file of tensors, but {kind}: download it again")
+        return f"is no file of tensors, but {kind}: download it again"
 
     if start == b"PK\x03\x04":
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
+        members = zipfile.ZipFile(file).infolist()
         stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
-        if not stored or sum(member.file_size for member in members) > path.stat().st_size:
-            raise CheckpointError(
-                f"{path} is refused: its members unpack to more than the file has, and torch.save "
-                f"compresses nothing; use another copy"
+        if not stored or sum(member.file_size for member in members) > size:
+            return (
+                "is refused: its members unpack to more than the file has, and torch.save "
+                "compresses nothing; use another copy"
             )
+    return None
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors, completely or not at all.
-
-    Args:
-        path: of the file.
-        tensors: by name; tensors that share memory are written separately.
-
-    Raises:
-        DataError: if it cannot be written; an existing file stays as it is.
-    """
+    """Write tensors, completely or not at all; those that share memory are written separately."""
     separate = {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
     write_file(path, packed(separate, {"format": "pt"}))
-
-
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Read a file of tensors; the library checks that they fill it without gaps and overlaps.
-
-    Raises:
-        CheckpointError: if the file is missing, damaged, or another kind of file.
-    """
-    with refusing(path):
-        return load_file(path)
 
 
 def hash_record(path: Path) -> Path:
@@ -251,22 +217,9 @@ def write_hashes(path: Path, hashes: list[str]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file atomically: a crash leaves either the old one or the new one.
-
-    Raises:
-        OSError: if it cannot be written; an existing file stays as it is.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    """Write a small file of a run: a crash leaves either the old one or the new one."""
+    with replacing(path, durable=True, of_run=True) as file:
+        file.write(text.encode())
 
 
 def sha256_of(path: Path) -> str:
@@ -276,13 +229,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _rename(source: Path, target: Path, hashes: list[str]) -> None:
-    """Rename a complete file and update the checksum file of its new name.
-
-    Args:
-        source: path of the file.
-        target: its new path.
-        hashes: of the file; none if they are not known.
-    """
+    """Rename a complete file and update the checksum file of its new name, if its hash is known."""
     # Until the rename has reached the disk, the checksum file must match both the old and the new
     # file.
     if hashes:
@@ -301,23 +248,7 @@ def _rename(source: Path, target: Path, hashes: list[str]) -> None:
 def _sync_folder(folder: Path) -> None:
     """Flush the renames in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
-
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _write_fault(error: OSError | RuntimeError) -> str:
-    """Return the cause of a failed torch.save in one line."""
-    text = brief(error)
-
-    # torch.save reports a short write as an unexpected position in the file.
-    return "the disk is full, or did not take all of it" if "unexpected pos" in text else text
-
-
-def _refused_name(error: pickle.UnpicklingError) -> str:
-    """Return the line of torch's refusal that names what the pickle asked for."""
-    lines = str(error).splitlines()
-    named = next((line for line in lines if "Unsupported" in line or "GLOBAL" in line), "damaged")
-    return named.strip().removeprefix("WeightsUnpickler error: ").split(" was not an allowed")[0]

@@ -1,9 +1,8 @@
 """A head in a model of timm or torchvision, in the place of its pooling and classifier."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,85 +21,75 @@ from mldec.heads.ml_decoder import MLDecoder
 # Any: the models of timm and torchvision have no common interface that a type checker could know.
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """What a kind of models needs: where its head goes, and how its tokens are computed.
 
-    Args:
-        classifiers: paths of the layers that give logits. The head takes the place of the first;
-            the others, of a distilled model, become `nn.Identity`.
-        tokens: maps the model and images [B, 3, H, W] to tokens [B, N, C] or a map [B, C, H, W].
+    The head takes the place of the first of the classifiers, which are paths of layers; the others,
+    of a distilled model, become `nn.Identity`. The function maps the model and images [B, 3, H, W]
+    to tokens [B, N, C] or a map [B, C, H, W].
     """
 
     classifiers: tuple[str, ...]
     tokens: Callable[[Any, Tensor], Tensor]
 
 
-def _in_order(*layers: str) -> Callable[[Any, Tensor], Tensor]:
-    """Return the function that applies layers of a model one after the other."""
-    return partial(_apply, layers)
-
-
-def _apply(layers: tuple[str, ...], model: Any, images: Tensor) -> Tensor:
+def _in_order(layers: tuple[str, ...], model: Any, images: Tensor) -> Tensor:
+    """Apply layers of a model one after the other."""
     features = images
     for layer in layers:
         features = model.get_submodule(layer)(features)
     return features
 
 
+def _densenet(model: Any, images: Tensor) -> Tensor:
+    # Its last ReLU is not a layer.
+    return model.features(images).relu()
+
+
+def _swin(model: Any, images: Tensor) -> Tensor:
+    return model.norm(model.features(images)).flatten(1, 2)
+
+
 def _vit(model: Any, images: Tensor) -> Tensor:
-    """Compute the tokens of torchvision's ViT, without the class token."""
     patches = model._process_input(images)
     class_token = model.class_token.expand(patches.shape[0], -1, -1)
     return model.encoder(torch.cat([class_token, patches], 1))[:, 1:]
 
 
-def _swin(model: Any, images: Tensor) -> Tensor:
-    """Compute the tokens of torchvision's Swin, whose map is [B, H, W, C]."""
-    return model.norm(model.features(images)).flatten(1, 2)
-
-
-def _densenet(model: Any, images: Tensor) -> Tensor:
-    """Compute the map of torchvision's DenseNet, whose last ReLU is not a layer."""
-    return model.features(images).relu()
-
-
-_STAGES = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")
+_RESNET = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")
+_FEATURES = Form(("classifier",), partial(_in_order, ("features",)))
 # Classes of torchvision.models, by name because importing them takes longer than all else here. The
 # norm of ConvNeXt that stands behind the pooling is applied to each token.
 _TORCHVISION = {
-    "resnet.ResNet": Form(("fc",), _in_order(*_STAGES)),
-    "regnet.RegNet": Form(("fc",), _in_order("stem", "trunk_output")),
-    "convnext.ConvNeXt": Form(("classifier.2",), _in_order("features", "classifier.0")),
-    "efficientnet.EfficientNet": Form(("classifier",), _in_order("features")),
-    "mobilenetv2.MobileNetV2": Form(("classifier",), _in_order("features")),
-    "mobilenetv3.MobileNetV3": Form(("classifier",), _in_order("features")),
+    "resnet.ResNet": Form(("fc",), partial(_in_order, _RESNET)),
+    "regnet.RegNet": Form(("fc",), partial(_in_order, ("stem", "trunk_output"))),
+    "convnext.ConvNeXt": Form(("classifier.2",), partial(_in_order, ("features", "classifier.0"))),
+    "efficientnet.EfficientNet": _FEATURES,
+    "mobilenetv2.MobileNetV2": _FEATURES,
+    "mobilenetv3.MobileNetV3": _FEATURES,
     "densenet.DenseNet": Form(("classifier",), _densenet),
     "swin_transformer.SwinTransformer": Form(("head",), _swin),
     "vision_transformer.VisionTransformer": Form(("heads",), _vit),
 }
+_POOLINGS = {"avgpool", "global_pool", "head.global_pool", "attn_pool"}
 
 
 class Attached(nn.Module):
     """Mixed into the class of a model that has a head of ours."""
 
-    _base: type[nn.Module]
     _form: Form
 
     def forward(self, images: Tensor, *args: Any, **options: Any) -> Tensor:
-        """Map images to the logits [B, K] of the head.
+        """Map images [B, 3, H, W], normalised as the model's weights need it, to logits [B, K].
 
-        Args:
-            images: [B, 3, H, W], floating point, normalised as the model's weights need it.
-            args: passed on to the head: the queries [K, D_w] of a zero-shot head.
-            options: likewise: `attention=True`.
+        The rest is passed on to the head: queries [K, D_w], `attention=True`.
         """
         head = self.get_submodule(self._form.classifiers[0])
         return head(self._form.tokens(self, images), *args, **options)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copy and pickle the model by its own class, since its present class has no module."""
-        return _blank, (self._base, self._form), self.__getstate__()
+        return _blank, (type(self).__mro__[2],), self.__getstate__()
 
 
 def attach(
@@ -154,16 +143,14 @@ def attach(
     freeze(trial, unused)
     path, *others = form.classifiers
     model.set_submodule(path, decoder)
-    for other in others:
+    for other in {*others} | _POOLINGS & dict(model.named_modules()).keys():
         model.set_submodule(other, nn.Identity())
-    for pooling in ("avgpool", "global_pool", "head.global_pool", "attn_pool"):
-        if _has_module(model, pooling):
-            model.set_submodule(pooling, nn.Identity())
 
     if hasattr(model, "num_classes"):
         model.num_classes = num_classes
+    model._form = form
     if not isinstance(model, Attached):
-        model.__class__ = _attached_class(type(model), form)
+        model.__class__ = _attached_class(type(model))
     return model
 
 
@@ -181,11 +168,7 @@ class _Tokens(nn.Module):
 
 
 def _form_of(model: Any) -> Form:
-    """Return the form of a model, from its class.
-
-    Raises:
-        ConfigError: if it has none.
-    """
+    """Return the form of a model, from its class."""
     for cls in type(model).__mro__:
         package, _, kind = f"{cls.__module__}.{cls.__qualname__}".partition("torchvision.models.")
         if not package and kind in _TORCHVISION:
@@ -195,10 +178,7 @@ def _form_of(model: Any) -> Form:
     classifiers = getattr(model, "pretrained_cfg", {}).get("classifier")
     if not classifiers or not hasattr(model, "forward_features"):
         raise _refusal(model, "it is none of these")
-
     paths = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
-    if not all(_has_module(model, path) for path in paths):
-        raise _refusal(model, f"it has no layer {' and '.join(paths)}")
     return Form(paths, partial(timm_tokens, norm_path=norm_behind_pooling(model)))
 
 
@@ -221,20 +201,11 @@ def _image_shape(model: Any) -> tuple[int, ...]:
     return (3, *sides)
 
 
-def _has_module(model: nn.Module, path: str) -> bool:
-    """Return whether a model has a layer of this path."""
-    try:
-        return isinstance(model.get_submodule(path), nn.Module)
-    except AttributeError:
-        return False
+def _attached_class(base: type[nn.Module]) -> type[nn.Module]:
+    return type(f"{base.__name__}WithHead", (Attached, base), {})
 
 
-def _attached_class(base: type[nn.Module], form: Form) -> type[nn.Module]:
-    """Return the class of a model of class `base` with a head."""
-    return type(f"{base.__name__}WithHead", (Attached, base), {"_base": base, "_form": form})
-
-
-def _blank(base: type[nn.Module], form: Form) -> nn.Module:
+def _blank(base: type[nn.Module]) -> nn.Module:
     """Return a model without content, to be filled by `copy` or `pickle`."""
-    cls = _attached_class(base, form)
+    cls = _attached_class(base)
     return cls.__new__(cls)

@@ -18,9 +18,6 @@ class GAP(nn.Module):
             the two: with thousands of classes it saves parameters. None for no such layer. Source:
             `bottleneck_head` of the official ASL code (width 512 there), which has it for Open
             Images.
-
-    Raises:
-        ConfigError: for a width below 1.
     """
 
     def __init__(
@@ -35,18 +32,16 @@ class GAP(nn.Module):
         self.in_features = in_features
         self.dropout = nn.Dropout(dropout)
 
+        at_least_one(bottleneck=bottleneck)
         self.bottleneck: nn.Module = nn.Identity()
         if bottleneck is not None:
-            at_least_one(bottleneck=bottleneck)
             self.bottleneck = nn.Linear(in_features, bottleneck)
         self.fc = nn.Linear(bottleneck or in_features, num_classes)
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
         """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K].
 
-        Raises:
-            ConfigError: if word queries are given: this head has weights for its own classes only.
-            ValueError: if the tokens are not floating point of such a shape.
+        Word queries are refused: this head has weights for its own classes only.
         """
         tokens = as_tokens(tokens, self.in_features)
         if queries is not None:

@@ -27,14 +27,9 @@ def renamed(key: str, names: list[tuple[str, str]]) -> str:
 
 
 class Attention(nn.Module):
-    """Multi-head attention, batch first, with the parameters of `nn.MultiheadAttention`.
+    """Multi-head attention, batch first, with parameters as `nn.MultiheadAttention` begins them.
 
-    The initial values are those of `nn.MultiheadAttention` too.
-
-    Args:
-        embed_dim: width D of queries, keys and values.
-        num_heads: number of heads; divides D.
-        dropout: probability of dropping an attention weight in training.
+    Dropout is that of attention weights.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float) -> None:
@@ -60,11 +55,8 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from query [B or 1, G, D] to key and value [B, N, D].
 
-        A query of batch size 1 is projected once and shared by the whole batch.
-
-        Returns:
-            The attended values [B, G, D], and the attention weights [B, G, N], averaged over heads,
-            if `need_weights`, else None.
+        Return the attended values [B, G, D], and the attention weights [B, G, N], averaged over
+        heads, or None. A query of batch size 1 is projected once for the whole batch.
         """
         q, k, v = self._project(query, 0), self._project(key, 1), self._project(value, 2)
 
@@ -81,20 +73,15 @@ class Attention(nn.Module):
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
         """Return the attention weights of each head, float32 [B, heads, G, N].
 
-        The arguments are those of `forward`. The weights of a fused kernel cannot be had: they are
-        computed once more.
+        A fused kernel does not give its weights: they are computed once more.
         """
         return _weights(self._project(query, 0), self._project(key, 1))
 
     def weight_gradients(self, value: Tensor, gradient: Tensor) -> Tensor:
         """Return the gradient of a scalar with respect to the weights [B, heads, G, N].
 
-        Attended values are linear in the weights, so that the chain rule needs no second pass
-        through a kernel that keeps its weights to itself.
-
-        Args:
-            value: that of `forward`, [B, N, D].
-            gradient: of the scalar with respect to the attended values, [B, G, D].
+        It follows from that with respect to the attended values [B, G, D], which are linear in the
+        weights; the value is [B, N, D].
         """
         per_head = self._split_heads(gradient @ self.out_proj.weight)
         return per_head @ self._project(value, 2).transpose(-2, -1)
@@ -150,15 +137,9 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """One decoder layer: a step among the queries, then cross-attention, then feed-forward.
 
-    Args:
-        embed_dim: width D.
-        num_heads: number of attention heads; divides D.
-        mlp_dim: hidden width of the feed-forward part.
-        dropout: dropout probability in all parts of the layer.
-        query_step: what comes before cross-attention. "self_attention": the full transformer
-            decoder. "double": ML-Decoder, where the residual of the removed self-attention stays,
-            so that a query is added to its own dropout. "norm": the same without that addition.
-            "none": nothing, not even the norm (Query2Label).
+    The step is "self_attention" in the full transformer decoder; "double" in ML-Decoder, where the
+    residual of the removed self-attention stays, so that a query is added to its own dropout;
+    "norm", the same without that addition; or "none", not even the norm (Query2Label).
     """
 
     def __init__(
@@ -187,11 +168,8 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Let the queries x [B or 1, G, D] attend to the tokens [B, N, D].
 
+        Return the decoded queries [B, G, D], and the cross-attention weights [B, G, N] or None.
         Positions are added to queries and keys, never to values.
-
-        Returns:
-            The decoded queries [B, G, D], and the cross-attention weights [B, G, N] if
-            `need_weights`, else None.
         """
         if self.query_step == "self_attention":
             located = x + query_positions
@@ -211,60 +189,30 @@ class DecoderLayer(nn.Module):
         return self.norm3(x + self.dropout(self.mlp(x))), weights
 
 
-def at_least_one(**sizes: int) -> None:
-    """Raise a `ConfigError` naming the first size below 1."""
+def at_least_one(**sizes: int | None) -> None:
+    """Raise a `ConfigError` naming the first size below 1; None is not set."""
     for name, size in sizes.items():
-        if size < 1:
+        if size is not None and size < 1:
             raise ConfigError(f"head.{name} is {size}: it must be at least 1")
 
 
 def as_tokens(features: Tensor, width: int) -> Tensor:
-    """Return features [B, N, C], or a map [B, C, H, W] row by row, as tokens [B, N, C].
-
-    Args:
-        features: floating point.
-        width: C.
-
-    Raises:
-        ValueError: for features of another form.
-    """
-    forms = f"[B, N, {width}] or [B, {width}, H, W]"
-    if not isinstance(features, Tensor):
-        raise ValueError(f"tokens are a {type(features).__name__}: give a tensor {forms}")
-
+    """Return features [B, N, C], or a map [B, C, H, W] row by row, as tokens [B, N, C]."""
     tokens = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features
-    if tokens.ndim != 3 or tokens.shape[2] != width or not tokens.is_floating_point():
+    if tokens.ndim != 3 or tokens.shape[2] != width:
         raise ValueError(
-            f"tokens are {features.dtype} of the shape {list(features.shape)}: "
-            f"give floating point {forms}"
+            f"tokens have the shape {list(features.shape)}: "
+            f"give [B, N, {width}] or [B, {width}, H, W]"
         )
     return tokens
 
 
 def check_words(words: Tensor | None, width: int) -> Tensor:
-    """Return word vectors [K, D_w] after checking that D_w is `width`.
-
-    Raises:
-        ConfigError: if there are none, or they are not floating point of this width.
-    """
-    if (
-        isinstance(words, Tensor)
-        and words.ndim == 2
-        and words.shape[1] == width
-        and words.is_floating_point()
-    ):
-        return words
-
-    if words is None:
-        given = "none"
-    elif not isinstance(words, Tensor):
-        given = f"a {type(words).__name__}"
-    elif words.ndim == 2 and words.is_floating_point():
-        given = f"vectors of width {words.shape[1]}"
-    else:
-        given = f"{words.dtype} of the shape {list(words.shape)}"
-
-    raise ConfigError(
-        f"a head with head.word_dim={width} needs word queries of that width, "
-        f"[K, {width}] floating point, got {given}"
-    )
+    """Return word vectors [K, D_w] after checking that there are some, of this width."""
+    if words is None or words.ndim != 2 or words.shape[1] != width:
+        given = "none" if words is None else f"the shape {list(words.shape)}"
+        raise ConfigError(
+            f"a head with head.word_dim={width} needs word queries of that width, "
+            f"[K, {width}] floating point, got {given}"
+        )
+    return words

@@ -57,8 +57,7 @@ class MLDecoder(nn.Module):
             and no parameter belongs to a class (paper section 2.4).
 
     Raises:
-        ConfigError: for a size below 1, an unknown kind of queries, or switches that exclude each
-            other.
+        ConfigError: for a size below 1, or switches that exclude each other.
     """
 
     def __init__(
@@ -79,20 +78,15 @@ class MLDecoder(nn.Module):
     ) -> None:
         super().__init__()
         at_least_one(embed_dim=embed_dim, mlp_dim=mlp_dim, num_layers=num_layers)
-
-        if num_groups is not None:
-            at_least_one(num_groups=num_groups)
-
-        if word_dim is not None:
-            at_least_one(word_dim=word_dim)
-            if num_groups is not None:
-                raise ConfigError(
-                    f"head.num_groups {num_groups} has no effect with head.word_dim: set it to null"
-                )
-            if queries != "random":
-                raise ConfigError(
-                    f"head.queries '{queries}' has no effect with head.word_dim: leave it out"
-                )
+        at_least_one(num_groups=num_groups, word_dim=word_dim)
+        if word_dim is not None and num_groups is not None:
+            raise ConfigError(
+                f"head.num_groups {num_groups} has no effect with head.word_dim: set it to null"
+            )
+        if word_dim is not None and queries != "random":
+            raise ConfigError(
+                f"head.queries '{queries}' has no effect with head.word_dim: leave it out"
+            )
 
         self.num_classes = num_classes
         self.word_dim = word_dim
@@ -127,11 +121,6 @@ class MLDecoder(nn.Module):
 
     def _add_queries(self, kind: str, groups: int, embed_dim: int) -> None:
         """Add the group queries [G, D] as a parameter or a buffer."""
-        if kind not in ("random", "learned", "orthogonal"):
-            raise ConfigError(
-                f"head.queries '{kind}' is unknown: choose random, learned or orthogonal"
-            )
-
         if kind == "orthogonal":
             # If G > D, only the columns can be orthogonal. The rows get the length sqrt(D) either
             # way, which is that of a random query.
@@ -157,17 +146,8 @@ class MLDecoder(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K].
 
-        Args:
-            tokens: of the backbone.
-            queries: word vectors [K, D_w] of any number of classes, for a zero-shot head only.
-            attention: also return the attention of the last layer, averaged over heads.
-
-        Returns:
-            logits [B, K], and the attention of each query over the tokens [B, G, N] if asked for.
-
-        Raises:
-            ConfigError: if queries are missing for a zero-shot head, or given to another head.
-            ValueError: if the tokens are not floating point of such a shape.
+        A zero-shot head, and no other, needs queries: word vectors [K, D_w] of any classes. With
+        `attention`, that of the last layer is returned too, averaged over heads: [B, G, N].
         """
         tokens = as_tokens(tokens, self.embed.in_features)
         memory = F.relu(self.embed(tokens))

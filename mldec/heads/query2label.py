@@ -116,17 +116,8 @@ class Query2Label(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Map the tokens [B, N, C] of a square map, or the map [B, C, H, W], to logits [B, K].
 
-        Args:
-            tokens: of the backbone, row by row; N must be a square number.
-            queries: refused: the label queries are the head's own.
-            attention: also return the attention of the last decoder layer, averaged over heads.
-
-        Returns:
-            logits [B, K], and the attention of each query over the tokens [B, K, N] if asked for.
-
-        Raises:
-            ConfigError: if word queries are given, or the tokens are not those of a square map.
-            ValueError: if the tokens are not floating point of such a shape.
+        The label queries are the head's own: others are refused. With `attention`, that of the last
+        decoder layer is returned too, averaged over heads: [B, K, N].
         """
         tokens = as_tokens(tokens, self.in_features)
         if queries is not None:
@@ -180,19 +171,10 @@ def sine_positions(
     device: torch.device | None = None,
     temperature: float = 10_000.0,
 ) -> Tensor:
-    """Return the normalised sine positions of DETR for a square map of N tokens.
+    """Return the normalised sine positions of DETR for a square map of N tokens, float32 [N, dim].
 
-    Args:
-        num_tokens: N, a square number.
-        dim: width of a position; a multiple of 4. The first half encodes y, the second x.
-        device: that they are computed on.
-        temperature: ratio of the longest to the shortest wavelength.
-
-    Returns:
-        float32 [N, dim].
-
-    Raises:
-        ConfigError: if N is not a square number, since the shape of the map is then unknown.
+    The first half of a position encodes y, the second x. The temperature is the ratio of the
+    longest to the shortest wavelength.
     """
     side = math.isqrt(num_tokens)
     if side * side != num_tokens:

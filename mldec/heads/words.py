@@ -54,8 +54,8 @@ class WordGroupDecoder(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        at_least_one(word_dim=word_dim, group_size=group_size, embed_dim=embed_dim, mlp_dim=mlp_dim)
-        at_least_one(num_layers=num_layers)
+        at_least_one(word_dim=word_dim, group_size=group_size, embed_dim=embed_dim)
+        at_least_one(mlp_dim=mlp_dim, num_layers=num_layers)
         if embed_dim % group_size:
             raise ConfigError(
                 f"head.group_size {group_size} does not divide head.embed_dim {embed_dim}"
@@ -77,19 +77,9 @@ class WordGroupDecoder(nn.Module):
     def forward(
         self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Map tokens [B, N, C], or a map [B, C, H, W], and word vectors [K, D_w] to logits [B, K].
+        """Map tokens [B, N, C], or a map, and word vectors [K, D_w] to logits [B, K].
 
-        Args:
-            tokens: of the backbone.
-            queries: word vectors of any number of classes.
-            attention: also return the attention of the last layer, averaged over heads.
-
-        Returns:
-            logits [B, K], and the attention of each group over the tokens [B, G, N] if asked for.
-
-        Raises:
-            ConfigError: if queries are missing or of another width.
-            ValueError: if the tokens are not floating point of such a shape.
+        With `attention`, that of the last layer is returned too, averaged over heads: [B, G, N].
         """
         tokens = as_tokens(tokens, self.embed.in_features)
         word_vectors = check_words(queries, self.word_dim).to(self.pool_bias.dtype)
@@ -149,9 +139,6 @@ class WordGAP(nn.Module):
             class.
         word_dim: width D_w of word vectors.
         dropout: probability of dropping a pooled feature in training.
-
-    Raises:
-        ConfigError: for a width below 1.
     """
 
     def __init__(
@@ -165,12 +152,7 @@ class WordGAP(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map tokens [B, N, C], or a map [B, C, H, W], and word vectors [K, D_w] to logits [B, K].
-
-        Raises:
-            ConfigError: if queries are missing or of another width.
-            ValueError: if the tokens are not floating point of such a shape.
-        """
+        """Map tokens [B, N, C], or a map, and word vectors [K, D_w] to logits [B, K]."""
         tokens = as_tokens(tokens, self.fc.in_features)
         word_vectors = F.normalize(check_words(queries, self.word_dim), dim=1)
         pooled = self.dropout(tokens.mean(1))
@@ -204,12 +186,7 @@ class Cosine(nn.Module):
         self.logit_bias = nn.Parameter(torch.zeros(())) if bias else None
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map tokens [B, N, C], or a map [B, C, H, W], and word vectors [K, C] to logits [B, K].
-
-        Raises:
-            ConfigError: if queries are missing or of another width.
-            ValueError: if the tokens are not floating point of such a shape.
-        """
+        """Map tokens [B, N, C], or a map, and word vectors [K, C] to logits [B, K]."""
         tokens = as_tokens(tokens, self.word_dim)
         words = check_words(queries, self.word_dim)
 

@@ -8,11 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mldec.errors import ConfigError
 from mldec.losses.common import (
     CountLabels,
     check_class_count,
-    check_reduction,
+    check_range,
     positive_weight,
     prepare,
 )
@@ -43,8 +42,7 @@ class AsymmetricLoss(nn.Module):
         label_counts: counts the training labels, for "auto".
 
     Raises:
-        ConfigError: for a value out of its range.
-        ValueError: for a `pos_weight` or `pos_weight_cap` out of its range.
+        ValueError: for a value out of its range.
     """
 
     exclusive = False
@@ -64,10 +62,8 @@ class AsymmetricLoss(nn.Module):
         label_counts: CountLabels | None = None,
     ) -> None:
         super().__init__()
-        _check_gammas(gamma_neg, gamma_pos)
-        if not 0 <= clip < 1:
-            raise ConfigError(f"loss.clip {clip} is not in [0, 1)")
-        check_reduction(reduction)
+        check_range(0, gamma_neg=gamma_neg, gamma_pos=gamma_pos)
+        check_range(0, 1, clip=clip)
 
         self.gamma_neg, self.gamma_pos, self.clip = gamma_neg, gamma_pos, clip
         self.focal_grad, self.reduction, self.eps = focal_grad, reduction, eps
@@ -79,12 +75,7 @@ class AsymmetricLoss(nn.Module):
         )
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Map logits [B, K] and targets [B, K] from 0 to 1 to the loss [], float32.
-
-        Raises:
-            DataError: for any other target.
-            ConfigError: if there are not K weights of positives.
-        """
+        """Map logits [B, K] and targets [B, K] from 0 to 1 to the loss [], float32."""
         logits, targets = prepare(logits, targets, soft=True)
         check_class_count("pos_weight", self.pos_weight, logits)
 
@@ -119,7 +110,7 @@ class AsymmetricLossSingleLabel(nn.Module):
         smoothing: label smoothing in [0, 1), applied after the focal weight.
 
     Raises:
-        ConfigError: for a value out of its range.
+        ValueError: for a value out of its range.
     """
 
     reduction = "mean"
@@ -129,18 +120,13 @@ class AsymmetricLossSingleLabel(nn.Module):
         self, *, gamma_neg: float = 4.0, gamma_pos: float = 0.0, smoothing: float = 0.1
     ) -> None:
         super().__init__()
-        _check_gammas(gamma_neg, gamma_pos)
-        if not 0 <= smoothing < 1:
-            raise ConfigError(f"loss.smoothing {smoothing} is not in [0, 1)")
+        check_range(0, gamma_neg=gamma_neg, gamma_pos=gamma_pos)
+        check_range(0, 1, smoothing=smoothing)
 
         self.gamma_neg, self.gamma_pos, self.smoothing = gamma_neg, gamma_pos, smoothing
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Map logits [B, K] and one-hot targets [B, K] to the loss [], float32.
-
-        Raises:
-            DataError: for targets other than 0 and 1.
-        """
+        """Map logits [B, K] and one-hot targets [B, K] to the loss [], float32."""
         logits, targets = prepare(logits, targets)
         log_probability = logits.log_softmax(-1)
         probability = log_probability.exp()
@@ -153,10 +139,3 @@ class AsymmetricLossSingleLabel(nn.Module):
         # A log-probability can be -inf, and 0 times -inf is NaN: terms without weight are set to 0.
         losses = (smooth * weight * log_probability).masked_fill(smooth == 0, 0)
         return -losses.sum(-1).mean()
-
-
-def _check_gammas(gamma_neg: float, gamma_pos: float) -> None:
-    """Raise a `ConfigError` unless both are 0 or more."""
-    for name, gamma in (("gamma_neg", gamma_neg), ("gamma_pos", gamma_pos)):
-        if gamma < 0:
-            raise ConfigError(f"loss.{name} is {gamma}: it must be 0 or more")

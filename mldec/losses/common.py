@@ -1,4 +1,4 @@
-"""What losses share: checks of their targets, and the counts of the training labels."""
+"""What losses share: checks of settings and targets, and the counts of the training labels."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -9,26 +9,28 @@ from torch import Tensor
 from mldec.errors import ConfigError, DataError
 
 
-def check_reduction(reduction: str) -> None:
-    """Raise a `ConfigError` unless the reduction is one of a loss."""
-    if reduction not in ("sum", "mean"):
-        raise ConfigError(f"loss.reduction '{reduction}' is unknown: choose sum or mean")
+def check_range(low: float, high: float = float("inf"), **settings: float) -> None:
+    """Raise a `ValueError` for the first setting that is not from `low` to below `high`."""
+    for name, value in settings.items():
+        if not low <= value < high:
+            bounds = f"be {low} or more" if high == float("inf") else f"lie in [{low}, {high})"
+            raise ValueError(f"{name} is {value}: it must {bounds}")
+
+
+def check_above_0(**settings: float) -> None:
+    """Raise a `ValueError` for the first setting that is not above 0."""
+    for name, value in settings.items():
+        if value <= 0:
+            raise ValueError(f"{name} is {value}: it must be above 0")
 
 
 def prepare(
     logits: Tensor, targets: Tensor, *, unknown: bool = False, soft: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return logits in float32 (float64 stays) and checked targets of the same type.
+    """Return logits [B, K] in float32 (float64 stays) and checked targets of the same type.
 
-    Args:
-        logits: [B, K], any floating type.
-        targets: [B, K] of 1 and 0.
-        unknown: -1 (not annotated) is allowed too.
-        soft: every value from 0 to 1 is allowed (mixup, cutmix).
-
-    Raises:
-        DataError: if the shapes differ or a target has another value; the message names it. On a
-            GPU such a value makes the loss NaN instead, see `require`.
+    Targets are 1 and 0; `unknown` allows -1 (not annotated) too, `soft` all values from 0 to 1
+    (mixup, cutmix). Another one is a `DataError`, or on a GPU a loss of NaN, see `require`.
     """
     if logits.shape != targets.shape:
         raise DataError(
@@ -54,17 +56,9 @@ def prepare(
 def require(good: Tensor, logits: Tensor, fault: Callable[[], str]) -> Tensor:
     """Return the logits of a batch whose targets are good.
 
-    To look at the targets, a GPU would have to be waited for in each step. Instead the logits of
-    targets that are not good become NaN there, and so does the loss: training leaves such a step
-    out, and names its images.
-
-    Args:
-        good: whether each target, or those of each image, are good: bool, broadcast to the logits.
-        logits: [B, K].
-        fault: makes the message about targets that are not.
-
-    Raises:
-        DataError: with that message, on the CPU.
+    Otherwise it is a `DataError` with the message of `fault`. To look at the targets, a GPU would
+    have to be waited for in each step. Instead the logits of targets that are not good become NaN
+    there, and so does the loss: training leaves such a step out, and names its images.
     """
     if logits.device.type != "cpu":
         return logits.masked_fill(~good, torch.nan)
@@ -73,23 +67,14 @@ def require(good: Tensor, logits: Tensor, fault: Callable[[], str]) -> Tensor:
     return logits
 
 
-# How often each class is positive in the training images
-
-
 class LabelCounts(NamedTuple):
-    """The annotated labels of the training images per class.
+    """The training images that show each class, and those that do not, [K].
 
-    Attributes:
-        positives: images that show the class, [K].
-        negatives: images that do not; unannotated ones are neither, [K].
+    Unannotated ones are neither.
     """
 
     positives: Tensor
     negatives: Tensor
-
-    def at_least_one(self) -> "LabelCounts":
-        """Return the counts in float64, with 1 instead of 0, for ratios and logarithms."""
-        return LabelCounts(*(count.double().clamp(min=1) for count in self))
 
 
 # Counts the labels when it is called: a loss that does not need them costs nothing.
@@ -97,15 +82,7 @@ CountLabels = Callable[[], LabelCounts]
 
 
 def counted(label_counts: CountLabels | None, argument: str) -> LabelCounts:
-    """Count the labels.
-
-    Args:
-        label_counts: as the constructor of a loss takes it.
-        argument: that needs the counts, with its value, for the message.
-
-    Raises:
-        ValueError: if nothing was given that counts.
-    """
+    """Count the labels, or raise a `ValueError` that names the argument that needs the counts."""
     if label_counts is None:
         raise ValueError(
             f"{argument} needs the counts of the training labels: pass label_counts=..."
@@ -118,17 +95,10 @@ def positive_weight(
 ) -> Tensor | None:
     """Return the factor of the loss of positives: [], or [K] for one per class, or None for 1.
 
-    Args:
-        pos_weight: a number above 0, or "auto": negatives / positives of each class, at least one
-            of each, so that both have the same total weight.
-        cap: largest factor of "auto", above 0.
-        label_counts: counts the training labels, for "auto".
-
-    Raises:
-        ValueError: for a value out of its range.
+    "auto" is negatives / positives of each class, at least one of each and at most `cap`, so that
+    both have the same total weight.
     """
-    if cap <= 0:
-        raise ValueError(f"pos_weight_cap is {cap}: it must be above 0")
+    check_above_0(pos_weight_cap=cap)
     if pos_weight is None:
         return None
 
@@ -137,20 +107,12 @@ def positive_weight(
             raise ValueError(f"pos_weight is {pos_weight}: it must be above 0, or auto")
         return torch.tensor(float(pos_weight))
 
-    counts = counted(label_counts, "pos_weight auto").at_least_one()
-    return (counts.negatives / counts.positives).clamp(max=cap).float()
+    counts = counted(label_counts, "pos_weight auto")
+    positives, negatives = (count.double().clamp(min=1) for count in counts)
+    return (negatives / positives).clamp(max=cap).float()
 
 
 def check_class_count(name: str, values: Tensor | None, logits: Tensor) -> None:
-    """Check that there is one value per class.
-
-    Args:
-        name: of the argument, for the message.
-        values: [K], or [] or None, which fit any logits.
-        logits: [B, K].
-
-    Raises:
-        ConfigError: if there are not K values.
-    """
+    """Raise a `ConfigError` unless there is one value per class, [K]; [] and None always fit."""
     if values is not None and values.ndim and len(values) != logits.shape[-1]:
         raise ConfigError(f"loss.{name} has {len(values)} values for {logits.shape[-1]} classes")

@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mldec.errors import ConfigError
 from mldec.losses.common import (
     CountLabels,
     check_class_count,
-    check_reduction,
+    check_range,
     positive_weight,
     prepare,
     require,
@@ -36,8 +35,7 @@ class BinaryCrossEntropy(nn.Module):
         label_counts: counts the training labels, for "auto".
 
     Raises:
-        ConfigError: for a value out of its range.
-        ValueError: for a `pos_weight` or `pos_weight_cap` out of its range.
+        ValueError: for a value out of its range.
     """
 
     soft = True
@@ -54,11 +52,9 @@ class BinaryCrossEntropy(nn.Module):
         label_counts: CountLabels | None = None,
     ) -> None:
         super().__init__()
-        if not 0 <= smoothing < 1:
-            raise ConfigError(f"loss.smoothing {smoothing} is not in [0, 1)")
-        if target_threshold is not None and not 0 < target_threshold < 1:
-            raise ConfigError(f"loss.target_threshold {target_threshold} is not in (0, 1)")
-        check_reduction(reduction)
+        check_range(0, 1, smoothing=smoothing)
+        if target_threshold is not None:
+            check_range(0, 1, target_threshold=target_threshold)
 
         self.smoothing = smoothing
         self.target_threshold = target_threshold
@@ -76,12 +72,7 @@ class BinaryCrossEntropy(nn.Module):
         )
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Map logits [B, K] and targets [B, K] from 0 to 1, or -1, to the loss [], float32.
-
-        Raises:
-            DataError: for any other target.
-            ConfigError: if there are not K weights.
-        """
+        """Map logits [B, K] and targets [B, K] from 0 to 1, or -1, to the loss [], float32."""
         logits, targets = prepare(logits, targets, unknown=True, soft=True)
         check_class_count("class_weights", self.class_weights, logits)
         check_class_count("pos_weight", self.pos_weight, logits)
@@ -112,7 +103,7 @@ class CrossEntropy(nn.Module):
         smoothing: targets move towards 1/K by this share, in [0, 1).
 
     Raises:
-        ConfigError: for a value out of its range.
+        ValueError: for a value out of its range.
     """
 
     reduction = "mean"
@@ -121,20 +112,12 @@ class CrossEntropy(nn.Module):
 
     def __init__(self, *, smoothing: float = 0.0) -> None:
         super().__init__()
-
-        if not 0 <= smoothing < 1:
-            raise ConfigError(f"loss.smoothing {smoothing} is not in [0, 1)")
-
+        check_range(0, 1, smoothing=smoothing)
         self.smoothing = smoothing
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Map logits [B, K] and targets [B, K], each row a distribution, to the loss [], float32.
-
-        Raises:
-            DataError: for a target below 0 or above 1, or a row that does not sum to 1.
-        """
+        """Map logits [B, K] and distributions [B, K] as targets to the loss [], float32."""
         logits, targets = prepare(logits, targets, soft=True)
-
         total = targets.sum(-1)
 
         def fault() -> str:

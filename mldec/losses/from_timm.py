@@ -1,13 +1,11 @@
-"""Losses of timm, for several labels per image; see `timm.loss` for their formulas.
+"""Losses of timm, for several labels per image; see `timm.loss` for their formulas."""
 
-timm takes seconds to import, and only these losses pay for it.
-"""
-
-from typing import Literal
+import importlib
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from mldec.losses.common import CountLabels, check_reduction, counted, prepare
+from mldec.losses.common import CountLabels, check_above_0, check_range, counted, prepare
 
 
 class _FromTimm(nn.Module):
@@ -15,16 +13,13 @@ class _FromTimm(nn.Module):
 
     reduction = "mean"
 
-    def __init__(self, loss: nn.Module) -> None:
+    def __init__(self, name: str, *args: Any, **settings: Any) -> None:
         super().__init__()
-        self.loss = loss
+        # timm takes seconds to import, and only these losses pay for it.
+        self.loss = getattr(importlib.import_module("timm.loss"), name)(*args, **settings)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Map logits [B, K] and targets [B, K] of 0 and 1 to the loss [], float32.
-
-        Raises:
-            DataError: for any other target.
-        """
+        """Map logits [B, K] and targets [B, K] of 0 and 1 to the loss [], float32."""
         loss: Tensor = self.loss(*prepare(logits, targets))
         return loss
 
@@ -33,29 +28,23 @@ class TwoWayLoss(_FromTimm):
     """Compare positives with negatives in two ways: within each image, and within each class.
 
     The second mean compares the images of a micro-batch of one process with each other. So unlike
-    with other losses, a run depends on `train.accumulate` and on the number of processes.
-
-    Logits rank; their sigmoids are no probabilities, and 0 is no threshold.
+    with other losses, a run depends on `train.accumulate` and on the number of processes. Logits
+    rank; their sigmoids are no probabilities, and 0 is no threshold.
 
     Source: Kobayashi, "Two-way Multi-Label Loss" (CVPR 2023).
 
     Args:
         positive_temperature: of the softened lowest positive, above 0.
         negative_temperature: of the softened highest negative, above 0.
-
-    Raises:
-        ValueError: for a value out of its range.
     """
 
     def __init__(
         self, *, positive_temperature: float = 4.0, negative_temperature: float = 1.0
     ) -> None:
-        from timm.loss import TwoWayLoss as Loss
-
-        _check_above_0(
+        check_above_0(
             positive_temperature=positive_temperature, negative_temperature=negative_temperature
         )
-        super().__init__(Loss(tp=positive_temperature, tn=negative_temperature))
+        super().__init__("TwoWayLoss", tp=positive_temperature, tn=negative_temperature)
 
 
 class ZLPR(_FromTimm):
@@ -67,9 +56,7 @@ class ZLPR(_FromTimm):
     exclusive = False
 
     def __init__(self) -> None:
-        from timm.loss import ZlprLoss
-
-        super().__init__(ZlprLoss())
+        super().__init__("ZlprLoss")
 
 
 class DistributionBalancedLoss(_FromTimm):
@@ -89,11 +76,7 @@ class DistributionBalancedLoss(_FromTimm):
         gamma: focusing, 0 (off) or from 1 on: a power below 1 has an infinite gradient at 0.
         scale: factor of the loss with focusing, > 0.
         reduction: "mean" over batch and classes, or "sum".
-        label_counts: counts the training labels.
-
-    Raises:
-        ConfigError: for another reduction.
-        ValueError: for any other value out of its range, or without `label_counts`.
+        label_counts: counts the training labels; needed.
     """
 
     exclusive = False
@@ -111,38 +94,25 @@ class DistributionBalancedLoss(_FromTimm):
         reduction: Literal["sum", "mean"] = "mean",
         label_counts: CountLabels | None = None,
     ) -> None:
-        from timm.loss import DistributionBalancedLoss as Loss
-
-        for name, value in (("alpha", alpha), ("kappa", kappa)):
-            if value < 0:
-                raise ValueError(f"{name} is {value}: it must be 0 or more")
-        if gamma != 0 and gamma < 1:
-            raise ValueError(f"gamma is {gamma}: it must be 0, or 1 or more")
-        _check_above_0(beta=beta, negative_scale=negative_scale, scale=scale)
-        check_reduction(reduction)
+        check_range(0, alpha=alpha, kappa=kappa)
+        if gamma != 0:
+            check_range(1, gamma=gamma)
+        check_above_0(beta=beta, negative_scale=negative_scale, scale=scale)
 
         # Labels of -1 are refused, so that every class has the labels of all images.
         counts = counted(label_counts, "the distribution-balanced loss")
         images = int((counts.positives + counts.negatives).max())
         super().__init__(
-            Loss(
-                counts.positives,
-                images,
-                map_alpha=alpha,
-                map_beta=beta,
-                map_mu=mu,
-                neg_scale=negative_scale,
-                init_bias=kappa,
-                focal_gamma=gamma,
-                focal_balance=scale,
-                reduction=reduction,
-            )
+            "DistributionBalancedLoss",
+            counts.positives,
+            images,
+            map_alpha=alpha,
+            map_beta=beta,
+            map_mu=mu,
+            neg_scale=negative_scale,
+            init_bias=kappa,
+            focal_gamma=gamma,
+            focal_balance=scale,
+            reduction=reduction,
         )
         self.reduction = reduction
-
-
-def _check_above_0(**values: float) -> None:
-    """Raise a `ValueError` that names the first value that is not above 0."""
-    for name, value in values.items():
-        if value <= 0:
-            raise ValueError(f"{name} is {value}: it must be above 0")

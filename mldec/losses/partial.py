@@ -6,7 +6,6 @@ file has the columns `Classes,avg_pred`.
 
 import csv
 import logging
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,9 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mldec.errors import ConfigError, DataError
+from mldec.errors import ConfigError, DataError, refusing
 from mldec.files.text import open_text
-from mldec.losses.common import prepare
+from mldec.losses.common import check_class_count, check_range, prepare
 from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")
@@ -39,11 +38,11 @@ class PartialAsymmetricLoss(nn.Module):
             their number). "selective": as negatives, except for those that are likely to be
             positive.
         gamma_pos: focusing of positives, >= 0.
-        gamma_neg: focusing of annotated negatives, >= 0.
-        gamma_unannotated: focusing of the unannotated, >= 0.
+        gamma_neg: of annotated negatives, >= 0.
+        gamma_unannotated: of the unannotated, >= 0.
         alpha_pos: weight of positives.
-        alpha_neg: weight of annotated negatives.
-        alpha_unannotated: weight of the unannotated.
+        alpha_neg: of annotated negatives.
+        alpha_unannotated: of the unannotated.
         clip: probability added to 1 - p of negatives of both kinds, in [0, 1).
         likelihood_top_k: "selective": the B x likelihood_top_k unannotated labels with the highest
             probability in a batch of B images do not count.
@@ -56,7 +55,7 @@ class PartialAsymmetricLoss(nn.Module):
         eps: lower bound of a probability inside the logarithm.
 
     Raises:
-        ConfigError: for a value out of its range, or one without effect in the mode.
+        ValueError: for a value out of its range, or one without effect in the mode.
         DataError: if the file of priors is not one.
     """
 
@@ -80,20 +79,9 @@ class PartialAsymmetricLoss(nn.Module):
         eps: float = 1e-8,
     ) -> None:
         super().__init__()
-        if mode not in ("negative", "ignore", "ignore_normalized", "selective"):
-            raise ConfigError(
-                f"loss.mode '{mode}' is unknown: "
-                f"choose negative, ignore, ignore_normalized or selective"
-            )
-
-        if (
-            min(gamma_pos, gamma_neg, gamma_unannotated) < 0
-            or not 0 <= clip < 1
-            or likelihood_top_k < 0
-        ):
-            raise ConfigError(
-                "loss: gammas and likelihood_top_k must be 0 or more, and clip in [0, 1)"
-            )
+        check_range(0, gamma_pos=gamma_pos, gamma_neg=gamma_neg)
+        check_range(0, gamma_unannotated=gamma_unannotated, likelihood_top_k=likelihood_top_k)
+        check_range(0, 1, clip=clip)
 
         # A setting without effect is a mistake of the user's, and silence would hide it.
         if mode != "selective" and (likelihood_top_k or class_prior not in (None, "estimate")):
@@ -127,12 +115,7 @@ class PartialAsymmetricLoss(nn.Module):
         return self.estimate.value() if self.estimate else self.class_prior
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Map logits [B, K] and targets [B, K] of 1, 0 and -1 to the summed loss [], float32.
-
-        Raises:
-            DataError: for any other target.
-            ConfigError: if there are not K class priors.
-        """
+        """Map logits [B, K] and targets [B, K] of 1, 0 and -1 to the summed loss [], float32."""
         logits, targets = prepare(logits, targets, unknown=True)
         positive = logits.sigmoid()
         if self.estimate and self.training:
@@ -166,10 +149,7 @@ class PartialAsymmetricLoss(nn.Module):
         # "selective": drop the unannotated labels of classes that many images show ...
         prior = self.prior()
         if prior is not None:
-            if len(prior) != targets.shape[1]:
-                raise ConfigError(
-                    f"loss.class_prior has {len(prior)} values for {targets.shape[1]} classes"
-                )
+            check_class_count("class_prior", prior, targets)
             common = prior.to(targets.device) > self.prior_threshold
             weights = weights.masked_fill(unannotated & common, 0)
 
@@ -221,80 +201,44 @@ class PriorEstimate(nn.Module):
         return (self.sums[:-1] / self.sums[-1].clamp(min=1)).float()
 
     def get_extra_state(self) -> dict[str, Tensor]:
-        """Return the sums for the state_dict.
-
-        They are no buffer, because the number of classes is unknown when the loss is built.
-        """
+        """Return the sums: no buffer, as the number of classes is unknown in the constructor."""
         return {} if self.sums is None else {"sums": self.sums}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        """Continue from the sums of a state_dict.
-
-        Raises:
-            ValueError: if they are not a float64 vector.
-        """
-        sums = state.get("sums") if isinstance(state, dict) else state
-        if sums is not None and (
-            not isinstance(sums, Tensor) or sums.ndim != 1 or sums.dtype is not torch.float64
-        ):
-            raise ValueError("the class priors are no sums of probabilities")
-
-        self.sums = sums
+        """Continue from the sums of a state_dict."""
+        self.sums = state.get("sums")
 
 
 def read_prior(path: str | Path) -> list[float]:
-    """Read the priors of a file: K numbers in its order, which must be that of the classes.
-
-    Raises:
-        DataError: if the file cannot be read or a row is malformed; the message names the row.
-    """
-    see = (
-        f"it must be a CSV file with the header {','.join(COLUMNS)} "
-        f"and a number from 0 to 1 per class"
-    )
-    try:
+    """Read the priors of a file: K numbers in its order, which must be that of the classes."""
+    form = f"a CSV file with the header {','.join(COLUMNS)} and a number from 0 to 1 per class"
+    with refusing(f"loss.class_prior {path}", DataError, remedy=f"give {form}"):
         with open_text(path, newline="") as file:
-            header, *rows = list(csv.reader(file, strict=True)) or [[]]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"loss.class_prior {path} cannot be read ({error}); {see}") from error
+            header, *rows = csv.reader(file, strict=True)
+        if header != COLUMNS or not rows:
+            raise ValueError(f"the header {','.join(header)!r} and {len(rows)} rows")
 
-    if header != COLUMNS or not rows:
-        raise DataError(
-            f"loss.class_prior {path} has the header {','.join(header)!r} "
-            f"and {len(rows)} rows; {see}"
-        )
-
-    # Row 1 is the header.
-    return [_number(path, number, row, see) for number, row in enumerate(rows, 2)]
+        prior = []
+        # Row 1 is the header.
+        for number, row in enumerate(rows, 2):
+            _, text = row
+            value = float(text)
+            # NaN fails this comparison too.
+            if not 0 <= value <= 1:
+                raise ValueError(f"{text} in row {number}")
+            prior.append(value)
+        return prior
 
 
 def save_estimate(loss: nn.Module, path: Path, names: Sequence[str]) -> None:
     """Write the class priors that a loss has estimated in training, if it has."""
     estimate = getattr(loss, "estimate", None)
     prior = estimate.value() if isinstance(estimate, PriorEstimate) else None
+    if prior is None:
+        return
 
-    if prior is not None:
-        write_prior(path, names, prior.tolist())
-        log.info(f"class priors, for loss.class_prior of another run: {path}")
-
-
-def write_prior(path: str | Path, names: Sequence[str], prior: Sequence[float]) -> None:
-    """Write class priors as the CSV file that `read_prior` reads."""
-    with Path(path).open("w", encoding="utf-8", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        writer.writerows(zip(names, prior, strict=True))
-
-
-def _number(path: str | Path, number: int, row: list[str], see: str) -> float:
-    """Return the prior in a row of the file; raise a `DataError` that names the row."""
-    try:
-        _, text = row
-        value = float(text)
-    except ValueError:
-        value = math.nan
-
-    # NaN fails this comparison too, whether it was in the file or stands for a malformed row.
-    if not 0 <= value <= 1:
-        raise DataError(f"loss.class_prior {path}: row {number} is {','.join(row)!r}; {see}")
-    return value
+        writer.writerows(zip(names, prior.tolist(), strict=True))
+    log.info(f"class priors, for loss.class_prior of another run: {path}")

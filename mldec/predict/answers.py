@@ -32,19 +32,12 @@ class Content(Enum):
 
 @dataclass(frozen=True)
 class Prediction:
-    """A class in the answer for an image.
-
-    Attributes:
-        index: of the class.
-        name: of the class.
-        score: from 0 to 1.
-        threshold: the lowest score of its class, where each class has one.
-    """
+    """A class in the answer for an image."""
 
     index: int
     name: str
-    score: float
-    threshold: float | None = None
+    score: float  # from 0 to 1
+    threshold: float | None = None  # the lowest score of its class, where each class has one
 
     def entry(self) -> dict[str, Any]:
         """Return the prediction as it stands in JSON."""
@@ -54,50 +47,30 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Row:
-    """The answer for an image: its predictions or all scores, or an error.
-
-    Attributes:
-        image: its name.
-        predictions: highest score first; empty after an error.
-        scores: float32 [K], in [0, 1]; None after an error.
-        features: float32 [C], if they are wanted; None after an error.
-        error: why there is no answer, in one line.
-        picture: path of the picture with heat maps, if it is wanted.
-    """
+    """The answer for an image: its predictions or all scores, or an error."""
 
     image: str
-    predictions: Sequence[Prediction] = ()
-    scores: Tensor | None = None
-    features: Tensor | None = None
-    error: str | None = None
-    picture: str | None = None
+    predictions: Sequence[Prediction] = ()  # highest score first; empty after an error
+    scores: Tensor | None = None  # float32 [K], in [0, 1]; None after an error
+    features: Tensor | None = None  # float32 [C], if they are wanted; None after an error
+    error: str | None = None  # why there is no answer, in one line
+    picture: str | None = None  # path of the picture with heat maps, if it is wanted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Which classes are in the answer for an image.
+    """Which classes are in the answer for an image."""
 
-    Attributes:
-        classes: that were scored.
-        content: of a row; decisions are not limited in number.
-        top: number of classes at most.
-        threshold: lowest score of every class.
-        stored: a threshold per class [K] instead; None without.
-    """
-
-    classes: Classes
-    content: Content = Content.TOP
-    top: int = 10
-    threshold: float = 0.0
-    stored: Sequence[float] | None = None
+    classes: Classes  # that were scored
+    content: Content = Content.TOP  # of a row; decisions are not limited in number
+    top: int = 10  # number of classes at most
+    threshold: float = 0.0  # lowest score of every class
+    stored: Sequence[float] | None = None  # a threshold per class [K] instead; None without
 
     def chosen(self, scores: Tensor) -> list[Prediction]:
-        """Return the classes in the answer, highest score first.
+        """Return the classes in the answer by their scores [K], the highest first.
 
         Of equal scores the lower class comes first.
-
-        Args:
-            scores: float32 [K].
         """
         most = self.top if self.content is Content.TOP else len(scores)
         # An image with one label has the class of the highest score, whatever the score is.
@@ -129,15 +102,7 @@ def chosen_rule(
 ) -> Rule:
     """Return the rule that the options of a command line stand for.
 
-    Args:
-        classes: that are scored.
-        stored: thresholds [K] of the checkpoint; None if it has none.
-        content: value of a `Content`.
-        top: number of classes per image at most; None for 10.
-        threshold: lowest score of every class; None for the stored thresholds, else 0.
-
-    Raises:
-        ConfigError: if an option has no effect, or decisions have no threshold.
+    `stored` are the thresholds [K] of the checkpoint; an option is None if it is not given.
     """
     kind = Content(content)
     if top is not None and kind is not Content.TOP:
@@ -200,16 +165,7 @@ def entries(rule: Rule) -> Callable[[Row], dict[str, Any]]:
 
 
 class Pictures:
-    """Draw images and where the model looked, a file per image.
-
-    Args:
-        loaded: from `checkpoint.load_model`.
-        folder: of the files; it is made with the first one.
-        typeface: of the texts.
-
-    Raises:
-        ConfigError: if no heat maps can be made of this model.
-    """
+    """Draw images and where the model looked, a file per image."""
 
     def __init__(self, loaded: Loaded, folder: Path, typeface: Typeface) -> None:
         self._loaded = loaded
@@ -225,19 +181,7 @@ class Pictures:
             self._explainer = Explainer(loaded.model, size, loaded.classes.queries)
 
     def add(self, item: Item, predictions: Sequence[Prediction]) -> Path:
-        """Write the picture of an image.
-
-        Args:
-            item: the image.
-            predictions: its classes.
-
-        Returns:
-            The path of the picture.
-
-        Raises:
-            DataError: if the image can no longer be read, or the picture not be written.
-            OutOfMemoryError: if the heat maps need too much memory.
-        """
+        """Write the picture of an image and its classes, and return its path."""
         name = Path(item.name)
         image = read_item(item)
         transform = self._loaded.transform
@@ -267,19 +211,7 @@ DRAFT = 2
 
 
 class Answering:
-    """The way from the items of an input to their rows.
-
-    Args:
-        engine: that scores.
-        rule: which classes are in a row.
-        device: that computes.
-        batch_size: images at a time; None for `BATCH_SIZE` or `BATCH_SIZE_GPU`.
-        workers: processes that decode; None for one per processor, and for none where the model has
-            a single one: two processes would only take turns on it.
-        draft: let the decoder shrink JPEG files, see `read_image`.
-        features: pool features too.
-        pictures: that are drawn; None for none.
-    """
+    """The way from the items of an input to their rows."""
 
     def __init__(
         self,
@@ -304,18 +236,7 @@ class Answering:
         self._pictures = pictures
 
     def rows(self, items: Iterator[Item], stop: StopRequest, *, then: str = "") -> Iterator[Row]:
-        """Yield the row of each item, in their order.
-
-        Args:
-            items: a stream of images.
-            stop: turns true when the work should end, before the next batch.
-            then: how to go on after that, for the message.
-
-        Raises:
-            Stopped: after a request to stop.
-            OutOfMemoryError: if a batch is too large.
-            UserError: if the input cannot be read any further, or a picture not be written.
-        """
+        """Yield the row of each item, in their order."""
         batches = decoded(
             items,
             self._decoder,

@@ -38,46 +38,31 @@ NEEDED = ("onnx", "onnxscript", "onnxruntime")  # the packages of the extra
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
-    """What a program needs to know of an exported file.
+    """What a program needs to know of an exported file."""
 
-    Attributes:
-        classes: names of the outputs; of the classes of its training if `word_dim` is given.
-        word_dim: width D of the word vectors that are its second input; None without one.
-        exclusive: an image has one label: probabilities are a softmax, and the most probable class
-            is the decision. Otherwise they are sigmoids.
-        calibrated: the probabilities are calibrated.
-        thresholds: from which probability on a class is present: K, one for all classes, or None
-            with one label per image.
-        image_size: pixels per side S of the network's images.
-        crop: see `EvalTransform`.
-        interpolation: likewise.
-        resize: likewise; "pillow" in older files.
-        resizes: the resize is inside, and images of any size are the input. Otherwise images are
-            resized outside, see `resize`.
-        mean: of the channels of images in [0, 1]; the normalisation is inside.
-        std: likewise.
-        precision: "fp32", "fp16" or "int8".
-        versions: of the packages that wrote the file.
-        checkpoint: its file name, the SHA-256 hash of this file, and its weights, "ema" or "raw".
-        date: of the export, in ISO 8601.
-    """
-
+    # Names of the outputs; of the classes of its training if `word_dim` is given.
     classes: list[str]
-    word_dim: int | None
+    word_dim: int | None  # width D of the word vectors that are its second input; None without one
+    # An image has one label: probabilities are a softmax, and the most probable class is the
+    # decision. Otherwise they are sigmoids.
     exclusive: bool
-    calibrated: bool
+    calibrated: bool  # the probabilities are calibrated
+    # Lowest probability of a present class: K, one for all, or None with one label per image.
     thresholds: list[float] | None
-    image_size: int
-    crop: float | None
-    interpolation: str
+    image_size: int  # pixels per side S of the network's images
+    crop: float | None  # see `EvalTransform`
+    interpolation: str  # likewise
+    # The resize is inside, and images of any size are the input. Otherwise images are resized
+    # outside, see `resize`.
     resizes: bool
-    mean: list[float] | None
-    std: list[float] | None
-    precision: str
-    versions: dict[str, str]
+    mean: list[float] | None  # of the channels of images in [0, 1]; the normalisation is inside
+    std: list[float] | None  # likewise
+    precision: str  # "fp32", "fp16" or "int8"
+    versions: dict[str, str]  # of the packages that wrote the file
+    # Its file name, the SHA-256 hash of this file, and its weights, "ema" or "raw".
     checkpoint: dict[str, str]
-    date: str
-    resize: str = "pillow"
+    date: str  # of the export, in ISO 8601
+    resize: str = "pillow"  # likewise; "pillow" in older files
 
     def to_json(self) -> str:
         """Return the text that the file holds."""
@@ -85,15 +70,7 @@ class Metadata:
 
 
 def parse(text: str | None, path: Path) -> Metadata:
-    """Read the text that an exported file holds.
-
-    Args:
-        text: None if the file has none.
-        path: of the file, for messages.
-
-    Raises:
-        CheckpointError: if it is none of ours.
-    """
+    """Read the text that an exported file holds; None if it has none."""
     try:
         content: dict[str, Any] = json.loads(text or "")
         return Metadata(**content)
@@ -105,15 +82,7 @@ def parse(text: str | None, path: Path) -> Metadata:
 
 
 def require_onnx(path: str | Path, needed: Sequence[str] = NEEDED) -> None:
-    """Check that the packages for ONNX files are installed.
-
-    Args:
-        path: of the file, for the message.
-        needed: the packages.
-
-    Raises:
-        ConfigError: if one is not.
-    """
+    """Check that the packages for ONNX files are installed."""
     for name in needed:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
@@ -123,12 +92,7 @@ def require_onnx(path: str | Path, needed: Sequence[str] = NEEDED) -> None:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """Return what an ONNX file says of itself, without loading its network.
-
-    Raises:
-        ConfigError: if a package is missing.
-        CheckpointError: if the file is missing, damaged, or not exported by this program.
-    """
+    """Return what an ONNX file says of itself, without loading its network."""
     if not path.is_file():
         raise CheckpointError(f"no file at {path}: check the path")
     require_onnx(path, ["onnx"])
@@ -155,19 +119,7 @@ LOUD = ("onnxscript", "onnx_ir", "torch.onnx", "root")  # loggers that tell of e
 
 # Any: the classes of onnx and onnxruntime are imported only where they are used.
 def translated(graph: ExportedProgram, axes: tuple[dict[int, str], ...], path: str) -> Any:
-    """Translate a graph to an ONNX model.
-
-    Args:
-        graph: of a `Program`.
-        axes: the names of the open axes of each input.
-        path: of the checkpoint, for messages.
-
-    Returns:
-        An `onnx.ModelProto`.
-
-    Raises:
-        CheckpointError: if ONNX lacks an operation of the network.
-    """
+    """Translate a graph to an `onnx.ModelProto`; `axes` names the open axes of each input."""
     inputs = INPUTS[: len(axes)]
     try:
         with _quiet():
@@ -199,16 +151,6 @@ def quantised(model: Any, inputs: Sequence[tuple[Tensor, ...]]) -> Any:
     The ranges of the activations are the smallest and largest values on the given inputs. Weights
     have a scale per output channel. Products of two activations, as in attention, and the group
     pooling of ML-Decoder, which gives the logits, stay as they are.
-
-    Args:
-        model: an `onnx.ModelProto`.
-        inputs: images, and word vectors if the model asks for them, batch by batch.
-
-    Returns:
-        An `onnx.ModelProto`.
-
-    Raises:
-        CheckpointError: if ONNX Runtime cannot quantise it.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
@@ -256,16 +198,7 @@ def _products(model: Any) -> list[str]:
 
 
 def content(model: Any, metadata: Metadata, path: str) -> bytes:
-    """Return the bytes of a self-contained ONNX file.
-
-    Args:
-        model: an `onnx.ModelProto`.
-        metadata: stored in it.
-        path: of the file, for messages.
-
-    Raises:
-        CheckpointError: if it is too large for one file.
-    """
+    """Return the bytes of a self-contained ONNX file."""
     size = model.ByteSize()
     if size >= LARGEST:
         raise CheckpointError(
@@ -280,15 +213,7 @@ def content(model: Any, metadata: Metadata, path: str) -> bytes:
 
 
 class OnnxFile:
-    """An exported ONNX file in ONNX Runtime, on the CPU.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        ConfigError: if ONNX Runtime is not installed.
-        CheckpointError: if it is no such file, or has no metadata.
-    """
+    """An exported ONNX file in ONNX Runtime, on the CPU."""
 
     metadata: Metadata
 
@@ -312,12 +237,7 @@ class OnnxFile:
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return probabilities float32 [B, K] and decisions bool [B, K].
 
-        Args:
-            inputs: images uint8 [B, 3, H, W], and word vectors float32 [K, D] if the file asks for
-                them.
-
-        Raises:
-            CheckpointError: if the file does not take such inputs.
+        The inputs are images uint8 [B, 3, H, W], and word vectors [K, D] if it asks for them.
         """
         try:
             scores, decisions = self._session.run(OUTPUTS, _named(inputs))
@@ -388,15 +308,9 @@ def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
 
 
 def decided(scores: Tensor, thresholds: Tensor | None) -> Tensor:
-    """Return which classes are present.
+    """Return which classes are present, bool [B, K], by the thresholds [K] or [1] of their scores.
 
-    Args:
-        scores: float32 [B, K].
-        thresholds: the lowest score of a present class, float32 [K] or [1]; None if an image has
-            one label: the most probable class, the first one of several, is present.
-
-    Returns:
-        bool [B, K].
+    Without thresholds an image has one label: the most probable class, the first one of several.
     """
     if thresholds is not None:
         return scores >= thresholds
@@ -413,64 +327,35 @@ class Answers(NamedTuple):
 
 
 class Engine(Protocol):
-    """A network with its classes and its input transform, whatever file it is from.
-
-    Attributes:
-        path: of the file.
-        classes: names of the K classes, and whether an image has one label.
-        thresholds: the lowest score of a present class [K]; None if the file has none, or an image
-            has one label.
-        transform: an RGB image -> uint8 [3, H, W].
-        decoder: of image files, see `mldec.data.images.load_image`.
-        image_size: pixels per side of the network's input.
-        shorter_side: pixels of the shorter side of an image that the network's input is made of; a
-            smaller image would have to be enlarged.
-        precision: number format of the forward pass, such as "bf16".
-        zero_shot: it scores any classes that have word vectors; see `for_classes`.
-    """
+    """A network with its classes and its input transform, whatever file it is from."""
 
     path: Path
-    classes: Classes
+    classes: Classes  # names of the K classes, and whether an image has one label
+    # Lowest score of a present class [K]; None without any, or if an image has one label.
     thresholds: Sequence[float] | None
-    transform: Callable[[Picture], Tensor]
-    decoder: str
-    image_size: int
+    transform: Callable[[Picture], Tensor]  # an RGB image -> uint8 [3, H, W]
+    decoder: str  # of image files, see `mldec.data.images.load_image`
+    image_size: int  # pixels per side of the network's input
+    # Pixels of the shorter side of an image that the network's input is made of; a smaller image
+    # would have to be enlarged.
     shorter_side: int
-    precision: str
-    zero_shot: bool
+    precision: str  # number format of the forward pass, such as "bf16"
+    zero_shot: bool  # it scores any classes that have word vectors; see `for_classes`
 
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
-        """Score images.
+        """Score B images from `transform`; stacked, if they have one size, or not.
 
-        Args:
-            images: B from `transform`; stacked, if they have one size, or not.
-            features: return the pooled features of the backbone too.
-
-        Raises:
-            OutOfMemoryError: if there are too many at a time.
-            CheckpointError: if the network cannot take them, or has no features to return.
+        The features are the mean over the tokens of the backbone.
         """
         ...
 
     def for_classes(self, classes: Classes) -> "Engine":
-        """Return an engine of the same zero-shot network that scores other classes.
-
-        Args:
-            classes: with word vectors.
-
-        Raises:
-            CheckpointError: if the word vectors have another width.
-        """
+        """Return an engine of the same zero-shot network that scores other classes."""
         ...
 
 
 class TorchEngine:
-    """A checkpoint in torch; see `Engine`.
-
-    Args:
-        loaded: from `checkpoint.load_model`.
-        precision: of the forward pass.
-    """
+    """A checkpoint in torch; see `Engine`."""
 
     def __init__(self, loaded: Loaded, precision: Precision = Precision.auto) -> None:
         self.loaded = loaded
@@ -512,17 +397,7 @@ class TorchEngine:
 
 
 class ExportedEngine:
-    """An ONNX file of `mldec.export` on the CPU; see `Engine`.
-
-    Args:
-        path: of the file.
-        classes: with word vectors, for a file that asks for them; else None.
-
-    Raises:
-        ConfigError: if a package is missing.
-        CheckpointError: if the file cannot be used, or classes are missing, do not fit or have no
-            effect.
-    """
+    """An ONNX file of `mldec.export` on the CPU; see `Engine`."""
 
     def __init__(self, path: Path, classes: Classes | None = None) -> None:
         self.path = path
@@ -583,15 +458,7 @@ def is_exported(path: str | Path) -> bool:
 
 
 def check_exported_options(args: argparse.Namespace, *others: str) -> None:
-    """Check that no option is given that has no effect on an exported file.
-
-    Args:
-        args: the command line, with an exported file and the options of `add_model_options`.
-        others: names of further options of the command without effect.
-
-    Raises:
-        ConfigError: if one is.
-    """
+    """Refuse options without effect on an exported file, of `add_model_options` and others."""
     for name in ("weights", "image_size", "class_names", "plugin", "precision", *others):
         if getattr(args, name):
             option = f"--{name.replace('_', '-')}"

@@ -37,16 +37,7 @@ TIMES_TOKENS = "gradient of the logit of the class times the features"
 
 
 def choose(model: Classifier, tokens: Tensor, queries: Tensor | None) -> tuple[str, Relevance]:
-    """Choose the method that fits the head of a model.
-
-    Args:
-        model: in evaluation mode.
-        tokens: of any image, [1, N, C].
-        queries: word vectors [K, D_w] for a zero-shot head.
-
-    Returns:
-        What the relevance is, a phrase for users, and the function that computes it.
-    """
+    """Choose the method that fits the head of a model, as it answers to some tokens [1, N, C]."""
     if model.gives_attention:
         with torch.no_grad():
             logits, weights = model.classify(tokens, queries, attention=True)
@@ -130,18 +121,7 @@ def times_tokens(
 
     For global average pooling this is the class activation map (Zhou et al. 2016,
     arXiv 1512.04150): the mean over the tokens is the logit without its bias. It can be negative.
-
-    Args:
-        model: in evaluation mode.
-        tokens: of its backbone, [B, N, C].
-        classes: of interest, per image.
-        queries: word vectors [K, D_w] for a zero-shot head.
-
-    Returns:
-        The relevance per image and token, float32 [classes of the image, N].
-
-    Raises:
-        ConfigError: if the logits have no gradient.
+    The relevance of each image is float32 [its classes, N].
     """
     logits, inputs = _differentiable(model, tokens, queries)
 
@@ -172,13 +152,8 @@ def _gradients(
 ) -> Iterator[tuple[list[int], tuple[Tensor, ...]]]:
     """Yield gradients of the first class of every image, then of the second, and so on.
 
-    The images of a batch do not depend on each other: one backward pass serves all of them.
-
-    Yields:
-        The images that have such a class, and the gradient of its logit per input, [B, ...].
-
-    Raises:
-        ConfigError: if the logits have no gradient.
+    The images of a batch do not depend on each other: one backward pass serves all of them. With
+    the images that have such a class, there is the gradient of its logit per input, [B, ...].
     """
     if not logits.requires_grad:
         raise ConfigError(
@@ -272,11 +247,7 @@ class Explainer:
 
 
 def _side(num_tokens: int) -> int:
-    """Return the number of tokens per row, and per column.
-
-    Raises:
-        ConfigError: if the tokens do not form a square, or there is one for the whole image.
-    """
+    """Return the number of tokens per row, and per column."""
     if num_tokens == 1:
         raise ConfigError(
             "the backbone gives one token for the whole image: heat maps need tokens of its parts"
@@ -291,15 +262,9 @@ def _side(num_tokens: int) -> int:
 
 
 def _shift(image: Tensor, tokens: Tensor, side: int) -> tuple[float, float]:
-    """Return how far tokens look to the right of and below the centres of their cells.
+    """Return how far tokens [1, N, C] look to the right of and below the centres of their cells.
 
-    Args:
-        image: [1, 3, S, S].
-        tokens: of the image, [1, N, C].
-        side: of the square map of tokens.
-
-    Returns:
-        Two fractions of the side of the image; zeros if the tokens have no gradient.
+    Two fractions of the side of the image [1, 3, S, S]; zeros if the tokens have no gradient.
     """
     if not tokens.requires_grad:
         return 0.0, 0.0
@@ -356,28 +321,15 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 @dataclass(frozen=True)
 class Finding:
-    """A class that the model named, and where it looked.
-
-    Attributes:
-        name: of the class.
-        score: from 0 to 1.
-        heat: float [h, w], >= 0, over the whole image that is drawn.
-    """
+    """A class that the model named, and where it looked."""
 
     name: str
-    score: float
-    heat: np.ndarray
+    score: float  # from 0 to 1
+    heat: np.ndarray  # float [h, w], >= 0, over the whole image that is drawn
 
 
 class Typeface:
-    """A font in several sizes, and what it can write.
-
-    Args:
-        file: a TrueType or OpenType font; None for Pillow's own, which has the letters of English.
-
-    Raises:
-        ConfigError: if the file is no font that Pillow reads.
-    """
+    """A font in several sizes, and what it can write."""
 
     def __init__(self, file: str | None = None) -> None:
         self._file = file
@@ -445,18 +397,7 @@ def file_name(path: Path) -> str:
 def draw(
     image: Image.Image, title: str, findings: Sequence[Finding], method: str, typeface: Typeface
 ) -> Image.Image:
-    """Draw an image, and beside it a panel per class with the heat map over it.
-
-    Args:
-        image: the part of an image that the model saw, RGB.
-        title: below the image, such as its file name.
-        findings: the classes, in the order of the panels.
-        method: how the maps were made.
-        typeface: of all texts.
-
-    Returns:
-        An RGB picture.
-    """
+    """Draw an image, and beside it a panel per class with the heat map over it."""
     scale = PANEL / max(image.size)
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     image = image.resize(size, Image.Resampling.LANCZOS)
@@ -507,11 +448,9 @@ def draw(
 
 
 def heated(image: Image.Image, heat: np.ndarray) -> Image.Image:
-    """Return a grey copy of an image with the colours of a heat map over it.
+    """Return a grey copy of an image with the colours of a heat map [h, w] >= 0 over it.
 
-    Args:
-        image: RGB.
-        heat: float [h, w], >= 0; the ramp ends at its maximum. Zeros leave the grey image.
+    The ramp ends at the maximum of the map. Zeros leave the grey image.
     """
     most = float(heat.max())
     share = heat / most if most > 0 else heat
@@ -526,11 +465,7 @@ def heated(image: Image.Image, heat: np.ndarray) -> Image.Image:
 
 
 def save(picture: Image.Image, path: Path) -> None:
-    """Write a picture as a JPEG file, completely or not at all.
-
-    Raises:
-        DataError: if it cannot be written.
-    """
+    """Write a picture as a JPEG file, completely or not at all."""
     content = io.BytesIO()
     picture.save(content, "JPEG", quality=QUALITY, subsampling=0)
     write_file(path, content.getvalue())

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mldec.data.images import FORMATS, load_image, read_image
-from mldec.data.loader import start_worker, unwrap
+from mldec.data.loader import share, start_worker, unwrap
 from mldec.data.transforms import Picture
 from mldec.errors import ConfigError, DataError, visible
 from mldec.files.results import STANDARD_OUTPUT
@@ -32,21 +32,13 @@ COLUMNS = ("image", "path")  # of a CSV file, if --column does not say
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An image to be answered, not read yet.
+    """An image to be answered, not read yet."""
 
-    Attributes:
-        name: of the image in the answers: its path, or that of a tar file and of its member.
-        path: of the file that holds its bytes.
-        offset: of its first byte there.
-        size: in bytes; None for a whole file.
-        fault: why it cannot be read, if that is known already.
-    """
-
-    name: str
-    path: str
+    name: str  # of the image in the answers: its path, or that of a tar file and of its member
+    path: str  # of the file that holds its bytes
     offset: int = 0
-    size: int | None = None
-    fault: str | None = None
+    size: int | None = None  # in bytes; None for a whole file
+    fault: str | None = None  # why it cannot be read, if that is known already
 
 
 class Inputs:
@@ -54,18 +46,6 @@ class Inputs:
 
     Images of a folder are sorted by their paths, and those of a tar file have its order. What turns
     out to be unreadable on the way becomes an item with a fault. Standard input can be read once.
-
-    Args:
-        paths: files, which are taken whatever their names, folders and tar files.
-        listing: a file with one path per line, a CSV file with a column of paths, or "-" for lines
-            of standard input; None for no list.
-        column: of the CSV file; None takes `image` or `path`.
-        root: folder that the paths of the list are relative to.
-
-    Raises:
-        ConfigError: if no image is named, or an option has no effect.
-        DataError: for a path that does not exist, a folder without images, or a list that cannot be
-            read.
     """
 
     def __init__(
@@ -240,17 +220,11 @@ AHEAD = 4
 
 @dataclass(frozen=True)
 class Decoder(Dataset[Tensor | str]):
-    """Read an image and transform it; picklable, for worker processes.
+    """Read an image and transform it; picklable, for worker processes."""
 
-    Attributes:
-        transform: an RGB image -> uint8 [3, H, W].
-        draft: see `read_image`.
-        decoder: see `load_image`.
-    """
-
-    transform: Callable[[Picture], Tensor]
-    draft: int | None = None
-    decoder: str = "pillow"
+    transform: Callable[[Picture], Tensor]  # an RGB image -> uint8 [3, H, W]
+    draft: int | None = None  # see `read_image`
+    decoder: str = "pillow"  # see `load_image`
 
     def __getitem__(self, item: Item) -> Tensor | str:
         """Return the image, or the sentence that says why it cannot be read."""
@@ -262,17 +236,12 @@ class Decoder(Dataset[Tensor | str]):
 
 
 class Decoded(NamedTuple):
-    """A batch of B items that were read, or not.
+    """A batch of B items that were read, or not."""
 
-    Attributes:
-        items: in the order of the input.
-        images: uint8 [3, H, W] of those that could be read; stacked if they have one size.
-        faults: why the others could not, by their index in the batch.
-    """
-
-    items: list[Item]
+    items: list[Item]  # in the order of the input
+    # Those that could be read, uint8 [3, H, W]; stacked if they have one size.
     images: Sequence[Tensor] | Tensor
-    faults: dict[int, str]
+    faults: dict[int, str]  # why the others could not, by their index in the batch
 
 
 def decoded(
@@ -283,17 +252,10 @@ def decoded(
     workers: int,
     pin: bool = False,
 ) -> Iterator[Decoded]:
-    """Read images in worker processes, in batches and in their order.
+    """Read images in worker processes, in batches and in their order, only a few batches ahead.
 
-    Args:
-        items: to be read; they are taken only a few batches ahead.
-        decoder: of one item.
-        batch_size: images per batch.
-        workers: number of processes; a short input, or 0, is read in this process.
-        pin: put the batches into page-locked memory, for a faster way to a GPU.
-
-    Raises:
-        DataError: if a worker process dies, or the input itself cannot be read any further.
+    A short input, or 0 workers, is read in this process. `pin` puts the batches into page-locked
+    memory, for a faster way to a GPU.
     """
     stream = iter(items)
     first = list(islice(stream, FEW + 1))
@@ -333,20 +295,12 @@ class _Once:
 
 
 def read_item(item: Item) -> Image.Image:
-    """Return the image of an item, see `read_image`.
-
-    Raises:
-        DataError: if it cannot be read.
-    """
+    """Return the image of an item, see `read_image`."""
     return read_image(*located(item))
 
 
 def located(item: Item) -> tuple[str, bytes | None]:
-    """Return an item as the first arguments of `read_image`: a path, and bytes from inside a file.
-
-    Raises:
-        DataError: if it is known to be unreadable, or bytes inside a file cannot be read.
-    """
+    """Return the first arguments of `read_image`: a path, and bytes from inside a file."""
     if item.fault is not None:
         raise DataError(item.fault)
     if item.size is None:
@@ -365,12 +319,15 @@ def located(item: Item) -> tuple[str, bytes | None]:
     return item.name, content
 
 
-def _collate(answers: list[Tensor | str]) -> tuple[Sequence[Tensor] | Tensor, dict[int, str]]:
+def _collate(
+    answers: list[Tensor | str],
+) -> tuple[Sequence[Tensor] | Tensor, dict[int, str]] | DataError:
     """Separate the images of a batch from the sentences about those that cannot be read."""
     images = [answer for answer in answers if isinstance(answer, Tensor)]
     faults = {index: answer for index, answer in enumerate(answers) if isinstance(answer, str)}
 
     # One tensor travels between processes faster than many.
+    batch: Sequence[Tensor] | Tensor = images
     if len({image.shape for image in images}) == 1:
-        return torch.stack(images), faults
-    return images, faults
+        batch = torch.stack(images)
+    return share(batch) or (batch, faults)

@@ -39,29 +39,18 @@ class Format(Protocol):
         ...
 
     def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
-        """Write a file that holds the rows of all parts, in their order.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
+        """Write a file that holds the rows of all parts, in their order."""
         ...
 
 
 @dataclass(frozen=True)
 class Text:
-    """A file of text; see `Format`. Its parts can also be written one after another.
+    """A file of text; see `Format`. Its parts can also be written one after another."""
 
-    Attributes:
-        encode: returns the text of a row.
-        opening: the text before the first row.
-        between: the text between two rows.
-        closing: the text after the last row.
-    """
-
-    encode: Callable[[Row], str]
-    opening: str = ""
-    between: str = ""
-    closing: str = ""
+    encode: Callable[[Row], str]  # returns the text of a row
+    opening: str = ""  # the text before the first row
+    between: str = ""  # the text between two rows
+    closing: str = ""  # the text after the last row
 
     def part(self, rows: Sequence[Row]) -> bytes:
         """Return the bytes of some rows, without what stands before, between and after parts."""
@@ -139,12 +128,6 @@ class Parquet:
 
     Its columns are those of `comma_separated`, with lists in place of separators, and with all
     scores of an image as one list; the classes are in the metadata of the file, a JSON list.
-
-    Args:
-        rule: which classes are in a row.
-
-    Raises:
-        ConfigError: if pyarrow is not installed.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -240,31 +223,20 @@ _RECORD = "block.json"
 
 @dataclass(frozen=True)
 class Block:
-    """What is known of a finished block.
+    """What is known of a finished block."""
 
-    Attributes:
-        images: in the block.
-        names: hash of their names, see `digest`.
-        errors: images without an answer.
-    """
-
-    images: int
-    names: str
-    errors: int
+    images: int  # in the block
+    names: str  # hash of their names, see `digest`
+    errors: int  # images without an answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """How a result is made.
+    """How a result is made."""
 
-    Attributes:
-        made_with: all that decides what it holds, by the names that users know.
-        format: of this file.
-        finished: the result is complete; the sum over its blocks, and their combined hash.
-    """
-
-    made_with: dict[str, Any]
-    format: int = FORMAT
+    made_with: dict[str, Any]  # all that decides what it holds, by the names that users know
+    format: int = FORMAT  # of this file
+    # Of a complete result: the sum over its blocks, and their combined hash.
     finished: Block | None = None
 
 
@@ -287,9 +259,6 @@ def total(blocks: Sequence[Block]) -> Block:
 class Parts:
     """The parts of one or several result files that are made together.
 
-    Args:
-        targets: the result files, regular or absent, and their formats.
-
     Attributes:
         first: the result file that the record and the parts are named after.
         folder: of the blocks.
@@ -302,17 +271,9 @@ class Parts:
         self._record_path = self.first.with_name(f"{self.first.name}.run.json")
 
     def existing(self, made_with: dict[str, Any]) -> Record | None:
-        """Return the record of a result that was begun, finished only if all its files are there.
+        """Return the record of a result that was begun; None if there is nothing in its place.
 
-        Args:
-            made_with: see `Record`.
-
-        Returns:
-            None if there is no such result, and nothing in its place.
-
-        Raises:
-            ConfigError: if it was made otherwise, or nothing says how.
-            DataError: if the record cannot be read.
+        It is finished only if all its files are there. One that was made otherwise is refused.
         """
         record = self._read_record()
         if record is None:
@@ -329,22 +290,14 @@ class Parts:
         return record if is_complete else replace(record, finished=None)
 
     def make_folder(self) -> None:
-        """Make the folder of the blocks.
-
-        Raises:
-            DataError: if that fails.
-        """
+        """Make the folder of the blocks."""
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
             raise self._unwritable(error) from error
 
     def start(self, made_with: dict[str, Any]) -> Record:
-        """Begin a result anew: remove the blocks of an earlier one, and write the record.
-
-        Raises:
-            DataError: if it cannot be written.
-        """
+        """Begin a result anew: remove the blocks of an earlier one, and write the record."""
         for entry in self.folder.iterdir():
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
@@ -358,11 +311,7 @@ class Parts:
         return {int(entry.name) for entry in os.scandir(self.folder) if entry.name.isdecimal()}
 
     def read(self, number: int) -> Block:
-        """Return what is known of a finished block.
-
-        Raises:
-            DataError: if it is damaged.
-        """
+        """Return what is known of a finished block."""
         path = self._block(number) / _RECORD
         try:
             return Block(**json.loads(path.read_text()))
@@ -372,15 +321,7 @@ class Parts:
             ) from error
 
     def write(self, number: int, rows: Sequence[Row]) -> None:
-        """Write a block.
-
-        Args:
-            number: of the block in the input.
-            rows: of its images, in their order.
-
-        Raises:
-            DataError: if it cannot be written; the other blocks stay as they are.
-        """
+        """Write a block."""
         errors = sum(row.error is not None for row in rows)
         block = Block(len(rows), digest(row.image for row in rows), errors)
 
@@ -397,18 +338,7 @@ class Parts:
             raise self._unwritable(error) from error
 
     def finish(self, record: Record, blocks: int) -> Block:
-        """Join the parts to the result files, and remove them.
-
-        Args:
-            record: of the result.
-            blocks: their number.
-
-        Returns:
-            The sums over the blocks.
-
-        Raises:
-            DataError: if a block is missing, or a file cannot be written; the parts stay.
-        """
+        """Join the parts to the result files, and remove them."""
         summary = total([self.read(number) for number in range(blocks)])
         for index, (target, file_format) in enumerate(self._targets.items()):
             parts = [self._block(number) / str(index) for number in range(blocks)]
@@ -421,28 +351,12 @@ class Parts:
         return summary
 
     def check_names(self, number: int, names: Sequence[str]) -> None:
-        """Check that a finished block is about the images that the input has there now.
-
-        Args:
-            number: of the block.
-            names: of its images.
-
-        Raises:
-            DataError: if the input has changed.
-        """
+        """Check that a finished block is about the images that the input has there now."""
         if self.read(number).names != digest(names):
             raise self._changed(f"from number {number * BLOCK + 1:,} on")
 
     def check_all_names(self, finished: Block, names: Iterable[str]) -> None:
-        """Check that a complete result is about the images that the input has now.
-
-        Args:
-            finished: of the record.
-            names: of all images.
-
-        Raises:
-            DataError: if the input has changed.
-        """
+        """Check that a complete result is about the images that the input has now."""
         stream = iter(names)
         digests: list[str] = []
         images = 0
@@ -490,11 +404,7 @@ class Parts:
         return record
 
     def _write_record(self, record: Record) -> None:
-        """Write the record.
-
-        Raises:
-            DataError: if that fails.
-        """
+        """Write the record."""
         write_file(self._record_path, (to_json(asdict(record), indent=1) + "\n").encode())
 
     def _block(self, number: int) -> Path:
@@ -537,13 +447,6 @@ def _resolved(path: Path) -> Path:
 class Division:
     """The images that this process answers, and their way into the parts.
 
-    Args:
-        items: the whole input.
-        parts: of the result.
-        done: numbers of the blocks that were finished when the first process began.
-        rank: of this process.
-        world_size: number of processes.
-
     Attributes:
         images: number of images of the input so far, those of other processes included.
         blocks: number of blocks of the input so far, likewise.
@@ -570,11 +473,7 @@ class Division:
         self._rows: list[Row] = []
 
     def to_do(self) -> Iterator[Item]:
-        """Yield the images that this process answers, in the order of the input.
-
-        Raises:
-            DataError: if the images of a finished block are no longer those of the input.
-        """
+        """Yield the images that this process answers, in the order of the input."""
         turn = 0
         while items := list(islice(self._items, BLOCK)):
             number = self.blocks
@@ -590,11 +489,7 @@ class Division:
             turn += 1
 
     def add(self, row: Row) -> None:
-        """Take the row of the next image; a block is written with its last row.
-
-        Raises:
-            DataError: if the block cannot be written.
-        """
+        """Take the row of the next image; a block is written with its last row."""
         self._rows.append(row)
 
         number, size = self._open[0]
@@ -605,12 +500,7 @@ class Division:
 
 
 class Stream:
-    """Rows of text that are written to standard output or a device as they come.
-
-    Args:
-        target: "-" for standard output, or the path of a device or a pipe.
-        text: the format.
-    """
+    """Rows of text that are written to standard output or a device as they come."""
 
     def __init__(self, target: str, text: Text) -> None:
         self._file = ResultFile(target)
@@ -618,11 +508,7 @@ class Stream:
         self._rows = 0
 
     def add(self, row: Row) -> None:
-        """Write a row at once.
-
-        Raises:
-            DataError: if it cannot be written.
-        """
+        """Write a row at once."""
         before = self._text.between if self._rows else self._text.opening
         self._file.write(before + self._text.encode(row), flush=True)
         self._rows += 1
@@ -644,13 +530,7 @@ EVERY = 60.0  # seconds between two lines of the log
 
 
 class Progress:
-    """A context manager that shows how many images are done.
-
-    Args:
-        title: of the bar and the lines.
-        images: to count while the work goes on, in a thread: for millions it takes a while; None if
-            they cannot be counted.
-    """
+    """A context manager that shows how many images are done."""
 
     def __init__(self, title: str, images: Iterable[object] | None) -> None:
         self._title = title

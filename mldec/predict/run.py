@@ -67,11 +67,7 @@ def check_class_options(args: argparse.Namespace) -> None:
 
 
 def class_names(text: str) -> tuple[str, ...]:
-    """Return the names of classes in a text with commas between them.
-
-    Raises:
-        ConfigError: if there is none, or one is there twice.
-    """
+    """Return the names of classes in a text with commas between them."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise ConfigError(f"--classes {text!r} names no class: pass names with commas between them")
@@ -85,20 +81,10 @@ def class_names(text: str) -> tuple[str, ...]:
 def read_classes(
     text: str, vectors: str | None, trained: Classes | None, *, keep: bool = True
 ) -> Classes:
-    """Return classes that a zero-shot model is to score.
+    """Return classes that a zero-shot model is to score, by their names with commas between them.
 
-    Args:
-        text: their names, see `class_names`.
-        vectors: a file of their word vectors, or a text encoder, see `word_vectors`; of the kind
-            that the model was trained with. None makes them as those of the training were made.
-        trained: the classes of the training, with their word vectors; None if these are not known.
-        keep: see `word_vectors`.
-
-    Raises:
-        ConfigError: if too few classes are named, or the text encoder cannot be had.
-        CheckpointError: if the checkpoint does not say how word vectors are made, or those of the
-            source are of another kind than those of the training.
-        DataError: if a name has no vector, or the file cannot be read.
+    Their word vectors are from a file or a text encoder, see `queries_for`, or made as those of the
+    training were. `trained` are the classes of the training, None if these are not known.
     """
     names = class_names(text)
     if trained is not None and trained.exclusive and len(names) < 2:
@@ -110,18 +96,7 @@ def read_classes(
 
 
 def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:
-    """Return a zero-shot model that scores other classes; see `read_classes`.
-
-    Args:
-        loaded: from `checkpoint.load_model`.
-        names: of the classes, separated by commas.
-        vectors: see `read_classes`.
-
-    Raises:
-        CheckpointError: if the checkpoint is not a zero-shot one, or its word vectors are of
-            another kind.
-        UserError: if the classes cannot be read.
-    """
+    """Return a zero-shot model that scores other classes; see `read_classes`."""
     if loaded.classes.queries is None:
         raise CheckpointError(
             "--classes: the checkpoint knows its own classes only, "
@@ -144,18 +119,7 @@ STREAMED = ("jsonl", "json", "csv")  # they can be written to a pipe
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do the work of `mldec.predict`: load, answer, print, and write the files.
-
-    Args:
-        args: the command line; see `mldec.predict.parser`.
-
-    Returns:
-        The exit status: 1 if an image has no answer, else 0.
-
-    Raises:
-        Stopped: after a signal; what is answered so far is kept.
-        UserError: for a wrong option, or a checkpoint or file that cannot be used.
-    """
+    """Do the work of `mldec.predict`; return the exit status, 1 if an image has no answer."""
     # Everything that can be refused at once comes before the first image.
     check_options(args)
     if STANDARD_OUTPUT in [getattr(args, option) for option in wanted(args)]:
@@ -261,15 +225,7 @@ def _check_streams(args: argparse.Namespace) -> None:
 
 
 def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
-    """Load the network of the command line, with its classes.
-
-    Args:
-        args: the command line.
-        device: that computes; an exported file runs on the CPU.
-
-    Raises:
-        UserError: for a file that cannot be used, or that names no classes.
-    """
+    """Load the network of the command line, with its classes."""
     if is_exported(args.checkpoint):
         classes: Classes | None = None
         if args.classes is not None:
@@ -289,13 +245,7 @@ def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
 
 
 def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any]:
-    """Return all that decides what a result holds, by the names that users know.
-
-    Args:
-        args: the command line.
-        engine: that answers.
-        rule: which classes are in a row.
-    """
+    """Return all that decides what a result holds, by the names that users know."""
     queries = engine.classes.queries
     vectors = None if queries is None else digest([queries.numpy().tobytes().hex()])
     return {
@@ -325,22 +275,7 @@ def to_streams(
     rule: Rule,
     formats: dict[str, Format],
 ) -> int:
-    """Write the rows as they come: to the console, or in a format to standard output or a device.
-
-    Args:
-        args: the command line.
-        inputs: the images.
-        answering: makes their rows.
-        rule: which classes are in a row.
-        formats: that are wanted, by their options.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        Stopped: after a signal.
-        UserError: if the input cannot be read any further, or a row not be written.
-    """
+    """Write the rows as they come: to the console, standard output or a device."""
     # Standard output is for a person or for a program, not for both.
     targets = [getattr(args, option) for option in formats]
     to_person = STANDARD_OUTPUT not in targets
@@ -371,23 +306,7 @@ def to_files(
     files: dict[Path, Format],
     made_with: dict[str, Any],
 ) -> int:
-    """Write the rows to files, in parts that outlive this process.
-
-    Args:
-        args: the command line.
-        inputs: the images.
-        answering: makes their rows.
-        files: regular or absent, and their formats.
-        made_with: all that decides what the files hold.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        Stopped: after a signal; the same command goes on.
-        UserError: if the files were made otherwise, the input has changed or cannot be read any
-            further, or a part or file cannot be written.
-    """
+    """Write the rows to files, in parts that outlive this process."""
     if not inputs.repeatable and distributed.world_size() > 1:
         raise ConfigError("--list -: several processes cannot share standard input; name a file")
 
@@ -432,16 +351,9 @@ def line(row: Row, rule: Rule) -> str:
 def _begun(
     parts: Parts, made_with: dict[str, Any], stack: ExitStack, *, overwrite: bool
 ) -> tuple[Record, set[int]]:
-    """Begin a result, or go on with it; another process is kept away until the end.
+    """Begin a result, or go on with it, and return the numbers of the finished blocks.
 
-    Args:
-        parts: of the result.
-        made_with: all that decides what it holds.
-        stack: takes the lock.
-        overwrite: begin anew, whatever is there.
-
-    Returns:
-        Its record, and the numbers of the finished blocks.
+    Another process is kept away until the end: the stack takes the lock.
     """
     record = None if overwrite else parts.existing(made_with)
     if record is not None and record.finished is not None:

@@ -51,11 +51,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def report(args: argparse.Namespace) -> None:
-    """Write the report that the command line asks for.
-
-    Raises:
-        ConfigError: if a library is not installed, before the work that fills the page.
-    """
+    """Write the report that the command line asks for."""
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(

@@ -3,60 +3,42 @@
 import argparse
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from scipy.special import logit
-from torch import nn
 
 import mldec
-from mldec import build
-from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint import load_model
 from mldec.checkpoint.classes import can_make
 from mldec.config.compose import to_yaml
-from mldec.config.schema import Config
 from mldec.data.fingerprint import fingerprint
-from mldec.data.types import DataModule
 from mldec.errors import ConfigError, DataError, say
 from mldec.evaluation import (
     Results,
     Scores,
-    all_scores,
+    Subject,
     asked_for,
-    check_class_names,
-    check_size,
-    chosen_data,
     chosen_thresholds,
-    fit_to_device,
+    open_for_evaluation,
     scorer,
-    warn_of_scores,
 )
 from mldec.evaluation import report as report_dict
-from mldec.evaluators import Evaluator, Thresholded
+from mldec.evaluators import Thresholded
 from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 from mldec.report import comparison, examples, statistics
 from mldec.report.page import Content, page
 from mldec.report.statistics import Answers, Numbers
 from mldec.report.training import of_run
-from mldec.runtime import distributed
 from mldec.runtime.cli import chosen_model, precision_setting
 
 log = logging.getLogger("mldec")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do the work of `mldec.report`: score, compute, and write the page.
-
-    Args:
-        args: the command line; see `mldec.report.parser`.
-
-    Raises:
-        UserError: for a wrong option or setting, or a checkpoint or data that cannot be used.
-    """
+    """Do the work of `mldec.report`: score, compute, and write the page."""
     started = time.monotonic()
     if args.out == STANDARD_OUTPUT:
         raise ConfigError("--out -: a report is written to a file; pass its name")
@@ -78,84 +60,13 @@ def run(args: argparse.Namespace) -> None:
 # ------------------------------------------------------------------------- the checkpoint, the data
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A checkpoint, and the data that it is asked about.
-
-    Attributes:
-        path: as the user names it.
-        loaded: the checkpoint.
-        config: its settings, with those of the command line.
-        data: the images, as this model sees them.
-        network: images and queries -> calibrated logits in the order of the data's classes.
-        device: that computes.
-        thresholds: one for all classes or one per class; None for that of the data's settings.
-        threshold_notes: where they come from, a sentence or two.
-    """
-
-    path: str
-    loaded: Loaded
-    config: Config
-    data: DataModule
-    network: nn.Module
-    device: torch.device
-    thresholds: list[float] | None
-    threshold_notes: list[str]
-
-    def evaluator(self) -> Evaluator:
-        """Return a new evaluator of the data, with the thresholds of choice.
-
-        Raises:
-            ConfigError: if it takes none.
-        """
-        evaluator = self.data.evaluator()
-        if self.thresholds is not None:
-            if not isinstance(evaluator, Thresholded):
-                raise ConfigError("data: its evaluator takes no thresholds of a checkpoint")
-            evaluator.logit_threshold = torch.tensor(logit(self.thresholds))
-        return evaluator
-
-    def scores(self) -> Scores:
-        """Score all validation images.
-
-        Raises:
-            DataError: if there is none that can be read, or a score is not finite.
-        """
-        scores = all_scores(
-            self.network, self.data, self.config, device=self.device, path=self.path
-        )
-        if not len(scores.indices):
-            reason = "; ".join(scores.bad[:1]) or "there is none"
-            raise DataError(f"no validation image can be scored: {reason}")
-        log.info(f"{self.path}: {len(scores.indices):,} images are scored")
-        return scores
-
-
 def prepare(args: argparse.Namespace) -> Subject:
     """Load the checkpoint of a command line, and the data that it is asked about."""
-    path = args.checkpoint
     args.settings += precision_setting(args)
-    loaded = load_model(**chosen_model(args))
-    check_class_names(loaded, args)
-    config, parts = chosen_data(loaded, args)
-    device = distributed.pick_device(config.device)
-    fit_to_device(config, args.settings, device)
+    subject = open_for_evaluation(load_model(**chosen_model(args)), args)
 
     # Images that cannot be read are part of the report.
-    data = replace(build.data(parts), bad_images="skip")
-    if not len(data.val.dataset):
-        raise DataError("the validation split has no image: choose data with some")
-    check_size(data, loaded, args)
-    warn_of_scores(loaded, data, path)
-    loaded, data = asked_for(loaded, data, path)
-    thresholds = chosen_thresholds(data, loaded, args)
-    network = scorer(loaded, data, path)
-    notes = threshold_notes(args, loaded, data, is_chosen=thresholds is not None)
-    subject = Subject(path, loaded, config, data, network, device, thresholds, notes)
-
-    # Thresholds that it does not take are refused before the first image is scored.
-    subject.evaluator()
-    return subject
+    return replace(subject, data=replace(subject.data, bad_images="skip"))
 
 
 def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
@@ -182,34 +93,27 @@ def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
     )
 
 
-def threshold_notes(
-    args: argparse.Namespace, loaded: Loaded, data: DataModule, *, is_chosen: bool
-) -> list[str]:
-    """Return where the thresholds come from; see `chosen_thresholds`.
-
-    Args:
-        args: the command line.
-        loaded: the checkpoint.
-        data: the images.
-        is_chosen: whether there are thresholds other than that of the data's settings.
-    """
-    if loaded.classes.exclusive:
+def threshold_notes(subject: Subject) -> list[str]:
+    """Return where the thresholds come from; see `chosen_thresholds`."""
+    loaded, classes, thresholds = subject.loaded, subject.data.val.classes, subject.thresholds
+    if classes.exclusive:
         return [
             "A class is predicted if its score is the highest; precision, recall and F1 are of "
             "these predictions, average precision is of the scores."
         ]
-    if args.threshold is not None:
-        return [f"The threshold is {args.threshold:g}, as the command line says."]
-    if not is_chosen:
+    if thresholds is None:
         return [
             "The threshold is that of the data's settings (data.threshold); mldec.calibrate fits "
             "one per class."
         ]
 
     calibration = loaded.calibration
-    assert calibration is not None
+    if calibration is None or thresholds != calibration.thresholds_of(
+        loaded.classes.names, classes.names
+    ):
+        return [f"The threshold is {thresholds[0]:g}, as the command line says."]
     sentences = [f"The thresholds are those of the checkpoint, for {calibration.objective}."]
-    if calibration.fingerprint == fingerprint(data.val):
+    if calibration.fingerprint == fingerprint(subject.data.val):
         sentences.append(
             "They were fitted on these very images, so that precision, recall and F1 are too good; "
             "mldec.calibrate prints those of images outside the fit."
@@ -221,15 +125,7 @@ def threshold_notes(
 
 
 def gather(subject: Subject, other: Subject | None) -> Content:
-    """Score the images and compute what a report says.
-
-    Args:
-        subject: the checkpoint.
-        other: another one to compare it with, on the same images.
-
-    Raises:
-        DataError: if no image can be scored.
-    """
+    """Score the images, with another checkpoint too, and compute what a report says."""
     scores = subject.scores()
     classes = subject.data.val.classes
     weights = statistics.draw(len(scores.labels), len(classes))
@@ -243,22 +139,24 @@ def gather(subject: Subject, other: Subject | None) -> Content:
     suspects = [] if answers.exclusive else examples.suspected_labels(answers, shown)
     pairs = statistics.pairs_of_classes(answers)
 
-    # The scores of another model need the memory of these.
-    kept = None if other is None else comparison.keep(answers)
     indices, labels, unreadable = scores.indices, scores.labels, scores.bad
+    compared, changed = None, []
+    if other is not None:
+        theirs = examine_other(other, indices, weights)
+        compared = comparison.compare(other.path, answers, numbers, *theirs)
+        changed = compared.changed
+        del theirs
     del scores, answers
 
-    album = examples.Album(subject.data.val, indices, labels)
-    compared = None
-    if other is not None and kept is not None:
-        other_answers, other_numbers = examine_other(other, indices, weights)
-        compared = comparison.compare(other.path, kept, numbers, other_answers, other_numbers)
-        compared = replace(
-            compared, changed=[one for one in compared.changed if album.add(one.row)]
-        )
-        del other_answers
-    suspects = [suspect for suspect in suspects if album.add(suspect.row)]
-    pictured = [example for example in chosen if album.add(example.row)]
+    # What finds no room in the file is left out.
+    rows = [change.row for change in changed] + [suspect.row for suspect in suspects]
+    rows += [example.row for example in chosen]
+    pictures = examples.album(subject.data.val, indices, labels, rows)
+    suspects = [suspect for suspect in suspects if suspect.row in pictures]
+    pictured = [example for example in chosen if example.row in pictures]
+    if compared is not None:
+        changed = [change for change in changed if change.row in pictures]
+        compared = replace(compared, changed=changed)
 
     notes = notes_on(subject, statistics.count(weights), len(shown))
     if len(pictured) < len(chosen):
@@ -287,7 +185,7 @@ def gather(subject: Subject, other: Subject | None) -> Content:
         exclusive=classes.exclusive,
         pairs=pairs,
         heat_method=heat_method,
-        pictures=album.pictures,
+        pictures=pictures,
         examples=pictured,
         suspects=suspects,
         unreadable=unreadable,
@@ -297,12 +195,9 @@ def gather(subject: Subject, other: Subject | None) -> Content:
 
 
 def examine(subject: Subject, scores: Scores, weights: np.ndarray) -> tuple[Answers, Numbers]:
-    """Compute the numbers of a model and their resamples.
+    """Compute the numbers of a model and their resamples, which have these weights.
 
-    Args:
-        subject: the model.
-        scores: of N images and K classes; changed in place if an image has one label.
-        weights: of the resamples.
+    The scores are changed in place if an image has one label.
     """
     # It holds on to the scores, and is dropped with the end of this function.
     evaluator = subject.evaluator()
@@ -324,11 +219,7 @@ def examine(subject: Subject, scores: Scores, weights: np.ndarray) -> tuple[Answ
 def examine_other(
     other: Subject, indices: np.ndarray, weights: np.ndarray
 ) -> tuple[Answers, Numbers]:
-    """Score the images of the first model, by their indices [N], with another one.
-
-    Raises:
-        DataError: if the other model cannot read the same images.
-    """
+    """Score the images of the first model, by their indices [N], with another one."""
     scores = other.scores()
     if not np.array_equal(scores.indices, indices):
         raise DataError(
@@ -339,16 +230,10 @@ def examine_other(
 
 
 def to_dict(content: Content, path: str, weights: str) -> dict[str, Any]:
-    """Return metrics, per-class values and 95 % intervals, before `to_json`.
+    """Return what `mldec.evaluate` writes as JSON, with 95 % intervals.
 
-    Args:
-        content: of the report.
-        path: of the checkpoint.
-        weights: "ema" or "raw".
-
-    Returns:
-        What `mldec.evaluate` writes, with "intervals", [low, high] by the name of the metric, and
-        "AP_low" and "AP_high" in the entry of each class.
+    These are "intervals", [low, high] by the name of the metric, and "AP_low" and "AP_high" in the
+    entry of each class.
     """
     table = content.table
     per_class = {"f1" if name == "F1" else name: column for name, column in table.columns.items()}
@@ -373,13 +258,7 @@ def to_dict(content: Content, path: str, weights: str) -> dict[str, Any]:
 
 
 def summary(subject: Subject, labels: np.ndarray, unreadable: int) -> dict[str, str]:
-    """Return headings and texts about the checkpoint and the data.
-
-    Args:
-        subject: the checkpoint and the data.
-        labels: of the images that can be read, int8 [N, K].
-        unreadable: number of images that cannot be read.
-    """
+    """Return headings and texts about the checkpoint and its images, with labels [N, K]."""
     loaded, node = subject.loaded, subject.config.data
     data = str(node.get("_target_", "")).removeprefix("mldec.data.")
     if "root" in node:
@@ -402,13 +281,7 @@ def summary(subject: Subject, labels: np.ndarray, unreadable: int) -> dict[str, 
 
 
 def notes_on(subject: Subject, resamples: int, classes_with_images: int) -> list[str]:
-    """Return what was sampled, and which scores and thresholds the numbers are of.
-
-    Args:
-        subject: the checkpoint and the data.
-        resamples: number of resamples of the images.
-        classes_with_images: number of classes whose images are shown.
-    """
+    """Return what was sampled, and which scores and thresholds the numbers are of."""
     classes, calibration = subject.data.val.classes, subject.loaded.calibration
     sentences = [
         f"Intervals are 95 % percentile intervals of {resamples:,} resamples of the images by the "
@@ -421,26 +294,13 @@ def notes_on(subject: Subject, resamples: int, classes_with_images: int) -> list
             f"The scores are calibrated, fitted to {calibration.images:,} images on "
             f"{calibration.date}."
         )
-    sentences += subject.threshold_notes
+    sentences += threshold_notes(subject)
 
-    pictured = f"the {examples.PER_KIND} surest images of each kind are shown"
     if classes_with_images < len(classes):
         sentences.append(
-            f"Of {classes_with_images:,} of the {len(classes):,} classes, spread evenly over their "
-            f"ranking by average precision, {pictured}; suspected labels are of these classes."
+            f"Images and suspected labels are of {classes_with_images:,} of the {len(classes):,} "
+            f"classes, spread evenly over their ranking by average precision."
         )
-    else:
-        sentences.append(f"Of each class {pictured}.")
-
     if classes.exclusive:
         sentences.append("Suspected labels are looked for only if images have several labels.")
-    else:
-        sentences.append(
-            f"Suspected labels are at most {examples.MOST_SUSPECTS} of those that confident "
-            f"learning counts as wrong. They are labels of validation images, which the training "
-            f"did not see."
-        )
-    if len(classes) > statistics.MOST_PAIRED:
-        which = "most mistakes" if classes.exclusive else "most images"
-        sentences.append(f"The matrix shows the {statistics.MOST_PAIRED} classes with the {which}.")
     return sentences

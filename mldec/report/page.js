@@ -2,8 +2,7 @@
 // Names of classes come from outside: they become text nodes.
 
 const data = JSON.parse(byId("data").textContent);
-const { names, columns, histograms } = data;
-const { edges } = histograms;
+const { names, columns, edges } = data;
 const numBins = edges.length - 1;
 
 const ROWS_PER_PAGE = 100;
@@ -18,13 +17,6 @@ function element(tag, properties = {}, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
   node.append(...children);
   return node;
-}
-
-/** Return the counts that were compressed with zlib and written as base64. */
-async function unpacked(text) {
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint32Array(await new Response(stream).arrayBuffer());
 }
 
 /** Return a number as text; a threshold that is very small has more decimals. */
@@ -155,7 +147,7 @@ function countsAbove(index) {
   const above = { positives: [0], negatives: [0] };
   for (let bin = numBins - 1; bin >= 0; bin -= 1) {
     for (const sign of ["positives", "negatives"]) {
-      above[sign].unshift(above[sign][0] + histograms[sign][index * numBins + bin]);
+      above[sign].unshift(above[sign][0] + data[sign][index][bin]);
     }
   }
   return above;
@@ -163,9 +155,9 @@ function countsAbove(index) {
 
 /** Return the counts of the chosen class in the bars of the chart of scores. */
 function grouped(sign) {
-  const counts = new Array(Math.max(...histograms.groups) + 1).fill(0);
-  histograms.groups.forEach((group, bin) => {
-    counts[group] += histograms[sign][chosen.index * numBins + bin];
+  const counts = new Array(Math.max(...data.groups) + 1).fill(0);
+  data.groups.forEach((group, bin) => {
+    counts[group] += data[sign][chosen.index][bin];
   });
   return counts;
 }
@@ -220,9 +212,6 @@ function moveToBest() {
   moveThreshold(scores.indexOf(Math.max(...scores)));
 }
 
-for (const sign of ["positives", "negatives"]) {
-  histograms[sign] = await unpacked(histograms[sign]);
-}
 for (const image of document.querySelectorAll("img[data-row]")) {
   image.src = `data:image/jpeg;base64,${data.pictures[image.dataset.row]}`;
 }

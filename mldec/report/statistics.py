@@ -7,7 +7,7 @@ none in a resample, so that their average precision, and mAP with it, would be u
 Weights are never 0.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,6 @@ from scipy.special import expit, logsumexp
 from torch import Tensor
 from tqdm import tqdm
 
-from mldec.calibration import BINS
 from mldec.evaluators import Evaluator
 from mldec.evaluators.average_precision import average_precision as exact_average_precision
 from mldec.evaluators.multi_label import Counts
@@ -33,6 +32,7 @@ MOST_WEIGHTS = 50_000_000
 COLUMNS = 64  # classes that a thread copies together
 ROWS = 1_000  # images that are read at a time
 
+BINS = 15  # of the calibration error
 FINE, COARSE = 200, 50  # bins of scores, of equal width
 MOST_FINE = 500  # classes with fine bins
 MOST_THRESHOLDS = 100  # that are edges of bins
@@ -88,20 +88,13 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The scores of N images and K classes, beside their labels.
+    """The scores of N images and K classes, beside their labels."""
 
-    Attributes:
-        logits: float32 [N, K]; if an image has one label, log-probabilities, see `normalise`.
-        labels: 1 (present), 0 (absent) or -1 (not annotated), int8 [N, K].
-        exclusive: whether an image has one label.
-        lowest: a class is predicted if its logit is above this number, one for all classes or
-            float64 [K]; None if an image has one label, where the highest logit is predicted, or if
-            the evaluator of the data knows no thresholds, where 0 is the number.
-    """
-
-    logits: np.ndarray
-    labels: np.ndarray
-    exclusive: bool
+    logits: np.ndarray  # float32 [N, K]; if an image has one label, see `normalise`
+    labels: np.ndarray  # 1 (present), 0 (absent) or -1 (not annotated), int8 [N, K]
+    exclusive: bool  # an image has one label: the class of its highest logit is predicted
+    # Otherwise a class is predicted if its logit is above this number, one for all classes or
+    # float64 [K]. None, if the evaluator of the data knows no thresholds, counts as 0.
     lowest: float | Tensor | None
 
     @cached_property
@@ -121,12 +114,7 @@ class Answers:
         return np.broadcast_to(expit(np.asarray(self.lowest)), self.logits.shape[1])
 
     def decided(self, columns: Columns, scores: np.ndarray) -> np.ndarray:
-        """Return which images some classes are predicted for, bool [k, N].
-
-        Args:
-            columns: the k classes.
-            scores: their logits [k, N].
-        """
+        """Return which images k classes are predicted for, by their logits [k, N]: bool [k, N]."""
         if self.exclusive:
             classes = np.arange(self.logits.shape[1])[columns]
             return self.predicted == classes[:, None]
@@ -140,30 +128,29 @@ class Answers:
         """Return the scores from 0 to 1 of some logits, float64 of any shape."""
         return np.exp(scores, dtype=np.float64) if self.exclusive else expit(scores.astype(float))
 
-    def blocks(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """Yield the classes in blocks: which, their logits [k, N] and their labels [k, N]."""
-        for first in range(0, self.logits.shape[1], COLUMNS):
-            yield self._block(first)
+    def slices(self) -> list[slice]:
+        """Return the classes in blocks."""
+        num_classes = self.logits.shape[1]
+        starts = range(0, num_classes, COLUMNS)
+        return [slice(start, min(start + COLUMNS, num_classes)) for start in starts]
 
-    def _block(self, first: int) -> tuple[slice, np.ndarray, np.ndarray]:
-        columns = slice(first, min(first + COLUMNS, self.logits.shape[1]))
-        return (
-            columns,
-            np.ascontiguousarray(self.logits[:, columns].T),
-            np.ascontiguousarray(self.labels[:, columns].T),
-        )
+    def block(self, columns: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return the logits and the labels of some classes, both [k, N]."""
+        blocks = (self.logits[:, columns].T, self.labels[:, columns].T)
+        logits, labels = map(np.ascontiguousarray, blocks)
+        return logits, labels
 
-    def each_block(self, work: Callable[[slice, np.ndarray, np.ndarray], None]) -> None:
-        """Do some work for each of `blocks`, in as many threads as torch has, and show a bar.
+    def each_block(self, work: Callable[[slice, np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+        """Return what some work makes of each of `slices`, [..., k] joined to [..., K].
 
-        Threads help: numpy and scipy sort and add without the interpreter's lock. The work writes
-        its results where they belong.
+        There are as many threads as torch has: numpy and scipy sort and add without the
+        interpreter's lock.
         """
-        starts = range(0, self.logits.shape[1], COLUMNS)
+        slices = self.slices()
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            done = threads.map(lambda first: work(*self._block(first)), starts)
-            for _ in tqdm(done, "classes", len(starts), leave=False, disable=not on_terminal()):
-                pass
+            done = threads.map(lambda columns: work(columns, *self.block(columns)), slices)
+            bar = tqdm(done, "classes", len(slices), leave=False, disable=not on_terminal())
+            return np.concatenate([*bar], axis=-1)
 
 
 def normalise(logits: np.ndarray) -> None:
@@ -178,13 +165,7 @@ def normalise(logits: np.ndarray) -> None:
 
 
 def metrics(evaluator: Evaluator, logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Return the metrics of an evaluator, as `mldec.evaluate` would print them.
-
-    Args:
-        evaluator: without images.
-        logits: float32 [N, K].
-        targets: as the evaluator takes them, int8 [N, K].
-    """
+    """Return the metrics of a new evaluator, as `mldec.evaluate` would print them."""
     for first in range(0, len(logits), ROWS):
         rows = slice(first, first + ROWS)
         evaluator.update(torch.from_numpy(logits[rows]), torch.from_numpy(targets[rows]))
@@ -220,10 +201,7 @@ def meaning(name: str) -> str:
 def draw(images: int, classes: int) -> np.ndarray:
     """Draw the weights of R resamples, float32 [R / STEP, images, STEP], always the same.
 
-    Args:
-        images: number of images.
-        classes: number of classes; of many pairs of an image and a class there are fewer resamples,
-            from `MOST_RESAMPLES` down to `STEP`.
+    Of many pairs of an image and a class there are fewer, from `MOST_RESAMPLES` down to `STEP`.
     """
     affordable = min(MOST_WORK // max(1, images * classes), MOST_WEIGHTS // max(1, images))
     steps = max(1, min(affordable, MOST_RESAMPLES) // STEP)
@@ -286,83 +264,54 @@ def _summation(groups: np.ndarray, images: np.ndarray, labels: np.ndarray) -> cs
     return csr_matrix((np.ones(len(images), np.float32), images[order], starts), shape)
 
 
-def precision_of_classes(answers: Answers, weights: np.ndarray) -> np.ndarray:
-    """Compute the average precision of all classes in each resample, float32 [R, K]."""
-    values = np.zeros((count(weights), answers.logits.shape[1]), np.float32)
-
-    def work(columns: slice, logits: np.ndarray, labels: np.ndarray) -> None:
-        for row, index in enumerate(range(columns.start, columns.stop)):
-            values[:, index] = average_precision(logits[row], labels[row], weights)
-
-    answers.each_block(work)
-    return values
-
-
 def counts_of_classes(answers: Answers, weights: np.ndarray) -> list[Counts]:
     """Count the decisions on all classes in each of the R resamples."""
-    shape = count(weights), answers.logits.shape[1]
-    hits, predicted, positives = np.zeros((3, *shape), np.float32)
 
-    def work(columns: slice, logits: np.ndarray, labels: np.ndarray) -> None:
+    def work(columns: slice, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         decided = answers.decided(columns, logits) & (labels >= 0)
         present = labels == 1
-        for sums, chosen in (
-            (hits, decided & present),
-            (predicted, decided),
-            (positives, present),
-        ):
-            chosen = chosen.astype(np.float32)
-            sums[:, columns] = np.concatenate([(chosen @ step).T for step in weights])
+        chosen = np.stack([decided & present, decided, present]).astype(np.float32)
+        return np.concatenate([(chosen @ step).transpose(2, 0, 1) for step in weights])
 
-    answers.each_block(work)
     resampled = []
-    for columns in zip(hits, predicted, positives, strict=True):
+    for columns in answers.each_block(work):
         counts = Counts(0)
-        counts.hits, counts.predicted, counts.positives = (
-            torch.from_numpy(column.astype(np.float64)) for column in columns
-        )
+        counts.hits, counts.predicted, counts.positives = torch.from_numpy(columns.astype(float))
         resampled.append(counts)
     return resampled
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What the answers of a model come to.
+    """What the answers of a model come to."""
 
-    Attributes:
-        metrics: percentages by name, and numbers of classes, as `mldec.evaluate` prints them.
-        precision: average precision of each class, float64 [K] in [0, 1]; NaN without a positive.
-        resampled: the metrics that have an interval, each float64 [R].
-        resampled_precision: of each class, float32 [R, K].
-    """
-
-    metrics: dict[str, float]
-    precision: np.ndarray
-    resampled: dict[str, np.ndarray]
-    resampled_precision: np.ndarray
+    metrics: dict[str, float]  # as `mldec.evaluate` prints them
+    precision: np.ndarray  # average precision of each class, float64 [K] in [0, 1], or NaN
+    resampled: dict[str, np.ndarray]  # the metrics that have an interval, each float64 [R]
+    resampled_precision: np.ndarray  # of each class, float32 [R, K]
 
     def with_intervals(self) -> dict[str, Interval]:
         """Return the metrics, some of them with their intervals."""
-        return {
-            name: Interval(value, *map(float, interval(self.resampled[name])))
-            if name in self.resampled
-            else Interval(value)
-            for name, value in self.metrics.items()
-        }
+        shown = {name: Interval(value) for name, value in self.metrics.items()}
+        for name, values in self.resampled.items():
+            shown[name] = Interval(self.metrics[name], *map(float, interval(values)))
+        return shown
 
 
 def resample(values: dict[str, float], answers: Answers, weights: np.ndarray) -> Numbers:
     """Compute mAP, CF1, OF1, top-1 and the average precision of the classes in each resample.
 
-    Args:
-        values: the metrics of the data's evaluator. One that has a name of these but another value
-            is defined otherwise, and gets no interval.
-        answers: of N images and K classes.
-        weights: of R resamples, see `draw`.
+    A metric among `values`, of the data's evaluator, that has a name of these but another value is
+    defined otherwise, and gets no interval.
     """
     logits, labels = torch.from_numpy(answers.logits), torch.from_numpy(answers.labels)
     precision = exact_average_precision(logits, labels)["none"].numpy()
-    resampled_precision = precision_of_classes(answers, weights)
+
+    def work(_: slice, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        pairs = zip(logits, labels, strict=True)
+        return np.stack([average_precision(*pair, weights) for pair in pairs], axis=1)
+
+    resampled_precision = answers.each_block(work)
 
     # Beside the resamples, each formula is asked about the images as they are.
     once = np.ones((1, len(answers.labels), 1), np.float32)
@@ -400,18 +349,13 @@ def _formulas(
 class Histograms:
     """How often each score occurs, per class: the page moves its thresholds by these.
 
-    Attributes:
-        edges: of the bins, ascending from 0 to 1, [T + 1]. A score that equals an edge is in the
-            bin above it, so that counts at or above an edge are exact.
-        positives: images that show the class, per bin, int64 [K, T].
-        negatives: annotated images that do not show it, int64 [K, T].
-        score_sums: sum of the scores of both, float64 [K, T].
+    A score that equals an edge is in the bin above it: counts at or above an edge are exact.
     """
 
-    edges: np.ndarray
-    positives: np.ndarray
-    negatives: np.ndarray
-    score_sums: np.ndarray
+    edges: np.ndarray  # of the bins, ascending from 0 to 1, [T + 1]
+    positives: np.ndarray  # images that show the class, per bin, int64 [K, T]
+    negatives: np.ndarray  # annotated images that do not show it, int64 [K, T]
+    score_sums: np.ndarray  # sum of the scores of both, float64 [K, T]
 
     def calibration_bins(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return images, positives and sum of the scores in `BINS` bins of equal width, [K, BINS].
@@ -426,9 +370,7 @@ class Histograms:
 def bin_edges(num_classes: int, thresholds: np.ndarray | None) -> np.ndarray:
     """Return the edges of the bins of scores, ascending from 0 to 1, [T + 1].
 
-    Args:
-        num_classes: with many of them the bins are wider.
-        thresholds: of the classes, which are edges if they are few; None without.
+    With many classes the bins are wider. The thresholds of the classes are edges if they are few.
     """
     bins = FINE if num_classes <= MOST_FINE else COARSE
     edges = [np.linspace(0, 1, bins + 1), np.linspace(0, 1, BINS + 1), TAILS, 1 - TAILS]
@@ -443,40 +385,34 @@ def bin_edges(num_classes: int, thresholds: np.ndarray | None) -> np.ndarray:
 
 def histograms(answers: Answers, edges: np.ndarray) -> Histograms:
     """Count the scores of each class in the bins between edges [T + 1]."""
-    shape = answers.logits.shape[1], len(edges) - 1
-    positives, negatives = np.zeros((2, *shape), np.int64)
-    score_sums = np.zeros(shape)
+    num_bins = len(edges) - 1
 
-    def work(columns: slice, logits: np.ndarray, labels: np.ndarray) -> None:
-        for row, index in enumerate(range(columns.start, columns.stop)):
-            annotated = labels[row] >= 0
+    def work(_: slice, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        counted = np.zeros((3, num_bins, len(logits)))
+        for row, own_labels in enumerate(labels):
+            annotated = own_labels >= 0
             scores = answers.probabilities(logits[row, annotated])
-            present = labels[row, annotated] == 1
+            present = own_labels[annotated] == 1
 
             # The last bin has its upper edge too.
             bins = np.searchsorted(edges[1:-1], scores, "right")
-            positives[index] = np.bincount(bins[present], minlength=shape[1])
-            negatives[index] = np.bincount(bins[~present], minlength=shape[1])
-            score_sums[index] = np.bincount(bins, scores, minlength=shape[1])
+            counted[0, :, row] = np.bincount(bins[present], minlength=num_bins)
+            counted[1, :, row] = np.bincount(bins[~present], minlength=num_bins)
+            counted[2, :, row] = np.bincount(bins, scores, minlength=num_bins)
+        return counted
 
-    answers.each_block(work)
-    return Histograms(edges, positives, negatives, score_sums)
+    counted = np.ascontiguousarray(answers.each_block(work).swapaxes(1, 2))
+    positives, negatives = counted[:2].astype(np.int64)
+    return Histograms(edges, positives, negatives, counted[2])
 
 
 @dataclass(frozen=True)
 class ClassTable:
-    """The columns of the table of classes.
-
-    Attributes:
-        names: of the K classes.
-        columns: K values per heading; percentages except "positives" and "threshold". NaN where a
-            value is undefined.
-        intervals: of the average precision, K low and K high values in percent.
-    """
+    """The columns of the table of classes; NaN where a value is undefined."""
 
     names: tuple[str, ...]
-    columns: dict[str, list[float]]
-    intervals: tuple[list[float], list[float]]
+    columns: dict[str, list[float]]  # percentages except "positives" and "threshold"
+    intervals: tuple[list[float], list[float]]  # of the average precision, K low and K high values
 
 
 def class_table(
@@ -486,12 +422,6 @@ def class_table(
 
     Its calibration error is the mean over the annotated images of |share of positives - mean score|
     of their bin.
-
-    Args:
-        names: of the K classes.
-        answers: of N images.
-        counted: their scores.
-        numbers: for the average precision and its intervals.
     """
     # Every image counts once.
     [counts] = counts_of_classes(answers, np.ones((1, len(answers.labels), 1), np.float32))
@@ -527,16 +457,11 @@ class Pairs:
     If an image has one label, `predictions` is the confusion matrix: images labelled with the
     class of the row whose prediction is the class of the column. `labels` has the images of each
     class on its diagonal then, and zeros elsewhere.
-
-    Attributes:
-        classes: their indices.
-        labels: images whose labels have both classes; on the diagonal, the class. int64 [C, C]
-        predictions: images whose predictions have both, int64 [C, C].
     """
 
-    classes: list[int]
-    labels: np.ndarray
-    predictions: np.ndarray
+    classes: list[int]  # their indices
+    labels: np.ndarray  # images whose labels have both classes, int64 [C, C]
+    predictions: np.ndarray  # images whose predictions have both, int64 [C, C]
 
 
 def pairs_of_classes(answers: Answers) -> Pairs:
@@ -547,9 +472,7 @@ def pairs_of_classes(answers: Answers) -> Pairs:
     if answers.exclusive:
         return _confusions(answers)
 
-    positives = np.array(
-        [(answers.labels[:, k] == 1).sum() for k in range(answers.labels.shape[1])]
-    )
+    positives = (answers.labels == 1).sum(0)
     classes = np.sort(np.argsort(-positives, kind="stable")[:MOST_PAIRED])
 
     logits = np.ascontiguousarray(answers.logits[:, classes].T)

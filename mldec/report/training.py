@@ -15,11 +15,7 @@ Points = list[tuple[int, float]]
 
 
 def folder_of_run(checkpoint: Path) -> Path | None:
-    """Return the folder of the run that a checkpoint lies in; None if there is none.
-
-    Args:
-        checkpoint: in the folder of the run, or in its folder of checkpoints.
-    """
+    """Return the folder of the run whose checkpoint this is; None if there is none."""
     for folder in (checkpoint.parent, checkpoint.parent.parent):
         if (folder / LOG_FILE).is_file() or (folder / RUN_FILE).is_file():
             return folder
@@ -31,9 +27,6 @@ def of_run(checkpoint: Path) -> tuple[dict[str, str], dict[str, Points], list[st
 
     The notes say what is not known. A file that cannot be read is named there too: a report does
     not need it.
-
-    Args:
-        checkpoint: in the folder of the run, or in its folder of checkpoints.
     """
     folder = folder_of_run(checkpoint)
     if folder is None:
@@ -56,18 +49,14 @@ def of_run(checkpoint: Path) -> tuple[dict[str, str], dict[str, Points], list[st
             cost["Trainable parameters"] = f"{facts.parameters:,}"
             cost["Multiply-accumulates"] = f"{macs} at {facts.image_size} pixels"
             cost["Trained by"] = f"{facts.command} ({versions}; commit {commit})"
-    except CheckpointError as error:
-        notes.append(f"The cost is not known: {error}.")
 
-    try:
-        lines = read_log(folder / LOG_FILE)
-        if lines:
+        curves = learning_curves(read_log(folder / LOG_FILE))
+        if curves:
             cost["Training time"] = clock(read_progress(folder / LOG_FILE).seconds)
-        curves = learning_curves(lines)
-        if not curves:
+        else:
             notes.append(f"There is no {LOG_FILE} beside the checkpoint: no learning curves.")
     except CheckpointError as error:
-        notes.append(f"There are no learning curves: {error}.")
+        notes.append(f"Cost and learning curves are not all known: {error}.")
     return cost, curves, notes
 
 

@@ -6,7 +6,6 @@ import math
 import os
 import platform
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -61,19 +60,11 @@ def on_terminal() -> bool:
     return sys.stderr.isatty()
 
 
-# Seconds that another process waits before it prints its fault; see `said_once`.
-MAIN_PRINTS_FIRST = 10.0
-
 VERSION = f"mldec {mldec.__version__} (Python {platform.python_version()})"
 
 
 def command(name: str, description: str) -> argparse.ArgumentParser:
-    """Return the parser of `python -m mldec.NAME`, with --version.
-
-    Args:
-        name: of the command.
-        description: for --help, its line breaks kept.
-    """
+    """Return the parser of `python -m mldec.NAME`, with --version."""
     parser = argparse.ArgumentParser(
         prog=f"python -m mldec.{name}",
         description=description,
@@ -83,26 +74,10 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def said_once(message: str) -> str:
-    """Return what this process prints of an error, so that a fault that all share is printed once.
-
-    The main process prints its fault at once. When it has ended, torchrun ends the others, which
-    wait for that before they print theirs.
-    """
-    rank = os.environ.get("RANK", "0")
-    if rank == "0":
-        return message
-
-    time.sleep(MAIN_PRINTS_FIRST)
-    return f"rank {rank}: {message}"
-
-
 def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = False) -> None:
     """Add the checkpoint, and the options that change how it is used.
 
-    Args:
-        arguments: of the command.
-        exported: the command takes ONNX files of `mldec.export` as well.
+    With `exported` the command takes ONNX files of `mldec.export` as well.
     """
     files = ""
     if exported:
@@ -148,12 +123,7 @@ def add_class_options(arguments: argparse._ActionsContainer) -> None:
 
 
 def add_precision_option(arguments: argparse._ActionsContainer, default: str) -> None:
-    """Add --precision.
-
-    Args:
-        arguments: of the command.
-        default: what is used without it, for --help.
-    """
+    """Add --precision; `default` says what is used without it, for --help."""
     arguments.add_argument(
         "--precision",
         choices=[precision.value for precision in Precision],
@@ -181,13 +151,11 @@ def chosen_model(args: argparse.Namespace) -> dict[str, Any]:
 def run_command(
     parse: Callable[[], argparse.Namespace], work: Callable[[argparse.Namespace], int | None]
 ) -> None:
-    """Parse the command line and do the work of a command; an error ends it with one line.
+    """Parse the command line and do the work of a command, which returns the exit status.
 
-    Args:
-        parse: returns the options.
-        work: takes the options; returns the exit status, or None for 0.
+    An error ends it with one line.
     """
-    with one_line(said_once):
+    with one_line():
         args = parse()
         to_console()
         sys.exit(work(args))

@@ -16,11 +16,7 @@ MAX_IMAGE_SIZE = 4096  # pixels per side of a model's input, in a setting or in 
 
 
 def check_device(name: str) -> None:
-    """Check the name of a device; `distributed.pick_device` checks that it is available.
-
-    Raises:
-        ConfigError: if it is not auto, cpu, cuda or cuda:<number>.
-    """
+    """Check the name of a device; `distributed.pick_device` checks that it is available."""
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", name):
         raise ConfigError(
             f"device '{name[:40]}' is unknown: choose auto, cpu, cuda or cuda:<number>"

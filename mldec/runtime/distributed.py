@@ -39,17 +39,10 @@ def is_main() -> bool:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of a name.
+    """Return the device of a name: "auto", "cpu", "cuda" or "cuda:<n>".
 
-    Args:
-        name: "auto", "cpu", "cuda" or "cuda:<n>". Under torchrun "auto" and "cuda" give each
-            process its own GPU, otherwise the first one.
-
-    Returns:
-        The device; one of CUDA always has an index.
-
-    Raises:
-        ConfigError: if the name is unknown, or there is no such device.
+    Under torchrun "auto" and "cuda" give each process its own GPU, otherwise the first one. A
+    device of CUDA always has an index.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -70,11 +63,8 @@ def pick_device(name: str) -> torch.device:
 def prepare_device(device: torch.device, *, tf32: bool) -> None:
     """Make a device the one of this process, and say what float32 means on it.
 
-    Args:
-        device: from `pick_device`.
-        tf32: round the factors of float32 products to TF32 (10 bits of mantissa instead of 23), in
-            matrix products and convolutions alike; torch would by default in convolutions only. It
-            has no effect on a CPU.
+    With `tf32`, CUDA rounds the factors of float32 products to TF32 (10 bits of mantissa instead of
+    23), in matrix products and convolutions alike; torch would by default in convolutions only.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -82,25 +72,13 @@ def prepare_device(device: torch.device, *, tf32: bool) -> None:
         torch.backends.cudnn.allow_tf32 = tf32
 
 
-def check_environment() -> None:
-    """Check the environment variables that describe a group of processes.
-
-    Raises:
-        ConfigError: if one of them is missing, or rank and world size are not valid numbers.
-    """
+def _check_environment() -> None:
+    """Refuse a group of processes that is described in part only."""
     missing = [name for name in GROUP if not os.environ.get(name)]
     if missing:
         raise ConfigError(
             f"RANK is set, {', '.join(missing)} not: start several processes with torchrun, "
             f"which sets {', '.join(GROUP)}, or unset RANK to train with one"
-        )
-
-    rank, world_size = os.environ["RANK"], os.environ["WORLD_SIZE"]
-    are_numbers = rank.isdecimal() and world_size.isdecimal()
-    if not are_numbers or not int(rank) < int(world_size):
-        raise ConfigError(
-            f"RANK is {rank!r} and WORLD_SIZE {world_size!r}: they must be numbers, "
-            f"RANK from 0 to WORLD_SIZE - 1; start with torchrun, which sets them"
         )
 
 
@@ -109,18 +87,12 @@ def processes(device: torch.device) -> Iterator[None]:
     """Join the group that torchrun describes, and leave it at the end.
 
     Gradients are averaged with NCCL on CUDA and with gloo on the CPU.
-
-    Args:
-        device: of this process.
-
-    Raises:
-        ConfigError: if the variables that describe the group are incomplete.
     """
     if "RANK" not in os.environ:
         yield
         return
 
-    check_environment()
+    _check_environment()
     store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
     # After a restart by torchrun the store still holds the keys of the processes before.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
@@ -149,10 +121,8 @@ def processes(device: torch.device) -> Iterator[None]:
 def wrap(model: nn.Module, *, static: bool) -> nn.Module:
     """Return the model itself, or under torchrun one that averages gradients over the processes.
 
-    Args:
-        model: in which every parameter gets a gradient in every step.
-        static: every step does the same operations, which lets the averaging overlap more of the
-            backward pass.
+    Every parameter must get a gradient in every step. `static` says that every step does the same
+    operations, which lets the averaging overlap more of the backward pass.
     """
     if not dist.is_initialized():
         return model
@@ -175,10 +145,7 @@ def average_batch_norm(model: nn.Module) -> None:
 
 
 def copy_buffers(model: nn.Module) -> None:
-    """Copy the buffers of the main process to all others.
-
-    Each process has gathered its batch-norm statistics from its own images.
-    """
+    """Copy the buffers of the main process, such as batch-norm statistics, to all others."""
     if dist.is_initialized():
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
@@ -187,9 +154,7 @@ def copy_buffers(model: nn.Module) -> None:
 def no_sync(model: nn.Module, *, unless: bool) -> AbstractContextManager[None]:
     """Return a context without averaging of gradients, for all but the last micro-batch of a step.
 
-    Args:
-        model: from `wrap`.
-        unless: average nevertheless.
+    The model is one of `wrap`; `unless` averages nevertheless.
     """
     if unless or not isinstance(model, DistributedDataParallel):
         return nullcontext()
@@ -216,9 +181,8 @@ def broadcast(value: T) -> T:
 def on_main(job: Callable[[], T]) -> T:
     """Do a job on the main process only, and return its value on all processes.
 
-    Raises:
-        UserError: that the job raised, on all processes, so that none waits for one that has ended;
-            likewise an `OSError`.
+    A `UserError` or an `OSError` is raised on all of them, so that none waits for one that has
+    ended; the main process prints it for all.
     """
     if not dist.is_initialized():
         return job()
@@ -233,6 +197,7 @@ def on_main(job: Callable[[], T]) -> T:
 
     value, error = broadcast((value, error))
     if error is not None:
+        error.shared = not is_main()  # type: ignore[union-attr]
         raise error
     return cast(T, value)
 
@@ -250,12 +215,9 @@ def gather(value: T) -> list[T]:
 def share_columns(rows: list[Tensor]) -> list[Tensor]:
     """Exchange rows for columns, so that no process holds the scores of all images and classes.
 
-    Args:
-        rows: blocks [n, K] of this process's images; one block of 0 rows if it has none.
-
-    Returns:
-        One block [N_r, K / processes] per process, of the N_r images of its rank. The columns of a
-        process are adjacent, and in the order of the ranks; see `join_columns`.
+    From blocks [n, K] of this process's images (one of 0 rows if it has none) to one block
+    [N_r, K / processes] per process, of the N_r images of its rank. The columns of a process are
+    adjacent, and in the order of the ranks; see `join_columns`.
     """
     if not dist.is_initialized():
         return rows

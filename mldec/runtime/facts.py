@@ -1,5 +1,7 @@
-"""Facts about a model and the software that runs it, and advice when the memory is full."""
+"""Facts about a model and the software that runs it, and what is done about memory."""
 
+import ctypes
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,25 +18,21 @@ from torch.utils.flop_counter import FlopCounterMode
 import mldec
 from mldec.errors import OutOfMemoryError
 
+# Options of glibc's mallopt, from malloc.h.
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+# Larger blocks go back to the system one by one. Older versions of glibc take at most the second.
+LARGEST_KEPT = (2**30, 2**25)  # bytes
+OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+
 
 def multiply_accumulates(
     model: nn.Module, image_size: int, queries: tuple[int, int] | None = None
 ) -> float:
     """Count the multiply-accumulates per image in evaluation mode, without computing anything.
 
-    The GFLOPs of the paper are these: one product and one sum together count once.
-
-    Work that does not depend on the image, such as the projection of the queries, counts in full,
-    as in the paper. Only products count (convolutions, linear layers, attention), not norms,
-    activations and pooling.
-
-    Args:
-        model: images [1, 3, H, W] -> anything; on any device, including meta. It is left as it was.
-        image_size: pixels per side.
-        queries: shape [K, D_w] of the word vectors that a zero-shot model takes beside the image.
-
-    Returns:
-        The number of multiply-accumulates, not in billions.
+    The GFLOPs of the paper are these: one product and one sum together count once, of convolutions,
+    linear layers and attention only; work that does not depend on the image counts in full. The
+    model may be on any device, including meta; `queries` is the shape [K, D_w] of its word vectors.
     """
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -63,10 +61,7 @@ def multiply_accumulates(
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Count the trainable parameters, and all parameters.
-
-    All parameters include the frozen queries of the head, although it keeps them as a buffer.
-    """
+    """Count the trainable parameters, and all, the frozen queries of a head (a buffer) included."""
     trainable = sum(value.numel() for value in model.parameters() if value.requires_grad)
     frozen = sum(value.numel() for value in model.parameters() if not value.requires_grad)
 
@@ -120,14 +115,7 @@ def git_commit() -> str | None:
 
 @contextmanager
 def explain_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
-    """Replace the message of an out-of-memory error.
-
-    Args:
-        advice: returns the message; called after the error.
-
-    Raises:
-        OutOfMemoryError: with that message, instead of the error of torch or Python.
-    """
+    """Raise an `OutOfMemoryError` with this advice in place of those of torch and Python."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -137,3 +125,18 @@ def explain_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
             raise
 
         raise OutOfMemoryError(advice()) from error
+
+
+def keep_freed_memory() -> bool:
+    """Keep what torch frees for the tensors of the next step; tell whether it is so now.
+
+    By default glibc returns large blocks to the system, which clears each page again when the next
+    step touches it: 2 to 18 percent of a training step on a CPU. The peak of memory stays as it is.
+    Settings of the user in the environment stay, and other C libraries have no such setting.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or any(name in os.environ for name in OF_THE_USER):
+        return False
+
+    takes_threshold = any(mallopt(MMAP_THRESHOLD, size) for size in LARGEST_KEPT)
+    return bool(takes_threshold and mallopt(TRIM_THRESHOLD, 2**31 - 1))

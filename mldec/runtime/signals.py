@@ -58,11 +58,7 @@ class StopRequest:
                 signal.setitimer(signal.ITIMER_REAL, PATIENCE)
 
     def bounded(self, items: Iterable[T]) -> Iterator[T]:
-        """Iterate over items; after a request to stop, wait at most `PATIENCE` seconds for each.
-
-        Raises:
-            NothingCame: if a stop was requested and the next item did not come in time.
-        """
+        """Iterate over items; after a request to stop, wait at most `PATIENCE` seconds for each."""
         iterator = iter(items)
         while True:
             self._waiting = True

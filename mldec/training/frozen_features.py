@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mldec.config.schema import Config
+from mldec.data.cache import cache_folder
 from mldec.data.loader import end_workers, eval_loader, unwrap
 from mldec.data.randomness import SampleRandom
-from mldec.data.transforms import Transform
-from mldec.data.types import DataModule, LabelledImages, Split, StoredImages
+from mldec.data.types import DataModule, Split, StoredImages
 from mldec.errors import ConfigError, DataError, Stopped
-from mldec.files.cached import cache_folder
 from mldec.files.results import replacing
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
@@ -29,32 +28,14 @@ log = logging.getLogger("mldec")
 FORMAT = 1  # of a file of tokens; raise it when what is stored under the same name changes
 
 
+@dataclass(frozen=True, eq=False)
 class StoredTokens(StoredImages):
-    """Images whose tokens are stored; see `ImageDataset`.
+    """Images whose tokens are stored: a file float32 [T, C] per image that can be read."""
 
-    Args:
-        images: N images with labels of K classes.
-        transform: that the images had when their tokens were computed.
-        files: of the tokens of each image, float32 [T, C] in NumPy's format; an image that could
-            not be read has none.
-    """
-
-    def __init__(
-        self,
-        images: LabelledImages,
-        transform: Transform,
-        files: Sequence[Path],
-    ) -> None:
-        super().__init__(images, transform)
-        self.files = files
+    files: Sequence[Path] = ()
 
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
-        """Return the tokens float32 [T, C] and the target int8 [K] of an image.
-
-        Raises:
-            IndexError: for an index that is not from 0 to N - 1.
-            DataError: if the image cannot be read, or its tokens are gone or damaged.
-        """
+        """Return the tokens float32 [T, C] and the target int8 [K] of an image."""
         target, file = self.labels.row(index), self.files[index]
         try:
             return torch.from_numpy(np.load(file)), target
@@ -77,24 +58,9 @@ def with_tokens(
 ) -> DataModule:
     """Return a data set with the tokens of a frozen backbone in place of the images.
 
-    They are those of the backbone in evaluation mode, and all images are transformed as validation
-    images are. They are computed when a split is first used, and kept in the cache folder: a file
-    per image, in a folder per network. The name of the file is a hash of the image file, and that
-    of the folder one of the backbone, its weights, the transform and the precision, so that nothing
-    there is ever out of date. Other runs, splits and heads use the same files.
-
-    Args:
-        data: images that are stored as files.
-        backbone: images uint8 [B, 3, S, S] -> tokens [B, T, C], on its device.
-        config: of the run, with all arguments of its parts.
-        device: of the backbone.
-        stop: turns true when the work should end.
-
-    Raises:
-        ConfigError: if there are several processes, or the images are not stored as files.
-        DataError: if the tokens cannot be written, or an image cannot be read and `data.bad_images`
-            is "stop".
-        Stopped: after a request to stop. The tokens so far are kept.
+    They are computed when a split is first used, by the backbone in evaluation mode from images as
+    those of validation are, and kept in the cache folder. The name of a file is a hash of the image
+    file, and that of its folder one of the network, so that nothing there is ever out of date.
     """
     if distributed.world_size() > 1:
         raise ConfigError(
@@ -111,7 +77,7 @@ def with_tokens(
                 "train.cache_features is for images that are stored as files, and this data set "
                 "generates them: leave train.cache_features out"
             )
-        images = LabelledImages(dataset.storage, dataset.labels, split.classes.names)
+        images = replace(dataset, transform=data.transform)
         files = _files(dataset, folder, title)
 
         # Looked for once: another run may be writing to the same folder.
@@ -119,11 +85,14 @@ def with_tokens(
         message = "tokens of %s of %s %s images are in %s"
         log.info(message, f"{len(files) - len(absent):,}", f"{len(files):,}", title, folder)
         if absent:
-            missing = StoredImages(images.select(np.array(absent)), data.transform)
+            missing = images.select(np.array(absent))
             to_do = replace(data, load_val=lambda: Split(missing, split.classes))
             absent_files = [files[index] for index in absent]
             _compute(to_do, backbone, config, absent_files, title, device=device, stop=stop)
-        return Split(StoredTokens(images, data.transform, files), split.classes)
+        with_tokens = StoredTokens(
+            images.storage, images.labels, images.classes, images.transform, files
+        )
+        return Split(with_tokens, split.classes)
 
     return replace(
         data,
@@ -179,10 +148,7 @@ def _compute(
 
 
 def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:
-    """Return the path of the tokens of each image, by a hash of the image file.
-
-    Reading a file is much faster than decoding it.
-    """
+    """Return the path of the tokens of each image, by a hash of the image file."""
     files = []
     for index in tqdm(
         range(len(dataset)), desc=f"{title} files", leave=False, disable=not on_terminal()

@@ -29,17 +29,10 @@ log = logging.getLogger("mldec")
 
 
 class RunLog:
-    """The log of one run.
+    """The log of one run: train.log, metrics.jsonl and tensorboard/ in its directory.
 
-    Args:
-        directory: of the run; gets train.log, metrics.jsonl and tensorboard/.
-        step: that the run goes on from; 0 for a new run.
-        lines: number of lines of metrics.jsonl that the run had written by that step; later lines
-            are dropped.
-        tracked: config of the run, if its numbers go to the trackers that it chooses.
-
-    Raises:
-        DataError: if a file cannot be written; likewise from `scalars` and from logging.
+    A resumed run goes on from `step`, by which it had written `lines` lines of metrics.jsonl; later
+    ones are dropped. With the config `tracked` its numbers go to the trackers that it chooses.
     """
 
     def __init__(
@@ -66,24 +59,13 @@ class RunLog:
         )
         log.addHandler(self._handler)
 
-        try:
-            self._monitors.append(TensorBoard(directory / "tensorboard", purge_step=step + 1))
-            remaining_lines = cut_back(self._jsonl, lines=lines, step=step)
-            if tracked is not None:
-                self._monitors += start_trackers(tracked, directory)
-            return remaining_lines
-        except BaseException:
-            self.close()
-            raise
+        self._monitors.append(TensorBoard(directory / "tensorboard", purge_step=step + 1))
+        if tracked is not None:
+            self._monitors += start_trackers(tracked, directory)
+        return cut_back(self._jsonl, lines)
 
     def scalars(self, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Write the numbers of one step as a line of metrics.jsonl, to TensorBoard and trackers.
-
-        Args:
-            step: number of finished optimiser steps.
-            epoch: number of finished epochs.
-            values: by name; in metrics.jsonl a number that is not finite becomes null.
-        """
+        """Write the numbers after a step to metrics.jsonl, as a line, TensorBoard and trackers."""
         if not self._monitors:
             return
 
@@ -104,12 +86,7 @@ class RunLog:
         self.details(step, Details(scalars=values))
 
     def details(self, step: int, details: Details | None) -> None:
-        """Show what is known after a step, in TensorBoard and trackers.
-
-        Args:
-            step: number of finished optimiser steps.
-            details: on the main process, None on the others.
-        """
+        """Show what is known after a step, in TensorBoard and trackers; None on other ranks."""
         if details is not None:
             for monitor in self._monitors:
                 monitor.add(step, details)
@@ -117,14 +94,7 @@ class RunLog:
     def progress(
         self, items: Iterable[T], *, total: int, done: int, description: str
     ) -> Iterator[T]:
-        """Iterate over items, with a progress bar on a terminal.
-
-        Args:
-            items: to iterate over.
-            total: number of items of the whole epoch.
-            done: number of those that came before the first item.
-            description: shown in front of the bar.
-        """
+        """Iterate over the steps of an epoch that are not done yet, with a bar on a terminal."""
         hidden = not (self.main and on_terminal())
         with tqdm(
             items, total=total, initial=done, desc=description, leave=False, disable=hidden
@@ -135,20 +105,14 @@ class RunLog:
         self._bar = None
 
     def evaluation(self) -> "Callable[..., tqdm[Any]]":
-        """Return a function that shows a progress bar over the batches of an evaluation.
-
-        The bar is shown on a terminal only.
-        """
-        return partial(
-            tqdm, desc="evaluate", leave=False, disable=not (self.main and on_terminal())
-        )
+        """Return a function that shows a bar over the batches of an evaluation, on a terminal."""
+        hidden = not (self.main and on_terminal())
+        return partial(tqdm, desc="evaluate", leave=False, disable=hidden)
 
     def status(self, position: str, text: str) -> None:
         """Show the state of the loop beside the progress bar, or without one as a line of its own.
 
-        Args:
-            position: epoch and step, which the bar shows by itself.
-            text: loss, learning rate and speed.
+        The bar shows the position, epoch and step, by itself.
         """
         if self._bar is not None and not self._bar.disable:
             self._bar.set_postfix_str(text)
@@ -165,11 +129,7 @@ class RunLog:
 
 
 class TextFile(logging.Handler):
-    """Append messages to a file; each is in the file as soon as it was logged.
-
-    A message that cannot be written raises a `DataError`, where logging.FileHandler prints a
-    traceback and goes on.
-    """
+    """Append messages to a file; a full disk ends the run, unlike with logging.FileHandler."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -186,9 +146,8 @@ class TextFile(logging.Handler):
 class Meter:
     """Mean loss, speed and waiting time since the last report.
 
-    Args:
-        loss: sum of the losses of the steps between the last report and an interruption.
-        steps: number of those steps. They count for the mean loss, and not for the speed.
+    `loss` and `steps` are those between the last report and an interruption; they do not count for
+    the speed.
     """
 
     def __init__(self, *, loss: float = 0.0, steps: int = 0) -> None:
@@ -222,11 +181,7 @@ class Meter:
         return (self.step_start - self.start) / max(1, self.timed_steps)
 
     def read(self, device: torch.device) -> dict[str, float]:
-        """Return the numbers of a report, when the device has finished the steps.
-
-        They are the mean loss per step, images per second, the share of time spent waiting for data
-        in [0, 1], and on CUDA the peak memory in GiB.
-        """
+        """Return the numbers of a report; `data_wait` is a share of the time, in [0, 1]."""
         self.step_start = time.perf_counter()
         seconds = max(1e-9, self.step_start - self.start)
         values = {
@@ -246,48 +201,23 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
-def cut_back(path: Path, *, lines: int, step: int) -> int:
+def cut_back(path: Path, lines: int) -> int:
     """Cut metrics.jsonl back to the lines that a run had written by a checkpoint.
 
-    Lines that were damaged since are left out with a warning.
-
-    Args:
-        path: of the file; an empty one is written if it is absent.
-        lines: number of lines that the run had written.
-        step: that the run goes on from.
-
-    Returns:
-        The number of lines that remain.
-
-    Raises:
-        DataError: if the file cannot be written; it then stays as it was.
+    Returns how many remain: if the file was damaged since, some are missing.
     """
     content = path.read_bytes() if path.exists() else b""
 
     # What follows the last newline was cut off while it was written.
-    whole_lines = content.split(b"\n")[:-1]
-    good_lines = [line for line in whole_lines[:lines] if _is_up_to(line, step)]
-    if len(good_lines) < lines:
+    remaining = [line + b"\n" for line in content.split(b"\n")[:-1][:lines]]
+    if len(remaining) < lines:
         log.warning(
-            f"{path}: {lines - len(good_lines)} of the {lines} lines that the run had written "
-            f"are missing or damaged and left out; "
-            f"its curves have a gap, and training is not affected"
+            f"{path}: {lines - len(remaining)} of the {lines} lines that the run had written are "
+            f"missing; its curves have a gap, and training is not affected"
         )
-
-    remaining = b"".join(line + b"\n" for line in good_lines)
-    if remaining != content or not path.exists():
-        with writing(path, of_run=True):
-            torch_files.write_text(path, remaining.decode())
-    return len(good_lines)
-
-
-def _is_up_to(line: bytes, step: int) -> bool:
-    """Tell whether a line of metrics.jsonl is whole, and of this step or one before it."""
-    try:
-        values = json.loads(line.decode())
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(values, dict) and type(values.get("step")) is int and values["step"] <= step
+    with writing(path, of_run=True):
+        torch_files.write_text(path, b"".join(remaining).decode())
+    return len(remaining)
 
 
 @dataclass(frozen=True)
@@ -315,11 +245,7 @@ class Progress:
 
     @property
     def best(self) -> dict[str, Any]:
-        """Return metric, value and weights of the best evaluation; of equal ones the earliest.
-
-        The rule is that of `update_best` in the trainer. Before the first evaluation the
-        dictionary is empty.
-        """
+        """Return metric, value and weights of the best evaluation, by the rule of `update_best`."""
         best: dict[str, Any] = {}
         for done in self.evaluations:
             if done.value > best.get("value", -math.inf):
@@ -328,14 +254,7 @@ class Progress:
 
 
 def read_progress(path: Path) -> Progress:
-    """Read metrics.jsonl; a run without the file has no progress.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        CheckpointError: if a line is not one that a run writes.
-    """
+    """Read metrics.jsonl; a run without the file has no progress."""
     lines = read_log(path)
     progress, previous_time = Progress(), 0.0
     try:
@@ -354,12 +273,7 @@ def read_progress(path: Path) -> Progress:
 
 
 def _evaluation(line: dict[str, Any], seconds: float) -> Evaluation:
-    """Return the evaluation of a line, by its first metric.
-
-    Args:
-        line: of metrics.jsonl, with keys val/... and, with a moving average, val_raw/...
-        seconds: of training until then.
-    """
+    """Return the evaluation of a line with keys val/... and, with an average, val_raw/..."""
     metric = next(key for key in line if key.startswith("val/")).removeprefix("val/")
     has_average = f"val_raw/{metric}" in line
     scores = {"ema" if has_average else "raw": line[f"val/{metric}"]}

@@ -8,7 +8,6 @@ warning, and nothing more is sent to it.
 import importlib
 import importlib.util
 import logging
-import re
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -40,29 +39,19 @@ COLUMNS = 4  # images per row of the picture
 SIDE = 224  # pixels, the longer side of an image
 MARGIN = 12
 LINE_HEIGHT = 15
-FONT_SIZE = 12
 MAX_LINES = 6  # below an image
-NAME_LENGTH = 20  # characters of a class name that are shown
-
-# Whether a prediction agrees with a label. The colours are those of Okabe and Ito, darkened for
-# white paper: colour-blind people tell them apart, and the words say the same.
-VERDICTS = {"right": "#00694e", "missed": "#0059a3", "wrong": "#b34700", "unknown": "#555555"}
 KEY = (
     "right: labelled and predicted; missed: labelled only; wrong: predicted only; "
     "unknown: predicted, not annotated"
 )
 
 TRACKERS = ("wandb", "trackio")
-PROJECT = "mldec"  # unless log.project names another one
 ID_FILE = "tracker_id.txt"  # in the folder of a run
 UPLOAD_SECONDS = 300  # that wandb may take at the end of a run for what is not uploaded yet
 
 
 class Curve(NamedTuple):
-    """Counts, precision and recall at the thresholds 0, 1 / (T - 1), ... 1: float64 [T] each.
-
-    A class is predicted if its probability is at least the threshold.
-    """
+    """Counts, precision and recall at the thresholds 0, 1 / (T - 1), ... 1: float64 [T] each."""
 
     true_positives: np.ndarray
     false_positives: np.ndarray
@@ -81,24 +70,11 @@ class Details:
     images: dict[str, Image.Image] = field(default_factory=dict)
 
 
-class Shown(NamedTuple):
-    """One of the validation images that are shown."""
-
-    image: Image.Image
-    labels: Tensor  # int8 [K]
-    logits: Tensor  # float32 [K]
-
-
 class Observer:
     """Gather the details of one evaluation, batch by batch.
 
-    The images that are shown are drawn from all validation images by the seed of the run, so that
-    they are the same in each evaluation and after a resume. Images whose tokens are stored
-    (`train.cache_features`) are not read in an evaluation, and none is shown.
-
-    Args:
-        data: the dataset.
-        config: for `log` and the seed.
+    The images that are shown are drawn by the seed of the run: the same in each evaluation. With
+    `train.cache_features` no image is read, and none is shown.
     """
 
     def __init__(self, data: DataModule, config: Config) -> None:
@@ -108,7 +84,7 @@ class Observer:
         generator = torch.Generator().manual_seed(config.seed)
         order = torch.randperm(len(data.val.dataset), generator=generator)
         self.chosen = order[: self.log.images].tolist()
-        self.shown: dict[int, Shown] = {}
+        self.shown: dict[int, tuple[Image.Image, list[str]]] = {}
 
         # A class is predicted above the threshold of the data's settings; of exclusive classes, the
         # highest one is.
@@ -121,47 +97,35 @@ class Observer:
         self.scores = torch.zeros(len(self.classes), 2, THRESHOLDS, dtype=torch.int64)
 
     def __call__(self, batch: Batch, logits: Tensor) -> None:
-        """Add a batch of this process and its logits float32 [b, K]; see `evaluate`."""
+        """Add a batch of this process and its logits float32 [b, K]; see `evaluate_all`."""
         # A logit that is not finite ends the evaluation with an error of its own.
         logits = logits.nan_to_num()
-        self._show(batch, logits)
-        self._count(self._probabilities(logits), batch.targets.to(logits.device))
+        for row, index in enumerate(batch.indices.tolist()):
+            if index in self.chosen and batch.images.dtype is torch.uint8:
+                image = Image.fromarray(batch.images[row].permute(1, 2, 0).numpy())
+                # Images that are smaller keep their sharp pixels.
+                scale = SIDE / max(image.size)
+                size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+                method = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC
+                lines = self._verdicts(batch.targets[row].cpu(), logits[row].cpu())
+                self.shown[index] = image.resize(size, method), lines
+
+        # Annotated labels per class, label and highest threshold that they reach.
+        labels = batch.targets.to(logits.device)
+        steps = (self._probabilities(logits) * (THRESHOLDS - 1)).floor().long()
+        classes = torch.arange(labels.shape[1], device=labels.device)
+        codes = (2 * classes + (labels > 0)) * THRESHOLDS + steps
+        counts = codes[labels >= 0].bincount(minlength=self.scores.numel())
+        self.scores = self.scores.to(counts.device) + counts.view_as(self.scores)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         """Return the probabilities of the classes: [..., K] in [0, 1]."""
         return logits.softmax(-1) if self.classes.exclusive else logits.sigmoid()
 
-    def _show(self, batch: Batch, logits: Tensor) -> None:
-        """Keep the images of the batch that are shown."""
-        if batch.images.dtype is not torch.uint8:
-            return
-
-        for row, index in enumerate(batch.indices.tolist()):
-            if index in self.chosen:
-                image = Image.fromarray(batch.images[row].permute(1, 2, 0).numpy())
-                labels = batch.targets[row].cpu()
-                self.shown[index] = Shown(fit(image), labels, logits[row].cpu())
-
-    def _count(self, probabilities: Tensor, labels: Tensor) -> None:
-        """Count the annotated labels per class, label and highest threshold that they reach."""
-        steps = (probabilities * (THRESHOLDS - 1)).floor().long()
-        classes = torch.arange(labels.shape[1], device=labels.device)
-        codes = (2 * classes + (labels > 0)) * THRESHOLDS + steps
-
-        counts = codes[labels >= 0].bincount(minlength=self.scores.numel())
-        self.scores = self.scores.to(counts.device) + counts.view_as(self.scores)
-
     def details(self, results: Results) -> Details | None:
-        """Combine what all processes have seen; every process must call it.
-
-        Args:
-            results: of the evaluation.
-
-        Returns:
-            The details on the main process, None on the others.
-        """
+        """Combine what all processes have seen; they are on the main process, None on others."""
         scores = distributed.total(self.scores.cpu()).double().numpy()
-        shown: dict[int, Shown] = {}
+        shown: dict[int, tuple[Image.Image, list[str]]] = {}
         for of_process in distributed.gather(self.shown):
             shown |= of_process
         if not distributed.is_main():
@@ -178,38 +142,29 @@ class Observer:
             recall = np.mean([curve.recall for curve in counted], axis=0)
             details.curves["val_pr/macro"] = micro._replace(precision=precision, recall=recall)
 
-        # The first column of the evaluator is AP or accuracy in percent.
+        # The first column of the evaluator is AP or accuracy in percent. The classes are those with
+        # the most positives, of equally frequent ones the first.
         name, column = next(iter(results.per_class.items()))
-        for index in self._frequent(scores):
-            class_name = self.classes.names[index]
-            details.curves[f"val_pr_class/{class_name}"] = per_class[index]
-            details.scalars[f"val_{name}/{class_name}"] = column[index]
+        positives = scores[:, 1].sum(1)
+        for index in np.argsort(-positives, kind="stable")[: self.log.classes].tolist():
+            if positives[index]:
+                class_name = self.classes.names[index]
+                details.curves[f"val_pr_class/{class_name}"] = per_class[index]
+                details.scalars[f"val_{name}/{class_name}"] = column[index]
 
-        examples = [
-            (shown[index].image, self._verdicts(shown[index]))
-            for index in self.chosen
-            if index in shown
-        ]
-        if examples:
+        if examples := [shown[index] for index in self.chosen if index in shown]:
             details.images["val_images"] = draw(examples)
         return details
 
-    def _frequent(self, scores: np.ndarray) -> list[int]:
-        """Return the classes with the most positives, of equally frequent ones the first."""
-        positives = scores[:, 1].sum(1)
-        order = np.argsort(-positives, kind="stable")[: self.log.classes]
-        return [int(index) for index in order if positives[index] > 0]
-
-    def _verdicts(self, shown: Shown) -> list[tuple[str, str, float]]:
-        """Compare the labels of an image with its predictions: verdict, class and probability."""
-        probabilities = self._probabilities(shown.logits)
+    def _verdicts(self, labels: Tensor, logits: Tensor) -> list[str]:
+        """Compare labels [K] of an image with its predictions: a line per class of either."""
+        probabilities = self._probabilities(logits)
+        predicted = logits > self.logit_threshold
         if self.classes.exclusive:
             predicted = probabilities == probabilities.max()
-        else:
-            predicted = shown.logits > self.logit_threshold
 
         # The labelled classes first, since there may be many wrong ones.
-        is_labelled = shown.labels > 0
+        is_labelled = labels > 0
         relevant = (predicted | is_labelled).nonzero()[:, 0]
         order = relevant[(probabilities + 2 * is_labelled)[relevant].argsort(descending=True)]
 
@@ -218,9 +173,9 @@ class Observer:
             if is_labelled[index]:
                 verdict = "right" if predicted[index] else "missed"
             else:
-                verdict = "wrong" if shown.labels[index] == 0 else "unknown"
-            verdicts.append((verdict, self.classes.names[index], float(probabilities[index])))
-        return verdicts
+                verdict = "wrong" if labels[index] == 0 else "unknown"
+            verdicts.append(f"{verdict} {self.classes.names[index]} {probabilities[index]:.2f}")
+        return verdicts or ["nothing labelled, nothing predicted"]
 
 
 def _curve(counts: np.ndarray) -> Curve:
@@ -238,62 +193,32 @@ def _curve(counts: np.ndarray) -> Curve:
     )
 
 
-def fit(image: Image.Image) -> Image.Image:
-    """Return the image with a longer side of `SIDE` pixels; small ones keep their sharp pixels."""
-    scale = SIDE / max(image.size)
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    method = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC
-    return image.resize(size, method)
-
-
-def draw(examples: Sequence[tuple[Image.Image, Sequence[tuple[str, str, float]]]]) -> Image.Image:
-    """Draw images in a grid, the classes of each below it.
-
-    Args:
-        examples: at least one image from `fit`, and its verdicts, classes and probabilities.
-    """
+def draw(examples: Sequence[tuple[Image.Image, Sequence[str]]]) -> Image.Image:
+    """Draw images of at most `SIDE` pixels in a grid, the first lines about each below it."""
     rows = -(-len(examples) // COLUMNS)
-    cell_width = SIDE + MARGIN
-    cell_height = SIDE + (MAX_LINES + 1) * LINE_HEIGHT + MARGIN
+    width, height = SIDE + MARGIN, SIDE + (MAX_LINES + 1) * LINE_HEIGHT + MARGIN
     header = LINE_HEIGHT + MARGIN
 
-    sheet = Image.new(
-        "RGB", (COLUMNS * cell_width + MARGIN, rows * cell_height + header + MARGIN), "white"
-    )
-    canvas, font = ImageDraw.Draw(sheet), ImageFont.load_default(FONT_SIZE)
+    size = COLUMNS * width + MARGIN, rows * height + header + MARGIN
+    sheet = Image.new("RGB", size, "white")
+    canvas, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
     canvas.text((MARGIN, MARGIN), KEY, fill="black", font=font)
 
     for number, (image, verdicts) in enumerate(examples):
         row, column = divmod(number, COLUMNS)
-        left, top = MARGIN + column * cell_width, header + MARGIN + row * cell_height
+        left, top = MARGIN + column * width, header + MARGIN + row * height
         sheet.paste(image, (left, top + SIDE - image.height))
 
-        lines = []
-        for verdict, name, probability in verdicts[:MAX_LINES]:
-            if len(name) > NAME_LENGTH:
-                name = name[: NAME_LENGTH - 3] + "..."
-            lines.append((f"{verdict} {name} {probability:.2f}", VERDICTS[verdict]))
+        lines = [line[:36] for line in verdicts[:MAX_LINES]]
         if len(verdicts) > MAX_LINES:
-            lines.append((f"and {len(verdicts) - MAX_LINES} more", VERDICTS["unknown"]))
-        if not verdicts:
-            lines.append(("nothing labelled, nothing predicted", VERDICTS["unknown"]))
-
-        for line, (text, colour) in enumerate(lines):
-            position = left, top + SIDE + 4 + line * LINE_HEIGHT
-            canvas.text(position, text, fill=colour, font=font)
+            lines.append(f"and {len(verdicts) - MAX_LINES} more")
+        for line, text in enumerate(lines):
+            canvas.text((left, top + SIDE + 4 + line * LINE_HEIGHT), text, fill="black", font=font)
     return sheet
 
 
 class TensorBoard:
-    """The event files of a run; each start adds one.
-
-    Args:
-        folder: of the files.
-        purge_step: TensorBoard drops what earlier files hold for this step and later ones.
-
-    Raises:
-        DataError: if the file cannot be written; likewise from `add`.
-    """
+    """The event files of a run; each start adds one, and drops the steps from `purge_step` on."""
 
     def __init__(self, folder: Path, *, purge_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import
@@ -326,11 +251,7 @@ class TensorBoard:
 
 
 def require_trackers(settings: Log) -> None:
-    """Check that the packages of the chosen trackers are installed.
-
-    Raises:
-        ConfigError: if one of them is missing.
-    """
+    """Check that the packages of the chosen trackers are installed."""
     for name in TRACKERS:
         if getattr(settings, name) and importlib.util.find_spec(name) is None:
             raise ConfigError(
@@ -340,18 +261,14 @@ def require_trackers(settings: Log) -> None:
 
 
 def start_trackers(config: Config, directory: Path) -> "list[Tracker]":
-    """Begin or continue the records of a run; call it on the main process.
-
-    Raises:
-        DataError: if the file with the id of the records cannot be written.
-    """
+    """Begin or continue the records of a run; call it on the main process."""
     names = [name for name in TRACKERS if getattr(config.log, name)]
     if not names:
         return []
 
     path = directory / ID_FILE
-    run_id = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
-    if not re.fullmatch(r"[0-9a-f]{16}", run_id):
+    run_id = path.read_text().strip() if path.exists() else ""
+    if not run_id:
         run_id = uuid.uuid4().hex[:16]
         with writing(path, of_run=True):
             torch_files.write_text(path, f"{run_id}\n")
@@ -361,11 +278,7 @@ def start_trackers(config: Config, directory: Path) -> "list[Tracker]":
 class Tracker:
     """Send the numbers of a run to wandb or trackio, whose interface is the same, until that fails.
 
-    Args:
-        name: of the package.
-        config: of the run, which becomes part of the record.
-        directory: of the run.
-        run_id: by which a resumed run finds its record.
+    A resumed run finds its record by `run_id`.
     """
 
     def __init__(self, name: str, config: Config, directory: Path, run_id: str) -> None:
@@ -374,7 +287,7 @@ class Tracker:
         try:
             self.package = importlib.import_module(name)
             self.run = self.package.init(
-                project=config.log.project or PROJECT,
+                project=config.log.project or "mldec",
                 config=to_dict(config),
                 resume="allow",
                 **self._options(config.name, directory, run_id),
@@ -413,11 +326,10 @@ class Tracker:
         try:
             images = {tag: self.package.Image(image) for tag, image in details.images.items()}
             finite = {tag: value for tag, value in details.scalars.items() if isfinite(value)}
-            values = {**finite, **images}
             if self.name == "wandb":
-                self.run.log({"step": step, **values})
+                self.run.log({"step": step, **finite, **images})
             else:
-                self.run.log(values, step=step)
+                self.run.log({**finite, **images}, step=step)
         except Exception as error:
             self._give_up(error)
 

@@ -2,12 +2,10 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import partial
 from typing import Any
 
-import torch
 from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -30,59 +28,14 @@ IMPLEMENTATION = ("fused", "foreach")
 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
 
 
-def check_trainable(config: Config, make_backbone: Callable[[], nn.Module]) -> None:
-    """Check the settings of this module before the data is read, as far as that is cheap.
-
-    The names in `train.freeze` are looked for in a backbone without memory for its weights. Names
-    in the head, and in parts of a user's own, are checked when the model has been built.
-
-    Args:
-        config: of the run, with all arguments of its parts.
-        make_backbone: builds the backbone without its published weights.
-
-    Raises:
-        ConfigError: for an unknown optimiser or name, and if images whose tokens are computed once
-            would be augmented.
-    """
+def check_trainable(config: Config) -> None:
+    """Check optimiser and augmentation of a complete config, before the data is read."""
     check_optimizer(config.optim.name)
-    if config.train.cache_features:
-        _check_not_augmented(config.data)
+    if not config.train.cache_features:
+        return
 
-    names = [name for name in config.train.freeze if name.split(".")[0] != "head"]
-    if names and not config.plugins:
-        with torch.device("meta"):
-            _freeze_parameters(nn.ModuleDict({"backbone": make_backbone()}), names)
-
-
-def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
-    """Freeze what the settings name, before the optimiser and the moving average are built.
-
-    Args:
-        model: its parameters that `train.freeze` names, and those of the batch norms that
-            `train.freeze_batchnorm` is about, get no gradient from now on.
-        train: for these two settings.
-
-    Returns:
-        The batch norms to keep in evaluation mode, in which they use and keep their statistics. As
-        nothing of them changes, they compute the same as Query2Label's FrozenBatchNorm2d, but the
-        tensors in a checkpoint keep their names.
-
-    Raises:
-        ConfigError: for a name that no parameter has, if nothing is left to train, or if there is
-            no batch norm to freeze.
-    """
-    _freeze_parameters(model, train.freeze)
-    norms = _freeze_batch_norms(model, train)
-
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(
-            f"train.freeze={train.freeze} leaves no parameter to train: name fewer parts"
-        )
-    return norms
-
-
-def _check_not_augmented(data: Mapping[str, Any]) -> None:
-    """Check that training images are the same in every epoch, so that their tokens are."""
+    # Images whose tokens are computed once must be the same in every epoch.
+    data = config.data
     changing = [name for name, value in NO_AUGMENTATION.items() if data.get(name, value) != value]
     if changing:
         given = " ".join(f"data.{name}={data[name]}" for name in changing)
@@ -93,42 +46,49 @@ def _check_not_augmented(data: Mapping[str, Any]) -> None:
         )
 
 
-def _freeze_parameters(model: nn.Module, names: Sequence[str]) -> None:
-    parameters = dict(model.named_parameters())
+def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
+    """Freeze what the settings name, before the optimiser and the moving average are built.
 
+    Returns the batch norms to keep in evaluation mode, in which they use and keep their statistics.
+    They compute the same as Query2Label's FrozenBatchNorm2d, with the names of batch norms.
+    """
+    parameters = dict(model.named_parameters())
     known = {beginning for name in parameters for beginning in _beginnings(name)}
-    for name in names:
+    for name in train.freeze:
         if name not in known:
+            # A likely mistake: layer1 for backbone.network.layer1.
+            inside = [candidate for candidate in known if candidate.endswith(f".{name}")]
+            near = min(inside, key=lambda candidate: (len(candidate), candidate), default=None)
+            near = near or get_close_matches(name, sorted(known), n=1, cutoff=0)[0]
             raise ConfigError(
                 f"train.freeze: '{name}' is neither a parameter nor a module with parameters; "
-                f"did you mean '{_nearest(name, known)}'?"
+                f"did you mean '{near}'?"
             )
-
     for name, parameter in parameters.items():
-        if _is_named(name, names):
+        if _is_named(name, train.freeze):
             parameter.requires_grad_(False)
 
-
-def _freeze_batch_norms(model: nn.Module, train: Train) -> list[nn.Module]:
-    """Freeze the parameters of the batch norms that the settings are about, and return these."""
-    if train.freeze_batchnorm is None:
-        return []
-
-    norms: list[nn.Module] = [
-        module
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm)
-        and (train.freeze_batchnorm is FreezeBatchNorm.all or _is_named(name, train.freeze))
-    ]
-    if not norms:
-        where = "the model" if train.freeze_batchnorm is FreezeBatchNorm.all else "a frozen part"
-        raise ConfigError(
-            f"train.freeze_batchnorm={train.freeze_batchnorm.value}: "
-            f"there is no batch norm in {where}; leave it out"
-        )
-
+    norms: list[nn.Module] = []
+    if train.freeze_batchnorm is not None:
+        every = train.freeze_batchnorm is FreezeBatchNorm.all
+        norms = [
+            module
+            for name, module in model.named_modules()
+            if isinstance(module, _BatchNorm) and (every or _is_named(name, train.freeze))
+        ]
+        if not norms:
+            where = "the model" if every else "a frozen part"
+            raise ConfigError(
+                f"train.freeze_batchnorm={train.freeze_batchnorm.value}: "
+                f"there is no batch norm in {where}; leave it out"
+            )
     for norm in norms:
         norm.requires_grad_(False)
+
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            f"train.freeze={train.freeze} leaves no parameter to train: name fewer parts"
+        )
     return norms
 
 
@@ -144,15 +104,6 @@ def _beginnings(name: str) -> Iterator[str]:
         yield ".".join(words[:length])
 
 
-def _nearest(name: str, known: set[str]) -> str:
-    """Return the known name that was probably meant."""
-    # A likely mistake: layer1 for backbone.network.layer1.
-    inside = [candidate for candidate in known if candidate.endswith(f".{name}")]
-    if inside:
-        return min(inside, key=lambda candidate: (len(candidate), candidate))
-    return get_close_matches(name, sorted(known), n=1, cutoff=0)[0]
-
-
 def parameter_groups(
     model: nn.Module,
     *,
@@ -164,22 +115,9 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Split the trainable parameters into groups of one learning rate and one weight decay.
 
-    Frozen parameters are in no group. The first two groups have the rate `lr`, without and with
-    weight decay; groups of other rates follow. Sources: add_weight_decay in helper_functions.py of
-    the official code, and param_groups_layer_decay of timm.
-
-    Args:
-        model: its attribute `backbone` is needed only for the two last arguments.
-        lr: of all parameters but those that the two last arguments are about.
-        weight_decay: of the parameters that decay.
-        decay: "weights": biases and one-dimensional parameters, such as those of norms, do not
-            decay; "all": every parameter decays.
-        backbone_lr: of the parameters of the backbone; None: `lr`.
-        layer_decay: the rate of a layer of the backbone is multiplied by this for each layer
-            between it and the head, and once more; None: 1.
-
-    Raises:
-        ConfigError: if the backbone has no layers for `layer_decay`, or nothing in it trains.
+    The first two groups have the rate `lr`, without and with weight decay; groups of other rates
+    follow. Biases and one-dimensional parameters decay with `decay="all"` only. Sources:
+    add_weight_decay of the official code, and param_groups_layer_decay of timm.
     """
     rates = _backbone_rates(model, lr if backbone_lr is None else backbone_lr, layer_decay)
     if (backbone_lr or layer_decay) and not rates:
@@ -219,38 +157,19 @@ def _backbone_rates(model: nn.Module, lr: float, layer_decay: float | None) -> d
 
 
 def check_optimizer(name: str) -> None:
-    """Check that timm has an optimiser of this name.
-
-    Raises:
-        ConfigError: if it has none; the message suggests the nearest name.
-    """
+    """Check that timm has an optimiser of this name."""
     known = [str(entry) for entry in list_optimizers()]
     if name.lower() not in known:
         raise ConfigError(f"optim.name '{name}' is unknown{suggest(name, known)}")
 
 
 def build_optimizer(
-    model: nn.Module,
-    *,
-    name: str,
-    lr: float,
-    options: Mapping[str, Any],
-    **grouping: Any,
+    model: nn.Module, *, name: str, lr: float, options: Mapping[str, Any], **grouping: Any
 ) -> Optimizer:
-    """Build an optimiser by its name in timm.
+    """Build an optimiser by its name in timm; `grouping` is for `parameter_groups`.
 
     "adam" is torch's Adam, whose weight decay is L2 regularisation and not decoupled, as in the
     official code. It and "adamw" are fused, unless the options say how a step is computed.
-
-    Args:
-        model: its trainable parameters are optimised.
-        name: of the optimiser in timm.
-        lr: highest learning rate of the parameters that have no rate of their own.
-        options: further keyword arguments of the optimiser.
-        grouping: further arguments of `parameter_groups`, such as the weight decay.
-
-    Raises:
-        ConfigError: for an unknown name or option, or from `parameter_groups`.
     """
     check_optimizer(name)
     groups = parameter_groups(model, lr=lr, **grouping)
@@ -258,7 +177,9 @@ def build_optimizer(
     try:
         chosen = {"fused", "foreach", "capturable", "differentiable"} & options.keys()
         kind = get_optimizer_class(name, bind_defaults=False)
-        if kind in FUSED and not chosen and _has_fused_kernels(groups):
+        # On the meta device there are no fused kernels.
+        devices = {parameter.device.type for parameter in model.parameters()}
+        if kind in FUSED and not chosen and devices <= {"cpu", "cuda"}:
             options = {**options, "fused": True}
         return create_optimizer_v2(groups, opt=name, lr=lr, **options)
     except (TypeError, ValueError, AssertionError) as error:
@@ -268,78 +189,26 @@ def build_optimizer(
         ) from error
 
 
-def _has_fused_kernels(groups: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether all parameters are where fused steps run; on the meta device none do."""
-    return all(
-        parameter.device.type in ("cpu", "cuda")
-        for group in groups
-        for parameter in group["params"]
-    )
-
-
 def step_if(go: Tensor, optimizer: Optimizer) -> None:
-    """Do a step, or leave weights and state as they are, without waiting for the device.
+    """Do a step if `go`, bool [] on the device of the parameters; else leave everything as it is.
 
-    The learning rates are those of the host, and so are the counters of steps that some optimisers
-    keep there: these count a step that is left out.
-
-    Args:
-        go: whether to do the step, bool [] on the device of the parameters.
-        optimizer: whose gradients are set; they may have any value if `go` is false.
+    The fused kernels know the condition, as GradScaler has it: they do nothing if it is 1, and the
+    host need not wait for the device. For other optimisers it waits.
     """
-    # The fused kernels know the condition, as GradScaler has it: they do nothing if it is 1.
     if all(group.get("fused") for group in optimizer.param_groups):
         optimizer.grad_scale, optimizer.found_inf = None, (~go).float()  # type: ignore[attr-defined]
         optimizer.step()
         del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-        return
-
-    # All others do a step with gradients of 0, and what it changed is put back. A state that is new
-    # has nothing to go back to: it stays that of a step without gradients.
-    parameters = [
-        parameter
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if parameter.grad is not None
-    ]
-    weights = [parameter.detach().clone() for parameter in parameters]
-    states = [_cloned(optimizer.state[parameter], go.device) for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad.masked_fill_(~go, 0)
-    optimizer.step()
-
-    with torch.no_grad():
-        for parameter, weight, state in zip(parameters, weights, states, strict=True):
-            parameter.copy_(torch.where(go, parameter, weight))
-            for name, before in state.items():
-                after = optimizer.state[parameter][name]
-                after.copy_(torch.where(go, after, before))
-
-
-def _cloned(state: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """Return copies of the tensors on a device that an optimiser keeps of a parameter."""
-    return {
-        name: value.clone()
-        for name, value in state.items()
-        if isinstance(value, Tensor) and value.device == device
-    }
+    elif go:
+        optimizer.step()
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Go on from a saved state.
-
-    How a step is computed is no part of a run: a checkpoint may come from another device or another
-    version, and its steps are computed here as those of a new run are.
-
-    Raises:
-        ValueError: if the state does not fit; torch may raise other errors, here or in the next
-            step.
-    """
+    """Go on from a saved state; how a step is computed is no part of a run, and stays as it is."""
     groups = [
         {**saved, **{key: own[key] for key in IMPLEMENTATION if key in own}}
-        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=False)
+        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
     ]
-    groups += state["param_groups"][len(groups) :]
     optimizer.load_state_dict({**state, "param_groups": groups})
 
     # The fused kernels do not look at the shapes of what they are given.
@@ -365,25 +234,11 @@ def build_schedule(
 ) -> LRScheduler:
     """Build the learning-rate schedule of a run; its only state is the number of finished steps.
 
-    There are three: "onecycle", as in the official train.py, rises from lr/25 to lr and falls to
-    lr/250,000 on a cosine. "cosine" has a linear warm-up and then the whole cosine. "cosine_epochs"
-    is timm's: one rate per epoch, and a warm-up that takes the place of the first part of the
-    cosine.
-
-    A group of parameters with another rate than `lr` has the same schedule in proportion.
-
-    Args:
-        optimizer: new, with the highest rate of each group; its learning rates are set, and with
-            "onecycle" its momentum (for Adam beta1, from 0.95 to 0.85 and back).
-        name: of the schedule.
-        lr: the highest rate, to which `min_lr` and `warmup_lr` refer.
-        steps: optimiser steps of the run.
-        pct_start: "onecycle": fraction of the steps in which the rate rises, in (0, 1).
-        warmup_steps: "cosine": steps of linear rise from 0; "cosine_epochs": from `warmup_lr`.
-        min_lr: "cosine", "cosine_epochs": the rate at the end.
-        warmup_lr: "cosine_epochs": the rate at the start, if there is a warm-up.
-        cooldown_steps: "cosine_epochs": steps at `min_lr`, at the end of the run.
-        epoch_steps: "cosine_epochs": optimiser steps per epoch.
+    "onecycle", as in the official train.py, rises from lr/25 to lr and falls to lr/250,000 on a
+    cosine, and Adam's beta1 goes from 0.95 to 0.85 and back. "cosine" has a linear warm-up from 0
+    and then the whole cosine to `min_lr`. "cosine_epochs" is timm's: one rate per epoch, and a
+    warm-up from `warmup_lr` that takes the place of the first part of the cosine. A group of
+    parameters with another rate than `lr` has the same schedule in proportion.
     """
     if name == "onecycle":
         # A rise that ends at step 0 would make torch divide by zero.
@@ -400,25 +255,21 @@ def build_schedule(
         )
 
     # LambdaLR multiplies the rate of each group by what these functions return.
-    fall = partial(_cosine, lr=lr, min_lr=min_lr)
+    def cosine(progress: float) -> float:
+        return (min_lr + (lr - min_lr) * (1 + math.cos(math.pi * min(1.0, progress))) / 2) / lr
 
     def by_step(step: int) -> float:
         if step < warmup_steps:
             return (step + 1) / (warmup_steps + 1)
-        return fall((step - warmup_steps) / max(1, steps - warmup_steps))
+        return cosine((step - warmup_steps) / max(1, steps - warmup_steps))
 
     def by_epoch(step: int) -> float:
         step -= step % epoch_steps
         if step < warmup_steps:
             return (warmup_lr + (lr - warmup_lr) * step / warmup_steps) / lr
-        return fall(step / (steps - cooldown_steps))
+        return cosine(step / (steps - cooldown_steps))
 
     return LambdaLR(optimizer, by_epoch if name == "cosine_epochs" else by_step)
-
-
-def _cosine(progress: float, *, lr: float, min_lr: float) -> float:
-    """Return the rate as a fraction of `lr`, for the finished fraction of the cosine."""
-    return (min_lr + (lr - min_lr) * (1 + math.cos(math.pi * min(1.0, progress))) / 2) / lr
 
 
 def fast_forward(schedule: LRScheduler, step: int) -> None:

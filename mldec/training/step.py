@@ -1,8 +1,7 @@
 """One optimiser step, and its state: weights, moving average, optimiser, schedule and scaler."""
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +10,9 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from mldec.checkpoint import Checkpoint, load_strict
-from mldec.config.schema import Config, NonFinite, Train
+from mldec.config.schema import Config, NonFinite
 from mldec.data.loader import Batch, sample_seed
-from mldec.errors import CheckpointError, ConfigError, brief
+from mldec.errors import ConfigError, refusing
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, autocast, memory_format
@@ -25,9 +24,6 @@ from mldec.training.optim import (
     load_state,
     step_if,
 )
-
-# What torch raises about a state that is of something else.
-MISFITS = (ValueError, KeyError, IndexError, TypeError, RuntimeError, AttributeError)
 
 
 class Outcome(NamedTuple):
@@ -55,20 +51,10 @@ class _OnDevice(NamedTuple):
 
 
 class Learner:
-    """A model in training.
+    """A model in training, on its device, for all optimiser steps of a run.
 
-    Args:
-        config: of the run; only its fixed sections are read.
-        model: on its device.
-        loss: logits float32 [B, K], targets [B, K] -> []; its attribute `reduction` says whether it
-            is the sum or the mean over the batch.
-        device: of the model.
-        steps: optimiser steps of the whole run.
-        queries: word vectors [K, D] of the training classes; None for closed-set data.
-
-    Raises:
-        ConfigError: for synchronised batch norm without CUDA, for an augmentation of word queries
-            on closed-set data, or from `freeze` and `build_optimizer`.
+    The loss takes logits float32 [B, K] and targets [B, K]; its attribute `reduction` says whether
+    it is the sum or the mean over the batch. Zero-shot data has word vectors [K, D] as `queries`.
     """
 
     def __init__(
@@ -82,7 +68,11 @@ class Learner:
         queries: Tensor | None = None,
     ) -> None:
         train = config.train
-        check_queries(train, queries)
+        for name in ("query_noise", "random_queries"):
+            if queries is None and getattr(train, name):
+                raise ConfigError(
+                    f"train.{name} has no effect: the data has no word queries; leave it out"
+                )
 
         self.memory_format = memory_format(channels_last=train.channels_last)
         # One process has all images, whatever its device.
@@ -121,7 +111,6 @@ class Learner:
         self.net = distributed.wrap(net, static=train.accumulate == 1 and not train.compile)
 
         self.step = 0  # finished steps
-        self.resumed_from: Path | None = None  # until the first step after a resume
         self.unread: list[_OnDevice] = []
         # Whether training may go on: false on the device from the first step on whose fault ends
         # the run. The host learns of it when it next reads the numbers.
@@ -174,15 +163,9 @@ class Learner:
         """Do one optimiser step, without waiting for the device; see `read` for its numbers.
 
         A loss or gradients that are not finite change no weights. If the run is to stop for them,
-        no later step changes any either.
-
-        Args:
-            micro_batches: this process's share of the batch.
-            images_in_step: size of the whole batch; an image that was left out counts with a loss
-                of 0.
-            stop: true if a stop was requested on this process; looked at after the backward pass,
-                so that a request during the step counts.
-
+        no later step changes any either. The micro-batches are this process's share of the batch,
+        whose size is `images_in_step`; an image that was left out counts with a loss of 0. `stop`
+        is looked at after the backward pass, so that a request during the step counts.
         """
         # Random numbers are a function of seed, step and process, as those of the data are, so that
         # a checkpoint need not hold the state of a generator.
@@ -210,9 +193,7 @@ class Learner:
             self.sound &= sound
 
         # 3. Weights.
-        with self._fitting(self.resumed_from):
-            step_if(finite & self.sound, self.optimizer)
-        self.resumed_from = None
+        step_if(finite & self.sound, self.optimizer)
         if skip:
             for buffer, before in zip(self.model.buffers(), statistics, strict=True):
                 buffer.copy_(torch.where(sound, buffer, before))
@@ -232,10 +213,6 @@ class Learner:
         values = torch.stack([loss, norm.to(loss.dtype)])
         indices = [batch.indices for batch in micro_batches]
         self.unread.append(_OnDevice(self.step, values, indices))
-        return self._outcome(stop, micro_batches)
-
-    def _outcome(self, stop: object, micro_batches: list[Batch]) -> Outcome:
-        """Exchange between the hosts what concerns all processes."""
         bad_images = sum(len(batch.bad) for batch in micro_batches)
         stops, bad = distributed.total(torch.tensor([bool(stop), bad_images])).tolist()
         return Outcome(stops > 0, bad)
@@ -249,18 +226,15 @@ class Learner:
         numbers = []
         for record, (loss, norm) in zip(self.unread, values, strict=True):
             self.skipped += not math.isfinite(loss + norm)
+            fault = None
+            if not math.isfinite(loss):
+                fault = f"the loss is {loss}"
+            elif not math.isfinite(norm) and not self.scaler.is_enabled():
+                fault = f"the gradients are not finite (the loss is {loss:.4g})"
             indices = torch.cat(record.indices).tolist()
-            numbers.append(Numbers(record.step, loss, self._fault(loss, norm), indices))
+            numbers.append(Numbers(record.step, loss, fault, indices))
         self.unread.clear()
         return numbers
-
-    def _fault(self, loss: float, norm: float) -> str | None:
-        """Return which number of a step is not finite and should be; None if there is none."""
-        if not math.isfinite(loss):
-            return f"the loss is {loss}"
-        if not math.isfinite(norm) and not self.scaler.is_enabled():
-            return f"the gradients are not finite (the loss is {loss:.4g})"
-        return None
 
     def _forward_backward(self, batch: Batch, images_in_step: int) -> Tensor:
         """Add the gradients of a micro-batch, and return its share of the loss."""
@@ -300,16 +274,7 @@ class Learner:
         }
 
     def load_state(self, saved: Checkpoint, path: Path) -> None:
-        """Restore weights, moving average, optimiser, scaler and step from a checkpoint.
-
-        Args:
-            saved: the checkpoint.
-            path: that it was read from, for messages.
-
-        Raises:
-            CheckpointError: if something does not fit; what torch notices only in a step is raised
-                by the next one.
-        """
+        """Restore weights, moving average, optimiser, scaler and step from a checkpoint."""
         load_strict(self.model, saved.model, path)
         if self.ema is not None and saved.step > self.ema_start:
             load_strict(self.ema.module, saved.ema or {}, path)
@@ -317,7 +282,7 @@ class Learner:
             self.ema.set(self.model)
 
         self.step = saved.step
-        with self._fitting(path):
+        with refusing(path, remedy=f"start a new run with init={path}"):
             self.loss.load_state_dict(saved.loss)
             load_state(self.optimizer, saved.optimizer)
             if self.step < self.steps:
@@ -327,20 +292,6 @@ class Learner:
             if saved.scaler:
                 self.scaler.load_state_dict(saved.scaler)
                 self.scaler.scale(torch.zeros((), device=self.device))
-        self.resumed_from = path
-
-    @contextmanager
-    def _fitting(self, path: Path | None) -> Iterator[None]:
-        """Turn what torch raises about the state in a checkpoint into one line that names it."""
-        try:
-            yield
-        except MISFITS as error:
-            if path is None or isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise CheckpointError(
-                f"{path} does not fit the optimiser, the loss or the precision "
-                f"({brief(error)}): use another copy, or start a new run with init={path}"
-            ) from error
 
 
 def _clip(parameters: Iterable[nn.Parameter], largest: float | None) -> Tensor:
@@ -352,35 +303,13 @@ def _clip(parameters: Iterable[nn.Parameter], largest: float | None) -> Tensor:
     )
 
 
-def check_queries(train: Train, queries: Tensor | None) -> None:
-    """Check that queries are augmented only where the data has some.
-
-    Raises:
-        ConfigError: for an augmentation of queries on closed-set data.
-    """
-    for name in ("query_noise", "random_queries"):
-        if queries is None and getattr(train, name):
-            raise ConfigError(
-                f"train.{name} has no effect: the data has no word queries; leave it out"
-            )
-
-
 def augment(queries: Tensor, targets: Tensor, *, noise: float, extra: int) -> tuple[Tensor, Tensor]:
-    """Add noise to the queries, and append random queries that are positive in every image.
+    """Add noise to queries [K, D], and append `extra` random ones, positive in every image [B, K].
 
     The paper names the two augmentations and gives their settings in table 3; the public code has
     neither. How they are drawn is our choice: both are normal and act on the vectors before any
     projection. Their unit is the standard deviation of the vectors' own numbers, so that a setting
     means the same for any source of vectors. Random numbers come from torch's global generator.
-
-    Args:
-        queries: word vectors [K, D].
-        targets: [B, K].
-        noise: standard deviation of the noise, as a fraction of that of all numbers; 0 is off.
-        extra: number of random queries, with the mean and the standard deviation of all numbers.
-
-    Returns:
-        Queries [K + extra, D] and targets [B, K + extra]; the arguments themselves if both are off.
     """
     if not noise and not extra:
         return queries, targets

@@ -1,12 +1,10 @@
 """The one training loop: epochs of steps, evaluations, checkpoints, and when to stop.
 
-Below the loop stand what it needs of a run: its checkpoint files, whether a checkpoint is of it,
-which weights are evaluated, and what its log and run.json say of it.
+Below it stand its checkpoint files, and what the log and run.json say of a run.
 """
 
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -15,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mldec.checkpoint import Best, Checkpoint, LogPosition, check_classes, saved_config
 from mldec.config.compose import diff, to_dict
 from mldec.config.schema import Config, NonFinite, Train
-from mldec.data.fingerprint import Fingerprint, check_same, fingerprint
+from mldec.data.fingerprint import check_same, fingerprint
 from mldec.data.loader import (
     Batch,
     TrainBatches,
@@ -30,7 +28,7 @@ from mldec.data.loader import (
     training_labels,
     unwrap,
 )
-from mldec.data.types import Classes, DataModule
+from mldec.data.types import DataModule
 from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from mldec.evaluation import Results, evaluate_all, left_out, memory_advice
 from mldec.files import torch_files
@@ -52,25 +50,13 @@ from mldec.training.step import Learner, Numbers
 
 log = logging.getLogger("mldec")
 
-# Open Images in the paper: 9,605 classes and 200 queries.
-MOST_CLASSES_PER_QUERY = 49
 ENOUGH_FOR_BATCH_NORM = 16  # images; with fewer the statistics are noisy (group norm, figure 1)
 
 
 class Trainer:
-    """Train a model, evaluate it after each epoch, and keep the last and the best checkpoint.
+    """Train a model on its device, evaluate it after each epoch, and keep last.pt and best.pt.
 
-    Args:
-        config: of the run; only its fixed sections are read.
-        model: on its device.
-        loss: see `Learner`.
-        data: the dataset.
-        folder: for last.pt and best.pt.
-        device: of the model.
-        stop: turns true when the run should end after the step it is in.
-
-    Raises:
-        ConfigError: if there are too few images for a batch, or from `Learner`.
+    The two files are in `folder`. `stop` turns true when the run should end after its step.
     """
 
     def __init__(
@@ -144,14 +130,9 @@ class Trainer:
         return None
 
     def fit(self, runlog: RunLog) -> dict[str, float]:
-        """Train until the run has ended, and return the metrics of its last epoch.
+        """Train until the run has ended, and return the metrics of its last evaluation.
 
-        Returns:
-            "val/..." and, with a moving average of the weights, "val_raw/...".
-
-        Raises:
-            Stopped: if a stop was requested; a checkpoint was written before.
-            UserError: for a fault of the data, the numbers, the memory or the disk.
+        After a request to stop a checkpoint is written, and `Stopped` is raised.
         """
         train = self.config.train
         self.lines = runlog.lines  # fewer than in the checkpoint, if the file was damaged since
@@ -183,7 +164,8 @@ class Trainer:
 
         # After a resume the sampler skips the images of the steps that are done.
         self.batches.epoch, self.batches.start = self.epoch, self.position
-        steps = _grouped(self._batches(), train.accumulate)
+        batches = self._batches()
+        steps = iter(lambda: list(islice(batches, train.accumulate)), [])
 
         description = f"epoch {self.epoch + 1}/{train.last_epoch}"
         self.meter.restart()
@@ -216,11 +198,7 @@ class Trainer:
         """Load the micro-batches of an epoch.
 
         While the loader is waited for, training is between two steps: the state can be saved if no
-        batch comes.
-
-        Raises:
-            Stopped: if a stop was requested and the next micro-batch does not come.
-            DataError: if no image of a micro-batch can be read, or from the dataset.
+        batch comes after a request to stop, or if the data has a fault.
         """
         try:
             for batch in self.stop.bounded(unwrap(self.loader)):
@@ -254,18 +232,14 @@ class Trainer:
             self._warn(*(f"left out: {message}" for message in messages))
 
     def _read(self) -> None:
-        """Read the numbers of the steps since the last reading from the device.
-
-        Raises:
-            NonFiniteError: if a loss or gradients were not finite, and the config says stop.
-        """
+        """Read the numbers of the steps since the last reading from the device."""
         for numbers in self.learner.read():
             self.meter.add(numbers.loss)
             if numbers.fault:
-                self._handle_fault(numbers.fault, numbers)
+                self._handle_fault(numbers)
 
-    def _handle_fault(self, fault: str, numbers: Numbers) -> None:
-        """End the run for a step that changed no weights, or name it; see `_read`."""
+    def _handle_fault(self, numbers: Numbers) -> None:
+        """End the run for a step that changed no weights, or name it, as the config says."""
         dataset = self.data.train.dataset
         names = ", ".join(dataset.name(index) for index in numbers.indices)
         if self.files.last.exists():
@@ -273,7 +247,7 @@ class Trainer:
         else:
             newest = "no checkpoint was written yet"
 
-        moment = f"{fault} in step {numbers.step} (epoch {self.epoch + 1})"
+        moment = f"{numbers.fault} in step {numbers.step} (epoch {self.epoch + 1})"
         fix = f"{newest}; lower optim.lr, or look at these images and their labels: {names}"
         if self.config.train.nonfinite is NonFinite.stop:
             raise NonFiniteError(f"{moment}, the weights are those before it; {fix}")
@@ -316,12 +290,7 @@ class Trainer:
     def _stop(self, moment: str, *, together: bool = False) -> None:
         """End the run; the main process names the checkpoint.
 
-        Args:
-            moment: at which the run ends, for the message.
-            together: all processes end at this moment, so that only the main one reports it.
-
-        Raises:
-            Stopped: always.
+        If all processes end at this moment, `together`, the main one alone reports it.
         """
         self.files.wait()
 
@@ -337,20 +306,29 @@ class Trainer:
     def evaluate(self, runlog: RunLog) -> dict[str, float]:
         """Evaluate the moving average and the raw weights, log both, and update the best result.
 
-        Returns:
-            The metrics "val/..." of the moving average, or before its start and without one of the
-            raw weights; with a moving average also "val_raw/...".
+        Returns the metrics "val/..." of the moving average, or before its start and without one of
+        the raw weights; with a moving average also "val_raw/...".
         """
+        models: dict[str, nn.Module] = {}
+        if self.learner.average is not None:
+            models["ema"] = self.learner.average
+        models["raw"] = self.learner.model
+
+        # Batch-norm statistics differ between processes; a checkpoint holds the main one's.
+        for model in models.values():
+            distributed.copy_buffers(model)
+
         observer = Observer(self.data, self.config)
-        results = evaluate_weights(
-            self.learner,
+        of_models = evaluate_all(
+            list(models.values()),
             self.data,
             self.config,
             device=self.device,
-            observe=observer,
             progress=partial(self._watched, runlog.evaluation()),
+            observe=observer,
         )
-        main, *others = results.values()
+        results = dict(zip(models, of_models, strict=True))
+        main, *others = of_models
         self._warn(*left_out(main))
 
         # The first metric is the one that the best checkpoint follows.
@@ -388,11 +366,7 @@ class Trainer:
             raise self._with_checkpoint(error) from error
 
     def save(self, *, best: bool = False) -> None:
-        """Write last.pt in the background from a copy of the state; with `best` also best.pt.
-
-        Raises:
-            NonFiniteError: see `_read`.
-        """
+        """Write last.pt in the background from a copy of the state; with `best` also best.pt."""
         # The main process alone writes, and goes by its own clock.
         if distributed.is_main():
             self._read()
@@ -427,23 +401,8 @@ class Trainer:
         )
 
     def resume(self, saved: Checkpoint, path: Path) -> None:
-        """Go on from a checkpoint of the same run, read from a path.
-
-        Raises:
-            CheckpointError: if it is of another run or other data, or its epochs have another
-                number of steps.
-        """
-        warning = check_same_run(
-            saved,
-            path,
-            config=self.config,
-            classes=self.data.val.classes,
-            steps_per_epoch=self.batches.steps,
-            fingerprint=self.fingerprint,
-        )
-        if warning:
-            self._warn(warning)
-
+        """Go on from a checkpoint of the same run, read from a path."""
+        self._check_same_run(saved, path)
         self.learner.load_state(saved, path)
         self.epoch, self.metrics, self.best = saved.epoch, saved.metrics, saved.best
         self.lines, self.bad_images = saved.log.lines, saved.log.bad_images
@@ -458,20 +417,30 @@ class Trainer:
         if has_result and self.best.epoch == self.epoch and self.position == 0:
             self.files.restore_best(path)
 
+    def _check_same_run(self, saved: Checkpoint, path: Path) -> None:
+        """Refuse a checkpoint of other settings, classes, steps or training data."""
+        changed = diff(saved_config(saved, path, self.config.plugins), self.config)
+        if changed:
+            raise CheckpointError(
+                f"{path} is of a run with other settings ({'; '.join(changed)}): "
+                f"put them back, or start a new run with name=... init={path}"
+            )
+        check_classes(saved.classes, self.data.val.classes, path)
 
-def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
-    """Gather the micro-batches of each optimiser step."""
-    while group := list(islice(batches, size)):
-        yield group
+        # A step in the middle of an epoch must stand for the same images as before.
+        if saved.steps_per_epoch != self.batches.steps:
+            raise CheckpointError(
+                f"{path} has {saved.steps_per_epoch} steps per epoch, this run "
+                f"{self.batches.steps}: use the same training images, "
+                f"and a number of processes that divides their last batch as before"
+            )
+        allowed = self.config.accepts_changed_data
+        if warning := check_same(saved.fingerprint, self.fingerprint, path, allow=allowed):
+            self._warn(warning)
 
 
 class CheckpointFiles:
-    """Write last.pt and best.pt in the background; only the main process writes.
-
-    Args:
-        folder: of the two files.
-        train: for the intervals between two saves, and how many older versions of last.pt to keep.
-    """
+    """Write last.pt and best.pt in the background; only the main process writes."""
 
     def __init__(self, folder: Path, train: Train) -> None:
         self.last, self.best = folder / "last.pt", folder / "best.pt"
@@ -480,24 +449,16 @@ class CheckpointFiles:
         self._saved_at = time.monotonic()
 
     def is_due(self, step: int) -> bool:
-        """Tell whether to save after a step: `save_every_steps` or `save_every_minutes` is reached.
-
-        Each process goes by its own clock. Only that of the main process matters.
-        """
+        """Tell whether to save after a step; each process goes by its own clock."""
         steps, minutes = self._train.save_every_steps, self._train.save_every_minutes
         if steps is not None and step % steps == 0:
             return True
         return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
 
     def save(self, checkpoint: Callable[[], Checkpoint], *, best: bool) -> None:
-        """Write last.pt from a copy of the current state, and return before the file is complete.
+        """Write last.pt, with `best` also best.pt, and return before the files are complete.
 
-        Args:
-            checkpoint: builds the checkpoint; called on the main process only.
-            best: give the file the name best.pt too.
-
-        Raises:
-            CheckpointError: if the file before this one could not be written.
+        An error in the writing of the file before this one is raised here.
         """
         self._saved_at = time.monotonic()
         if not distributed.is_main():
@@ -514,11 +475,7 @@ class CheckpointFiles:
         self._writer.submit(write)
 
     def wait(self) -> None:
-        """Wait until the last save is on the disk.
-
-        Raises:
-            CheckpointError: if it could not be written.
-        """
+        """Wait until the last save is on the disk, or raise the error in it."""
         self._writer.wait()
 
     def restore_best(self, path: Path) -> None:
@@ -534,95 +491,8 @@ class CheckpointFiles:
             torch_files.duplicate(path, self.best)
 
 
-def check_same_run(
-    saved: Checkpoint,
-    path: Path,
-    *,
-    config: Config,
-    classes: Classes,
-    steps_per_epoch: int,
-    fingerprint: Fingerprint,
-) -> str | None:
-    """Compare a checkpoint with the run that is to go on from it.
-
-    Args:
-        saved: the checkpoint.
-        path: that it was read from, for messages.
-        config: of the run.
-        classes: of its validation images.
-        steps_per_epoch: optimiser steps per epoch.
-        fingerprint: of its training images and labels.
-
-    Returns:
-        A warning if the training data differs and the config allows that, else None.
-
-    Raises:
-        CheckpointError: if settings, classes, the number of steps or the training data differ.
-    """
-    changed = diff(saved_config(saved, path, config.plugins), config)
-    if changed:
-        raise CheckpointError(
-            f"{path} is of a run with other settings ({'; '.join(changed)}): "
-            f"put them back, or start a new run with name=... init={path}"
-        )
-    check_classes(saved.classes, classes, path)
-
-    # A step in the middle of an epoch must stand for the same images as before.
-    if saved.steps_per_epoch != steps_per_epoch:
-        raise CheckpointError(
-            f"{path} has {saved.steps_per_epoch} steps per epoch, this run {steps_per_epoch}: "
-            f"use the same training images, "
-            f"and a number of processes that divides their last batch as before"
-        )
-    return check_same(saved.fingerprint, fingerprint, path, allow=config.accepts_changed_data)
-
-
-def evaluate_weights(
-    learner: Learner,
-    data: DataModule,
-    config: Config,
-    *,
-    device: torch.device,
-    progress: Any,
-    observe: Callable[[Batch, Tensor], None] | None = None,
-) -> dict[str, Results]:
-    """Evaluate the moving average, if it has begun, and the raw weights.
-
-    Args:
-        learner: the model in training; its buffers become those of the main process.
-        data: the dataset.
-        config: for the batch size, workers and precision.
-        device: of the model.
-        progress: wraps the batches; see `evaluate_all`.
-        observe: called with the batches and logits of the first weights; see `evaluate_all`.
-
-    Returns:
-        The results of "ema", if the moving average has begun, and then of "raw".
-    """
-    models: dict[str, nn.Module] = {}
-    if learner.average is not None:
-        models["ema"] = learner.average
-    models["raw"] = learner.model
-
-    # Batch-norm statistics differ between processes; a checkpoint holds the main one's.
-    for model in models.values():
-        distributed.copy_buffers(model)
-
-    results = evaluate_all(
-        list(models.values()), data, config, device=device, progress=progress, observe=observe
-    )
-    return dict(zip(models, results, strict=True))
-
-
 def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: int) -> Best:
-    """Return the best result after one more evaluation; of equal ones the earliest.
-
-    Args:
-        best: the best result before.
-        metric: that decides; higher is better.
-        results: by the name of the weights; of equal ones the first counts.
-        epoch: that the evaluation followed, from 1.
-    """
+    """Return the best result after one more evaluation; of equal ones the earliest."""
     best = dataclasses.replace(best, evaluations_since=best.evaluations_since + 1)
     for weights, result in results.items():
         value = result.metrics[metric]
@@ -632,12 +502,7 @@ def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: 
 
 
 def opening(trainer: Trainer, wanted: Precision) -> str:
-    """Describe what is about to be trained, on which data, and where it starts.
-
-    Args:
-        trainer: of the run.
-        wanted: the precision that the user asked for.
-    """
+    """Describe what is about to be trained, on which data, and where it starts."""
     config, learner = trainer.config, trainer.learner
     train, val = trainer.data.train, trainer.data.val
 
@@ -678,16 +543,11 @@ def opening(trainer: Trainer, wanted: Precision) -> str:
 
 
 def images_per_batch_norm(trainer: Trainer) -> int | None:
-    """Return of how many images each batch norm takes the statistics in training.
-
-    Returns:
-        The number of images, or None for a model without a batch norm in training mode.
-    """
+    """Return of how many images each batch norm in training mode takes the statistics, if any."""
     learner, train = trainer.learner, trainer.config.train
     norms = {module for module in learner.model.modules() if isinstance(module, _BatchNorm)}
     if not norms - set(learner.frozen_norms):
         return None
-
     return train.micro_batch(1 if train.sync_batchnorm else distributed.world_size())
 
 
@@ -706,53 +566,17 @@ def few_per_batch_norm(trainer: Trainer) -> str | None:
     )
 
 
-def groups(head: Mapping[str, Any], num_classes: int) -> str | None:
-    """Describe how the classes share the group queries of a head, for the log of a run.
-
-    Args:
-        head: its node, with all arguments.
-        num_classes: of training.
-
-    Returns:
-        One line; None for a head without groups, or with one query per class as asked for.
-    """
-    wanted = head.get("num_groups")
-    if wanted is None:
-        return None
-    if wanted >= num_classes:
-        return f"head.num_groups={wanted}: one query for each of the {num_classes:,} classes"
-
-    classes_per_query = math.ceil(num_classes / wanted)
-    queries = math.ceil(num_classes / classes_per_query)
-    line = (
-        f"head.num_groups={wanted}: {queries:,} queries for {num_classes:,} classes, "
-        f"{classes_per_query:,} per query"
-    )
-    if classes_per_query > MOST_CLASSES_PER_QUERY:
-        line += (
-            f"; the paper has at most {MOST_CLASSES_PER_QUERY} per query, "
-            f"and with more of them a head looks at fewer places of the image"
-        )
-    return line
-
-
 def start_weights(config: Config, resumed: Path | None = None) -> str:
-    """Name the weights that a run starts from, for its log.
-
-    Args:
-        config: with all arguments of the backbone; of a resumed run its `init` is the one that the
-            run began with.
-        resumed: the checkpoint that the run goes on from; None for a new run.
-    """
-    backbone = config.backbone
+    """Name the weights that a run starts from, or began with and the checkpoint it resumes from."""
+    pretrained = config.backbone.get("pretrained")
     if config.init:
         weights = f"init={config.init}"
-    elif "pretrained" not in backbone:
-        weights = f"those that {backbone['_target_']} is built with; the head is random"
-    elif backbone["pretrained"] is True:
-        weights = f"the published {backbone['name']}; the head is random"
-    elif backbone["pretrained"]:
-        weights = f"backbone.pretrained={backbone['pretrained']}; the head is random"
+    elif "pretrained" not in config.backbone:
+        weights = f"those that {config.backbone['_target_']} is built with; the head is random"
+    elif pretrained is True:
+        weights = f"the published {config.backbone['name']}; the head is random"
+    elif pretrained:
+        weights = f"backbone.pretrained={pretrained}; the head is random"
     else:
         weights = "random"
 

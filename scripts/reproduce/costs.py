@@ -1,6 +1,6 @@
 """What a row costs: multiply-accumulates per image, GPU hours, and a micro-batch that fits a GPU.
 
-Nothing here was measured on a GPU: the assumptions are `SUSTAINED`, `H100` and `FITS`.
+Nothing here was measured on a GPU: the assumptions are `SUSTAINED`, `H100`, `FITS` and `MEMORY`.
 """
 
 from functools import lru_cache
@@ -17,8 +17,10 @@ from mldec.runtime.facts import multiply_accumulates
 SUSTAINED = 5e13  # floating-point operations per second of a GPU in training, our assumption
 # The same of an H100: a fifth of the 989.5e12 that its data sheet promises of dense bf16 products.
 H100 = 2e14
-# GMAC of a micro-batch on one GPU: the official batch, 56 images of TResNet-L at 448 pixels.
+# GMAC of a micro-batch that fits a GPU with `MEMORY` bytes: the official batch, 56 images of
+# TResNet-L at 448 pixels. More or less memory holds as many more or fewer images.
 FITS = 56 * 36.2
+MEMORY = 80e9
 BACKWARD = 3  # a training step costs about three forward passes
 
 
@@ -124,24 +126,27 @@ def gpu_hours(settings: tuple[str, ...], sustained: float = SUSTAINED) -> float 
     return operations / sustained / 3600
 
 
+def gpu_memory() -> float:
+    """Return the bytes of memory of this machine's first GPU; `MEMORY` where there is none."""
+    if not torch.cuda.is_available():
+        return MEMORY
+    return float(torch.cuda.get_device_properties(0).total_memory)
+
+
 def accumulation(settings: tuple[str, ...], gpus: int) -> int:
-    """Return the micro-batches per step with which the images of one fit a GPU.
+    """Return the micro-batches per step with which the images of one fit each of the GPUs.
 
-    Args:
-        settings: that compose the run.
-        gpus: number of processes.
-
-    Returns:
-        The smallest number that divides the batch of a process and keeps a micro-batch below
-        `FITS`, from the run's own `train.accumulate` on.
+    It is the smallest number that divides the batch of a process and makes a micro-batch fit, from
+    the run's own `train.accumulate` on.
     """
     train, forward = composed(settings).train, gmac(settings)
     images = train.batch_size // gpus
     if forward is None:
         return train.accumulate
 
+    fits = FITS * gpu_memory() / MEMORY
     for number in range(train.accumulate, images + 1):
-        if images % number == 0 and images // number * forward <= FITS:
+        if images % number == 0 and images // number * forward <= fits:
             return number
     return images
 

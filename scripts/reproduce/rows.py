@@ -7,7 +7,7 @@ of a value that is not in a table of the paper says where it is from: read off a
 
 from dataclasses import dataclass, field
 
-from mldec.benchmark.cost import Point, points
+from mldec.benchmark.cost import POINTS, Point
 
 # The authors' files trained on Open Images: the start of the official train.py for TResNet-L, and
 # of TResNet-M the only one that they released.
@@ -16,6 +16,7 @@ START_M = "init=zoo:tresnet_m_openimages_224"
 ZSL = "+experiment=nuswide_zsl_tresnet_l"
 NOISE, RANDOM = "train.query_noise=0.1", "train.random_queries=1"
 READ_OFF = "read off the plot"
+CROP = "test crop: that of procedure A2"
 
 
 @dataclass(frozen=True)
@@ -69,29 +70,44 @@ def openimages(run: str, label: str, settings: list[str], value: float) -> Row:
 
 def zero_shot(run: str, label: str, settings: list[str], value: float) -> Row:
     """Return a row of table 3: the official command, with query augmentations."""
-    choice = "how the augmentations are drawn" if settings else ""
+    choice = "start: the paper's is not confirmed"
+    if settings:
+        choice += "; how the augmentations are drawn"
     return Row(run, label, [ZSL, START_L, *settings], {"zsl_mAP": value}, choice=choice)
 
 
 def imagenet(point: Point) -> Row:
     """Return a point of figure 6, trained with A2."""
-    experiment = f"imagenet_{point.network.replace('-', '').lower()}_a2"
+    experiment = f"imagenet_{point.backbone.replace('-', '').lower()}_a2"
     settings = [f"+experiment={experiment}"]
-    paper = {"top1": point.top1}
+    paper = {"top1": point.paper_top1}
 
     if point.head == "gap":
-        return Row(
-            f"{experiment}_gap", f"{point.network}, GAP", [*settings, "head=gap"], paper, READ_OFF
-        )
-    return Row(experiment, f"{point.network}, ML-Decoder, K = 100", settings, paper, READ_OFF)
+        own = [*settings, "head=gap"]
+        return Row(f"{experiment}_gap", f"{point.backbone}, GAP", own, paper, READ_OFF, CROP)
+    label = f"{point.backbone}, ML-Decoder, K = 100"
+    return Row(experiment, label, settings, paper, READ_OFF, CROP)
 
 
-def query2label(dataset: str, model: str, label: str, value: float | None, choice: str) -> Row:
-    """Return a model of the Query2Label paper, whose AP is the interpolated one."""
-    run = f"q2l_{dataset}_{model}"
-    paper = {} if value is None else {"mAP_interpolated": value}
-    note = "" if value is not None else "the figure for this network was not found"
-    return Row(run, label, [f"+experiment={run}"], paper, note, choice)
+def query2label(
+    dataset: str,
+    model: str,
+    label: str,
+    values: list[float],
+    choice: str,
+    settings: list[str] | None = None,
+) -> Row:
+    """Return a model of the Query2Label paper, with the first of its `Q2L_METRICS`.
+
+    Its AP is the interpolated one. `settings` are added to the experiment `q2l_DATASET_MODEL`.
+    """
+    experiment = f"q2l_{dataset}_{model}"
+    run = "_".join(
+        [experiment, *(word.partition("=")[0].rpartition(".")[2] for word in settings or [])]
+    )
+    paper = dict(zip(Q2L_METRICS, values, strict=False))
+    note = "" if values else "the figure was not found"
+    return Row(run, label, [f"+experiment={experiment}", *(settings or [])], paper, note, choice)
 
 
 def recipe(
@@ -106,6 +122,7 @@ def recipe(
     return Row(run, label, own, paper or {}, note, "recipe: see the header of its experiment")
 
 
+Q2L_METRICS = ("mAP_interpolated", "CF1", "OF1", "CF1@3", "OF1@3")
 ADDS = "ADDS (arXiv 2208.09562), another decoder on the same encoders"
 TABLE_6 = {
     "zsl_mAP": 31.1,
@@ -115,8 +132,10 @@ TABLE_6 = {
     "zsl_F1@5": 30.8,
     "gzsl_F1@5": 26.1,
 }
-FIGURE_6 = {row.run: row for row in map(imagenet, points())}
-TRESNET_Q2L = "widths, batch norms over all GPUs: from third-party scripts"
+FIGURE_6 = {row.run: row for row in map(imagenet, POINTS)}
+CUTOUT = "cutout: none, as the released code runs it"
+TRESNET_Q2L = "widths, batch norms over all GPUs: from third-party scripts; " + CUTOUT
+BATCH = "batch; " + CUTOUT
 OURS = "recipe: that of MS-COCO, none is published"
 OPENIMAGES_200 = openimages("openimages_tresnet_m", "ML-Decoder, K = 200", [], 86.8)
 
@@ -172,8 +191,7 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 "ResNet101 448, ML-Decoder",
                 ["+experiment=coco_resnet101"],
                 {"mAP": 87.1},
-                choice="start: ImageNet-1K, with which others get 81.1; the paper's, trained on "
-                "Open Images, was not released",
+                choice="start: ImageNet-1K; the paper's, trained on Open Images, was not released",
             ),
             COCO_L,
             Row(
@@ -209,7 +227,7 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 "ML-Decoder",
                 [ZSL, START_L, NOISE, RANDOM],
                 TABLE_6,
-                choice="how the augmentations are drawn",
+                choice="start: the paper's is not confirmed; how the augmentations are drawn",
             ),
             Row(
                 "nuswide_zsl_tresnet_m",
@@ -305,19 +323,69 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
     "query2label": (
         "Query2Label",
         [
-            query2label("coco", "resnet101_448", "MS-COCO, ResNet-101 448", 84.9, ""),
-            query2label("coco", "resnet101_576", "MS-COCO, ResNet-101 576", 86.5, "batch"),
-            query2label("coco", "tresnet_l_448", "MS-COCO, TResNet-L 448", 87.3, TRESNET_Q2L),
             query2label(
-                "coco", "tresnet_l_22k_448", "MS-COCO, TResNet-L 22k 448", 89.2, TRESNET_Q2L
+                "coco",
+                "resnet101_448",
+                "MS-COCO, ResNet-101 448",
+                [84.9, 79.3, 81.5, 73.3, 75.4],
+                CUTOUT,
             ),
-            query2label("coco", "swin_l_384", "MS-COCO, Swin-L 384", 90.5, "batch"),
-            query2label("coco", "cvt_w24_384", "MS-COCO, CvT-w24 384", 91.3, "batch"),
-            query2label("voc2007", "tresnet_l_448", "VOC 2007, TResNet-L 448", None, OURS),
-            query2label("voc2012", "tresnet_l_448", "VOC 2012, TResNet-L 448", 96.2, OURS),
-            query2label("nuswide81", "resnet101_448", "NUS-WIDE, ResNet-101 448", 65.0, OURS),
-            query2label("nuswide81", "tresnet_l_448", "NUS-WIDE, TResNet-L 448", 66.3, OURS),
-            query2label("vg500", "resnet101_576", "Visual Genome 500, ResNet-101 576", None, OURS),
+            query2label(
+                "coco",
+                "resnet101_448",
+                "MS-COCO, ResNet-101 448, 1 decoder layer, no encoder",
+                [],
+                CUTOUT,
+                ["head.encoder_layers=0", "head.decoder_layers=1"],
+            ),
+            query2label(
+                "coco",
+                "resnet101_448",
+                "MS-COCO, ResNet-101 448, self-attention of the queries",
+                [],
+                CUTOUT,
+                ["head.self_attention=true"],
+            ),
+            query2label(
+                "coco",
+                "resnet101_576",
+                "MS-COCO, ResNet-101 576",
+                [86.5, 81.0, 82.8, 76.5, 78.3],
+                BATCH,
+            ),
+            query2label(
+                "coco",
+                "tresnet_l_448",
+                "MS-COCO, TResNet-L 448",
+                [87.3, 81.6, 83.1, 77.0, 78.5],
+                TRESNET_Q2L,
+            ),
+            query2label(
+                "coco",
+                "tresnet_l_22k_448",
+                "MS-COCO, TResNet-L 22k 448",
+                [89.2, 83.8, 84.9, 79.0, 80.2],
+                TRESNET_Q2L,
+            ),
+            query2label(
+                "coco",
+                "swin_l_384",
+                "MS-COCO, Swin-L 384",
+                [90.5, 85.4, 86.4, 80.5, 81.2],
+                BATCH,
+            ),
+            query2label(
+                "coco",
+                "cvt_w24_384",
+                "MS-COCO, CvT-w24 384",
+                [91.3, 85.9, 86.8, 80.8, 81.6],
+                BATCH,
+            ),
+            query2label("voc2007", "tresnet_l_448", "VOC 2007, TResNet-L 448", [], OURS),
+            query2label("voc2012", "tresnet_l_448", "VOC 2012, TResNet-L 448", [96.2], OURS),
+            query2label("nuswide81", "resnet101_448", "NUS-WIDE, ResNet-101 448", [65.0], OURS),
+            query2label("nuswide81", "tresnet_l_448", "NUS-WIDE, TResNet-L 448", [66.3], OURS),
+            query2label("vg500", "resnet101_576", "Visual Genome 500, ResNet-101 576", [], OURS),
         ],
     ),
     "recipes": (
@@ -380,6 +448,7 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 "TResNet-L 448, GAP, from ImageNet-21K",
                 ["+experiment=asl_coco_tresnet_l_448"],
                 {"mAP": 88.4},
+                choice="start: which network and file is not named",
             ),
             Row(
                 "asl_coco_tresnet_xl_640",

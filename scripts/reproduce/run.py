@@ -9,7 +9,8 @@ estimated hours of one GPU and of one H100, what is our choice, and its command.
 It prints the command of each run, trains the runs that are not finished, from where they stopped,
 and writes outputs/reproduce/NAME.md with the paper's value, ours, seeds, GPU hours and commit.
 Settings such as train.epochs=1 are added to each run. Unless train.accumulate is one of them, the
-batch is divided into micro-batches that should fit one GPU, by their multiply-accumulates.
+batch is divided into micro-batches that should fit the GPU, by its memory and their
+multiply-accumulates; batch norms then see the images of one micro-batch at a time.
 
 A folder below outputs/ that holds a run of other settings or start weights is left alone: the row
 says what differs, and gets a folder of its own.

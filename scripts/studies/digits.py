@@ -23,11 +23,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
+from charts import Panel, Point, scatter_plots
 from verdicts import Claim, judge, verdict_line
 
 from mldec import build, checkpoint
 from mldec.benchmark import environment
-from mldec.check_data.charts import Panel, Point, scatter_plots
 from mldec.config.compose import compose
 from mldec.errors import ConfigError, one_line
 from mldec.figures import require_matplotlib, save

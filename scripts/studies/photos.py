@@ -32,12 +32,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
+from charts import Panel, Point, scatter_plots
 from torch import nn
 from verdicts import Claim, judge, verdict_line
 
 from mldec import build
 from mldec.benchmark import environment
-from mldec.check_data.charts import Panel, Point, scatter_plots
 from mldec.config.compose import compose
 from mldec.config.schema import Config
 from mldec.data.loader import training_labels

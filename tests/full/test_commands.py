@@ -536,23 +536,6 @@ def test_init_starts_a_new_run_from_weights(
     assert not math.isnan(read_torch(Path("outputs/digits/checkpoints/last.pt"))["best"]["value"])
 
 
-def test_a_run_without_standard_streams_trains_to_its_end(tmp_path: Path) -> None:
-    # As under cron and in daemons; the loader processes inherit it.
-    command = [
-        "sh",
-        "-c",
-        'exec "$0" "$@" <&- >&- 2>&-',
-        sys.executable,
-        "-m",
-        "mldec.train",
-        *QUICK,
-    ]
-    done = subprocess.run([*command, "train.epochs=1", "train.workers=1"], cwd=tmp_path)
-    assert done.returncode == 0
-    assert read_torch(tmp_path / "outputs/digits/checkpoints/last.pt")["epoch"] == 1
-    assert "best mAP" in (tmp_path / "outputs/digits/train.log").read_text()
-
-
 def test_a_full_disk_under_standard_output_ends_a_run_in_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

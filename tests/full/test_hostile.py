@@ -1,6 +1,5 @@
 """Files from strangers, at three doors: each ends in one line, and none of them is run."""
 
-import io
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,19 +11,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from torch import nn
 
 import mldec
 from mldec import checkpoint
 from mldec.data.word_vectors import read_vectors
-from mldec.errors import CheckpointError, UserError, printable
-from mldec.files.torch_files import read_torch
+from mldec.errors import UserError, printable
 
 ROOT = Path(mldec.__file__).parents[1]
 # The config and the shapes of the head are not looked at when a run starts from the file, and none
 # of a file that is sound otherwise when it is one of word vectors.
-SOUND_FOR_INIT = {"target.pt", "environment.pt", "large.pt", "shape.pt"}
+SOUND_FOR_INIT = {"target.pt", "large.pt", "shape.pt"}
 
 
 @pytest.fixture(scope="module")
@@ -125,19 +122,6 @@ def test_no_command_opens_a_pt2_file(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["bomb.pt", "zip.pth", "deep.pt"])
-def test_a_command_ends_in_one_line(
-    corpus: list[Path], cli: Callable[..., Any], name: str, tmp_path: Path
-) -> None:
-    (path,) = (path for path in corpus if path.name == name)
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    status, _, err = cli("predict", path, tmp_path)
-    assert status == 1
-    assert err.startswith("mldec: ")
-    assert err.count("\n") == 1
-    assert name in err
-
-
 @pytest.fixture(scope="module")
 def content(good: Path) -> bytes:
     return good.read_bytes()
@@ -163,22 +147,6 @@ def test_any_bytes_are_one_line_or_success(
     fault_of(lambda: checkpoint.load_model(path), path)
     fault_of(lambda: checkpoint.initialise(model, path), path)
     fault_of(lambda: words(path), path)
-
-
-def test_an_archive_of_more_than_its_size_is_not_unpacked(
-    corpus: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was unpacked"))
-    (path,) = (path for path in corpus if path.name == "bomb.pt")
-    with pytest.raises(CheckpointError, match="compresses nothing"):
-        read_torch(path)
-
-
-def test_a_file_of_an_older_torch_is_read(tmp_path: Path) -> None:
-    stream = io.BytesIO()
-    torch.save({"a": torch.ones(3)}, stream, _use_new_zipfile_serialization=False)
-    (tmp_path / "old.pt").write_bytes(stream.getvalue())
-    assert torch.equal(read_torch(tmp_path / "old.pt")["a"], torch.ones(3))
 
 
 def test_a_message_cannot_steer_the_terminal() -> None:

@@ -74,7 +74,7 @@ def test_coco_categories_of_one_name_end_the_run_before_it_begins(cli: Cli) -> N
     )
     status, _, err = cli("train", *WORDS, "data=coco", "data.root=coco")
     assert status == 1
-    one_line(err, "the categories 1 and 5 are both called 'thing 0': merge or rename them")
+    one_line(err, "the classes 0 and 2 are both called 'thing 0': merge or rename them")
 
 
 def test_a_thin_image_is_left_out_and_named(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:

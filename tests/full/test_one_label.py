@@ -112,7 +112,7 @@ def test_drop_path_on_a_network_of_timm_without_it_is_refused_at_the_start(
     ]
     status, _, err = cli("train", "+experiment=digits_single", "device=cpu", *words)
     assert status == 1
-    one_line(err, "backbone.drop_path=0.1: vgg11 takes no such setting; leave it out")
+    one_line(err, "backbone.name=vgg11: timm cannot build it", "argument 'drop_path_rate'")
 
 
 def test_top_5_of_three_classes_is_refused_at_the_start(

@@ -16,7 +16,6 @@ import patches
 import pytest
 from support import QUICK, assert_equal, numbers, one_line, process_state, wait_until
 
-from mldec.data import loader as workers
 from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
 from mldec.runtime import signals
@@ -88,10 +87,10 @@ def test_a_killed_loader_process_is_one_line_and_nothing_is_lost(
 
     def kill_workers() -> None:
         if next(forwards) == forward:
+            # The signal of their death comes in the middle of this step.
             for worker in loader_processes():
                 worker.kill()
-            # The signal of their death comes in the middle of this step.
-            wait_until(lambda: workers._deaths.error)
+            wait_until(lambda: not loader_processes())
 
     with monkeypatch.context() as patch:
         patch.setattr(patches, "interrupt", kill_workers)

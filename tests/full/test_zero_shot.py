@@ -200,7 +200,7 @@ def test_predict_knows_its_own_classes_and_new_ones(
             "was trained with other word vectors: those of 1 classes that both know, such as 'blue",
         ),
         (["--classes", "zebra", "--vectors", "data/data.csv"], "data.csv"),
-        (["--classes", "zebra", "--vectors", "nowhere.txt"], "nowhere.txt cannot be read"),
+        (["--classes", "zebra", "--vectors", "nowhere.txt"], "nowhere.txt cannot be used"),
     ],
 )
 def test_predict_refuses_in_one_line(

@@ -34,9 +34,7 @@ def head_weights(shapes: dict[str, list[int]], pairs: list[tuple[str, str]]) -> 
 def model_weights(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
     """Return the rebuilt weights of a whole model, under our names."""
     # In float64: a rounded 1e-5 in the scales is enough to leave the official trajectory.
-    return released.tensors(
-        {key: value.double() for key, value in rebuilt(shapes).items()}, Path("rebuilt")
-    )
+    return released.tensors({key: value.double() for key, value in rebuilt(shapes).items()})
 
 
 def tresnet_shapes(layers: list[int], width_factor: float = 1.0) -> dict[str, list[int]]:

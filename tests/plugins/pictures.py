@@ -1,5 +1,6 @@
 """Pictures for tests of reading and transforms."""
 
+import io
 import random
 from pathlib import Path
 from typing import Any
@@ -31,3 +32,10 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     torch.manual_seed(seed)
     np.random.seed(seed)
+
+
+def png(seed: int = 0, width: int = 40, height: int = 30) -> bytes:
+    """The bytes of a file with a picture of its own."""
+    content = io.BytesIO()
+    picture(width, height, seed).save(content, "PNG")
+    return content.getvalue()

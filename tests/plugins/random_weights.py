@@ -1,10 +1,12 @@
-"""Modules with random weights, for comparisons to the last digits."""
+"""Modules and inputs with random values, and gradients, for comparisons to the last digits."""
+
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
-def randomise(module: nn.Module, seed: int = 0) -> nn.Module:
+def randomise(module: nn.Module, seed: int = 0) -> Any:
     """Return the module in float64, in evaluation mode, with every parameter random."""
     generator = torch.Generator().manual_seed(seed)
     module = module.double().eval()
@@ -12,3 +14,15 @@ def randomise(module: nn.Module, seed: int = 0) -> nn.Module:
         for parameter in module.parameters():
             parameter.normal_(0, 0.3, generator=generator)
     return module
+
+
+def noise(*shape: int, seed: int = 1) -> Tensor:
+    """Return normal numbers in float64."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def with_gradient(loss: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a loss and its gradient with respect to the logits."""
+    logits = logits.detach().requires_grad_()
+    value = loss(logits, targets)
+    return value.detach(), torch.autograd.grad(value, logits)[0]

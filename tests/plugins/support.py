@@ -69,10 +69,9 @@ def write_coco(root: Path, *, classes: int = 3, images: int = 12) -> None:
 
 def made(reader: Callable[..., Any], **settings: Any) -> DataModule:
     """Build a dataset with the first option file that names the reader, and these settings."""
-    target = f"{reader.__module__}.{reader.__name__}"
     files = sorted(Path(config_dir(), "data").glob("*.yaml"))
     nodes = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files]
-    node = next(node for node in nodes if node["_target_"] == target)
+    node = next(node for node in nodes if node["_target_"].endswith(f".{reader.__name__}"))
     return build.data({"data": build.resolve("data", {**node, **settings})})
 
 

@@ -1,11 +1,11 @@
 """The list of commands, help, version and shell completion, which need no torch."""
 
 import os
-import runpy
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import cpu_seconds
@@ -17,11 +17,8 @@ from mldec.runtime.cli import VERSION
 ROOT = Path(mldec.__file__).parents[1]
 
 
-def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **environment}
-    )
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
 
 
 def test_the_list_has_every_command() -> None:
@@ -65,43 +62,8 @@ def test_help_is_instant_and_needs_no_torch(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_says_our_version(command: str) -> None:
-    done = run(f"mldec.{command}", "--version")
-    assert (done.returncode, done.stdout) == (0, VERSION + "\n")
-
-
-@pytest.mark.parametrize(
-    "package",
-    [
-        "mldec.benchmark",
-        "mldec.check_data",
-        "mldec.demo",
-        "mldec.export",
-        "mldec.publish",
-        "mldec.report",
-        "mldec.summary",
-    ],
-)
-def test_a_package_runs_as_a_command(
-    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["command", "--version"])
-    with pytest.raises(SystemExit):
-        runpy.run_module(package, run_name="__main__")
-    assert capsys.readouterr().out == VERSION + "\n"
-
-
-@pytest.mark.parametrize(
-    ("line", "answers"),
-    [
-        ("mldec-train +experiment=digits_z", "+experiment=digits_zsl"),
-        ("mldec-train +experiment=digits head=gap_", "head=gap_words"),
-        ("mldec-train +experiment=digits train.eval_e", "train.eval_every="),
-    ],
-)
-def test_the_shell_completes(line: str, answers: str) -> None:
-    done = run("mldec.train", "-sc", "query=bash", COMP_LINE=line)
-    assert (done.returncode, done.stdout) == (0, answers + "\n")
+def test_every_command_says_our_version(command: str, cli: Any) -> None:
+    assert cli(command, "--version")[:2] == (0, VERSION + "\n")
 
 
 def test_a_bash_completes_after_the_installation(tmp_path: Path) -> None:

@@ -4,22 +4,17 @@ The annotation file (a quarter of a gigabyte for train2014) is parsed once, into
 megabytes in the cache folder. Later starts read no JSON, and loader workers hold numpy arrays only.
 """
 
-import io
 import logging
 from array import array
-from collections.abc import Callable, Iterable
-from contextlib import redirect_stdout
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from pycocotools.coco import COCO
 from torch import Tensor
 
 from mldec.data.cache import TableCache
-from mldec.data.partial_labels import fixed_per_class, random_drop
 from mldec.data.settings import Source
 from mldec.data.table import (
     COCO_NAMES,
@@ -27,14 +22,16 @@ from mldec.data.table import (
     Table,
     as_name,
     encode_paths,
-    from_flags,
+    fixed_per_class,
+    from_statements,
+    names_fault,
     path_inside,
-    shown,
+    random_drop,
 )
 from mldec.data.tasks import MultiLabel, ZeroShot, split_classes
-from mldec.data.types import LabelledImages, VectorOrigin, check_folder, in_folder
+from mldec.data.types import StoredImages, VectorOrigin, check_folder, in_folder
 from mldec.data.word_vectors import DEFAULT_VECTORS, NO_VECTORS, VectorSettings
-from mldec.errors import DataError
+from mldec.errors import DataError, refusing
 from mldec.files.text import read_json
 
 log = logging.getLogger("mldec")
@@ -71,14 +68,16 @@ def coco(
         labels_seed: seed of the random choice of labels to drop, 0 or more.
         words: see `VectorSettings`, for a head that takes word queries. The columns of an array
             without a list of names beside it are the classes in their order.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
     """
     thin = _thinning(drop_labels, keep_per_class, labels_seed)
     task = MultiLabel(threshold)
     folder = check_folder(root, "MS-COCO", _SEE)
+
+    # They are read once for both splits.
+    @cache
+    def vectors(names: tuple[str, ...]) -> tuple[Tensor, VectorOrigin]:
+        made = words.of_classes(folder, names, names)
+        return made.queries, made.origin
 
     # Only training drops labels.
     load = partial(load_split, folder, annotated_only=annotated_only)
@@ -87,25 +86,10 @@ def coco(
         load_train=partial(load, thin=thin),
         train=train,
         val=val,
-        task=replace(task, vectors=_vectors(folder, words)),
+        task=replace(task, vectors=None if words.vectors is None else vectors),
         where=folder,
         see=_SEE,
     )
-
-
-def _vectors(
-    root: Path, words: VectorSettings
-) -> Callable[[tuple[str, ...]], tuple[Tensor, VectorOrigin]] | None:
-    """Return what maps class names to their word vectors, read once for both splits."""
-    if words.vectors is None:
-        return None
-
-    @cache
-    def vectors(names: tuple[str, ...]) -> tuple[Tensor, VectorOrigin]:
-        made = words.of_classes(root, names, names)
-        return made.queries, made.origin
-
-    return vectors
 
 
 def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], Labels] | None:
@@ -134,19 +118,8 @@ def load_split(
     *,
     annotated_only: bool,
     thin: Callable[[Labels], Labels] | None = None,
-) -> LabelledImages:
-    """Return the images of one split.
-
-    Args:
-        root: as for `coco`.
-        split: name of the split, such as "val2014".
-        cache: keeps the parsed annotations.
-        annotated_only: as for `coco`.
-        thin: makes the labels partial; None keeps them all.
-
-    Raises:
-        DataError: The annotations are missing or broken, or have no image.
-    """
+) -> StoredImages:
+    """Return the images of one split; `thin` makes their labels partial."""
     annotations = root / "annotations" / f"instances_{split}.json"
     table = cache.table("coco labels", [annotations], partial(_parse, annotations))
 
@@ -159,113 +132,62 @@ def load_split(
 
     labels = table.labels
     which = "images with an object" if annotated_only else "images"
-    log.info("coco %s: %s %s, %d classes", split, f"{len(table):,}", which, len(table.classes))
-
+    log.info(f"coco {split}: {len(table):,} {which}, {len(table.classes)} classes")
     if thin is not None:
         labels = thin(labels)
-        share = f"{(labels.dense() >= 0).mean():.2%}"
-        log.info(
-            "coco %s: %s of the labels are kept, the others count as not annotated", split, share
-        )
+        share = f"{(labels.dense() >= 0).mean():.2%} of the labels are kept"
+        log.info(f"coco {split}: {share}, the others count as not annotated")
 
     return in_folder(replace(table, labels=labels), root / split, _SEE)
 
 
 def _parse(annotations: Path) -> Table:
-    """Read an annotation file of the form "instances"."""
-    content = read_json(annotations, _SEE)
+    """Read an annotation file of the form "instances".
 
-    # The content is not checked field by field: a file of another form fails on some access.
-    try:
-        return _tabulate(annotations, _indexed(content))
-    except KeyError as error:
-        raise DataError(
-            f"{annotations} is not a COCO instances file: no key {error}; {_SEE}"
-        ) from error
-    except DataError:
-        raise
-    except (TypeError, AttributeError, ValueError) as error:
-        raise DataError(f"{annotations} is not a COCO instances file ({error}); {_SEE}") from error
-
-
-def _indexed(content: Any) -> COCO:
-    """Index the images and categories of an annotation file by their ids.
-
-    Raises:
-        TypeError: The content lacks one of the three lists.
+    The objects of an image, crowds included, give one label per class.
     """
-    if not isinstance(content, dict):
-        raise TypeError(f"it holds a {type(content).__name__}")
+    content = read_json(annotations, _SEE)
+    with refusing(annotations, DataError, remedy=f"it is no COCO instances file, {_SEE}"):
+        images = {image["id"]: image for image in content["images"]}
+        categories = {category["id"]: category for category in content["categories"]}
+        rows = {image: row for row, image in enumerate(sorted(images))}
+        columns = {category: column for column, category in enumerate(sorted(categories))}
 
-    # pycocotools would take a missing list for an empty one.
-    for key in ("images", "annotations", "categories"):
-        if not isinstance(content.get(key), list):
-            raise TypeError(f"it has no list of {key}")
+        # Two flat arrays, not a matrix: of many thousand categories an image shows only a few.
+        image_rows, class_columns = array("q"), array("q")
+        for annotation in content["annotations"]:
+            image, category = annotation["image_id"], annotation["category_id"]
+            if image not in rows or category not in columns:
+                raise DataError(
+                    f"{annotations}: annotation {annotation.get('id')} is of image {image} and "
+                    f"category {category}, one of which is not listed; {_SEE}"
+                )
+            image_rows.append(rows[image])
+            class_columns.append(columns[category])
 
-    # `createIndex` prints its progress.
-    index = COCO()
-    index.dataset = content
-    with redirect_stdout(io.StringIO()):
-        index.createIndex()
-    return index
+        files = []
+        for image in rows:
+            where = f"{annotations}: file_name of image {image}"
+            files.append(path_inside(images[image]["file_name"], where, _SEE))
 
+        names = []
+        for category in columns:
+            where = f"{annotations}: category {category}"
+            names.append(as_name(categories[category]["name"], where, _SEE))
 
-def _tabulate(annotations: Path, index: COCO) -> Table:
-    """Merge the objects of each image, crowds included, into one label per class."""
-    rows = {image: row for row, image in enumerate(sorted(index.imgs))}
-    columns = {category: column for column, category in enumerate(sorted(index.cats))}
+    # Two categories may share a name in merged files: no prediction could tell them apart.
+    if fault := names_fault(names):
+        raise DataError(f"{annotations}: {fault}: merge or rename them; {_SEE}")
 
-    # Two flat arrays, not a matrix: of many thousand categories an image shows only a few.
-    image_rows, class_columns = array("q"), array("q")
-    for annotation in index.dataset["annotations"]:
-        image, category = annotation["image_id"], annotation["category_id"]
-        row, column = rows.get(image), columns.get(category)
-        if row is None or column is None:
-            unknown = f"image {image}" if row is None else f"category {category}"
-            raise DataError(
-                f"{annotations}: annotation {annotation.get('id')} names the unknown {unknown}; "
-                f"{_SEE}"
-            )
-
-        image_rows.append(row)
-        class_columns.append(column)
-
-    labels = from_flags(
+    labels, _ = from_statements(
         np.array(image_rows, np.int64),
         np.array(class_columns, np.int64),
         np.ones(len(image_rows), np.int8),
         num_images=len(rows),
         num_classes=len(columns),
+        default=0,
     )
-
-    files = []
-    for image in rows:
-        where = f"{annotations}: file_name of image {image}"
-        files.append(path_inside(index.imgs[image]["file_name"], where, _SEE))
-    names = {category: index.cats[category]["name"] for category in columns}
-    return Table(encode_paths(files), labels, _names(annotations, names, columns))
-
-
-def _names(annotations: Path, categories: dict[Any, Any], order: Iterable[Any]) -> tuple[str, ...]:
-    """Return the names of the categories in the given order.
-
-    Args:
-        annotations: the annotation file, for messages.
-        categories: category id -> name.
-        order: the category ids.
-
-    Raises:
-        DataError: Two categories share a name, as happens in merged files: no prediction could tell
-            them apart.
-    """
-    ids: dict[str, Any] = {}
-    for category in order:
-        name = as_name(categories[category], f"{annotations}: category {category}", _SEE)
-        if name in ids:
-            clash = f"the categories {ids[name]} and {category} are both called {shown(name)}"
-            raise DataError(f"{annotations}: {clash}: merge or rename them; {_SEE}")
-        ids[name] = category
-    return tuple(ids)
+    return Table(encode_paths(files), labels, tuple(names))
 
 
 _SEE_ZERO_SHOT = "see DATASETS.md, section MS-COCO zero-shot"
@@ -305,10 +227,6 @@ def coco_zsl(
         threshold: see `MultiLabel`.
         words: see `VectorSettings`. The columns of an array without a list of names beside it are
             the 80 classes in the order of the category ids.
-
-    Raises:
-        DataError: see `Source.load`.
-        ValueError: An argument is out of range.
     """
     folder = check_folder(root, "MS-COCO", _SEE_ZERO_SHOT)
     where = f"{folder} ({_SEE_ZERO_SHOT})"
@@ -330,7 +248,7 @@ def coco_zsl(
     )
 
 
-def _load_split(folder: Path, split: str, cache: TableCache) -> LabelledImages:
+def _load_split(folder: Path, split: str, cache: TableCache) -> StoredImages:
     """Return the images with at least one of the 65 classes, without the other 15 columns."""
     images = load_split(folder, split, cache, annotated_only=False)
 

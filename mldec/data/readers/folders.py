@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from mldec.data.table import (
     unknown_class,
 )
 from mldec.data.tasks import SingleLabel
-from mldec.data.types import LabelledImages, check_folder, in_folder, list_folder
+from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError
 
 # Suffixes of image files, in lower case; those of files may be in upper case.
@@ -46,15 +45,8 @@ def read_class_folders(
 ) -> Table:
     """Return the images of all class folders, by class and then by file name.
 
-    Args:
-        folder: holds the class folders, and no other folders.
-        class_names: folder names of the K classes, in the order of the classes. A class may have no
-            folder, but each folder must be of a class.
-        display_names: names of the K classes in the table.
-        cache: keeps the list of images.
-
-    Raises:
-        DataError: A folder is of no class, holds only folders, or cannot be listed.
+    `class_names` are the folders of the K classes in their order: one may be absent, but no other
+    folder may be there. `display_names` are what the table calls them.
     """
     present = list_class_folders(folder, cache.see)
     for name in present:
@@ -80,44 +72,18 @@ def read_class_folders(
 
 
 def list_class_folders(folder: Path, see: str) -> list[str]:
-    """Return the sorted names of the folders in a folder; hidden folders are left out.
-
-    Args:
-        folder: the folder.
-        see: where to find help, for messages.
-
-    Raises:
-        DataError: It cannot be listed, or a folder name is not a valid class name, for example not
-            UTF-8.
-    """
+    """Return the sorted names of the folders in a folder; hidden folders are left out."""
     names = sorted(
         entry.name for entry in list_folder(folder, see) if entry.is_dir() and entry.name[0] != "."
     )
     for name in names:
-        # Python keeps the bytes of such a name as surrogates, which no file of names can hold.
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise DataError(
-                f"{folder}: the folder {os.fsencode(name)!r} has no UTF-8 name: rename it; {see}"
-            ) from None
         as_name(name, folder, see)
 
     return names
 
 
 def list_images(folder: Path, see: str) -> list[str]:
-    """Return the sorted names of the image files in a folder.
-
-    Hidden files such as .DS_Store and ._x.jpg are left out.
-
-    Args:
-        folder: the folder.
-        see: where to find help, for messages.
-
-    Raises:
-        DataError: It cannot be listed, or holds folders and no image.
-    """
+    """Return the sorted names of the image files in a folder; hidden ones are left out."""
     entries = [entry for entry in list_folder(folder, see) if entry.name[0] != "."]
     images = sorted(entry.name for entry in entries if entry.name.lower().endswith(IMAGES))
 
@@ -158,10 +124,6 @@ def folders(
             (0, 1).
         seed: decides which images are held out.
         top_k: see `SingleLabelEvaluator`.
-
-    Raises:
-        DataError: A folder is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
     """
     task = SingleLabel(top_k)
     check_fraction(val_fraction)
@@ -170,58 +132,19 @@ def folders(
 
     # If only one of the two folders is absent, it was forgotten: splitting `root` would take the
     # other one for a class.
-    load = partial(_load_split, folder, names=names, names_from=train)
-    if not (folder / train).is_dir() and not (folder / val).is_dir():
-        load = partial(_load_part, folder, val=val, names=names, fraction=val_fraction, seed=seed)
+    divided = (folder / train).is_dir() or (folder / val).is_dir()
+
+    def load(split: str, cache: TableCache) -> StoredImages:
+        # The classes of both splits are the folders of the training split.
+        class_names = names or list_class_folders(folder / train if divided else folder, _SEE)
+        class_names = check_names(class_names, folder, _SEE)
+
+        images = folder / split if divided else folder
+        table = read_class_folders(images, class_names, class_names, cache)
+        if not divided:
+            table = hold_out(table, val_fraction, seed, val=split == val)
+
+        log_split("folders", split, table)
+        return in_folder(table, images, _SEE)
 
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
-
-
-def _load_split(
-    root: Path, split: str, cache: TableCache, *, names: tuple[str, ...] | None, names_from: str
-) -> LabelledImages:
-    """Return the images of a split that has its own folder.
-
-    Args:
-        root: folder of the data set.
-        split: name of the folder of the split.
-        cache: keeps the list of images.
-        names: the class names in their order; None takes the folders of `names_from`.
-        names_from: the split whose folders are the classes of both splits.
-    """
-    names = names or _names(root / names_from)
-    table = read_class_folders(root / split, names, names, cache)
-
-    log_split("folders", split, table)
-    return in_folder(table, root / split, _SEE)
-
-
-def _load_part(
-    root: Path,
-    split: str,
-    cache: TableCache,
-    *,
-    val: str,
-    names: tuple[str, ...] | None,
-    fraction: float,
-    seed: int,
-) -> LabelledImages:
-    """Return the images of a split where both splits share the folders in `root`."""
-    names = names or _names(root)
-    table = read_class_folders(root, names, names, cache)
-    table = hold_out(table, fraction, seed, val=split == val)
-
-    log_split("folders", split, table)
-    return in_folder(table, root, _SEE)
-
-
-def _names(folder: Path) -> tuple[str, ...]:
-    """Return the names of the class folders as class names.
-
-    Raises:
-        DataError: There is no folder, or its name is not a valid class name.
-    """
-    names = list_class_folders(folder, _SEE)
-    if not names:
-        raise DataError(f"{folder} holds no folder of a class; {_SEE}")
-    return check_names(names, folder, _SEE)

@@ -29,9 +29,9 @@ from mldec.data.table import (
     unknown_class,
 )
 from mldec.data.tasks import SingleLabel
-from mldec.data.types import LabelledImages, check_folder, in_folder
-from mldec.errors import DataError
-from mldec.files.text import csv_rows, read_json, read_lines
+from mldec.data.types import StoredImages, check_folder, in_folder
+from mldec.errors import DataError, refusing
+from mldec.files.text import csv_columns, read_json, read_lines
 
 _SEE = "see DATASETS.md, section ImageNet"
 _KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
@@ -62,10 +62,6 @@ def imagenet(
             then called top1_real and so on. timm ships this file as
             data/_info/imagenet_real_labels.json.
         top_k: see `SingleLabelEvaluator`.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
     """
     task = SingleLabel(top_k, suffix="_real" if real_labels else "")
     folder = check_folder(root, "ImageNet", _SEE)
@@ -73,7 +69,7 @@ def imagenet(
         folder = folder / _KAGGLE
     wnids = _wnids(class_map, folder / train)
 
-    def load(split: str, cache: TableCache) -> LabelledImages:
+    def load(split: str, cache: TableCache) -> StoredImages:
         table = _read_split(folder, split, wnids, cache)
         if real_labels and split == val:
             table = _with_real_labels(table, Path(real_labels).expanduser())
@@ -119,40 +115,24 @@ def _read_split(root: Path, split: str, wnids: list[str], cache: TableCache) -> 
 
     # In a flat folder only Kaggle's table has the classes; it may lie some folders further up.
     candidates = [root / _SOLUTION, *(parent / _SOLUTION for parent in root.parents[:3])]
-    solution = next((file for file in candidates if file.is_file()), None)
-    if solution is None:
-        raise DataError(
-            f"{folder} has images and no folders, and {candidates[0]} with their classes is "
-            f"absent; {_SEE}"
-        )
-
+    solution = next((file for file in candidates if file.is_file()), candidates[0])
     settings = sha256(" ".join(wnids).encode()).hexdigest()
-    return cache.table(
-        f"imagenet {settings}", [solution], partial(_parse_solution, solution, wnids, names)
-    )
+    parse = partial(_parse_solution, solution, wnids, names)
+    return cache.table(f"imagenet {settings}", [solution], parse)
 
 
 def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) -> Table:
     """Read Kaggle's table of image ids and boxes; a box is written "wnid x y x y"."""
     columns = {wnid: column for column, wnid in enumerate(wnids)}
-    rows = csv_rows(solution, _SEE)
-    _, header = next(rows, (1, []))
-    if header != ["ImageId", "PredictionString"]:
-        raise DataError(
-            f"{solution}: its header is {','.join(header)!r}, not ImageId,PredictionString; {_SEE}"
-        )
-
     images = []
-    for line, row in rows:
-        where = f"{solution}, row {line}"
-        if len(row) != 2 or not row[1].split():
-            raise DataError(f"{where} is not an image and its boxes; {_SEE}")
-
-        # All boxes of an image are of one class, so the first wnid is enough.
-        wnid = row[1].split()[0]
-        if wnid not in columns:
-            raise unknown_class(wnid, wnids, where, _SEE)
-        images.append((columns[wnid], f"{row[0]}.JPEG", where))
+    header = ["ImageId", "PredictionString"]
+    for first_row, chunk in csv_columns(solution, header, _SEE):
+        for row, (image, boxes) in enumerate(zip(*chunk, strict=True), first_row):
+            # All boxes of an image are of one class, so the first wnid is enough.
+            where, wnid = f"{solution}, row {row}", boxes.partition(" ")[0]
+            if wnid not in columns:
+                raise unknown_class(wnid, wnids, where, _SEE)
+            images.append((columns[wnid], f"{image}.JPEG", where))
 
     # Sorted by class and name, the images have the same order as in a folder per class.
     builder = TableBuilder(_SEE, classes=names)
@@ -164,30 +144,22 @@ def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) ->
 def _with_real_labels(table: Table, file: Path) -> Table:
     """Replace the labels by those of "Are we done with ImageNet?" (arXiv 2006.07159).
 
-    Args:
-        table: validation images, such as ILSVRC2012_val_00000293.JPEG.
-        file: JSON list with the class indices of each image, by its number.
-
-    Raises:
-        DataError: The file has another form, or lacks an image of the table.
+    The file lists the class indices of each image by its number, which ends the image's name, such
+    as ILSVRC2012_val_00000293.JPEG.
     """
     real_labels = read_json(file, _SEE)
     num_classes = len(table.classes)
-    if not isinstance(real_labels, list) or not all(
-        are_indices(row, num_classes) for row in real_labels
-    ):
-        raise DataError(
-            f"{file} is not a list with class indices below {num_classes} for each image; {_SEE}"
-        )
 
     entries = []
-    for name in table.files.tolist():
-        # The image number is between the last underscore and the dot, and counts from 1.
-        number = name.rpartition(b"_")[2].partition(b".")[0]
-        if not number.isdigit() or len(number) > 18 or not 0 < int(number) <= len(real_labels):
-            count = f"{file} has {len(real_labels):,} images"
-            raise DataError(f"{count}; {name.decode(errors='replace')} is none of them; {_SEE}")
-        entries.append(dict.fromkeys(real_labels[int(number) - 1], 1))
+    with refusing(file, DataError, remedy=f"it is no list of class indices per image, {_SEE}"):
+        for name in table.files.tolist():
+            # The image number is between the last underscore and the dot, and counts from 1.
+            number = int(name.rpartition(b"_")[2].partition(b".")[0])
+            labels = real_labels[number - 1]
+            if not number or not are_indices(labels, num_classes):
+                image = name.decode(errors="replace")
+                raise DataError(f"{file}: {image} has no list of classes in it; {_SEE}")
+            entries.append(dict.fromkeys(labels, 1))
 
     # The authors found no valid class for some images and do not count them.
     labels = from_entries(entries, num_classes=num_classes)

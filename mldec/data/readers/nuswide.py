@@ -1,16 +1,15 @@
 """NUS-WIDE as the authors of ML-Decoder share it: one CSV of images, labels and splits.
 
 `nuswide_zsl` is their zero-shot form (925 seen and 81 unseen classes), `nuswide81` the multi-label
-form with the 81 concepts. `mldec.data.readers.nuswide` reads the original files instead.
+form with the 81 concepts. `nuswide_official` reads the original files instead.
 """
 
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,16 +18,16 @@ from mldec.data.settings import Source
 from mldec.data.table import (
     Table,
     TableBuilder,
-    as_name,
+    check_names,
     encode_paths,
     from_dense,
     path_inside,
     split_names,
 )
 from mldec.data.tasks import MultiLabel, Roles, ZeroShot, split_classes
-from mldec.data.types import LabelledImages, check_folder, in_folder
+from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.data.word_vectors import DEFAULT_VECTORS, VectorSettings
-from mldec.errors import DataError
+from mldec.errors import DataError, refusing
 from mldec.files.text import csv_rows, open_binary, read_bytes, read_json, read_lines, reading
 
 log = logging.getLogger("mldec")
@@ -63,10 +62,6 @@ def nuswide_zsl(
         threshold: see `MultiLabel`.
         words: see `VectorSettings`. The columns of an array without a list of names beside it are
             the sorted classes of the CSV.
-
-    Raises:
-        DataError: see `Source.load`.
-        ValueError: An argument is out of range.
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)
     task = ZeroShot(
@@ -91,10 +86,6 @@ def nuswide81(*, root: str, csv_file: str = "nus_wid_data.csv", threshold: float
         csv_file: image path, labels and split of each image. The columns are known by their order,
             not by their names.
         threshold: see `MultiLabel`.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
     """
     task = MultiLabel(threshold)
     folder = check_folder(root, "NUS-WIDE", _SEE)
@@ -102,120 +93,68 @@ def nuswide81(*, root: str, csv_file: str = "nus_wid_data.csv", threshold: float
     return Source(load=load, train="train", val="val", task=task, where=folder, see=_SEE)
 
 
-class _Row(NamedTuple):
-    """One image of the CSV; `number` is its line in the file."""
-
-    number: int
-    file: str
-    labels: list[str]
-    split: str
-
-
-def _load_split(root: Path, csv_file: str, split: str, cache: TableCache) -> LabelledImages:
+def _load_split(root: Path, csv_file: str, split: str, cache: TableCache) -> StoredImages:
     """Return the images of a split."""
     source = root / csv_file
     table = cache.table(f"nuswide-{split}", [source], partial(_parse, source, split))
 
-    log.info(
-        "nuswide %s: %s images, %s classes", split, f"{len(table):,}", f"{len(table.classes):,}"
-    )
+    log.info(f"nuswide {split}: {len(table):,} images, {len(table.classes):,} classes")
     return in_folder(table, root, _SEE)
 
 
 def _parse(source: Path, split: str) -> Table:
-    """Return the images of a split; the classes are the sorted labels of both splits."""
-    rows = list(_rows(source))
-    other_splits = Counter(row.split for row in rows if row.split not in _SPLITS)
-    if other_splits:
-        log.warning(
-            "%s: rows of other splits than train and val are left out: %s",
-            source,
-            dict(other_splits),
-        )
+    """Return the images of a split; the classes are the sorted labels of both splits.
 
-    label_names: set[str] = set()
-    for row in rows:
-        if row.split in _SPLITS:
-            label_names.update(row.labels)
-    if not label_names:
-        raise DataError(f"{source}: no row of train or val has a label; {_SEE}")
-
-    # Rows of other splits are added too, without labels: so the builder still refuses an image that
-    # is in such a split and in train or val.
-    builder = TableBuilder(_SEE, classes=sorted(label_names))
-    for row in rows:
-        labels = row.labels if row.split in _SPLITS else []
-        builder.add(row.file, dict.fromkeys(labels, 1), f"{source}, row {row.number:,}")
-
-    in_split = np.array([row.split == split for row in rows], bool)
-    return builder.build(source).select(in_split)
-
-
-def _rows(source: Path) -> Iterator[_Row]:
-    """Yield the rows after the header: path, labels as "[sky, sun]" or "['sky', 'sun']", split."""
-    _refuse_swapped(source)
-
-    for number, (line, fields) in enumerate(csv_rows(source, _SEE), 1):
-        where = f"{source}, row {line:,}"
-        _check_row(fields, number, where)
-        if number == 1:
-            continue
-
-        # An empty list gives one blank name. The official MultiLabelBinarizer makes a class of it,
-        # which shifts all other columns; here it is no label.
-        labels = split_names(fields[1].translate(_LIST_MARKS), ",", where, _SEE)
-        yield _Row(line, fields[0], labels, fields[2].strip())
-
-
-def _refuse_swapped(source: Path) -> None:
-    """Raise a `DataError` if the CSV is in fact the file of word vectors."""
+    A row is a path, labels as "[sky, sun]" or "['sky', 'sun']", and a split.
+    """
+    # A torch file is a zip archive, which starts with PK.
     with reading(source, _SEE), open_binary(source) as file:
-        # A torch file is a zip archive, which starts with PK.
         is_archive = file.read(2) == b"PK"
-
     if is_archive:
         raise DataError(
             f"{source} is not text but a torch file: the official README swaps the links of "
             f"data.csv and wordvec_array.pth; swap the two files back, {_SEE}"
         )
 
+    builder = TableBuilder(_SEE)
+    split_of_rows: list[str] = []
+    for number, (line, fields) in enumerate(csv_rows(source, _SEE)):
+        where = f"{source}, row {line:,}"
+        if len(fields) != 3 or (number == 0 and fields[2].strip() in _SPLITS):
+            raise DataError(
+                f"{where}: it is not path,label,split, with quotes around several labels, below a "
+                f"header; {_SEE}"
+            )
+        if number == 0:
+            continue
 
-def _check_row(row: list[str], number: int, where: str) -> None:
-    """Raise a `DataError` for a row of another length, or for an image in place of the header."""
-    if len(row) != 3:
-        raise DataError(f'{where}: {len(row)} columns, not 3 (path, "[labels]", split); {_SEE}')
+        # An empty list gives one blank name. The official MultiLabelBinarizer makes a class of it,
+        # which shifts all other columns; here it is no label.
+        labels = split_names(fields[1].translate(_LIST_MARKS), ",", where, _SEE)
+        split_of_rows.append(fields[2].strip())
 
-    # Without a header the first image would silently be lost.
-    if number == 1 and row[2].strip() in _SPLITS:
-        raise DataError(
-            f"{where}: an image, where a header is wanted; add one such as path,label,split, {_SEE}"
-        )
+        # Rows of other splits have no labels; the builder refuses an image that is in two splits.
+        used = labels if split_of_rows[-1] in _SPLITS else []
+        builder.add(fields[0], dict.fromkeys(used, 1), where)
+
+    if others := Counter(name for name in split_of_rows if name not in _SPLITS):
+        message = f"rows of other splits than train and val are left out: {dict(others)}"
+        log.warning(f"{source}: {message}")
+
+    return builder.build(source).select(np.array([name == split for name in split_of_rows], bool))
 
 
 def _roles(source: Path, names: Sequence[str]) -> Roles:
-    """Read which of the classes are seen and which are unseen.
+    """Read which classes are seen and unseen: the lists "train class" and "test class" of a JSON.
 
-    Args:
-        source: JSON file with the list "test class" and optionally the list "train class".
-        names: all class names, in the order of the columns.
-
-    Raises:
-        DataError: A list is missing or is not a list of names.
+    Without the first, all classes that are not unseen are seen.
     """
     content = read_json(source, _SEE)
-    if not isinstance(content, dict):
-        content = {}
-    unseen, seen = content.get("test class", ""), content.get("train class")
-
-    # The list of seen classes is optional: null and absence mean all other classes.
-    lists = {"test class": unseen, "train class": [] if seen is None else seen}
-    for key, class_list in lists.items():
-        if not isinstance(class_list, list) or not all(
-            isinstance(name, str) for name in class_list
-        ):
-            raise DataError(f"{source} has no list of names '{key}'; {_SEE}")
-
-    return split_classes(names, unseen=unseen, seen=seen, where=f"{source} ({_SEE})")
+    with refusing(source, DataError, remedy=f"it is no list of classes, {_SEE}"):
+        unseen, seen = content["test class"], content.get("train class")
+        if not all(isinstance(name, str) for name in [*unseen, *(seen or [])]):
+            raise ValueError("a class is no text")
+        return split_classes(names, unseen=unseen, seen=seen, where=f"{source} ({_SEE})")
 
 
 _SPACE = b" \t\r\n"
@@ -245,160 +184,93 @@ def nuswide_official(
         threshold: see `MultiLabel`.
         words: see `VectorSettings`. The columns of an array without a list of names beside it are
             the sorted classes.
-
-    Raises:
-        DataError: see `Source.load`.
-        ValueError: An argument is out of range.
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)
     concepts = folder / "ConceptsList" / "Concepts81.txt"
-    where = f"{concepts} ({_SEE})"
+
+    def roles(names: Sequence[str]) -> Roles:
+        unseen = read_lines(concepts, _SEE)
+        return split_classes(names, unseen=unseen, seen=None, where=f"{concepts} ({_SEE})")
+
     task = ZeroShot(
-        roles=lambda names: split_classes(
-            names, unseen=read_lines(concepts, _SEE), seen=None, where=where
-        ),
+        roles=roles,
         vectors=lambda names: words.of_classes(folder, names, order=names),
         val_images=val_images,
         where=f"{folder} ({_SEE})",
         threshold=threshold,
     )
-
-    return Source(
-        load=partial(_load_official_split, folder, images),
-        train="Train",
-        val="Test",
-        task=task,
-        where=folder,
-        see=_SEE,
-    )
+    load = partial(_load_official_split, folder, images)
+    return Source(load=load, train="Train", val="Test", task=task, where=folder, see=_SEE)
 
 
-def _load_official_split(root: Path, images: str, split: str, cache: TableCache) -> LabelledImages:
+def _load_official_split(root: Path, images: str, split: str, cache: TableCache) -> StoredImages:
     """Return the images of a split that are on the disk, with the labels of all classes."""
-    concepts = _read_names(root / "ConceptsList" / "Concepts81.txt")
-    sources = {
-        "images": root / "ImageList" / f"{split}Imagelist.txt",
-        "names": root / "NUS_WID_Tags" / "TagList1k.txt",
-        "tags": root / "NUS_WID_Tags" / f"{split}_Tags1k.dat",
-        **{concept: _concept_file(root, concept, split) for concept in concepts},
-    }
-    table = cache.table(
-        f"nuswide-official-{split}",
-        list(sources.values()),
-        partial(_parse_official, sources, concepts),
-    )
+    concepts = read_lines(root / "ConceptsList" / "Concepts81.txt", _SEE)
+    sources = [
+        root / "ImageList" / f"{split}Imagelist.txt",
+        root / "NUS_WID_Tags" / "TagList1k.txt",
+        root / "NUS_WID_Tags" / f"{split}_Tags1k.dat",
+    ]
+    for concept in concepts:
+        # The name comes from a file: it must not lead out of the folder.
+        name = f"Labels_{path_inside(concept, 'Concepts81.txt', _SEE)}_{split}.txt"
+        sources.append(root / "Groundtruth" / "TrainTestLabels" / name)
+    parse = partial(_parse_official, sources, concepts)
+    table = cache.table(f"nuswide-official-{split}", sources, parse)
 
     # Most images are no longer on Flickr, and copies of the others have other names.
     files = _find(root / images, table.files)
     is_present = files != b""
-    total = f"{len(table):,}"
-    if not is_present.any():
-        raise DataError(f"{root / images}: none of the {total} images of {split} is there; {_SEE}")
     if not is_present.all():
+        count = f"{np.count_nonzero(~is_present):,} of {len(table):,} listed images are absent"
         first = table.files[np.flatnonzero(~is_present)[0]].decode()
-        log.warning(
-            "nuswide_official %s: %s of %s listed images are absent and left out, the first is %s",
-            split,
-            f"{np.count_nonzero(~is_present):,}",
-            total,
-            first,
-        )
+        what = f"nuswide_official {split}"
+        log.warning(f"{what}: {count} and left out, the first is {first}")
 
     present = table.select(is_present)
     return in_folder(Table(files[is_present], present.labels, present.classes), root / images, _SEE)
 
 
-def _read_names(file: Path) -> list[str]:
-    """Read a list of concepts or tags, one per line."""
-    return [as_name(name, file, _SEE) for name in read_lines(file, _SEE)]
-
-
-def _concept_file(root: Path, concept: str, split: str) -> Path:
-    """Return the file with the human labels of a concept."""
-    # The name comes from a file: it must not lead out of the folder.
-    name = path_inside(concept, f"{root / 'ConceptsList' / 'Concepts81.txt'}", _SEE)
-    return root / "Groundtruth" / "TrainTestLabels" / f"Labels_{name}_{split}.txt"
-
-
-def _parse_official(sources: dict[str, Path], concepts: list[str]) -> Table:
+def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
     """Join the images, their tags and their concepts; the classes are in alphabetical order.
 
-    Args:
-        sources: the files of the "images", the "names" of the tags, the "tags" of the images, and
-            of each concept by its name.
-        concepts: the names of the concepts; a tag of the same name is not used.
+    The sources are the images, the names of the tags, the tags of the images, and the labels of
+    each concept. A tag that has the name of a concept is not used.
     """
-    image_list = sources["images"]
+    image_list, tag_names, tags_of_images, *labels_of_concepts = sources
     files = []
     for number, line in enumerate(read_lines(image_list, _SEE), 1):
         files.append(path_inside(line, f"{image_list}, line {number:,}", _SEE))
 
-    tags = _read_names(sources["names"])
+    tags = read_lines(tag_names, _SEE)
     used_tags = [number for number, tag in enumerate(tags) if tag not in set(concepts)]
     names = sorted([*concepts, *(tags[number] for number in used_tags)])
-    if len(set(names)) < len(names):
-        raise DataError(f"{sources['names']}: a tag or concept is named twice; {_SEE}")
+    check_names(names, tag_names, _SEE)
 
     # The columns of the tags in the file become columns of the sorted classes.
     labels = np.zeros((len(files), len(names)), np.int8)
     columns = [names.index(tags[number]) for number in used_tags]
-    labels[:, columns] = _tags(sources["tags"], len(files), len(tags))[:, used_tags]
+    labels[:, columns] = _zeros_and_ones(tags_of_images, (len(files), len(tags)))[:, used_tags]
+    for concept, source in zip(concepts, labels_of_concepts, strict=True):
+        labels[:, names.index(concept)] = _zeros_and_ones(source, (len(files),))
 
-    for concept in concepts:
-        # A 0 or 1 per line.
-        text = read_bytes(sources[concept], _SEE)
-        column = _zeros_and_ones(text, len(files), str(sources[concept]))
-        labels[:, names.index(concept)] = column
     return Table(encode_paths(files), from_dense(labels), tuple(names))
 
 
-def _tags(source: Path, num_images: int, num_tags: int) -> np.ndarray:
-    """Read one line per image, of 0 and 1 with any white space between them: one per tag.
-
-    Returns:
-        int8 [num_images, num_tags].
-
-    Raises:
-        DataError: The file has another number of lines, or a line is not of 0 and 1.
-    """
-    # Line by line: the file is a third of a gigabyte.
-    matrix = np.zeros((num_images, num_tags), np.int8)
-    with reading(source, _SEE), open_binary(source) as file:
-        number = 0
-        for number, line in enumerate(file, 1):
-            row = _zeros_and_ones(line, num_tags, f"{source}, line {number:,}")
-            if number <= num_images:
-                matrix[number - 1] = row
-
-    # Surplus lines are counted, for the message.
-    if number != num_images:
-        raise DataError(f"{source} has {number:,} lines for {num_images:,} listed images; {_SEE}")
-    return matrix
-
-
-def _zeros_and_ones(text: bytes, count: int, where: str) -> np.ndarray:
-    """Return the digits of a text of 0, 1 and white space, int8 [count].
-
-    Raises:
-        DataError: The text has another number of digits or other characters.
-    """
-    digits = np.frombuffer(text.translate(None, _SPACE), np.int8) - ord("0")
-    if len(digits) != count or not np.isin(digits, (0, 1)).all():
-        raise DataError(f"{where}: {len(digits):,} characters, not {count:,} of 0 and 1; {_SEE}")
-    return digits
+def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """Read a file of 0 and 1 with any white space between them, int8 of this shape."""
+    text = read_bytes(source, _SEE)
+    with refusing(source, DataError, remedy=f"it is not of 0 and 1, {_SEE}"):
+        if text.translate(None, b"01 \t\r\n"):
+            raise ValueError("it has other characters")
+        digits = np.frombuffer(text.translate(None, b" \t\r\n"), np.int8)
+        return digits.reshape(shape) - ord("0")
 
 
 def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
-    """Find each listed image in the folder.
+    """Find each listed image in the folder: by its path, or by the Flickr number in its name.
 
-    An image has the listed path, or another name with the same Flickr number.
-
-    Args:
-        folder: folder of the images.
-        listed: paths of the official list, bytes [N].
-
-    Returns:
-        The path of each image inside the folder, bytes [N]; empty where it is absent.
+    Returns the path of each image inside the folder, bytes [N]; empty where it is absent.
     """
     if not folder.is_dir():
         raise DataError(
@@ -416,10 +288,7 @@ def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
 
     paths = []
     for name in map(os.fsdecode, listed.tolist()):
-        if name in present:
-            paths.append(name)
-        else:
-            paths.append(by_number.get(_flickr_number(name), ""))
+        paths.append(name if name in present else by_number.get(_flickr_number(name), ""))
     return encode_paths(paths)
 
 

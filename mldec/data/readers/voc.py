@@ -7,7 +7,6 @@ for training, another for evaluation.
 
 import logging
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,19 +14,17 @@ from typing import Literal
 
 from mldec.data.cache import TableCache
 from mldec.data.settings import Source
-from mldec.data.table import VOC, Table, TableBuilder, unknown_class
+from mldec.data.table import VOC, Table, TableBuilder, path_inside, unknown_class
 from mldec.data.tasks import MultiLabel
-from mldec.data.types import LabelledImages, check_folder, in_folder
-from mldec.errors import DataError
-from mldec.files.text import open_binary, read_text
+from mldec.data.types import StoredImages, check_folder, in_folder
+from mldec.errors import DataError, refusing
+from mldec.files.text import read_bytes, read_lines
 
 log = logging.getLogger("mldec")
 
 # Value of a class in a cached table if all its objects in the image are difficult.
 DIFFICULT = 2
 MEANINGS = {"negative": 0, "positive": 1, "ignore": -1}
-
-LARGEST_XML = 2**20  # bytes; the official files have less than 40,000
 
 _SEE = "see DATASETS.md, section Pascal VOC"
 
@@ -57,10 +54,6 @@ def voc(
         difficult_val: the same for evaluation; "ignore" leaves the image out for this class, as the
             devkit does.
         threshold: see `MultiLabel`.
-
-    Raises:
-        DataError: A file under `root` is missing or broken; see `Source.load`.
-        ValueError: An argument is out of range.
     """
     task = MultiLabel(threshold)
     folder = _find(check_folder(root, f"Pascal VOC {year}", _SEE), year)
@@ -95,23 +88,16 @@ def _find(root: Path, year: int) -> Path:
 
 def _load_split(
     folder: Path, split: str, cache: TableCache, *, difficult: Difficult
-) -> LabelledImages:
+) -> StoredImages:
     """Return the images of a split; `difficult` as in `voc`."""
     listing, annotations = folder / "ImageSets" / "Main" / f"{split}.txt", folder / "Annotations"
     parse = partial(_parse, listing, annotations)
-    table = cache.table("voc", [listing, annotations], parse, values=range(DIFFICULT + 1))
+    table = cache.table("voc", [listing, annotations], parse)
 
-    log.info(
-        "%s %s: %s images, %d classes", folder.name, split, f"{len(table):,}", len(table.classes)
-    )
-    only_difficult = f"{table.labels.counts(DIFFICULT).sum():,}"
-    log.info(
-        "%s %s: %s labels of difficult objects only: %s",
-        folder.name,
-        split,
-        only_difficult,
-        difficult,
-    )
+    only_difficult = table.labels.counts(DIFFICULT).sum()
+    what = f"{folder.name} {split}"
+    log.info(f"{what}: {len(table):,} images, {len(table.classes)} classes")
+    log.info(f"{what}: {only_difficult:,} labels of difficult objects only: {difficult}")
 
     # The cached table keeps the difficult labels apart, so one file serves every setting.
     labels = table.labels.recode({DIFFICULT: MEANINGS[difficult]})
@@ -119,15 +105,13 @@ def _load_split(
 
 
 def _parse(listing: Path, annotations: Path) -> Table:
-    """Read the labels of the images of a list: 1, or `DIFFICULT`.
-
-    Args:
-        listing: file with one image id per line.
-        annotations: folder of the XML files, one per image.
-    """
+    """Read the labels of the images of a list, one id per line: 1, or `DIFFICULT`."""
     builder = TableBuilder(_SEE, classes=VOC)
-    for number, image in _image_ids(listing):
-        path = annotations / f"{image}.xml"
+    for number, line in enumerate(read_lines(listing, _SEE), 1):
+        # The lists of a single class have a second column, after one or two blanks.
+        image = line.split()[0]
+        path = annotations / f"{path_inside(image, f'{listing}, line {number}', _SEE)}.xml"
+
         labels: dict[str, int] = {}
         for name, is_difficult in _objects(path):
             if name not in VOC:
@@ -136,85 +120,23 @@ def _parse(listing: Path, annotations: Path) -> Table:
             # One object that is not difficult makes the class present.
             labels[name] = labels.get(name, DIFFICULT) if is_difficult else 1
         builder.add(f"{image}.jpg", labels, f"{listing}, line {number}")
-
-    if not len(builder):
-        raise DataError(f"{listing} names no image; restore it, {_SEE}")
     return builder.build(listing)
 
 
-def _image_ids(listing: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line number and the image id of each line that is not blank.
-
-    Ids are text: those of 2012, such as 2008_000008, are not numbers.
-    """
-    for number, line in enumerate(read_text(listing, _SEE).split("\n"), 1):
-        if not line.strip():
-            continue
-
-        # The lists of a single class have a second column, after one or two blanks.
-        image = line.split()[0]
-        if "/" in image or "\\" in image or ".." in image or "\0" in image:
-            raise DataError(f"{listing}, line {number}: {image!r} is not an image id; {_SEE}")
-        yield number, image
-
-
 def _objects(path: Path) -> list[tuple[str, bool]]:
-    """Return the class of each object in an annotation file, and whether it is difficult.
+    """Return the class of each object in an annotation file, and whether it is difficult."""
+    content = read_bytes(path, f"no labels of the test split of 2012 are public, {_SEE}")
+    with refusing(path, DataError, remedy=f"it is no VOC annotation, {_SEE}"):
+        root = ElementTree.fromstring(content)
+        if root.tag != "annotation":
+            raise ValueError(f"its root is {root.tag[:40]!r}")
 
-    Raises:
-        DataError: The file cannot be read or is not a VOC annotation.
-    """
-    root = _read_xml(path)
-    if root.tag != "annotation":
-        raise DataError(
-            f"{path} is not a VOC annotation: its root is <{root.tag[:40]}>, not <annotation>; "
-            f"{_SEE}"
-        )
-
-    # `findall` takes direct children only: the parts of a person are nested and have names too.
-    objects = []
-    for element in root.findall("object"):
-        name = element.findtext("name", "").strip()
-        difficult = element.findtext("difficult", "0").strip()
-        if not name:
-            raise DataError(f"{path} is not a VOC annotation: an <object> has no <name>; {_SEE}")
-        if difficult not in ("0", "1"):
-            raise DataError(f"{path}: <difficult> is {difficult[:40]!r}, not 0 or 1; {_SEE}")
-        objects.append((name, difficult == "1"))
-    return objects
-
-
-def _read_xml(path: Path) -> ElementTree.Element:
-    """Parse a small XML file that declares no document type, and so no entities.
-
-    Raises:
-        DataError: The file is absent, too large, not UTF-8 or not valid XML, or declares a document
-            type: entities could expand to gigabytes or be fetched from elsewhere.
-    """
-    try:
-        with open_binary(path) as file:
-            data = file.read(LARGEST_XML + 1)
-        if len(data) > LARGEST_XML:
-            raise DataError(
-                f"{path} has more than {LARGEST_XML:,} bytes: not a VOC annotation; {_SEE}"
-            )
-
-        # The parser is given text, so that it ignores the encoding that the file claims: a claimed
-        # encoding could hide a declaration from this check.
-        text = data.decode("utf-8-sig")
-        if "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper():
-            raise DataError(
-                f"{path} declares a document type or entities, which is refused; {_SEE}"
-            )
-        return ElementTree.fromstring(text)
-    except FileNotFoundError as error:
-        raise DataError(
-            f"{path} is absent, though its image is listed "
-            f"(no labels of the test split of 2012 are public); {_SEE}"
-        ) from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); {_SEE}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8; restore it, {_SEE}") from error
-    except ElementTree.ParseError as error:
-        raise DataError(f"{path} is not valid XML ({error}); restore it, {_SEE}") from error
+        # `findall` takes direct children only: the parts of a person are nested and have names too.
+        objects = []
+        for element in root.findall("object"):
+            name = element.findtext("name", "").strip()
+            difficult = element.findtext("difficult", "0").strip()
+            if difficult not in ("0", "1"):
+                raise ValueError(f"difficult is {difficult[:40]!r}, not 0 or 1")
+            objects.append((name, difficult == "1"))
+        return objects

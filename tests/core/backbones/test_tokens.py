@@ -7,11 +7,8 @@ from torch import Tensor, nn
 
 from mldec.backbones.tokens import (
     MisfitError,
-    check_patches,
-    freeze,
     norm_behind_pooling,
     num_prefix_tokens,
-    timm_tokens,
     try_out,
 )
 
@@ -51,13 +48,6 @@ def test_a_trial_of_a_frozen_network_without_gradients_finds_the_same() -> None:
     assert not any(parameter.requires_grad for parameter in network.parameters())
 
 
-def test_freezing_stops_the_named_parameters_alone() -> None:
-    network = Network()
-    freeze(network, {"unused.weight"})
-    frozen = {key for key, p in network.named_parameters() if not p.requires_grad}
-    assert frozen == {"unused.weight"}
-
-
 def test_an_image_that_fails_is_named() -> None:
     with pytest.raises(MisfitError, match="a trial image of 2 x 3 pixels failed"):
         try_out(Network(), (3, 2, 3))
@@ -82,19 +72,3 @@ def test_norms_and_prefix_tokens_are_those_of_timm(
         network = timm.create_model(name)
     assert norm_behind_pooling(network) == norm
     assert num_prefix_tokens(network) == prefix
-
-
-def test_features_of_another_form_are_described() -> None:
-    with torch.device("meta"):
-        network = timm.create_model("crossvit_tiny_240")
-        with pytest.raises(MisfitError, match="its features are a list, not one map"):
-            timm_tokens(network, torch.empty(1, 3, 240, 240), norm_path=None)
-
-
-def test_more_tokens_than_patches_are_refused() -> None:
-    with torch.device("meta"):
-        network = timm.create_model("vit_tiny_patch16_224")
-    check_patches(network, torch.empty(1, 196, 192))
-    for count in (0, 197):
-        with pytest.raises(MisfitError, match=f"{count} tokens where there are 196 patches"):
-            check_patches(network, torch.empty(1, count, 192))

@@ -1,27 +1,25 @@
-"""Names and order of a checkpoint's classes beside those of the data."""
+"""Names, order and word vectors of a checkpoint's classes beside those of the data."""
 
-import json
 import logging
-from collections.abc import Callable
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from support import one_line
+from clip_towers import clip_folder, siglip_folder
 from torch import Tensor, nn
 
-from mldec.checkpoint import check_classes, check_queries, load_model, scoring
-from mldec.checkpoint.classes import read_class_names
+from mldec.checkpoint import check_classes, check_queries, scoring
+from mldec.checkpoint.classes import can_make, queries_for, read_class_names
+from mldec.data.text_encoder import TextEncoder
 from mldec.data.types import Classes, VectorOrigin
-from mldec.errors import CheckpointError, DataError
-from mldec.files.torch_files import read_torch, save
+from mldec.data.word_vectors import word_vectors
+from mldec.errors import CheckpointError, ConfigError, DataError
 
-Cli = Callable[..., Any]
-ORDER = [3, 1, 4, 9, 5, 2, 6, 8, 7, 0]  # of the ten classes in the reordered checkpoint
+PATH = Path("x.pt")
 ABC, CAB = Classes(("a", "b", "c")), Classes(("c", "a", "b"))
-QUICK = ["--plugin", "patches", "data.val_images=20", "device=cpu"]
 
 
 class Fixed(nn.Module):
@@ -29,31 +27,6 @@ class Fixed(nn.Module):
 
     def forward(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
         return torch.arange(3.0).expand(len(images), -1)
-
-
-@pytest.fixture
-def best(digits_run: Path) -> Path:
-    return digits_run / "checkpoints" / "best.pt"
-
-
-def changed(best: Path, path: Path, names: list[str] | None) -> Path:
-    """Copy a checkpoint with its classes in `ORDER`, or with other names in the old order."""
-    state = read_torch(best)
-    if names is not None:
-        state["classes"]["names"] = names
-    else:
-        state["classes"]["names"] = [state["classes"]["names"][index] for index in ORDER]
-        for weights in (state["model"], state["ema"]):
-            for name in ("head.queries", "head.pool_weight", "head.pool_bias"):
-                weights[name] = weights[name][ORDER]
-    save(path, state)
-    return path
-
-
-def evaluated(cli: Cli, path: Path, report: Path, *words: str | Path) -> tuple[str, dict[str, Any]]:
-    status, out, err = cli("evaluate", path, *QUICK, "--json", report, *words)
-    assert status == 0, err
-    return out, json.loads(report.read_text())
 
 
 def test_logits_come_in_the_order_of_the_data(caplog: pytest.LogCaptureFixture) -> None:
@@ -77,64 +50,13 @@ def test_nothing_changes_in_the_same_order_or_by_word_vectors(
     assert caplog.messages == []
 
 
-def test_a_resumed_run_must_have_the_same_order() -> None:
+def test_a_checkpoint_scores_its_own_classes_only() -> None:
     check_queries(ABC, CAB, "last.pt")
-    with pytest.raises(CheckpointError, match="number 0 is 'a' there and 'c' here"):
-        check_classes(ABC, CAB, "last.pt")
-
-
-@pytest.mark.parametrize(
-    ("names", "part"),
-    [
-        (("a", "b"), r"knows 3 classes, the data has 2: choose data with its classes"),
-        (
-            ("a", "x", "y"),
-            r"the data has no 'b' \(2 of 3\), the checkpoint no 'x'; .*--class-names",
-        ),
-    ],
-)
-def test_other_classes_are_refused(names: tuple[str, ...], part: str) -> None:
-    with pytest.raises(CheckpointError, match=part):
-        scoring(Fixed(), ABC, Classes(names), "best.pt")
-
-
-def test_a_checkpoint_in_another_order_gives_the_same_numbers(
-    cli: Cli, best: Path, tmp_path: Path
-) -> None:
-    out, expected = evaluated(cli, best, tmp_path / "r.json")
-    assert "reordered" not in out
-    path = changed(best, tmp_path / "reordered.pt", None)
-    out, report = evaluated(cli, path, tmp_path / "r.json")
-    assert f"{path} has the classes of the data in another order" in out
-    assert report["metrics"] == pytest.approx(expected["metrics"])
-    assert list(report["per_class"]) == list(expected["per_class"])
-    for name, values in expected["per_class"].items():
-        assert report["per_class"][name] == pytest.approx(values)
-
-
-def test_names_are_written_and_given(cli: Cli, best: Path, tmp_path: Path) -> None:
-    names = tmp_path / "names.txt"
-    status, out, err = cli("evaluate", best, "--plugin", "patches", "--write-classes", names)
-    assert status == 0, err
-    assert out == f"{names}: the names of the 10 classes of {best}\n"
-    assert names.read_text().splitlines()[:2] == ["zero", "one"]
-
-    # The file gives the names back to a checkpoint that lost them.
-    path = changed(best, tmp_path / "numbered.pt", [f"class {index}" for index in range(10)])
-    status, _, err = cli("evaluate", path, *QUICK)
-    assert status == 1
-    one_line(err, "the data has no 'class 0' (10 of 10)", "--class-names FILE")
-    _, expected = evaluated(cli, best, tmp_path / "r.json")
-    _, report = evaluated(cli, path, tmp_path / "r.json", "--class-names", names)
-    assert report["per_class"] == expected["per_class"]
-    assert load_model(path, class_names=names, plugins=["patches"]).classes.names[0] == "zero"
-
-
-@pytest.mark.parametrize("words", [["--json", "r.json"], ["--csv", "r.csv"], ["data.root=x"]])
-def test_write_classes_evaluates_nothing(cli: Cli, words: list[str]) -> None:
-    status, _, err = cli("evaluate", "no.pt", "--write-classes", "names.txt", *words)
-    assert status == 1
-    one_line(err, "--write-classes evaluates nothing: leave out the settings, --json, --csv and")
+    message = r"the data has no 'b' \(2 of 3\), the checkpoint no 'x'; .*--class-names"
+    with pytest.raises(CheckpointError, match=message):
+        scoring(Fixed(), ABC, Classes(("a", "x", "y")), "best.pt")
+    with pytest.raises(CheckpointError, match="knows 3 classes, the data has 2: choose data"):
+        scoring(Fixed(), ABC, Classes(("a", "b")), "best.pt")
 
 
 def test_names_are_read_as_they_stand(tmp_path: Path) -> None:
@@ -146,9 +68,7 @@ def test_names_are_read_as_they_stand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("", "the name '' of class 0 is empty"),
         ("a\n\nb\n", "the name '' of class 1 is empty"),
-        ("a\nb\n\n", "the name '' of class 2 is empty"),
         ("a\nb\na\n", "the classes 0 and 2 are both called 'a'"),
         ("a\tb\n", "has the control character U+0009"),
     ],
@@ -164,26 +84,7 @@ def test_a_bad_file_of_names_is_refused(tmp_path: Path, text: str, part: str) ->
     assert message.endswith("; write one class name per line, in the checkpoint's order")
 
 
-def test_bad_names_end_in_one_line(cli: Cli, best: Path, tmp_path: Path) -> None:
-    # The file is read first: there is no checkpoint yet.
-    status, _, err = cli("evaluate", "no.pt", "--class-names", tmp_path / "none.txt")
-    assert status == 1
-    one_line(err, "none.txt cannot be read (No such file or directory)")
-
-    (tmp_path / "names.txt").write_text("a\nb\n")
-    words = ["--plugin", "patches", "--class-names", tmp_path / "names.txt"]
-    for command, more in (("evaluate", []), ("predict", [tmp_path])):
-        (tmp_path / "x.png").touch()
-        status, _, err = cli(command, best, *words, *more)
-        assert status == 1
-        one_line(err, "best.pt has 10 classes, the file names 2; write one class name per line")
-
-
-PATH = Path("x.pt")
-NAMES = ("a", "b", "c")
-
-
-def words(names: tuple[str, ...] = NAMES, width: int = 5, seed: int = 0) -> Classes:
+def words(names: tuple[str, ...] = ABC.names, width: int = 5, seed: int = 0) -> Classes:
     """Return classes with word vectors."""
     generator = torch.Generator().manual_seed(seed)
     return Classes(names, queries=torch.randn(len(names), width, generator=generator))
@@ -192,23 +93,16 @@ def words(names: tuple[str, ...] = NAMES, width: int = 5, seed: int = 0) -> Clas
 @pytest.mark.parametrize(
     ("current", "fault"),
     [
-        (Classes(NAMES), None),
-        (Classes(NAMES, exclusive=True), None),
         (Classes(("a", "b")), "x.pt knows 3 classes, the data has 2: choose data with its classes"),
-        (
-            Classes(("a", "c", "b")),
-            "x.pt has other classes than the data: number 1 is 'b' there and 'c' here",
-        ),
+        (CAB, "x.pt has other classes than the data: number 0 is 'a' there and 'c' here"),
     ],
 )
-def test_a_closed_set_has_the_same_classes_in_the_same_order(
-    current: Classes, fault: str | None
+def test_a_run_goes_on_with_the_same_classes_in_the_same_order(
+    current: Classes, fault: str
 ) -> None:
-    if fault is None:
-        check_classes(Classes(NAMES), current, PATH)
-        return
+    check_classes(ABC, Classes(ABC.names, exclusive=True), PATH)
     with pytest.raises(CheckpointError) as caught:
-        check_classes(Classes(NAMES), current, PATH)
+        check_classes(ABC, current, PATH)
     assert str(caught.value) == fault
 
 
@@ -225,7 +119,7 @@ def test_vectors_of_another_source_are_refused(caplog: pytest.LogCaptureFixture)
     ):
         message = r"^x\.pt was trained with other word vectors: those of 3 classes .* such as 'a', "
         with pytest.raises(CheckpointError, match=f"{message}have a mean cosine of 0.*{then}"):
-            check_queries(trained, words(NAMES, seed=1), PATH)
+            check_queries(trained, words(seed=1), PATH)
 
     # One common name suffices, wherever it stands.
     assert words().queries is not None
@@ -251,7 +145,7 @@ def test_other_prompts_are_allowed_with_a_warning(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize(
     ("current", "given"),
-    [(Classes(NAMES), "none"), (words(width=4), "vectors of 4 numbers")],
+    [(ABC, "none"), (words(width=4), "vectors of 4 numbers")],
 )
 def test_other_vectors_are_refused_with_both_widths(current: Classes, given: str) -> None:
     message = f"x.pt asks by word vectors of 5 numbers, the data has {given}: choose the vectors"
@@ -268,3 +162,88 @@ def test_a_run_goes_on_with_the_same_vectors_only() -> None:
         check_classes(words(), replace(words(), queries=queries[:, :4]), PATH)
     with pytest.raises(CheckpointError, match=r"x\.pt is of other word vectors .*data\.vectors"):
         check_classes(words(), words(seed=1), PATH)
+
+
+# Of a checkpoint of an earlier version, which did not say how its vectors were made.
+OLD = Classes(("r", "g", "b"), queries=torch.zeros(3, 2))
+
+
+@pytest.fixture(scope="module")
+def tower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return clip_folder(tmp_path_factory.mktemp("tower") / "model")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def trained_on(source: str) -> Classes:
+    """Return three classes whose word vectors are by a text encoder."""
+    names, queries, origin = word_vectors(source, ["r", "g", "b"], templates=("the {}",))
+    return Classes(names, queries=queries, origin=origin)
+
+
+def asked(trained: Classes, names: str, vectors: str | None) -> Classes:
+    return queries_for(names.split(","), vectors, trained, option="--classes")
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_text_encoder_of_the_training(tower: Path) -> None:
+    trained = trained_on(f"clip:{tower}")
+    assert can_make(trained)
+    assert not can_make(OLD)
+
+    other = asked(trained, "zebra,traffic jam", None)
+    wanted = TextEncoder.open(f"clip:{tower}").encode(["the zebra", "the traffic jam"])
+    assert other.names == ("zebra", "traffic jam")
+    torch.testing.assert_close(other.queries, wanted)
+    # Named on the command line, it is asked with the prompts of the training too.
+    named = asked(trained, "zebra,traffic jam", f"clip:{tower}")
+    torch.testing.assert_close(named.queries, wanted)
+
+
+@pytest.mark.usefixtures("cache")
+def test_another_text_encoder_than_that_of_the_training(tower: Path, tmp_path: Path) -> None:
+    place = tmp_path / "model"
+    shutil.copytree(tower, place)
+    trained = trained_on(f"clip:{place}")
+    shutil.rmtree(place)
+    siglip_folder(place, seed=3)
+    with pytest.raises(CheckpointError, match=r"now have the sha256 [0-9a-f]{12}; pass its "):
+        asked(trained, "zebra", None)
+    with pytest.raises(CheckpointError, match="was trained with other word vectors: those of 3 cl"):
+        asked(trained, "zebra", f"clip:{place}")
+    asked(trained, "zebra", f"clip:{tower}")
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_text_encoder_that_cannot_be_had(
+    tower: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "model"
+    shutil.copytree(tower, place)
+    trained = trained_on(f"clip:{place}")
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    asked(trained, "r,g", None)  # from the cache
+    with pytest.raises(
+        ConfigError, match=r"cannot be had here: .* pip install 'mldec\[text\]'; or"
+    ):
+        asked(trained, "zebra", None)
+    shutil.rmtree(place)
+    with pytest.raises(ConfigError, match=r"\(sha256 [0-9a-f]{12}\), which cannot be had here: "):
+        asked(trained, "zebra", None)
+
+
+def test_vectors_of_a_file_are_asked_for_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("cat 1 0\ndog 0 1\nred 1 1\npanda -1 0\n")
+    vectors = str(path)
+    with pytest.raises(CheckpointError, match="does not say how its word vectors were made; pass "):
+        asked(OLD, "cat", None)
+
+    made = word_vectors(vectors, ["cat", "dog", "red"])
+    trained = Classes(made.names, queries=made.queries, origin=made.origin)
+    with pytest.raises(CheckpointError, match=r"vectors of words\.txt \(sha256 .*--vectors FILE$"):
+        asked(trained, "panda", None)
+    assert asked(trained, "panda", vectors).names == ("panda",)

@@ -1,25 +1,26 @@
+"""Checkpoints of runs through `load_model`, and how the tensors of a file fit a model."""
+
 import dataclasses
-import os
-import pickle
-import random
 import resource
 import shutil
-import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import hostile
+import networks
 import pytest
 import torch
+from torch import Tensor, nn
 
 from mldec import checkpoint
 from mldec.checkpoint import load_model
+from mldec.checkpoint.loading import LONGEST, NAMED, copy_fitting, load_strict
 from mldec.errors import CheckpointError
 from mldec.files.torch_files import read_torch, save
 from mldec.predict.engine import scores
-
-STATE = {"format": 1, "model": {"weight": torch.arange(1000.0)}, "epoch": 3}
 
 
 @pytest.fixture
@@ -30,121 +31,83 @@ def best(digits_run: Path, tmp_path: Path) -> Path:
     return tmp_path / "best.pt"
 
 
-def refused(path: Path, *, fix: str) -> str:
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of parts of the package only."""
+    path = tmp_path_factory.mktemp("small") / "small.pt"
+    torch.save(hostile.good(), path)
+    return path
+
+
+def refused(path: Path, *, fix: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         load_model(path)
     message = str(caught.value)
     assert str(path) in message
     assert fix in message
     assert "\n" not in message
-    return message
 
 
-def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     refused(tmp_path / "nothing.pt", fix="check the path")
-    refused(tmp_path, fix="check the path")
-
-
-NOISE = [random.Random(seed).randbytes(5000) for seed in range(30)]
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"<html>404 Not Found</html>", b"\x80\x02}q\x00.", *NOISE]
-)
-def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.pt"
-    path.write_bytes(content)
-    message = refused(path, fix="")
-    assert any(
-        part in message
-        for part in ("is no file of tensors", "cannot be used", "is refused", "holds no weights")
-    )
-
-
-def test_a_zip_of_something_else_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.pt"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("a.txt", "hello")
-    refused(path, fix="cannot be used")
-
-
-def test_weights_without_a_config_are_not_a_checkpoint(tmp_path: Path) -> None:
+    refused(tmp_path, fix="is no folder of a run")
+    torch.save([3], tmp_path / "list.pt")
+    refused(tmp_path / "list.pt", fix="it holds a list")
     torch.save({"weight": torch.zeros(3)}, tmp_path / "x.pt")
     refused(tmp_path / "x.pt", fix="is of no known network")
-    torch.save({"format": 99}, tmp_path / "x.pt")
-    refused(tmp_path / "x.pt", fix="use another version of mldec")
-
-
-@pytest.mark.parametrize(
-    "name", ["config", "classes", "transform", "best", "model", "epoch", "step", "optimizer"]
-)
-def test_a_checkpoint_that_lacks_a_part_is_named_in_one_line(best: Path, name: str) -> None:
-    state = read_torch(best)
-    for changed in (
-        {**state, name: [3]},
-        {key: value for key, value in state.items() if key != name},
-    ):
-        save(best, changed)
-        assert name in refused(best, fix="is no whole checkpoint")
-
-
-@pytest.mark.parametrize("checksum", [True, False])
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
-def test_a_truncated_checkpoint_is_refused(best: Path, share: float, checksum: bool) -> None:
-    best.write_bytes(best.read_bytes()[: int(best.stat().st_size * share)])
-    if not checksum:
-        best.with_name("best.pt.sha256").unlink()
-    refused(best, fix="use another copy" if checksum or share else "is no file of tensors")
-
-
-def test_one_flipped_byte_is_found_wherever_it_is(best: Path) -> None:
-    good = best.read_bytes()
-    chosen = random.Random(0)
-    for _ in range(20):
-        content = bytearray(good)
-        content[chosen.randrange(len(content))] ^= 1 << chosen.randrange(8)
-        best.write_bytes(content)
-        refused(best, fix="is damaged: its sha256 is not the one in best.pt.sha256")
-
-
-class Runs:
-    """A pickle that runs a command when it is loaded."""
-
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (self.command,)
-
-
-@pytest.mark.parametrize("container", ["torch", "legacy", "pickle"])
-def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, container: str) -> None:
-    path, trace = tmp_path / "evil.pt", tmp_path / "trace"
-    state = {**STATE, "config": Runs(f"touch {trace}")}
-    if container == "pickle":
-        path.write_bytes(pickle.dumps(state))
-    else:
-        torch.save(state, path, _use_new_zipfile_serialization=container == "torch")
-    message = refused(path, fix="is refused")
-    assert container != "torch" or "system" in message
-    assert not trace.exists()
 
 
 @pytest.mark.parametrize(
     "target", ["os.system", "torch.hub.load", "builtins.eval", "mldec.heads.gap.GAP.forward"]
 )
-def test_a_config_that_names_code_is_refused(best: Path, target: str) -> None:
-    state = read_torch(best)
+def test_a_config_that_names_code_is_refused(small: Path, tmp_path: Path, target: str) -> None:
+    state = read_torch(small)
     state["config"]["head"] = {"_target_": target, "command": "true"}
-    save(best, state)
-    refused(best, fix=f"head._target_ '{target}' ")
+    torch.save(state, tmp_path / "x.pt")
+    refused(tmp_path / "x.pt", fix=f"head._target_ '{target}' ")
 
 
-def test_a_config_cannot_look_up_the_environment(best: Path) -> None:
-    state = read_torch(best)
-    state["config"]["data"]["root"] = "${oc.env:HOME}"
-    save(best, state)
-    refused(best, fix="holds an interpolation")
+def resumed(path: Path) -> None:
+    """Do what a run does that goes on from a file, before it changes anything."""
+    path, saved = checkpoint.load_newest(path)
+    checkpoint.saved_config(saved, path)
+
+
+@pytest.mark.parametrize(
+    ("place", "fault"),
+    [
+        ("config/train/warmth", "train.warmth"),
+        ("config/head/warmth", "head.warmth"),
+        ("sampler", "knows no sampler"),
+    ],
+)
+@pytest.mark.parametrize("door", [load_model, resumed])
+def test_a_run_of_another_commit_ends_in_one_line(
+    small: Path, tmp_path: Path, place: str, fault: str, door: Callable[[Path], Any]
+) -> None:
+    state = read_torch(small)
+    hostile.put(state, place, 1)
+    torch.save(state, tmp_path / "last.pt")
+    with pytest.raises(CheckpointError) as caught:
+        door(tmp_path / "last.pt")
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'last.pt'} cannot be used: ")
+    assert fault in message
+    assert "\n" not in message
+
+
+def test_the_newest_version_that_is_intact_is_read(
+    small: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    last, older = tmp_path / "last.pt", tmp_path / "last.1.pt"
+    with pytest.raises(CheckpointError, match=f"no file at {last}"):
+        checkpoint.load_newest(last)
+    shutil.copy(small, older)
+    last.write_bytes(b"damaged")
+    assert checkpoint.load_newest(last)[0] == older
+    assert f"going on from {older}" in caplog.text
+    last.unlink()
+    assert checkpoint.load_newest(last)[0] == older
 
 
 def test_a_file_cannot_allow_plugins(best: Path) -> None:
@@ -153,29 +116,11 @@ def test_a_file_cannot_allow_plugins(best: Path) -> None:
     assert load_model(best, plugins=["patches"]).classes.names[0] == "zero"
 
 
-def test_tensors_that_do_not_fit_are_named(best: Path) -> None:
-    for change, fix in [
-        (lambda t: t.pop("head.pool_bias"), "1 tensor is missing (head.pool_bias)"),
-        (lambda t: t.update(extra=torch.zeros(1)), "1 tensor is unexpected (extra)"),
-        (
-            lambda t: t.update({"head.pool_bias": torch.zeros(9)}),
-            "1 tensor is of another shape (head.pool_bias)",
-        ),
-    ]:
-        state = read_torch(best)
-        for weights in ("model", "ema"):
-            change(state[weights])
-        save(best.with_name("changed.pt"), state)
-        with pytest.raises(CheckpointError, match="does not fit the model") as caught:
-            load_model(best.with_name("changed.pt"), plugins=["patches"])
-        assert fix in str(caught.value)
-
-
 def test_a_checkpoint_is_a_whole_fact(digits_run: Path) -> None:
-    state = read_torch(digits_run / "checkpoints" / "last.pt")
+    path = digits_run / "checkpoints" / "last.pt"
+    state = read_torch(path)
     assert state["versions"].keys() == {"mldec", "torch", "timm"}
-    assert state["epoch"] == 2
-    assert state["step"] == 8
+    assert (state["epoch"], state["step"]) == (2, 8)
     assert state["transform"] == {
         "image_size": 64,
         "crop": None,
@@ -183,7 +128,7 @@ def test_a_checkpoint_is_a_whole_fact(digits_run: Path) -> None:
         "decoder": "pillow",
         "resize": "pillow",
     }
-    loaded = load_model(digits_run / "checkpoints" / "last.pt", plugins=["patches"])
+    loaded = load_model(path, plugins=["patches"])
     assert loaded.config.name == "digits"
     assert not loaded.model.training
     assert loaded.metrics["val/mAP"] > 0
@@ -194,106 +139,87 @@ def test_a_checkpoint_is_a_whole_fact(digits_run: Path) -> None:
         torch.testing.assert_close(loaded.model(images), loaded.model(images / 255))
 
 
-def test_weights_are_those_asked_for(digits_run: Path) -> None:
-    path = digits_run / "checkpoints" / "best.pt"
-    state = read_torch(path)
-    for weights, key in (("raw", "model"), ("ema", "ema")):
-        loaded = load_model(path, weights, plugins=["patches"])
-        assert all(
-            torch.equal(value, state[key][name])
-            for name, value in loaded.model.state_dict().items()
-        )
-    assert load_model(path, plugins=["patches"]).weights == state["best"]["weights"]
-
-
-def test_no_moving_average_is_said(best: Path) -> None:
+def test_weights_are_those_asked_for(best: Path) -> None:
     state = read_torch(best)
-    state["ema"] = None
-    save(best, state)
+    for weights, key in (("raw", "model"), ("ema", "ema")):
+        model = load_model(best, weights, plugins=["patches"]).model
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, state[key][name])
+    assert load_model(best, plugins=["patches"]).weights == state["best"]["weights"]
+
+    save(best, {**state, "ema": None})
     with pytest.raises(CheckpointError, match="pass --weights raw"):
         load_model(best, "ema", plugins=["patches"])
 
 
-def test_init_copies_what_fits_and_reports_the_rest(digits_run: Path) -> None:
-    path = digits_run / "checkpoints" / "best.pt"
-    model = load_model(path, plugins=["patches"]).model
-    saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    torch.nn.init.zeros_(model.backbone.project.weight)
-    model.head.pool_bias = torch.nn.Parameter(torch.zeros(4))
-    model.extra = torch.nn.Linear(2, 2)
-    report = checkpoint.initialise(model, path)
-    assert torch.equal(model.backbone.project.weight, saved["backbone.project.weight"])
-    assert "1 of another shape (head.pool_bias)" in report
-    assert "2 not in the file (extra.bias, extra.weight)" in report
-    with pytest.raises(CheckpointError, match="of another backbone"):
-        checkpoint.initialise(torch.nn.Linear(3, 3), path)
+def test_a_calibration_is_of_one_set_of_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = networks.save_calibrated(tmp_path / "x.pt")
+    calibration = load_model(path, weights="raw").calibration
+    assert calibration is not None
+    assert calibration.thresholds == (0.2, 0.4, 0.6)
+    assert not caplog.text
+
+    state = hostile.good()
+    torch.save({**state, "calibration": asdict(replace(calibration, weights="ema"))}, path)
+    assert load_model(path, weights="raw").calibration is None
+    assert "x.pt was calibrated with its ema weights: its thresholds are not used" in caplog.text
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of parts of the package only."""
-    path = tmp_path_factory.mktemp("small") / "small.pt"
-    torch.save(hostile.good(), path)
-    return path
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"weights": "RAW"}, r"^weights is 'RAW': choose 'ema', 'raw', or None"),
+        ({"weights": ["raw"]}, r"^weights is \['raw'\]: choose"),
+        ({"image_size": 0}, r"^image_size: .* is not a positive whole number"),
+        ({"image_size": 64.0}, r"^image_size: .* is not a positive whole number"),
+        ({"image_size": 4097}, r"^image_size: .* is not a positive whole number"),
+        ({"plugins": "os"}, r"plugins is 'os': pass a list .* such as plugins=\['os'\]"),
+    ],
+)
+def test_arguments_that_are_wrong_are_refused(
+    small: Path, options: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(ValueError, match=fault):
+        load_model(small, **options)
 
 
-@pytest.mark.parametrize("weights", ["zz", "RAW", "", "raw ", 1, True, ["raw"]])
-def test_weights_of_another_name_are_refused(small: Path, weights: Any) -> None:
-    with pytest.raises(ValueError, match=r"^weights is .*: choose 'ema', 'raw', or None") as caught:
-        load_model(small, weights)
-    assert "\n" not in str(caught.value)
+def test_another_image_size_is_that_of_model_and_data(small: Path) -> None:
+    loaded = load_model(small, image_size=96)
+    assert (loaded.transform.image_size, loaded.config.data["image_size"]) == (96, 96)
 
 
-@pytest.mark.parametrize("size", [0, -1, 10**9, 4097, True, 64.0, "64"])
-def test_an_image_size_out_of_range_is_refused(small: Path, size: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"^image_size: .* (is not a positive whole number|is above 4,096) ?"
-    ):
-        load_model(small, image_size=size)
-    assert load_model(small, image_size=96).transform.image_size == 96
-
-
-def test_plugins_are_no_text(small: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"plugins is 'os': pass a list of packages, such as plugins=\['os'\]"
-    ):
-        load_model(small, plugins="os")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("default", ["cpu", "meta"])
 def test_a_model_is_the_same_under_any_default(
     small: Path, default: str, dtype: torch.dtype
 ) -> None:
     wanted = load_model(small).model.state_dict()
-    torch.manual_seed(3)
     state = torch.get_rng_state()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(default):
-            found = load_model(small).model.state_dict()
+            given = load_model(small).model.state_dict()
         assert torch.get_default_dtype() is dtype
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(torch.get_rng_state(), state), "the caller's random numbers have moved"
     for name, tensor in wanted.items():
-        assert found[name].dtype is tensor.dtype
-        assert torch.equal(found[name], tensor)
+        assert given[name].dtype is tensor.dtype
+        assert torch.equal(given[name], tensor)
 
 
 def test_models_are_loaded_by_several_threads_at_once(small: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
-        found = [loaded.model.state_dict() for loaded in pool.map(load_model, [small] * 8)]
-    for name, tensor in found[0].items():
-        assert all(torch.equal(state[name], tensor) for state in found[1:])
+        states = [loaded.model.state_dict() for loaded in pool.map(load_model, [small] * 8)]
+    for name, tensor in states[0].items():
+        assert all(torch.equal(state[name], tensor) for state in states[1:])
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_word_vectors_of_any_precision_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_word_vectors_of_half_precision_are_read(tmp_path: Path) -> None:
     words = [*hostile.WORDS, "head.num_groups=null", "head.word_dim=5"]
-    torch.manual_seed(0)
-    state = hostile.good(words, queries=torch.randn(3, 5).to(dtype))
-    torch.save(state, tmp_path / "x.pt")
+    torch.save(hostile.good(words, queries=torch.randn(3, 5).half()), tmp_path / "x.pt")
     loaded = load_model(tmp_path / "x.pt")
     assert loaded.classes.queries is not None
     assert loaded.classes.queries.dtype is torch.float32
@@ -305,7 +231,108 @@ def test_a_model_larger_than_its_file_is_not_built(tmp_path: Path) -> None:
     hostile.put(state, "config/head/embed_dim", 40_000)
     torch.save(state, tmp_path / "x.pt")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(CheckpointError, match="does not fit the model"):
-        load_model(tmp_path / "x.pt")
+    refused(tmp_path / "x.pt", fix="does not fit the model")
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 200_000, f"{grown / 1000:.0f} MB"
+
+
+def test_init_starts_from_a_checkpoint(digits_run: Path) -> None:
+    path = digits_run / "checkpoints" / "best.pt"
+    model = load_model(path, plugins=["patches"]).model
+    saved = model.backbone.project.weight.clone()
+    torch.nn.init.zeros_(model.backbone.project.weight)
+    assert checkpoint.initialise(model, digits_run).startswith(f"init from {path}: ")
+    assert torch.equal(model.backbone.project.weight, saved)
+
+
+PATH = Path("x.pt")
+
+
+class Small(nn.Module):
+    """A backbone with a computed buffer, and a head."""
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.backbone = nn.Linear(4, 4)
+        self.backbone.register_buffer("mean", torch.full((3,), 0.5))
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, classes)
+
+
+def ones(changes: dict[str, Tensor | None] | None = None, classes: int = 3) -> dict[str, Tensor]:
+    """Return a state of `Small`, all of it ones, but for changed and missing tensors."""
+    tensors = {
+        name: torch.ones_like(tensor) for name, tensor in Small(classes).state_dict().items()
+    }
+    changed = {**tensors, **(changes or {})}
+    return {name: tensor for name, tensor in changed.items() if tensor is not None}
+
+
+def test_strict_means_all_of_them() -> None:
+    model = Small()
+    load_strict(model, ones(), PATH)
+    assert all((tensor == 1).all() for tensor in model.state_dict().values())
+
+    # Those that are optional stay as they are.
+    model = Small()
+    tensors = ones({"backbone.mean": None, "norm.num_batches_tracked": None})
+    load_strict(model, tensors, PATH, optional=("backbone.mean", "num_batches_tracked"))
+    assert model.backbone.mean.tolist() == [0.5] * 3
+    assert torch.equal(model.head.weight, torch.ones(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"head.bias": None}, r"1 tensor is missing \(head\.bias\)"),
+        ({"more": torch.ones(1)}, r"1 tensor is unexpected \(more\)"),
+        ({"head.bias": torch.ones(4)}, r"1 tensor is of another shape \(head\.bias\)"),
+        ({"head.bias": None, "norm.bias": None}, r"2 tensors are missing \(head\.bias, norm\.bias"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_is_loaded(
+    change: dict[str, Tensor | None], fault: str
+) -> None:
+    model = Small()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=rf"^x\.pt cannot .* not fit the model: {fault}"):
+        load_strict(model, ones(change), PATH)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_a_message_names_few_tensors_and_cuts_their_names() -> None:
+    more = {f"{number:02}" + "x" * 500: torch.ones(1) for number in range(50)}
+    with pytest.raises(CheckpointError, match="50 tensors are unexpected") as caught:
+        load_strict(Small(), ones(more), PATH)
+    assert str(caught.value).count("xx, ") == NAMED - 1
+    assert len(str(caught.value)) < NAMED * (LONGEST + 2) + 100
+
+
+def test_init_takes_what_fits_and_counts_the_rest() -> None:
+    model = Small(classes=2)
+    head = model.head.weight.clone()
+    report = copy_fitting(model, ones({"norm.bias": None, "more": torch.ones(1)}), PATH)
+    assert report == (
+        "init from x.pt: 5 of 8 tensors loaded; "
+        "2 of another shape (head.bias, head.weight); 1 not in the file (norm.bias); "
+        "1 not in the model (more)"
+    )
+    assert torch.equal(model.head.weight, head)
+    assert torch.equal(model.backbone.weight, torch.ones(4, 4))
+    assert model.backbone.mean.tolist() == [0.5] * 3, "computed, not taken from the file"
+    assert model.norm.num_batches_tracked == 0
+    assert copy_fitting(Small(), ones(), PATH) == "init from x.pt: 8 of 8 tensors loaded"
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"other": torch.ones(1)},
+        ones({"backbone.weight": torch.ones(2, 2)}),
+        ones({"backbone.bias": None}),
+    ],
+)
+def test_another_backbone_is_refused(tensors: dict[str, Tensor]) -> None:
+    with pytest.raises(CheckpointError, match=r"^init=x\.pt is of another backbone: .*NAME$"):
+        copy_fitting(Small(), tensors, PATH)

@@ -1,13 +1,19 @@
-"""The ranges of the fixed settings, and settings that depend on one another."""
+"""The fixed settings: their ranges, and settings that depend on one another; annotations."""
 
 import dataclasses
+import inspect
 import math
-from typing import Any, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Optional, Union, get_type_hints
 
+import numpy as np
 import pytest
+import torch
 
+from mldec import build
+from mldec.backbones import TimmBackbone
 from mldec.config import schema
-from mldec.config.compose import compose
+from mldec.config.compose import compose, parse, to_dict
 from mldec.config.schema import (
     HARMLESS,
     MAX_SEED,
@@ -21,8 +27,12 @@ from mldec.config.schema import (
     Schedule,
     ScheduleName,
     Train,
+    describe,
+    matches,
 )
 from mldec.errors import ConfigError
+from mldec.heads.ml_decoder import MLDecoder
+from mldec.losses.asymmetric import AsymmetricLoss
 
 PARTS: dict[str, Any] = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
 
@@ -32,28 +42,29 @@ PARTS: dict[str, Any] = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
     [
         (Train, "epochs", [1], [0, -1]),
         (Train, "batch_size", [1], [0]),
-        (Train, "accumulate", [1], [0]),
         (Train, "repeats", [1], [0]),
-        (Train, "eval_batch_size", [1], [0]),
         (Train, "eval_every", [1], [0]),
-        (Train, "log_every", [1], [0]),
         (Train, "keep_last", [1], [0]),
+        (Train, "patience", [1, None], [0]),
+        (Train, "batch_per_gpu", [1, None], [0]),
+        (Train, "stop_epoch", [1, 40, None], [0, 41]),
+        (Train, "ema_start_epoch", [1, 40], [0, 41]),
         (Train, "workers", [0, MAX_WORKERS], [-1, MAX_WORKERS + 1]),
         (Train, "clip_grad", [1e-9, None], [0.0, -1.0]),
-        (Train, "ema_decay", [0.001, 0.9999, None], [0.0, 1.0]),
+        (Train, "ema_decay", [0.001, 0.9999, None], [0.0, 1.0, math.nan]),
         (Train, "query_noise", [0.0, 5.0], [-0.1]),
         (Train, "random_queries", [0], [-1]),
         (Train, "save_every_steps", [1, None], [0]),
         (Train, "save_every_minutes", [0.01, None], [0.0]),
         (Mix, "mixup", [0.0, 3.0], [-0.1]),
-        (Mix, "cutmix", [0.0], [-0.1]),
-        (Mix, "prob", [0.0, 1.0], [-0.1, 1.1]),
-        (Mix, "switch_prob", [0.0, 1.0], [-0.1, 1.1]),
+        (Mix, "prob", [0.0, 1.0], [-0.1, 1.1, math.nan]),
         (Mix, "smoothing", [0.0, 0.99], [-0.1, 1.0]),
-        (Optim, "lr", [1e-9], [0.0]),
+        (Optim, "lr", [1e-9], [0.0, math.nan]),
         (Optim, "weight_decay", [0.0], [-1e-9]),
+        (Optim, "backbone_lr", [1e-9, None], [0.0]),
+        (Optim, "layer_decay", [0.5, None], [0.0, 1.0]),
         (Log, "images", [0, MAX_SHOWN], [-1, MAX_SHOWN + 1]),
-        (Log, "classes", [0, MAX_SHOWN], [-1, MAX_SHOWN + 1]),
+        (Log, "project", ["Scenes_2.0-b", None], ["", "a/b", "..", "-x", "x" * 101, "caf\u00e9"]),
         (Schedule, "pct_start", [0.01, 0.99, None], [0.0, 1.0]),
     ],
 )
@@ -66,10 +77,34 @@ def test_ranges(section: type, name: str, good: list[Any], bad: list[Any]) -> No
             section(**{name: value})
 
 
-def test_what_is_no_number_is_in_no_range() -> None:
-    for section, name in ((Train, "ema_decay"), (Mix, "prob"), (Optim, "lr")):
-        with pytest.raises(ConfigError, match="is nan: it must be"):
-            section(**{name: math.nan})
+@pytest.mark.parametrize(
+    ("section", "settings", "message"),
+    [
+        (Train, {"epochs": 2, "patience": 1, "eval_every": 4}, "no evaluation before the last ep"),
+        (Train, {"ema_start_epoch": 2, "ema_decay": None}, "has no effect without train.ema_decay"),
+        (Train, {"cache_features": True}, "is for a frozen backbone: pass train.freeze=.backbone."),
+        (Schedule, {"min_lr": 1e-6}, "min_lr has no effect with schedule.name=onecycle: leave it"),
+        (Schedule, {"name": ScheduleName.cosine, "pct_start": 0.3}, "pct_start has no effect"),
+        (Schedule, {"name": ScheduleName.cosine, "warmup_lr": 0.1}, "warmup_lr has no effect"),
+        (Config, {"name": "a/b"}, "^name 'a/b' cannot be the name of a folder"),
+        (Config, {"name": ".."}, "^name '..' cannot be the name of a folder"),
+        (Config, {"device": "tpu"}, "^device 'tpu' is unknown"),
+        (Config, {"seed": -1}, "^seed is -1: it must be from 0 to 92233"),
+        (Config, {"seed": MAX_SEED + 1}, "^seed is .*: it must be from 0 to 92233"),
+    ],
+)
+def test_settings_that_do_not_fit_each_other_or_the_machine(
+    section: type, settings: dict[str, Any], message: str
+) -> None:
+    if section is Config:
+        settings = {"name": "x", **PARTS, **settings}
+    with pytest.raises(ConfigError, match=message):
+        section(**settings)
+
+
+def test_the_highest_seed_is_one_of_torch_and_numpy() -> None:
+    torch.Generator().manual_seed(Config(name="x", seed=MAX_SEED, **PARTS).seed)
+    np.random.default_rng(MAX_SEED)
 
 
 @pytest.mark.parametrize(
@@ -77,111 +112,32 @@ def test_what_is_no_number_is_in_no_range() -> None:
     [
         ({}, False, False),
         ({"mixup": 0.1}, True, True),
-        ({"cutmix": 1.0}, True, True),
         ({"cutmix": 1.0, "prob": 0.0}, False, False),
         ({"smoothing": 0.1}, False, True),
-        ({"mixup": 0.1, "prob": 0.0, "smoothing": 0.1}, False, True),
-        ({"labels": MixLabels.union}, False, False),
         ({"labels": MixLabels.union, "cutmix": 1.0}, True, False),
         ({"labels": MixLabels.union, "cutmix": 1.0, "smoothing": 0.1}, True, True),
-        ({"labels": MixLabels.union, "smoothing": 0.1}, False, True),
     ],
 )
 def test_when_images_are_mixed_and_labels_soft(mix: dict[str, Any], on: bool, soft: bool) -> None:
     assert (Mix(**mix).on, Mix(**mix).soft) == (on, soft)
 
 
-# Written anew, from the comments of the class: what each schedule looks at.
-USED = {
-    "onecycle": {"pct_start"},
-    "cosine": {"warmup_epochs", "min_lr"},
-    "cosine_epochs": {"warmup_epochs", "min_lr", "warmup_lr", "cooldown_epochs"},
-}
-VALUES = {
-    "pct_start": 0.3,
-    "warmup_epochs": 2.0,
-    "min_lr": 1e-6,
-    "warmup_lr": 1e-6,
-    "cooldown_epochs": 3,
-}
-
-
-@pytest.mark.parametrize("schedule", USED)
-@pytest.mark.parametrize("name", VALUES)
-def test_a_setting_without_effect_is_refused(schedule: str, name: str) -> None:
-    settings: dict[str, Any] = {"name": ScheduleName(schedule), name: VALUES[name]}
-    if name in USED[schedule]:
-        assert getattr(Schedule(**settings), name) == VALUES[name]
-        if name != "pct_start":
-            with pytest.raises(ConfigError, match=f"schedule.{name} is -1: it must be 0 or more"):
-                Schedule(**{**settings, name: -1})
-    else:
-        message = f"schedule.{name} has no effect with schedule.name={schedule}: leave it out"
-        with pytest.raises(ConfigError, match=message):
-            Schedule(**settings)
-
-
-@pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:0", "cuda:9999"])
-def test_devices(name: str) -> None:
-    assert Config(name="x", device=name, **PARTS).device == name
-
-
-@pytest.mark.parametrize("seed", [0, MAX_SEED])
-def test_a_seed_is_one_of_torch_and_numpy(seed: int) -> None:
-    import numpy as np
-    import torch
-
-    torch.Generator().manual_seed(Config(name="x", seed=seed, **PARTS).seed)
-    np.random.default_rng(seed)
-    with pytest.raises(ConfigError, match=r"^seed is -1: it must be from 0 to 92233"):
-        Config(name="x", seed=-1, **PARTS)
-
-
-def test_an_unknown_device_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^device 'tpu' is unknown"):
-        Config(name="x", device="tpu", **PARTS)
-
-
-def test_a_name_is_that_of_a_folder_and_only_one_start_is_taken() -> None:
-    for name in ("", ".", "..", "a/b"):
-        with pytest.raises(ConfigError, match=f"^name '{name}' cannot be the name of a folder"):
-            Config(name=name, **PARTS)
-    with pytest.raises(ConfigError, match=r"^init=a has no effect with resume=b: leave one out$"):
-        Config(name="x", init="a", resume="b", **PARTS)
-
-
-@pytest.mark.parametrize(
-    ("changed", "accepted"),
-    [({}, False), ({"changed": "refuse"}, False), ({"changed": "allow"}, True)],
-)
-def test_changed_data_is_accepted_if_the_config_says_so(
-    changed: dict[str, str], accepted: bool
-) -> None:
-    assert Config(name="x", **{**PARTS, "data": changed}).accepts_changed_data is accepted
-
-
 def test_settings_that_may_differ_at_a_resume_exist() -> None:
-    """A setting that is renamed must be renamed here too, or a resume would refuse it."""
+    """A setting that is renamed must be renamed there too, or a resume would refuse it."""
     hints = get_type_hints(Config)
     known = set(hints)
     for name, hint in hints.items():
         if dataclasses.is_dataclass(hint):
             known |= {f"{name}.{field.name}" for field in dataclasses.fields(hint)}
-    assert {key for key in HARMLESS if not key.startswith("data.")} <= known
-
     # Settings of the data are arguments of its readers: all of them have these.
-    from mldec import build
-
     config = compose(["+experiment=digits", "data=csv", "data.root=/x"])
-    arguments = build.resolve("data", config.data).arguments
-    assert {key for key in HARMLESS if key.startswith("data.")} <= {
-        f"data.{name}" for name in arguments
-    }
+    known |= {f"data.{name}" for name in build.resolve("data", config.data).arguments}
+    assert known >= HARMLESS >= {key for key in known if key.startswith("log.")}
 
 
 @pytest.mark.parametrize(
     ("batch_size", "processes", "accumulate", "nearest"),
-    [(56, 3, 1, "54 or 57"), (56, 16, 1, "48 or 64"), (10, 2, 2, "8 or 12"), (2, 3, 1, "3")],
+    [(56, 3, 1, "54 or 57"), (10, 2, 2, "8 or 12"), (2, 3, 1, "3")],
 )
 def test_a_batch_that_processes_cannot_share_is_answered_with_the_nearest_that_they_can(
     batch_size: int, processes: int, accumulate: int, nearest: str
@@ -195,45 +151,111 @@ def test_a_batch_that_processes_cannot_share_is_answered_with_the_nearest_that_t
     )
 
 
-def test_a_batch_that_processes_can_share_stays() -> None:
-    train = Train(batch_size=56, accumulate=2)
-    assert train.on(4) == train
-    assert train.micro_batch(4) == 7
+def test_batches_epochs_and_workers_follow_from_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = Train(batch_size=56, accumulate=2)
+    assert (shared.on(4), shared.micro_batch(4)) == (shared, 7)
+    per_gpu = Train(batch_size=56, batch_per_gpu=5, accumulate=2).on(3)
+    assert (per_gpu.batch_size, per_gpu.micro_batch(3), per_gpu.on(3)) == (30, 5, per_gpu)
 
-
-def test_the_batch_per_gpu_is_of_a_micro_batch_on_each_process() -> None:
-    train = Train(batch_size=56, batch_per_gpu=5, accumulate=2).on(3)
-    assert train.batch_size == 30
-    assert train.micro_batch(3) == 5
-    assert train.on(3) == train
-
-
-def test_the_last_epoch_is_the_planned_one_or_the_one_to_stop_after() -> None:
     assert Train(epochs=80).last_epoch == 80
     assert Train(epochs=80, stop_epoch=41).last_epoch == 41
-    assert Train(epochs=80, stop_epoch=80).last_epoch == 80
+    for changed, accepted in (({}, False), ({"changed": "allow"}, True)):
+        assert Config(name="x", **{**PARTS, "data": changed}).accepts_changed_data is accepted
 
-
-@pytest.mark.parametrize("project", ["", "a/b", "..", "a b", "-x", "x" * 101, "caf\u00e9"])
-def test_a_project_of_trackers_is_the_name_of_a_file(project: str) -> None:
-    with pytest.raises(ConfigError, match=r"log\.project .* cannot be the name of a project"):
-        Log(wandb=True, project=project)
-
-
-def test_a_project_needs_a_tracker() -> None:
-    for settings in ({"wandb": True}, {"trackio": True}):
-        assert Log(**settings, project="Scenes_2.0-b").project == "Scenes_2.0-b"
-    with pytest.raises(ConfigError, match=r"log\.project has no effect without log\.wandb=true"):
-        Log(project="scenes")
-
-
-def test_what_is_logged_may_change_at_a_resume() -> None:
-    logged = {f"log.{field.name}" for field in dataclasses.fields(Log)}
-    assert logged <= HARMLESS
-
-
-def test_loader_workers_are_the_processors_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for count, expected in ((2, 2), (64, 16)):
         monkeypatch.setattr(schema, "processors", lambda count=count: count)
         assert Train().loader_workers == expected
     assert Train(workers=0).loader_workers == 0
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("train", {"epochs": "abc"}, "train.epochs: Value 'abc' of type 'str' could not be conver"),
+        ("train", {"epochs": None}, "train.epochs: "),
+        ("train", {"precision": "fp8"}, "train.precision: Invalid value 'fp8', expected one of [a"),
+        ("train", {"freeze": "backbone"}, "train.freeze is no list: write train.freeze=[VALUE]"),
+        ("train", {"epoch": 3}, "train.epoch: train has no setting 'epoch'; did you mean 'epochs'"),
+    ],
+)
+def test_a_value_of_another_type_is_one_line(
+    section: str, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse({**to_dict(compose(["+experiment=digits"])), section: values})
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+# Annotations
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "fits"),
+    [
+        (3, int, True),
+        (3, float, True),
+        (3.5, int, False),
+        (True, int, False),
+        (True, float, False),
+        (True, bool, True),
+        (1, bool, False),
+        ("3", int, False),
+        (math.nan, float, False),
+        (10**400, float, False),
+        (2**63 - 1, float, True),
+        (2**63, float, False),
+        (2**63, int, True),
+        (None, int | None, True),
+        (None, Optional[str], True),  # noqa: UP045
+        (None, int, False),
+        ("x", bool | str, True),
+        (3, Union[str, int], True),  # noqa: UP007
+        ([1, 2], list[int], True),
+        ([1, "a"], list[int], False),
+        ([1, True], list[int], False),
+        ([1, 2], Sequence[float], True),
+        ((1, 2), tuple[int, ...], True),
+        ("ab", Sequence[str], False),  # a text is no list of letters
+        ([[1], 2], list[list[int]], False),
+        ([0.5, math.nan], list[float], False),
+        ({"a": 1}, dict[str, Any], True),
+        ({"a": [math.inf]}, dict[str, Any], False),
+        ({}, Mapping[str, float], True),
+        ([], dict[str, Any], False),
+        ([{"a": [math.nan]}], Any, False),
+        (object(), Any, True),
+        ("sum", Literal["sum", "mean"], True),
+        ("max", Literal["sum", "mean"], False),
+    ],
+)
+def test_values_are_held_to_the_annotation(value: Any, hint: Any, fits: bool) -> None:
+    assert matches(value, hint) is fits
+
+
+@pytest.mark.parametrize(
+    ("hint", "said"),
+    [
+        (int | None, "a whole number or null"),
+        (Union[str, float, None], "text or a number (if whole, below 2**63) or null"),  # noqa: UP007
+        (Literal["sum", "mean"] | None, "one of sum, mean or null"),
+        (tuple[float, float], "a list"),
+        (dict[str, Any], "a mapping, its numbers finite"),
+    ],
+)
+def test_an_annotation_is_described_as_in_yaml(hint: Any, said: str) -> None:
+    assert describe(hint) == said
+
+
+def test_every_annotation_of_a_part_is_described() -> None:
+    """No hint of a part may reach the last line of `describe` unless it is a mapping."""
+    runtime = {name for names in build.RUNTIME_ARGUMENTS.values() for name in names}
+    for part in (TimmBackbone, MLDecoder, AsymmetricLoss):
+        for name, parameter in inspect.signature(part, eval_str=True).parameters.items():
+            hint = parameter.annotation
+            if name not in runtime and describe(hint).startswith("a mapping"):
+                assert matches({}, hint)
+            if name not in runtime and parameter.default is not inspect.Parameter.empty:
+                assert matches(parameter.default, hint), parameter

@@ -1,7 +1,8 @@
-"""How a source becomes a data module: where the images, their labels and the settings meet."""
+"""How a source, the settings and a task become a data module."""
 
 import logging
-from dataclasses import replace
+from dataclasses import fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,48 +13,72 @@ from PIL import Image
 from support import made
 
 from mldec.data.cache import TableCache
+from mldec.data.randomness import SampleRandom
 from mldec.data.readers.coco import coco
-from mldec.data.readers.folders import folders
 from mldec.data.settings import FileSettings, Source, View, assemble
-from mldec.data.table import encode_paths, from_dense
-from mldec.data.tasks import MultiLabel, SingleLabel
-from mldec.data.transforms import EvalTransform
-from mldec.data.types import ImageFiles, LabelledImages, fixed_sample
+from mldec.data.table import Table, encode_paths, fold_numbers, from_dense
+from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task, ZeroShot
+from mldec.data.transforms import EvalTransform, TrainTransform
+from mldec.data.types import (
+    Classes,
+    DataModule,
+    Sampling,
+    Split,
+    StoredImages,
+    VectorOrigin,
+    fixed_sample,
+    in_folder,
+)
+from mldec.data.word_vectors import WordVectors
 from mldec.errors import ConfigError, DataError
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.evaluators.partial import PartialLabelEvaluator
+from mldec.evaluators.single_label import SingleLabelEvaluator
 
 NAMES = ("cat", "dog", "eel")
-LABELS = np.eye(3, dtype=np.int8)
+SPLITS = {"train": 20, "val": 3}
 PLAIN = View(image_size=8, augment="none", cutout=0)
+FILES = FileSettings()
+SKIP, UNCHECKED = FileSettings(absent="skip"), FileSettings(absent="unchecked")
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for split in ("train", "val"):
+    for split, count in SPLITS.items():
         (tmp_path / split).mkdir()
-        for number in range(3):
-            Image.new("RGB", (9, 6), (40 * number, 0, 0)).save(tmp_path / split / f"{number}.png")
+        for number in range(count):
+            image = Image.new("RGB", (9, 6), (10 * number, 0, 0))
+            image.save(tmp_path / split / f"{number}.png")
     return tmp_path
 
 
-def source(
-    root: Path, *, classes: dict[str, tuple[str, ...]] | None = None, **changed: Any
-) -> Source:
-    """Three images of one class each in both splits."""
+@pytest.fixture
+def source(root: Path) -> Source:
+    """Twenty training and three validation images; image i shows class i % 3."""
 
-    def load(split: str, cache: TableCache) -> LabelledImages:
-        files = encode_paths([f"{number}.png" for number in range(3)])
-        storage = ImageFiles(root / split, files, "see there")
-        names = (classes or {}).get(split, NAMES)
-        return LabelledImages(storage, from_dense(LABELS[:, : len(names)]), names)
+    def load(split: str, cache: TableCache) -> StoredImages:
+        assert (cache.folder, cache.see) == ("/somewhere", "see there") or cache.folder is None
+        files = encode_paths([f"{number}.png" for number in range(SPLITS[split])])
+        labels = from_dense(np.eye(3, dtype=np.int8)[np.arange(len(files)) % 3])
+        return in_folder(Table(files, labels, NAMES), root / split, "see there")
 
-    whole = Source(
+    return Source(
         load=load, train="train", val="val", task=MultiLabel(), where=root, see="see there"
     )
-    return replace(whole, **changed)
 
 
-def fault(split: str, *arguments: Any) -> str:
-    data = assemble(*arguments)
+def changed(source: Source, change: Any, **settings: Any) -> Source:
+    """Return the source with a change of the images of each split: (split, images) -> images."""
+    return replace(
+        source, load=lambda split, cache: change(split, source.load(split, cache)), **settings
+    )
+
+
+def unknown(split: str, images: StoredImages) -> StoredImages:
+    return replace(images, labels=images.labels.recode({1: -1}))
+
+
+def fault(data: DataModule, split: str = "val") -> str:
     with pytest.raises(DataError) as caught:
         getattr(data, split)
     message = str(caught.value)
@@ -62,29 +87,34 @@ def fault(split: str, *arguments: Any) -> str:
     return message
 
 
-def test_both_splits_have_images_targets_and_a_transform(root: Path) -> None:
-    data = assemble(source(root), View(image_size=8, cutout=1.0, augment="none"), FileSettings())
-    assert data.transform == EvalTransform(image_size=8)
+def target(split: Split, index: int) -> list[int]:
+    return fixed_sample(split.dataset, index)[1].tolist()
+
+
+def names(split: Split) -> list[str]:
+    return [Path(split.dataset.name(index)).name for index in range(len(split.dataset))]
+
+
+def test_both_splits_have_images_targets_and_a_transform(source: Source, root: Path) -> None:
+    settings = FileSettings(cache_dir="/somewhere", bad_images="skip")
+    data = assemble(source, View(image_size=8, cutout=1.0, augment="none"), settings)
+    assert (data.transform, data.bad_images) == (EvalTransform(image_size=8), "skip")
     for name, split in (("train", data.train), ("val", data.val)):
         assert split.classes.names == NAMES
         assert split.dataset.name(2) == str(root / name / "2.png")
-        image, target = fixed_sample(split.dataset, 2)
-        assert target.tolist() == [0, 0, 1]
+        image, labels = fixed_sample(split.dataset, 2)
+        assert labels.tolist() == [0, 0, 1]
         assert (image.shape, image.dtype) == ((3, 8, 8), torch.uint8)
-    assert fixed_sample(data.val.dataset, 2)[0][0].unique().tolist() == [80]
+    assert fixed_sample(data.val.dataset, 2)[0][0].unique().tolist() == [20]
     # The cutout covers all.
-    assert fixed_sample(data.train.dataset, 2)[0][0].unique().tolist() != [80]
+    assert fixed_sample(data.train.dataset, 2)[0][0].unique().tolist() != [20]
 
 
-def test_a_split_is_loaded_once_and_when_it_is_used(root: Path) -> None:
+def test_a_split_is_loaded_once_and_when_it_is_used(source: Source) -> None:
     asked = []
-    whole = source(root)
-
-    def load(split: str, cache: TableCache) -> LabelledImages:
-        asked.append(split)
-        return whole.load(split, cache)
-
-    data = assemble(replace(whole, load=load), PLAIN, FileSettings())
+    data = assemble(
+        changed(source, lambda split, images: asked.append(split) or images), PLAIN, FILES
+    )
     assert asked == []
     data.evaluator()
     assert asked == ["val"]  # an evaluation needs no training files
@@ -92,111 +122,195 @@ def test_a_split_is_loaded_once_and_when_it_is_used(root: Path) -> None:
     assert asked == ["val", "train"]
 
 
-def test_training_labels_may_be_loaded_in_another_way(root: Path) -> None:
-    whole = source(root)
-
-    def load_train(split: str, cache: TableCache) -> LabelledImages:
-        images = whole.load(split, cache)
-        return replace(images, labels=images.labels.recode({1: -1}))
-
-    data = assemble(replace(whole, load_train=load_train), PLAIN, FileSettings())
-    assert fixed_sample(data.train.dataset, 0)[1].tolist() == [-1, 0, 0]
-    assert fixed_sample(data.val.dataset, 0)[1].tolist() == [1, 0, 0]
+def test_training_labels_may_be_loaded_in_another_way(source: Source) -> None:
+    source = replace(source, load_train=changed(source, unknown).load)
+    for sampling in (Sampling(), Sampling(fold="1/2")):
+        data = assemble(source, PLAIN, FILES, sampling)
+        assert sum(target(data.train, 0)) == -1
+        assert sum(target(data.val, 0)) == 1
 
 
-def test_the_cache_is_that_of_the_settings(root: Path) -> None:
-    caches = []
-    whole = source(root)
+def test_both_splits_need_the_same_classes(source: Source, root: Path) -> None:
+    def select(columns: list[int]) -> DataModule:
+        def of_training(split: str, images: StoredImages) -> StoredImages:
+            return images.select_classes(columns) if split == "train" else images
 
-    def load(split: str, cache: TableCache) -> LabelledImages:
-        caches.append((cache.folder, cache.see))
-        return whole.load(split, cache)
+        return assemble(changed(source, of_training), PLAIN, FILES)
 
-    data = assemble(replace(whole, load=load), PLAIN, FileSettings(cache_dir="/somewhere"))
-    _ = data.train
-    assert set(caches) == {("/somewhere", "see there")}
-
-
-# Classes
-
-
-def test_both_splits_need_the_same_classes(root: Path) -> None:
-    more = source(root, classes={"train": ("cat", "dog")})
-    message = fault("train", more, PLAIN, FileSettings())
+    message = fault(select([0, 1]), "train")
     assert message.startswith(f"{root}: the classes of train (2) and val (3) differ")
     assert "'eel' is in one only" in message
-
-    swapped = source(root, classes={"train": ("dog", "cat", "eel")})
-    assert "their order differs" in fault("train", swapped, PLAIN, FileSettings())
-
-
-def test_an_evaluator_that_does_not_fit_is_refused_with_the_split(root: Path) -> None:
-    data = assemble(source(root, task=SingleLabel(top_k=5)), PLAIN, FileSettings())
-    with pytest.raises(ConfigError, match=r"data\.top_k 5 needs as many classes; there are 3"):
-        _ = data.val
-    with pytest.raises(ConfigError, match=r"data\.top_k 5"):
-        _ = assemble(source(root, task=SingleLabel(top_k=5)), PLAIN, FileSettings()).train
-    assert assemble(source(root, task=SingleLabel(top_k=3)), PLAIN, FileSettings()).val
-
-
-# Absent images
+    assert "their order differs" in fault(select([1, 0, 2]), "train")
 
 
 def test_absent_images_stop_are_left_out_or_are_not_looked_for(
-    root: Path, caplog: pytest.LogCaptureFixture
+    source: Source, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (root / "val" / "1.png").unlink()
-    message = fault("val", source(root), PLAIN, FileSettings())
     gone = root / "val" / "1.png"
+    gone.unlink()
+    message = fault(assemble(source, PLAIN, FILES))
     assert message.startswith(f"{root}: 1 of 3 listed images are absent, the first is {gone}")
 
-    data = assemble(source(root), PLAIN, FileSettings(absent="skip"))
-    assert [fixed_sample(data.val.dataset, index)[1].tolist() for index in range(2)] == [
-        [1, 0, 0],
-        [0, 0, 1],
-    ]
-    assert len(data.train.dataset) == 3
+    data = assemble(source, PLAIN, SKIP)
+    assert [target(data.val, index) for index in range(2)] == [[1, 0, 0], [0, 0, 1]]
+    assert len(data.train.dataset) == 20
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert caplog.messages == [f"{root}: 1 of 3 listed images are absent and left out"]
 
-    data = assemble(source(root), PLAIN, FileSettings(absent="unchecked"))
+    data = assemble(source, PLAIN, UNCHECKED)
     assert len(data.val.dataset) == 3
     with pytest.raises(DataError, match=r"1\.png: no such file"):
         fixed_sample(data.val.dataset, 1)
 
-
-def test_without_any_image_there_is_nothing_to_skip_to(root: Path) -> None:
-    for path in (root / "val").iterdir():
+    # Lists often hold bare file names.
+    (root / "val" / "inner").mkdir()
+    gone.with_name("0.png").rename(root / "val" / "inner" / "0.png")
+    hinting = replace(source, folder_setting="data.images")
+    assert "it is in inner: pass data.images=inner;" in fault(assemble(hinting, PLAIN, FILES))
+    for path in (root / "val").glob("*.png"):
         path.unlink()
-    message = fault("val", source(root), PLAIN, FileSettings(absent="skip"))
-    assert "3 of 3 listed images are absent" in message
+    assert "3 of 3 listed images are absent" in fault(assemble(source, PLAIN, SKIP))
 
 
-def test_a_split_without_an_image(root: Path) -> None:
-    whole = source(root)
-
-    def load(split: str, cache: TableCache) -> LabelledImages:
-        return whole.load(split, cache).select(np.zeros(3, bool))
-
-    message = fault("val", replace(whole, load=load), PLAIN, FileSettings(absent="unchecked"))
-    assert message == f"{root}: val has no image; see there"
+def test_a_split_without_an_image(source: Source, root: Path) -> None:
+    empty = changed(source, lambda split, images: images.select(np.zeros(0, np.int64)))
+    assert fault(assemble(empty, PLAIN, UNCHECKED)) == f"{root}: val has no image; see there"
 
 
-# Settings
+# Folds
 
 
-def test_unknown_choices_are_refused(root: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.absent 'ignore' is not known: choose stop, skip"):
-        FileSettings(absent="ignore")
-    with pytest.raises(ConfigError, match=r"data\.bad_images 'ignore' is not known: choose stop"):
-        assemble(source(root), PLAIN, FileSettings(bad_images="ignore"))
-    assert assemble(source(root), PLAIN, FileSettings(bad_images="skip")).bad_images == "skip"
+def test_a_fold_is_the_validation_split_and_the_others_are_trained_on(source: Source) -> None:
+    validated = []
+    for number in (1, 2, 3):
+        data = assemble(source, PLAIN, FILES, Sampling(fold=f"{number}/3"))
+        train, val = names(data.train), names(data.val)
+        assert sorted(train + val) == sorted(f"{number}.png" for number in range(20))
+        for index, name in enumerate(val):
+            assert target(data.val, index).index(1) == int(name.removesuffix(".png")) % 3
+        validated += val
+    assert sorted(validated) == sorted(train + val)
+    assert isinstance(data.val.dataset, StoredImages)
+    assert data.val.dataset.transform == data.transform
 
 
-@pytest.mark.parametrize("reader", [coco, folders])
-@pytest.mark.parametrize("settings", [{"cutout": 2.0}, {"absent": "ignore"}, {"image_size": -1}])
-def test_settings_are_checked_before_the_folder(reader: Any, settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        made(reader, root="/nowhere", **settings)
+def test_a_fold_without_an_image_is_refused(source: Source) -> None:
+    taken = fold_numbers(encode_paths([f"{number}.png" for number in range(20)]), 500)
+    empty = min(set(range(1, 501)) - set(taken.tolist()))
+    data = assemble(source, PLAIN, FILES, Sampling(fold=f"{empty}/500"))
+    assert f"data.fold={empty}/500 leaves no image to validate, of 20" in fault(data)
+
+    one = changed(source, lambda split, images: images.select(np.array([0])))
+    fold = f"{fold_numbers(encode_paths(['0.png']), 2)[0]}/2"
+    data = assemble(one, PLAIN, FILES, Sampling(fold=fold))
+    assert f"data.fold={fold} leaves no image to train, of 1" in fault(data, "train")
+
+
+def test_zero_shot_data_has_no_folds(source: Source) -> None:
+    vectors = WordVectors(("a", "b", "c"), torch.eye(3), VectorOrigin("words.txt", "0" * 64))
+    task = ZeroShot(lambda names: ([0, 1], [2]), lambda names: vectors, "all", "there")
+    data = assemble(replace(source, task=task), PLAIN, FILES, Sampling(fold="1/2"))
+    with pytest.raises(ConfigError, match=r"data\.fold 1/2: this data is trained on 2 classes and"):
+        _ = data.train
+
+
+# The settings of images and files
+
+
+def test_the_view_has_every_setting_of_its_transforms() -> None:
+    assert View().eval() == EvalTransform(image_size=448)
+    train = View().train()
+    assert (train.cutout, train.flip, train.erase) == (0.5, False, None)
+
+    # A setting of the transform that the view forgets could not be set by anybody.
+    assert set(signature(TrainTransform).parameters) <= {field.name for field in fields(View)}
+    settings = {"augment": "none", "cutout": 0.25, "flip": True, "crop": 0.5, "erase": 1.0}
+    train = View(image_size=16, interpolation="random", resize="tensor", **settings).train()  # type: ignore[arg-type]
+    assert (train.cutout, train.flip, len(train.resizes)) == (0.25, True, 2)
+    assert (train.resize, train.resizes[0].scale) == ("tensor", (0.5, 1.0))  # type: ignore[attr-defined]
+    assert train(Image.new("RGB", (20, 30)), SampleRandom(0)).shape == (3, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"test_size": 48}, {"image_size": 48}),
+        ({"test_crop": 0.875}, {"crop": 0.875}),
+        ({"interpolation": "bicubic"}, {"interpolation": "bicubic"}),
+        ({"interpolation": "random"}, {"interpolation": "bicubic"}),
+        ({"interpolation": "random", "test_interpolation": "bilinear"}, {}),
+        ({"test_interpolation": "bicubic"}, {"interpolation": "bicubic"}),
+        ({"resize": "tensor"}, {"resize": "tensor"}),
+    ],
+)
+def test_evaluation_has_settings_of_its_own(
+    settings: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert View(image_size=32, **settings).eval() == EvalTransform(**{"image_size": 32, **expected})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"cutout": 2.0}, {"absent": "ignore"}, {"image_size": -1}, {"test_size": 0}, {"fold": "3/2"}],
+)
+def test_wrong_settings_are_refused_before_the_folder(settings: dict[str, Any]) -> None:
+    (value,) = settings.values()
+    with pytest.raises(ConfigError, match=str(value)):
+        made(coco, root="/nowhere", **settings)
     with pytest.raises(DataError, match="/nowhere is not a folder"):
-        made(reader, root="/nowhere")
+        made(coco, root="/nowhere")
+
+
+# Tasks
+
+
+THREE = Classes(NAMES)
+LOGITS = torch.tensor([[1.0, -1.0, -1.0], [-1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])  # sigmoid 0.73
+TARGETS = torch.eye(3, dtype=torch.int8)
+
+
+def metrics(task: Task, logits: torch.Tensor = LOGITS) -> dict[str, float]:
+    evaluator = task.evaluator(THREE)
+    evaluator.update(logits, TARGETS)
+    return evaluator.compute()
+
+
+@pytest.mark.parametrize(
+    ("task", "exclusive", "evaluator", "metric"),
+    [
+        (MultiLabel(), False, MultiLabelEvaluator, "mAP"),
+        (PartialLabels(), False, PartialLabelEvaluator, "mAP_partial"),
+        (SingleLabel(), True, SingleLabelEvaluator, "top1"),
+        (SingleLabel(suffix="_real"), True, SingleLabelEvaluator, "top1_real"),
+    ],
+    ids=str,
+)
+def test_every_image_is_used_and_the_evaluator_is_right(
+    source: Source, task: Task, exclusive: bool, evaluator: type, metric: str
+) -> None:
+    images = source.load("val", TableCache(None, ""))
+    for part in (task.training, task.validation):
+        used, classes = part(images)
+        assert used is images
+        assert classes == Classes(NAMES, exclusive=exclusive)
+    assert type(task.evaluator(THREE)) is evaluator
+    assert next(iter(metrics(task))) == metric
+    assert metrics(task, -LOGITS)[metric] < 100  # nothing is left of what the first was told
+
+
+def test_settings_of_a_task_are_used_or_refused_at_once(source: Source) -> None:
+    for kind in (MultiLabel, PartialLabels):
+        assert [metrics(kind(threshold))["OR"] for threshold in (0.7, 0.75)] == [100, 0]
+        for threshold in (0.0, 1.0, 1.5):
+            with pytest.raises(ConfigError, match=f"threshold.*{threshold}"):
+                kind(threshold)
+
+    assert "top2" in metrics(SingleLabel(top_k=2))
+    assert "top5" not in metrics(SingleLabel())  # of three classes
+    for top_k in (1, -1):
+        with pytest.raises(ConfigError, match=f"top_k.*{top_k}"):
+            SingleLabel(top_k)
+    data = assemble(replace(source, task=SingleLabel(top_k=5)), PLAIN, FILES)
+    for split in ("val", "train"):
+        with pytest.raises(ConfigError, match=r"data\.top_k 5 needs as many classes; there are 3"):
+            getattr(data, split)

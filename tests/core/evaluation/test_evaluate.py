@@ -1,4 +1,4 @@
-"""What an evaluation writes."""
+"""The function behind every number, against plain loops and scikit-learn; and what is written."""
 
 import csv
 import io
@@ -9,70 +9,261 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.metrics import average_precision_score, recall_score
 from support import one_line
+from torch import Tensor, nn
 
 from mldec.config.compose import compose, override
-from mldec.evaluation import Results, memory_advice, report, to_csv
-from mldec.evaluators import Evaluator
+from mldec.config.schema import Config
+from mldec.data.loader import Batch
+from mldec.data.randomness import SampleRandom
+from mldec.data.transforms import EvalTransform
+from mldec.data.types import Classes, DataModule, Split, fixed_sample
+from mldec.errors import ConfigError, DataError
+from mldec.evaluate import table
+from mldec.evaluation import (
+    Results,
+    all_scores,
+    evaluate,
+    evaluate_all,
+    left_out,
+    memory_advice,
+    report,
+    score,
+    to_csv,
+)
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files.results import to_json
+from mldec.runtime import distributed
 
 Cli = Callable[..., Any]
-NAMES = ("\u65e5\u672c", "b")
+CPU = torch.device("cpu")
+BAD = (1, *range(6, 12))
+READABLE = [index for index in range(20) if index not in BAD]
+read: list[int] = []  # indices of the images that were loaded
 
 
-def results(
-    evaluator: Evaluator, targets: torch.Tensor, confusions: list[tuple[int, int, int]] | None
-) -> Results:
-    evaluator.update(torch.tensor([[1.0, 0], [0, 1], [2, 1]]), targets)
-    return Results(evaluator.compute(), evaluator.per_class(), 3, [], confusions)
+class Shades:
+    """Images whose label is their colour; some of them cannot be read."""
+
+    def __init__(self, count: int, bad: tuple[int, ...] = ()) -> None:
+        self.count, self.bad = count, bad
+
+    def __len__(self) -> int:
+        return self.count
+
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+        read.append(index)
+        if index in self.bad:
+            raise DataError(f"image {index} is broken")
+        generator = torch.Generator().manual_seed(index)
+        image = torch.randint(256, (3, 4, 4), dtype=torch.uint8, generator=generator)
+        return image, nn.functional.one_hot(torch.tensor(index % 3), 3).to(torch.int8)
+
+    def name(self, index: int) -> str:
+        return f"image {index}"
+
+
+class Colours(nn.Module):
+    """The mean of each channel as the logit of its class, times a factor."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, images: Tensor, queries: Tensor | None) -> Tensor:
+        assert not self.training
+        assert queries is None or queries.shape == (3, 5)
+        return self.factor * (images.float().mean((2, 3)) / 64 - 2)
+
+
+def data(
+    count: int = 20, bad: tuple[int, ...] = (), *, exclusive: bool = False, words: bool = False
+) -> DataModule:
+    queries = torch.zeros(3, 5) if words else None
+    split = Split(Shades(count, bad), Classes(("red", "green", "blue"), exclusive, queries))
+
+    def evaluator(classes: Classes) -> Any:
+        if exclusive:
+            return SingleLabelEvaluator(len(classes), top_k=2)
+        return MultiLabelEvaluator(len(classes))
+
+    policy = "skip" if bad else "stop"
+    return DataModule(lambda: split, lambda: split, evaluator, EvalTransform(image_size=4), policy)
+
+
+def expected(indices: list[int]) -> tuple[Tensor, Tensor]:
+    """Return logits and targets of some images, one by one."""
+    shown = [fixed_sample(Shades(20), index) for index in indices]
+    logits = torch.stack([image.float().mean((1, 2)) / 64 - 2 for image, _ in shown])
+    return logits, torch.stack([target for _, target in shown])
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return compose(["+experiment=digits", "train.workers=0", "train.eval_batch_size=6"])
+
+
+@pytest.mark.parametrize(("bad", "words"), [((), True), (BAD, False)])
+def test_each_image_counts_once(config: Config, bad: tuple[int, ...], words: bool) -> None:
+    logits, targets = expected([index for index in range(20) if index not in bad])
+    results = evaluate(Colours(), data(20, bad, words=words), config, device=CPU)
+    per_class = [average_precision_score(targets[:, k], logits[:, k]) for k in range(3)]
+    assert results.metrics["mAP"] == pytest.approx(100 * sum(per_class) / 3)
+    assert results.images == len(targets)
+    assert [message.partition(" is")[0] for message in results.bad] == [f"image {i}" for i in bad]
+    assert results.confusions is None
+    assert all(len(column) == 3 for column in results.per_class.values())
+
+
+def test_scores_come_with_their_images(config: Config) -> None:
+    logits, targets = expected(READABLE)
+    batches = list(score([Colours().eval()], data(20, BAD), config, device=CPU))
+    assert [len(scores) for _, [scores] in batches] == [5, 0, 6, 2]
+    assert [len(batch.bad) for batch, _ in batches] == [1, 6, 0, 0]
+
+    scores = all_scores(Colours().train(), data(20, BAD), config, device=CPU, path="x.pt")
+    assert scores.indices.tolist() == READABLE
+    assert len(scores.bad) == len(BAD)
+    assert scores.logits.tolist() == logits.tolist()
+    assert scores.labels.tolist() == targets.tolist()
+
+
+def test_several_models_share_one_reading_and_keep_their_modes(config: Config) -> None:
+    read.clear()
+    models = [Colours().train(), Colours(-1).eval()]
+    both = evaluate_all(models, data(20, (1,)), config, device=CPU)
+    assert sorted(read) == list(range(20))
+    assert [model.training for model in models] == [True, False]
+    for model, results in zip(models, both, strict=True):
+        assert results == evaluate(model, data(20, (1,)), config, device=CPU)
+    assert both[0].metrics["mAP"] != both[1].metrics["mAP"]
+
+
+def test_an_observer_and_a_bar_see_every_batch(config: Config) -> None:
+    seen: list[tuple[Batch, Tensor]] = []
+    totals = []
+
+    def progress(batches: Any, *, total: int) -> Any:
+        totals.append(total)
+        return batches
+
+    def observe(*batch: Any) -> None:
+        seen.append(batch)
+
+    evaluate(Colours(), data(20, BAD), config, device=CPU, progress=progress, observe=observe)
+    assert totals == [4]
+    assert torch.equal(torch.cat([logits for _, logits in seen]), expected(READABLE)[0])
+    assert torch.cat([batch.indices for batch, _ in seen]).tolist() == READABLE
+
+
+def test_scores_that_cannot_be_used_are_refused(config: Config) -> None:
+    with pytest.raises(DataError, match="not finite"):
+        evaluate(Colours(torch.nan), data(3), config, device=CPU)
+    with pytest.raises(DataError, match=r"x\.pt: a score is not finite"):
+        all_scores(Colours(torch.inf), data(4), config, device=CPU, path="x.pt")
+    with pytest.raises(DataError, match=r"x\.pt: no validation image can be scored: image 0 is"):
+        all_scores(Colours(), data(2, (0, 1)), config, device=CPU, path="x.pt")
+
+
+def test_thresholds_take_the_place_of_those_of_the_data(config: Config) -> None:
+    thresholds = torch.tensor([-0.1, 0.0, 0.1], dtype=torch.float64)
+    results = evaluate(Colours(), data(), config, device=CPU, logit_threshold=thresholds)
+    logits, targets = expected([*range(20)])
+    for k in range(3):
+        recall = 100 * recall_score(targets[:, k], logits[:, k] > thresholds[k])
+        assert results.per_class["recall"][k] == pytest.approx(recall)
+
+    with pytest.raises(ConfigError, match="data: its evaluator takes no thresholds"):
+        evaluate(Colours(), data(exclusive=True), config, device=CPU, logit_threshold=0.0)
+
+
+def test_confusions_are_counted_where_an_image_has_one_label(config: Config) -> None:
+    results = evaluate(Colours(), data(exclusive=True), config, device=CPU)
+    logits, targets = expected([*range(20)])
+    pairs = list(zip(targets.argmax(1).tolist(), logits.argmax(1).tolist(), strict=True))
+    assert results.confusions is not None
+    assert {(label, guess): images for label, guess, images in results.confusions} == {
+        pair: pairs.count(pair) for pair in pairs if pair[0] != pair[1]
+    }
+    content = report(results, "ema", "best.pt", ("r", "g", "b"))
+    assert {entry["label"] for entry in content["confusions"]} <= {"r", "g", "b"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp32", torch.float32), ("fp16", torch.float32), ("bf16", torch.bfloat16)],
+)
+def test_the_precision_is_that_of_the_config(
+    config: Config, precision: str, dtype: torch.dtype
+) -> None:
+    seen = []
+
+    class Matrix(Colours):
+        def forward(self, images: Tensor, queries: Tensor | None) -> Tensor:
+            seen.append((scores := images.float().mean((2, 3)) @ torch.eye(3)).dtype)
+            return scores
+
+    half = override(config, [f"train.precision={precision}"])
+    evaluate(Matrix(), data(3), half, device=CPU)
+    assert seen == [dtype]
+
+
+def test_images_that_were_left_out_are_one_line() -> None:
+    def lines(bad: list[str]) -> list[str]:
+        return left_out(Results({}, {}, 1200, bad, None))
+
+    assert lines([]) == []
+    assert lines(["a", "b"]) == ["2 validation images are left out, 1,200 count: a; b"]
+    assert lines([f"image {n}" for n in range(11)])[0].endswith("image 8; image 9; ...")
+
+
+def test_advice_keeps_the_size_of_the_batch(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["train.batch_size=64", "train.accumulate=4", "train.eval_batch_size=48"]
+    config = override(config, words)
+    assert memory_advice(config, CPU) == (
+        "out of memory on cpu: 16 training images at a time on each process, 48 in evaluation, "
+        "at 64 pixels; for the same batch in smaller pieces pass train.accumulate=8; "
+        "train.eval_batch_size and data.image_size help too"
+    )
+    on_cuda = memory_advice(override(config, ["train.precision=fp32"]), torch.device("cuda:1"))
+    assert "train.precision=bf16, train.eval_batch_size" in on_cuda
+    per_gpu = override(config, ["train.batch_per_gpu=16"])
+    assert "pass train.accumulate=8 train.batch_per_gpu=8; " in memory_advice(per_gpu, CPU)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    assert "8 training images at a time on each process" in memory_advice(config, CPU)
 
 
 def test_numbers_that_do_not_exist_are_null() -> None:
-    found = results(MultiLabelEvaluator(2), torch.zeros(3, 2), None)
-    content = report(found, "ema", "best.pt", NAMES)
-    parsed = json.loads(to_json(content), parse_constant=lambda name: pytest.fail(name))
-    assert parsed["metrics"]["mAP"] == 0
-    assert parsed["metrics"]["mAP_skip_empty"] is None
-    assert parsed["per_class"][NAMES[0]]["AP"] is None
-    assert [row["class"] for row in csv.DictReader(io.StringIO(to_csv(found, NAMES)))] == list(
-        NAMES
+    evaluator, names = MultiLabelEvaluator(2), ("\u65e5\u672c", "b")
+    evaluator.update(torch.tensor([[1.0, 0], [0, 1], [2, 1]]), torch.zeros(3, 2))
+    results = Results(evaluator.compute(), evaluator.per_class(), 3, [], None)
+    text = to_json(report(results, "ema", "best.pt", names))
+    content = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert content["metrics"]["mAP"] == 0
+    assert content["metrics"]["mAP_skip_empty"] is None
+    assert content["per_class"][names[0]]["AP"] is None
+    assert "confusions" not in content
+    assert tuple(row["class"] for row in csv.DictReader(io.StringIO(to_csv(results, names)))) == (
+        names
     )
 
 
-def test_confusions_are_those_of_one_label_per_image() -> None:
-    several = results(MultiLabelEvaluator(2), torch.ones(3, 2), None)
-    assert "confusions" not in report(several, "ema", "best.pt", NAMES)
-    one = results(SingleLabelEvaluator(2, top_k=2), torch.tensor([[1, 0], [0, 1], [1, 0]]), [])
-    assert report(one, "ema", "best.pt", NAMES)["confusions"] == []
+def test_percentages_stand_above_numbers_of_classes() -> None:
+    assert table({"mAP": 12.3456, "classes_x": 81.0, "CF1": 5.0, "classes_long": 6.0}) == [
+        "  mAP            12.346",
+        "  CF1             5.000",
+        "number of classes:",
+        "  classes_x          81",
+        "  classes_long        6",
+    ]
 
 
-def test_the_advice_for_too_little_memory_keeps_the_size_of_the_batch() -> None:
-    device = torch.device("cpu")
-    config = compose(["+experiment=digits", "train.batch_size=32", "train.accumulate=2"])
-    assert "16 training images at a time" in memory_advice(config, device)
-    assert "in smaller pieces pass train.accumulate=4; " in memory_advice(config, device)
-
-    per_gpu = override(config, ["train.batch_per_gpu=16"])
-    assert "pass train.accumulate=4 train.batch_per_gpu=8; " in memory_advice(per_gpu, device)
-
-
-def test_files_are_refused_first_and_a_full_disk_is_one_line(
-    cli: Cli, digits_run: Path, tmp_path: Path
-) -> None:
+def test_files_that_cannot_be_written_are_refused_first(cli: Cli, tmp_path: Path) -> None:
     for words in (["--json", tmp_path], ["--csv", tmp_path / "missing" / "r.csv"]):
         status, out, err = cli("evaluate", "no.pt", *words)
         assert (status, out) == (1, "")
         one_line(err, f"cannot write {words[1]}")
-    best = digits_run / "checkpoints" / "best.pt"
-    for option in ("--json", "--csv"):
-        status, _, err = cli(
-            "evaluate", best, "--plugin", "patches", "data.val_images=1", option, "/dev/full"
-        )
-        assert status == 1
-        one_line(
-            err,
-            "cannot write /dev/full: No space left on device; "
-            "free space, or write to another place",
-        )

@@ -1,3 +1,5 @@
+"""The metrics of several labels against scikit-learn and against counting."""
+
 import json
 import math
 
@@ -86,34 +88,11 @@ def naive(decided, targets):
     }
 
 
-# The names
-
-
-@pytest.mark.parametrize("k", [3, 1, 5])
-def test_the_metrics_have_these_names_in_this_order(k):
-    _, metrics = evaluated(*predictions(), top_k=k)
-    assert list(metrics) == [
-        "mAP",
-        "mAP_skip_empty",
-        "mAP_interpolated",
-        "mAP_11point",
-        *KEYS,
-        *(f"{key}@{k}" for key in KEYS),
-    ]  # fmt: skip
-    assert all(type(value) is float for value in metrics.values())
-    json.dumps(metrics, allow_nan=False)
-
-
-def test_the_top_3_are_the_default():
-    assert "CF1@3" in evaluated(*predictions())[1]
-
-
 # Means
 
 
-@pytest.mark.parametrize("threshold", [0.1, 0.5, 0.75, 0.97])
-@pytest.mark.parametrize("unknown", [0.0, 0.4])
-@pytest.mark.parametrize("levels", [None, 4])
+@pytest.mark.parametrize("threshold", [0.1, 0.5, 0.97])
+@pytest.mark.parametrize(("unknown", "levels"), [(0.0, None), (0.4, 4)])
 def test_means_at_a_threshold_are_those_of_counting(threshold, unknown, levels):
     logits, targets = predictions(levels=levels, unknown=unknown)
     _, metrics = evaluated(logits, targets, threshold=threshold)
@@ -121,9 +100,8 @@ def test_means_at_a_threshold_are_those_of_counting(threshold, unknown, levels):
     assert [metrics[key] for key in KEYS] == pytest.approx(expected["means"], rel=1e-9)
 
 
-@pytest.mark.parametrize("k", [1, 3, 8, 9, 20])
-@pytest.mark.parametrize("unknown", [0.0, 0.4])
-@pytest.mark.parametrize("levels", [None, 4])
+@pytest.mark.parametrize("k", [1, 3, 8, 20])
+@pytest.mark.parametrize(("unknown", "levels"), [(0.0, None), (0.4, 4)])
 def test_means_at_top_k_are_those_of_counting(k, unknown, levels):
     logits, targets = predictions(levels=levels, unknown=unknown)
     _, metrics = evaluated(logits, targets, top_k=k)
@@ -158,37 +136,31 @@ def test_nothing_predicted_and_nothing_to_find_are_0_not_an_error():
     assert [metrics[key] for key in KEYS] == [0] * 7
 
 
-def test_perfect_predictions_are_100():
+def test_perfect_predictions_are_100_under_these_names():
     targets = torch.eye(3, dtype=torch.int8).repeat(4, 1)
     _, metrics = evaluated(20.0 * targets - 10, targets, top_k=1)
+    means = ["mAP", "mAP_skip_empty", "mAP_interpolated", "mAP_11point"]
+    assert list(metrics) == [*means, *KEYS, *(f"{key}@1" for key in KEYS)]
     assert set(metrics.values()) == {100.0}
+    json.dumps(metrics, allow_nan=False)
 
 
 # Deciding
 
 
-@pytest.mark.parametrize("threshold", [0.05, 0.5, 0.75, 0.97])
-def test_the_threshold_is_a_probability(threshold):
-    edge = torch.tensor(threshold, dtype=torch.float64).logit()
-    logits = torch.tensor([[edge + 1e-4, edge - 1e-4]])
-    evaluator, _ = evaluated(logits, torch.ones(1, 2, dtype=torch.int8), threshold=threshold)
-    assert evaluator.per_class()["recall"] == [100, 0]
+@pytest.mark.parametrize("threshold", [0.05, 0.5, 0.97])
+def test_a_probability_above_the_threshold_is_predicted(threshold):
+    edge = math.log(threshold / (1 - threshold))
+    logits = torch.tensor([[edge + 1e-4, edge - 1e-4, edge if threshold == 0.5 else -9]])
+    evaluator, _ = evaluated(logits, torch.ones(1, 3, dtype=torch.int8), threshold=threshold)
+    assert evaluator.per_class()["recall"] == [100, 0, 0]
 
 
-def test_a_probability_at_the_threshold_is_not_above_it():
-    evaluator, _ = evaluated(
-        torch.tensor([[0.0, 1e-6]]), torch.ones(1, 2, dtype=torch.int8), threshold=0.5
-    )
-    assert evaluator.per_class()["recall"] == [0, 100]
-
-
-@pytest.mark.parametrize("levels", [None, 1, 3, 8])
-@pytest.mark.parametrize("k", [1, 2, 3, 8, 9, 100])
+@pytest.mark.parametrize("levels", [None, 1, 8])
+@pytest.mark.parametrize("k", [1, 3, 9, 100])
 def test_top_k_takes_the_lower_class_first_among_equals(k, levels):
     logits, _ = predictions(60, levels=levels)
-    chosen = top_k(logits, k)
-    assert chosen.dtype == torch.bool
-    for row, mask in zip(logits.tolist(), chosen, strict=True):
+    for row, mask in zip(logits.tolist(), top_k(logits, k), strict=True):
         assert set(mask.nonzero().flatten().tolist()) == highest(row, k)
 
 
@@ -217,39 +189,26 @@ def test_a_class_without_a_positive_counts_as_0_or_is_skipped():
         assert metrics[name] == pytest.approx(without[name] * 7 / 9, rel=1e-12)
 
 
-def test_nothing_depends_on_the_batches_or_on_the_order_of_the_images():
+def test_nothing_depends_on_the_batches_the_order_or_the_format():
     logits, targets = predictions(levels=6, unknown=0.2)
     evaluator, metrics = evaluated(logits, targets, size=len(logits))
     order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(3))
-    shuffled, again = evaluated(logits[order], targets[order], size=7)
+    shuffled, again = evaluated(logits[order].double(), targets[order].float(), size=7)
     assert again == metrics
     assert shuffled.per_class() == evaluator.per_class()
+    short = logits.bfloat16()
+    assert evaluated(short, targets)[1] == evaluated(short.float(), targets)[1]
 
 
 def test_unannotated_labels_count_nowhere():
     logits, targets = predictions(unknown=0.3)
     evaluator, metrics = evaluated(logits, targets)
-    swapped = torch.where(
-        targets == -1, -logits, logits
-    )  # the top 3 of an image may change, nothing else
-    other, again = evaluated(swapped, targets)
-    assert {key: value for key, value in again.items() if "@" not in key} == {
-        key: value for key, value in metrics.items() if "@" not in key
+    # The top 3 of an image may change, and nothing else.
+    other, again = evaluated(torch.where(targets == -1, -logits, logits), targets)
+    assert {key for key in metrics if again[key] != metrics[key]} <= {
+        key for key in metrics if "@" in key
     }
     assert other.per_class() == evaluator.per_class()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_formats_are_taken_as_their_float32_value(dtype):
-    logits, targets = predictions()
-    assert (
-        evaluated(logits.to(dtype), targets)[1] == evaluated(logits.to(dtype).float(), targets)[1]
-    )
-    assert (
-        evaluated(logits, targets.long())[1]
-        == evaluated(logits, targets.float())[1]
-        == evaluated(logits, targets)[1]
-    )
 
 
 # Per class
@@ -281,18 +240,8 @@ def test_a_score_that_is_not_a_number_is_refused():
         evaluated(logits, targets)
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({"threshold": 0.0}, ["threshold", "0.0"]),
-        ({"threshold": 1.0}, ["threshold", "1.0"]),
-        ({"threshold": -0.5}, ["threshold", "-0.5"]),
-        ({"top_k": 0}, ["top_k", "0"]),
-        ({"top_k": -1}, ["top_k", "-1"]),
-    ],
-)
-def test_a_wrong_setting_is_one_line_with_its_name_and_value(options, names):
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize("options", [{"threshold": 0.0}, {"threshold": 1.0}, {"top_k": 0}])
+def test_a_wrong_setting_is_one_line_with_its_name_and_value(options):
+    ((name, value),) = options.items()
+    with pytest.raises(ConfigError, match=f"{name} .*{value}"):
         MultiLabelEvaluator(5, **options)
-    assert "\n" not in str(caught.value)
-    assert [name for name in names if name not in str(caught.value)] == []

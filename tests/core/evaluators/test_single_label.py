@@ -1,3 +1,5 @@
+"""The metrics of one label against torchmetrics."""
+
 import numpy as np
 import pytest
 import torch
@@ -97,6 +99,12 @@ def test_ece_by_hand():
     logits = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6]]).log()
     _, metrics = evaluated(logits, one_hot([0, 1, 1], 2), (3,))
     assert metrics["ECE"] == pytest.approx(100 * (0.6 + 0.4) / 3, rel=1e-6)
+    # A bin holds its upper bound: 0.5 (right) and 0.6 (wrong) are in different halves.
+    logits = torch.tensor([[0.5, 0.5], [0.4, 0.6]]).log()
+    _, metrics = evaluated(logits, one_hot([0, 0], 2), (2,), bins=2)
+    assert metrics["ECE"] == pytest.approx(100 * (0.5 + 0.6) / 2, rel=1e-6)
+    # A confidence of 1 is in the last bin.
+    assert evaluated(torch.tensor([[100.0, 0]]), one_hot([0], 2), (1,))[1]["ECE"] == 0
 
 
 def test_few_classes_have_no_top5_and_an_explicit_one_is_refused():
@@ -109,8 +117,6 @@ def test_few_classes_have_no_top5_and_an_explicit_one_is_refused():
         SingleLabelEvaluator(3, top_k=5)
     with pytest.raises(ConfigError, match="top_k 1"):
         SingleLabelEvaluator(3, top_k=1)
-    with pytest.raises(ConfigError, match="bins is 0"):
-        SingleLabelEvaluator(3, bins=0)
 
 
 def test_several_valid_labels_and_images_without_any():
@@ -123,22 +129,10 @@ def test_several_valid_labels_and_images_without_any():
     assert evaluator.pairs() == [(1, 0, 1)]
 
 
-def test_no_image_at_all():
-    evaluator = SingleLabelEvaluator(6)
+def test_no_image_and_a_broken_network_have_no_accuracy():
     with pytest.raises(DataError, match="no validation image that can be read has a label"):
-        evaluator.compute()
-
-
-def test_confident_answers_are_in_the_last_bin():
-    _, metrics = evaluated(torch.tensor([[100.0, 0]]), one_hot([0], 2), (1,))
-    assert metrics["ECE"] == 0
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_broken_network_has_no_accuracy(value):
+        SingleLabelEvaluator(6).compute()
     logits = torch.eye(4)
-    logits[2, 1] = value
-    with pytest.raises(
-        DataError, match="a score is not finite: top-1 has no meaning; look at the model's logits"
-    ):
+    logits[2, 1] = float("nan")
+    with pytest.raises(DataError, match="a score is not finite: top-1 has no meaning"):
         evaluated(logits, one_hot([0, 1, 2, 3], 4), (4,))

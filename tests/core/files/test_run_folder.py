@@ -1,15 +1,22 @@
-"""The folder of a run: its checkpoint, and the facts in run.json."""
+"""The folder of a run: its checkpoint, the facts in run.json, the log, and the lock."""
 
 import dataclasses
+import errno
+import fcntl
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mldec.errors import CheckpointError
+from mldec.errors import CheckpointError, DataError, RunInUseError
+from mldec.files import run_lock
 from mldec.files.run_folder import (
     LOG_FILE,
     RUN_FILE,
@@ -19,28 +26,26 @@ from mldec.files.run_folder import (
     read_facts,
     read_log,
 )
+from mldec.files.run_lock import RunLock
 
 FACTS = RunFacts(
-    name="x",
+    name="日本",
     command="python -m mldec.train",
     versions={"mldec": "1"},
     commit=None,
     epochs=2,
     image_size=64,
     parameters=100,
-    multiply_accumulates=None,
+    multiply_accumulates=10**12,
+    best={"metric": "mAP", "value": 1.5, "epoch": 2},
 )
 
 
 def test_the_best_checkpoint_comes_before_the_last(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    with pytest.raises(
-        CheckpointError, match=f"^{tmp_path} is no folder of a run: .*best.pt nor .*last.pt; check"
-    ):
-        find_checkpoint(tmp_path)
     folder.mkdir()
     (folder / "last.1.pt").touch()
-    with pytest.raises(CheckpointError, match="is no folder of a run"):
+    with pytest.raises(CheckpointError, match=r"is no folder of a run: .*best.pt nor .*last.pt;"):
         find_checkpoint(tmp_path)
     (folder / "last.pt").touch()
     assert find_checkpoint(tmp_path) == folder / "last.pt"
@@ -48,76 +53,147 @@ def test_the_best_checkpoint_comes_before_the_last(tmp_path: Path) -> None:
     assert find_checkpoint(tmp_path) == folder / "best.pt"
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        FACTS,
-        dataclasses.replace(FACTS, commit="abc+dirty", multiply_accumulates=10**12, start_epoch=3),
-        dataclasses.replace(FACTS, name="日本", best={"metric": "mAP", "value": 1.5, "epoch": 2}),
-    ],
-)
-def test_facts_are_read_as_they_were_written(tmp_path: Path, facts: RunFacts) -> None:
-    (tmp_path / RUN_FILE).write_text(facts.to_json())
-    assert read_facts(tmp_path) == facts
-    assert json.loads(facts.to_json()).keys() == {
-        field.name for field in dataclasses.fields(RunFacts)
-    }
-
-
-def test_a_run_of_an_older_version_has_none_or_fewer(tmp_path: Path) -> None:
+def test_facts_and_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_facts(tmp_path) is None
-    older = json.loads(FACTS.to_json())
-    del older["start_epoch"], older["best"]
-    (tmp_path / RUN_FILE).write_text(json.dumps(older))
+    (tmp_path / RUN_FILE).write_text(FACTS.to_json())
     assert read_facts(tmp_path) == FACTS
+    fields = {field.name for field in dataclasses.fields(RunFacts)}
+    assert json.loads(FACTS.to_json()).keys() == fields
 
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b'"text"',
-        b"{}",
-        b'{"name": "x"}',
-        FACTS.to_json().replace('"name"', '"nom"').encode(),
-        b"[" * 100_000,
-        b"\xff\xfe",
-    ],
-)
-def test_what_no_run_writes_is_one_line(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / RUN_FILE).write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"run\.json is not what a run writes: ") as caught:
-        read_facts(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_folder_of_this_name_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / RUN_FILE).mkdir()
-    with pytest.raises(CheckpointError, match="is not what a run writes"):
-        read_facts(tmp_path)
-
-
-def test_the_lines_of_a_log_are_read(tmp_path: Path) -> None:
     path = tmp_path / LOG_FILE
     assert read_log(path) == []
     path.write_text('{"step": 1, "val/mAP": null}\n{"step": 2}\n')
     assert read_log(path) == [{"step": 1, "val/mAP": None}, {"step": 2}]
 
 
-@pytest.mark.parametrize("content", [b"{\n", b"[]\n", b"7\n", b"[" * 100_000, b"\xff\xfe"])
-def test_a_log_that_no_run_writes_is_one_line(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / LOG_FILE).write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl is not what a run writes: "):
-        read_log(tmp_path / LOG_FILE)
+@pytest.mark.parametrize("content", [b"{", b"7\n", b'"text"', b'{"nom": 1', b"[" * 100_000])
+def test_what_no_run_writes_is_one_line(tmp_path: Path, content: bytes) -> None:
+    for name in (RUN_FILE, LOG_FILE):
+        (tmp_path / name).write_bytes(content)
+    for read, path in ((read_facts, tmp_path), (read_log, tmp_path / LOG_FILE)):
+        with pytest.raises(CheckpointError, match="is not what a run writes: ") as caught:
+            read(path)
+        assert "\n" not in str(caught.value)
 
 
 def test_the_command_line_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     script = tmp_path / "a script.py"
     script.write_text("from mldec.files.run_folder import command_line\nprint(command_line())\n")
     words = [sys.executable, str(script), "data.root=/a b", "name='x'", "$HOME", "[1,2]"]
-    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert shlex.split(said) == words
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert shlex.split(printed) == words
     assert shlex.split(command_line()) == sys.orig_argv
+
+
+def test_the_second_one_is_told_who_has_the_folder(tmp_path: Path) -> None:
+    with RunLock(tmp_path) as first, RunLock(tmp_path) as second:
+        first.take()
+        record = json.loads((tmp_path / "run.lock").read_text())
+        holder = rf"another run is using this folder \(process {os.getpid()} on {record['host']}, "
+        with pytest.raises(
+            RunInUseError, match=rf"{holder}started {record['started'][:10]}.*name="
+        ):
+            second.take()
+        second.release()
+        assert (tmp_path / "run.lock").exists(), "who has no lock takes away none"
+    assert list(tmp_path.iterdir()) == []
+    with RunLock(tmp_path) as third:
+        third.take()
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "[" * 5000])
+def test_a_lock_file_without_a_holder_is_free(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run.lock").write_text(content)
+    with RunLock(tmp_path) as lock, RunLock(tmp_path) as second:
+        lock.take()
+        assert json.loads((tmp_path / "run.lock").read_text())["process"] == os.getpid()
+        (tmp_path / "run.lock").write_text(content)
+        with pytest.raises(RunInUseError, match="is using this folder; wait"):
+            second.take()
+
+
+# Holds the lock, starts a process that outlives it, and says when both are there.
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from mldec.files.run_lock import RunLock
+lock = RunLock(Path(sys.argv[1]))
+lock.take()
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_run_frees_its_folder_although_a_worker_lives_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    worker = int(holder.stdout.readline())
+    try:
+        with RunLock(tmp_path) as lock:
+            with pytest.raises(RunInUseError, match=f"process {holder.pid} "):
+                lock.take()
+            holder.kill()
+            holder.wait()
+            os.kill(worker, 0)  # is there
+            lock.take()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_a_forked_process_takes_no_lock_away(tmp_path: Path) -> None:
+    with RunLock(tmp_path) as lock, RunLock(tmp_path) as second:
+        lock.take()
+        child = os.fork()
+        if not child:
+            lock.release()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        with pytest.raises(RunInUseError):
+            second.take()
+
+
+def test_a_restart_by_torchrun_waits_for_the_process_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job 7")
+    before, other = RunLock(tmp_path), RunLock(tmp_path)
+    before.take()
+    monkeypatch.setattr(run_lock, "PAUSE", 0.01)
+    with pytest.raises(RunInUseError):
+        other.take()
+
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    ended = threading.Timer(0.3, before.release)
+    ended.start()
+    with RunLock(tmp_path) as restarted:
+        restarted.take()
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job 8")
+        with pytest.raises(RunInUseError):
+            other.take()
+    ended.join()
+
+
+def test_a_file_system_without_locks_is_said_to_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with RunLock(tmp_path) as lock:
+        lock.take()
+    assert caplog.text.count("this file system has no locks") == 1
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **options: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(DataError, match=r"cannot write .*run\.lock: No space left on device"):
+        RunLock(tmp_path).take()
+    monkeypatch.undo()
+    with RunLock(tmp_path) as lock:
+        lock.take()

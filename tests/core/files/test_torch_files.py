@@ -1,68 +1,76 @@
+"""Files of tensors: written whole, hashed, and read without running anything in them."""
+
 import hashlib
 import os
-import resource
+import random
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from hostile import Runs
+from safetensors.torch import load_file
 
-from mldec.errors import CheckpointError
-from mldec.files.torch_files import known_hashes, read_torch, save
+from mldec.errors import CheckpointError, DataError
+from mldec.files.torch_files import (
+    known_hashes,
+    read_torch,
+    save,
+    snapshot,
+    write_safetensors,
+)
 
 STATE = {"format": 1, "model": {"weight": torch.arange(1000.0)}, "epoch": 3}
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    save(tmp_path / "last.pt", STATE)
-    state = read_torch(tmp_path / "last.pt")
-    assert state["epoch"] == 3
-    assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "last.pt.sha256"]
-
-
-def test_the_checksum_file_is_what_sha256sum_reads(tmp_path: Path) -> None:
-    save(tmp_path / "last.pt", STATE)
-    save(tmp_path / "last.pt", {**STATE, "epoch": 4})
-    digest = hashlib.sha256((tmp_path / "last.pt").read_bytes()).hexdigest()
-    assert (tmp_path / "last.pt.sha256").read_text() == f"{digest}  last.pt\n"
-    assert (
-        subprocess.run(
-            ["sha256sum", "-c", "last.pt.sha256"], cwd=tmp_path, capture_output=True
-        ).returncode
-        == 0
-    )
-
-
-def test_a_crash_between_the_renames_leaves_a_checkpoint_that_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def last(tmp_path: Path) -> Path:
     path = tmp_path / "last.pt"
     save(path, STATE)
-    replaced: list[Path] = []
+    return path
+
+
+def test_what_is_saved_is_loaded(last: Path) -> None:
+    save(last, {**STATE, "epoch": 4})
+    state = read_torch(last)
+    assert state["epoch"] == 4
+    assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
+    assert sorted(path.name for path in last.parent.iterdir()) == ["last.pt", "last.pt.sha256"]
+    digest = hashlib.sha256(last.read_bytes()).hexdigest()
+    assert last.with_name("last.pt.sha256").read_text() == f"{digest}  last.pt\n"
+
+
+def test_a_snapshot_does_not_follow_its_tensors() -> None:
+    weight = torch.zeros(3)
+    copied = snapshot({"a": [weight], "b": (1, {"c": weight})})
+    weight += 1
+    assert torch.equal(copied["a"][0], torch.zeros(3))
+    assert torch.equal(copied["b"][1]["c"], torch.zeros(3))
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_a_crash_between_the_renames_leaves_a_checkpoint_that_loads(
+    last: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    save(last, {**STATE, "epoch": 4}, keep=2)
+    renamed = iter(range(count))
     original = Path.replace
 
-    def crash_after(count: int) -> None:
-        def replace(self: Path, target: Path) -> None:
-            if len(replaced) == count:
-                raise KeyboardInterrupt
-            replaced.append(target)
-            original(self, target)
+    def replace(self: Path, target: Path) -> None:
+        if next(renamed, None) is None:
+            raise KeyboardInterrupt
+        original(self, target)
 
-        monkeypatch.setattr(Path, "replace", replace)
-
-    for count in (0, 1, 2):
-        replaced.clear()
-        crash_after(count)
-        with pytest.raises(KeyboardInterrupt):
-            save(path, {**STATE, "epoch": 10 + count})
-        assert read_torch(path)["epoch"] in (3, 10, 11, 12)
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        save(last, {**STATE, "epoch": 5}, keep=2)
+    newest = last if last.exists() else last.with_name("last.1.pt")
+    assert read_torch(newest)["epoch"] in (4, 5)
 
 
-def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "last.pt"
-    save(path, STATE)
+def test_a_full_disk_keeps_the_last_good_checkpoint(last: Path) -> None:
     code = (
         "import resource, signal, sys, torch; from pathlib import Path; "
         "from mldec.files.torch_files import save\n"
@@ -70,69 +78,133 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
         f"with one_line(): "
-        f"save(Path({str(path)!r}), {{'format': 1, 'model': torch.zeros(100_000)}})"
+        f"save(Path({str(last)!r}), {{'format': 1, 'model': torch.zeros(100_000)}})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"mldec: cannot save {path}: ")
-    assert f"{path} is the last good one" in done.stderr
+    assert done.stderr.startswith(f"mldec: cannot write {last}: ")
+    assert "resume=auto" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert read_torch(path)["epoch"] == 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "last.pt.sha256"]
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+    assert read_torch(last)["epoch"] == 3
+    assert sorted(path.name for path in last.parent.iterdir()) == ["last.pt", "last.pt.sha256"]
 
 
-@pytest.mark.parametrize(("of_run", "advice"), [(True, "resume=auto"), (False, "--out")])
+@pytest.mark.parametrize(("of_run", "advice"), [(True, "resume=auto"), (False, "another place")])
 def test_the_advice_suits_the_command(tmp_path: Path, of_run: bool, advice: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=f"cannot save .*; free space.*{advice}$"):
+    with pytest.raises(DataError, match=f"cannot write .*; make it writable.*{advice}$"):
         save(tmp_path / "file" / "last.pt", STATE, of_run=of_run)
 
 
 @pytest.mark.parametrize(
-    "form",
+    ("form", "encoding"),
     [
-        "{hash}  last.pt\n",
-        "{hash} *last.pt\n",
-        "{hash}",
-        "{capitals}  last.pt\r\n",
-        "\ufeff{hash}  last.pt\n",
-        "SHA256 (last.pt) = {hash}\n",
-        "SHA256(last.pt)= {hash}\n",
-        "Algorithm  Hash  Path\r\n---------  ----  ----\r\n"
-        "SHA256     {capitals}       C:\\last.pt\r\n",
+        ("{hash} *last.pt\n", "utf-8"),
+        ("\ufeff{capitals}  last.pt\r\n", "utf-8"),
+        ("SHA256 (last.pt) = {hash}\n", "utf-8"),
+        ("Algorithm  Hash\r\n---------  ----\r\nSHA256     {capitals}  C:\\last.pt\r\n", "utf-16"),
     ],
 )
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_a_checksum_file_of_another_program_is_read(
-    tmp_path: Path, form: str, encoding: str
-) -> None:
-    path, record = tmp_path / "last.pt", tmp_path / "last.pt.sha256"
-    save(path, STATE)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+def test_a_checksum_file_of_another_program_is_read(last: Path, form: str, encoding: str) -> None:
+    record = last.with_name("last.pt.sha256")
+    digest = hashlib.sha256(last.read_bytes()).hexdigest()
     record.write_text(form.format(hash=digest, capitals=digest.upper()), encoding=encoding)
-    assert known_hashes(path) == [digest]
-    assert read_torch(path)["epoch"] == 3
+    assert known_hashes(last) == [digest]
+    assert read_torch(last)["epoch"] == 3
 
     record.write_text(form.format(hash="0" * 64, capitals="A" * 64), encoding=encoding)
     with pytest.raises(CheckpointError, match=r"its sha256 is not the one in last\.pt\.sha256"):
-        read_torch(path)
+        read_torch(last)
 
 
 @pytest.mark.parametrize("content", [b"no hash\n", b"\xff\xfe\x00", bytes(10**6)])
-def test_a_checksum_file_without_a_checksum_is_no_proof(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "last.pt"
-    save(path, STATE)
-    path.with_name("last.pt.sha256").write_bytes(content)
+def test_a_checksum_file_without_a_checksum_is_no_proof(last: Path, content: bytes) -> None:
+    last.with_name("last.pt.sha256").write_bytes(content)
     with pytest.raises(CheckpointError, match="is damaged"):
+        read_torch(last)
+    last.with_name("last.pt.sha256").write_bytes(b"")
+    assert read_torch(last)["epoch"] == 3
+    save(last, STATE)  # and is no reason not to save
+    assert read_torch(last)["epoch"] == 3
+
+
+def test_damage_is_found_wherever_it_is(last: Path) -> None:
+    good = last.read_bytes()
+    chosen = random.Random(0)
+    for _ in range(20):
+        content = bytearray(good)
+        content[chosen.randrange(len(content))] ^= 1 << chosen.randrange(8)
+        last.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"is damaged: its sha256 is not the one in"):
+            read_torch(last)
+
+    last.with_name("last.pt.sha256").unlink()
+    for share in (0.3, 0.9, 0.999):
+        last.write_bytes(good[: int(len(good) * share)])
+        with pytest.raises(CheckpointError, match=r"last\.pt cannot be used .*another copy$"):
+            read_torch(last)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"", "is no file of tensors, but an empty file: download it again"),
+        (b"<html>404 Not Found</html>", "but a web page: download it again"),
+        (b"\x80\x02}q\x00", ""),
+        *((random.Random(seed).randbytes(5000), "") for seed in range(10)),
+    ],
+)
+def test_what_is_no_file_of_tensors_is_refused_in_one_line(
+    tmp_path: Path, content: bytes, fault: str
+) -> None:
+    path = tmp_path / "x.pt"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
         read_torch(path)
-    path.with_name("last.pt.sha256").write_bytes(b"")
-    assert read_torch(path)["epoch"] == 3
-    save(path, STATE)  # and is no reason not to save
-    assert read_torch(path)["epoch"] == 3
+    message = str(caught.value)
+    assert message.startswith(f"{path} ")
+    assert fault in message
+    assert "\n" not in message
+    assert len(message) < 600
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_an_archive_of_something_else_and_a_pipe_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        archive.writestr("a.txt", "hello")
+    with pytest.raises(CheckpointError, match="cannot be used"):
+        read_torch(tmp_path / "x.pt")
     os.mkfifo(tmp_path / "pipe.pt")
     with pytest.raises(CheckpointError, match=r"no file at .*pipe.pt: check the path"):
         read_torch(tmp_path / "pipe.pt")
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, is_zip: bool) -> None:
+    path, trace = tmp_path / "evil.pt", tmp_path / "trace"
+    state = {**STATE, "config": Runs(f"touch {trace}")}
+    torch.save(state, path, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(CheckpointError, match="is refused: it holds more than tensors") as caught:
+        read_torch(path)
+    assert not is_zip or "system" in str(caught.value)
+    assert not trace.exists()
+
+
+def test_safetensors_come_back_bit_for_bit(tmp_path: Path) -> None:
+    path, shared = tmp_path / "x.safetensors", torch.randn(3)
+    tensors = {
+        "scalar": torch.tensor(7),
+        "half": torch.randn(3, 4).half(),
+        "brain": torch.randn(5).bfloat16(),
+        "nan": torch.tensor([float("nan"), float("-inf"), -0.0]),
+        "strided": torch.randn(4, 6).t(),
+        "empty": torch.zeros(0, 3),
+        "first": shared,
+        "second": shared,
+    }
+    write_safetensors(path, tensors)
+    again = load_file(path)
+    assert again.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert (again[name].dtype, again[name].shape) == (tensor.dtype, tensor.shape)
+        same = again[name].contiguous().view(-1).view(torch.uint8)
+        assert torch.equal(same, tensor.contiguous().view(-1).view(torch.uint8)), name

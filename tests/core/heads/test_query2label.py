@@ -1,10 +1,12 @@
+"""Query2Label by the description of its official code, written once more."""
+
 import copy
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from random_weights import randomise
+from random_weights import noise, randomise
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
@@ -17,10 +19,6 @@ DIM, HEADS, MLP = 16, 4, 24
 def small(num_classes=5, in_features=DIM, **options):
     sizes = {"embed_dim": DIM, "num_heads": HEADS, "mlp_dim": MLP}
     return randomise(Query2Label(in_features, num_classes, **{**sizes, **options}))
-
-
-def noise(*shape, seed=1):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def attend(attention, query, key, value):
@@ -72,44 +70,29 @@ def official(head, tokens):
     return torch.stack(logits, dim=1), weights
 
 
-# The forward pass
-
-
 @pytest.mark.parametrize(
-    "options",
+    ("side", "options"),
     [
-        {},
-        {"self_attention": True},
-        {"encoder_layers": 0},
-        {"encoder_layers": 2, "decoder_layers": 1},
-        {"decoder_layers": 3, "self_attention": True},
-        {"in_features": 10, "input_proj": True},
-        {"in_features": DIM, "input_proj": True},
+        (4, {}),
+        (1, {}),
+        (7, {"self_attention": True}),
+        (4, {"encoder_layers": 0}),
+        (4, {"encoder_layers": 2, "decoder_layers": 1}),
+        (4, {"decoder_layers": 3, "self_attention": True}),
+        (4, {"in_features": 10, "input_proj": True}),
+        (4, {"in_features": DIM, "input_proj": True}),
     ],
 )
 @torch.no_grad()
-def test_forward_equals_the_official_description(options):
+def test_logits_and_attention_equal_the_official_description(side, options):
     head = small(**options)
-    tokens = noise(3, 16, options.get("in_features", DIM))
-    logits = head(tokens)
+    tokens = noise(3, side**2, options.get("in_features", DIM))
+    logits, weights = head(tokens, attention=True)
+    expected, expected_weights = official(head, tokens)
     assert logits.shape == (3, 5)
-    torch.testing.assert_close(
-        logits, official(head, tokens)[0], rtol=0, atol=1e-5
-    )  # positions are float32
-
-
-@pytest.mark.parametrize("side", [1, 2, 7, 12, 14])
-@torch.no_grad()
-def test_any_square_map_is_decoded(side):
-    head = small()
-    tokens = noise(2, side * side, DIM)
-    torch.testing.assert_close(head(tokens), official(head, tokens)[0], rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def test_the_place_of_a_token_matters():
-    head, tokens = small(), noise(2, 9, DIM)
-    assert not torch.allclose(head(tokens.flip(1)), head(tokens))
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)  # positions are float32
+    torch.testing.assert_close(weights.double(), expected_weights, rtol=0, atol=1e-5)
+    assert torch.equal(logits, head(tokens))
 
 
 @pytest.mark.parametrize("self_attention", [False, True])
@@ -120,32 +103,10 @@ def test_only_self_attention_lets_labels_see_each_other(self_attention):
     changed.queries[0] += noise(DIM)
     same = torch.isclose(changed(tokens), head(tokens), rtol=0, atol=1e-12).all(0).tolist()
     assert same == [False] + [not self_attention] * 4
-
-
-def test_without_self_attention_its_norm_is_gone_too():
-    names = {name.split(".")[2] for name in small().state_dict() if name.startswith("decoder.")}
-    assert names == {"cross_attn", "mlp", "norm2", "norm3"}
-    names = {
-        name.split(".")[2]
-        for name in small(self_attention=True).state_dict()
-        if name.startswith("decoder.")
-    }
-    assert names == {"self_attn", "cross_attn", "mlp", "norm1", "norm2", "norm3"}
-
-
-@pytest.mark.parametrize("self_attention", [False, True])
-@torch.no_grad()
-def test_training_without_dropout_equals_evaluation(self_attention):
-    head, tokens = small(dropout=0.0, self_attention=self_attention), noise(3, 9, DIM)
-    evaluated = head(tokens)
-    torch.testing.assert_close(head.train()(tokens), evaluated, rtol=1e-12, atol=1e-12)
-
-
-def test_dropout_acts_in_training_and_not_in_evaluation():
-    head, tokens = small(dropout=0.5), noise(2, 9, DIM)
-    assert torch.equal(head(tokens), head(tokens))
-    head.train()
-    assert not torch.allclose(head(tokens), head(tokens))
+    # Without self-attention, its norm is gone too.
+    parts = {name.split(".")[2] for name in head.state_dict() if name.startswith("decoder.")}
+    removed = set() if self_attention else {"self_attn", "norm1"}
+    assert parts == {"self_attn", "cross_attn", "mlp", "norm1", "norm2", "norm3"} - removed
 
 
 def test_dropout_among_the_labels_is_drawn_for_each_image():
@@ -166,54 +127,10 @@ def test_each_class_has_a_linear_layer_of_its_own():
         assert (changed(tokens) != before).all(0).tolist() == [c == k for c in range(5)]
 
 
-@pytest.mark.parametrize("self_attention", [False, True])
-@torch.no_grad()
-def test_attention_is_that_of_the_last_decoder_layer_averaged_over_heads(self_attention):
-    head, tokens = small(self_attention=self_attention), noise(3, 16, DIM)
-    logits, weights = head(tokens, attention=True)
-    assert weights.shape == (3, 5, 16)
-    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), rtol=0, atol=1e-5)
-    torch.testing.assert_close(weights.double(), official(head, tokens)[1], rtol=0, atol=1e-5)
-    assert torch.equal(logits, head(tokens))
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"self_attention": True}, {"in_features": 10, "input_proj": True}]
-)
-def test_every_parameter_gets_a_gradient(options):
-    head = small(**options).train()
-    head(noise(3, 9, options.get("in_features", DIM))).square().sum().backward()
-    assert [
-        name for name, p in head.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0
-    ] == []
-
-
-@pytest.mark.parametrize("options", [{}, {"in_features": 10, "input_proj": True}])
-@torch.no_grad()
-def test_bfloat16_autocast_stays_near_float32(options):
-    torch.manual_seed(0)
-    width = options.get("in_features", DIM)
-    head = Query2Label(
-        **{"in_features": DIM, **options},
-        num_classes=5,
-        embed_dim=DIM,
-        num_heads=HEADS,
-        mlp_dim=MLP,
-    )
-    head.eval()
-    tokens = torch.randn(4, 49, width)
-    exact = head(tokens)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = head(tokens)
-    assert logits.isfinite().all()
-    assert (logits.float() - exact).abs().max() < 0.05
-
-
 # Positions
 
 
-@pytest.mark.parametrize("side", [1, 2, 7, 14])
-@pytest.mark.parametrize("dim", [4, 16, 64])
+@pytest.mark.parametrize(("side", "dim"), [(1, 4), (2, 64), (14, 16)])
 def test_positions_are_those_of_detr(side, dim):
     positions = sine_positions(side * side, dim)
     assert positions.dtype == torch.float32
@@ -241,11 +158,10 @@ def test_positions_are_made_once_for_each_map_and_number_format():
     assert "_kept_positions" not in head.state_dict()
 
 
-@pytest.mark.parametrize("count", [2, 48, 50, 196 + 1])
+@pytest.mark.parametrize("count", [2, 50])
 def test_tokens_of_no_square_map_are_refused(count):
-    with pytest.raises(ConfigError, match=rf"square.*got {count}") as caught:
+    with pytest.raises(ConfigError, match=rf"square.*got {count}"):
         small()(noise(2, count, DIM))
-    assert "\n" not in str(caught.value)
 
 
 # The start
@@ -253,36 +169,24 @@ def test_tokens_of_no_square_map_are_refused(count):
 
 def test_it_starts_as_in_the_official_code():
     torch.manual_seed(0)
-    head = Query2Label(
-        48, 300, embed_dim=64, num_heads=4, mlp_dim=256, input_proj=True, self_attention=True
-    )
-    state = head.state_dict()
-    uniform = {"input_proj.weight": 48**-0.5, "fc_weight": 64**-0.5, "fc_bias": 64**-0.5}
-    constant = {"norm.weight": 1, "norm.bias": 0}
+    sizes = {"embed_dim": 64, "num_heads": 4, "mlp_dim": 256}
+    state = Query2Label(48, 300, **sizes, input_proj=True, self_attention=True).state_dict()
+    bounds = {"input_proj.weight": 48**-0.5, "fc_weight": 64**-0.5, "fc_bias": 64**-0.5}
     for name, tensor in state.items():
-        last = name.rpartition(".")[2]
-        if not name.startswith(("encoder.", "decoder.")):
-            continue
-        if tensor.dim() == 2:
-            uniform[name] = math.sqrt(6 / sum(tensor.shape))
-        elif ".norm" in name:
-            constant[name] = int(last == "weight")
+        if name.startswith(("encoder.", "decoder.")) and tensor.dim() == 2:
+            bounds[name] = math.sqrt(6 / sum(tensor.shape))
+        elif ".norm" in name or name.startswith("norm."):
+            assert (tensor == int(name.endswith("weight"))).all(), name
         elif "attn" in name:
-            constant[name] = 0
-    for name, bound in uniform.items():
+            assert not tensor.any(), name
+
+    for name, bound in bounds.items():
         values = state[name]
         assert bound * (1 - 20 / values.numel()) < values.abs().max() <= bound, name
-        assert values.std().item() == pytest.approx(
-            bound / math.sqrt(3), rel=6 / math.sqrt(2 * values.numel())
-        ), name
-        assert abs(values.mean().item()) < 6 * bound / math.sqrt(3 * values.numel()), name
-    for name, value in constant.items():
-        assert (state[name] == value).all(), name
-    rest = {name.rpartition("mlp.")[2] for name in set(state) - set(uniform) - set(constant)}
-    assert rest == {"queries", "input_proj.bias", "0.bias", "3.bias"}
-    assert head.queries.requires_grad
-    assert head.queries.std().item() == pytest.approx(1, abs=0.03)
-    assert head.queries.abs().max() > 3.5
+        spread = pytest.approx(bound / math.sqrt(3), rel=6 / math.sqrt(2 * values.numel()))
+        assert values.std().item() == spread, name
+    assert state["queries"].std().item() == pytest.approx(1, abs=0.03)
+    assert state["queries"].abs().max() > 3.5
 
 
 def test_the_official_sizes_are_the_defaults():
@@ -297,31 +201,3 @@ def test_the_official_sizes_are_the_defaults():
         sum(p.numel() for p in head.parameters())
         == 3 * layer + 2 * 2048 + 80 * 2048 + 80 * 2048 + 80
     )
-
-
-# Errors
-
-
-@pytest.mark.parametrize(
-    ("in_features", "options", "names"),
-    [
-        (10, {}, ["head.embed_dim", "16", "10", "head.input_proj=true"]),
-        (18, {"embed_dim": 18}, ["head.embed_dim", "18", "4"]),
-        (DIM, {"num_heads": 3}, ["head.embed_dim", "16", "head.num_heads", "3"]),
-        (DIM, {"num_heads": 0}, ["head.num_heads", "0"]),
-        (DIM, {"decoder_layers": 0}, ["head.decoder_layers", "0"]),
-        (DIM, {"encoder_layers": -1}, ["head.encoder_layers", "-1"]),
-        (DIM, {"mlp_dim": 0}, ["head.mlp_dim", "0"]),
-    ],
-)
-def test_a_wrong_setting_is_one_line_with_its_name_and_value(in_features, options, names):
-    with pytest.raises(ConfigError) as caught:
-        small(in_features=in_features, **options)
-    assert "\n" not in str(caught.value)
-    assert [name for name in names if name not in str(caught.value)] == []
-
-
-def test_words_are_refused_in_one_line():
-    with pytest.raises(ConfigError, match=r"takes no word queries.*head\.word_dim") as caught:
-        small()(noise(2, 9, DIM), noise(5, DIM))
-    assert "\n" not in str(caught.value)

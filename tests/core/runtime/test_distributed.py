@@ -1,5 +1,6 @@
 """What needs no second process; the rest is in tests/full/test_distributed.py."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -7,15 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support import QUICK, one_line
+from support import QUICK, in_processes, one_line
 from torch.cuda._utils import _get_device_index
 
-from mldec.config.compose import compose
 from mldec.errors import ConfigError, Stopped
 from mldec.runtime import distributed
+from mldec.runtime.devices import Precision, check_device, processors
 from mldec.runtime.distributed import pick_device
 
 Cli = Callable[..., Any]
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
@@ -32,19 +34,6 @@ def test_a_rank_without_a_group_is_one_line(
     one_line(err, "RANK is set, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not", "torchrun", "unset RANK")
 
 
-@pytest.mark.parametrize(
-    ("rank", "world_size"), [("two", "4"), ("-1", "4"), ("4", "4"), ("0", "four"), ("0", "0")]
-)
-def test_ranks_that_are_none_are_refused(
-    rank: str, world_size: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    described = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "host", "MASTER_PORT": "1"}
-    for name, value in described.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="they must be numbers, RANK from 0 to WORLD_SIZE - 1"):
-        distributed.check_environment()
-
-
 @pytest.fixture
 def in_a_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Be the first process of a group of three, whose store is torchrun's."""
@@ -58,36 +47,43 @@ def in_a_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     del store  # it answers as long as it is held
 
 
-# Devices: what a user types is checked in one place.
-ODD = [
-    "banana",
-    "",
-    "cpu:x",
-    "cpu:0",
-    "cuda:-1",
-    "cuda:x",
-    "cuda:\u0663",
-    "cuda:0 ",
-    " cuda",
-    "cuda:",
-    "cuda:1:2",
-]
-ODD += ["mps", "meta", "xla", "CPU", "cpu:99999999999", "cpu\n", "cuda:" + "9" * 5000]
+# Devices and number formats
 
 
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", ["", "gpu", "cuda:", "cuda:-1", "cuda:12345", "cpu ", "cpu:0"])
 def test_an_unknown_device_is_refused(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match="is unknown: choose auto, cpu, cuda or cuda:<number>"
-    ) as caught:
+    for known in ("auto", "cpu", "cuda", "cuda:0", "cuda:9999"):
+        check_device(known)
+    with pytest.raises(ConfigError, match=f"^device '{name}' is unknown: choose auto, cpu, cuda"):
         pick_device(name)
-    assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize("name", ["banana", "cpu:x", "cuda:-1", "cuda:x", "mps"])
-def test_settings_agree(name: str) -> None:
-    with pytest.raises(ConfigError, match="is unknown: choose auto"):
-        compose(["+experiment=digits", f"device='{name}'"])
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
+)
+def test_auto_is_what_the_device_can_do_well(
+    capability: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert Precision.auto.on(GPU).value == expected
+    assert Precision.auto.on(CPU) is Precision.fp32
+
+
+def test_a_precision_that_is_named_is_used_but_for_fp16_on_a_cpu() -> None:
+    named = (Precision.fp32, Precision.fp16, Precision.bf16)
+    assert tuple(precision.on(GPU) for precision in named) == named
+    assert [precision.on(CPU).value for precision in named] == ["fp32", "fp32", "bf16"]
+    assert [one for one in Precision if one.warning(CPU)] == [Precision.bf16]
+    assert Precision.bf16.warning(GPU) is None
+
+
+def test_the_processors_are_shared_by_the_processes_of_torchrun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
+    for processes, expected in ((1, 6), (2, 3), (4, 1), (8, 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+        assert processors() == expected
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,3 +154,16 @@ def test_a_group_is_left_at_the_end_and_after_an_orderly_stop(
         assert joined["device_id"] == (device if device.type == "cuda" else None)
         assert joined["timeout"] == distributed.TIMEOUT
         assert len(left) == (not isinstance(error, ConfigError))
+
+
+def _fault(rank: int, count: int) -> None:
+    def job() -> None:
+        raise ConfigError("wrong")
+
+    with pytest.raises(ConfigError, match="wrong") as caught:
+        distributed.on_main(job)
+    assert caught.value.shared is bool(rank), "rank 0 prints it for all"
+
+
+def test_a_fault_of_the_main_process_is_raised_on_all() -> None:
+    in_processes(_fault, 2)

@@ -177,15 +177,6 @@ def test_a_step_waits_for_these_losses_only(path: Path) -> None:
     assert waits == {**ON_HOST, **WAITS.get(path.stem, {})}
 
 
-def test_what_waits_is_seen() -> None:
-    values = torch.arange(3)
-    assert seen(lambda: values.sum().item()) == {"aten::_local_scalar_dense": 1}
-    assert seen(lambda: bool(values[0])) == {"aten::_local_scalar_dense": 1}
-    assert seen(lambda: values.tolist()) == {"tolist": 1}
-    assert seen(lambda: values.nonzero()) == {"aten::nonzero": 1}
-    assert seen(lambda: values[values > 1]) == {"aten::index.Tensor by a mask": 1}
-
-
 @pytest.mark.parametrize("name", ["tresnet_m", "resnet18"])
 def test_the_memory_format_does_not_change_the_logits(name: str) -> None:
     torch.manual_seed(0)

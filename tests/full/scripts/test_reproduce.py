@@ -214,6 +214,14 @@ def test_a_micro_batch_fits_a_gpu() -> None:
     assert costs.accumulation(("+experiment=digits",), 1) == 1
 
 
+@pytest.mark.parametrize(("gigabytes", "parts"), [(16, 7), (40, 2), (80, 1), (141, 1)])
+def test_a_micro_batch_follows_the_memory_of_the_gpu(
+    gigabytes: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "gpu_memory", lambda: gigabytes * 1e9)
+    assert costs.accumulation(("+experiment=coco_tresnet_l",), 1) == parts
+
+
 def test_gpus_that_do_not_divide_the_batch_stay_idle() -> None:
     assert [costs.usable(56, gpus) for gpus in (1, 3, 6, 8, 16)] == [1, 2, 4, 8, 14]
 

@@ -1,30 +1,17 @@
 """A training step, taken apart."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import one_line
 
-from mldec import build
 from mldec.benchmark import profile
-from mldec.benchmark.profile import (
-    PARTS,
-    Stopwatch,
-    Watched,
-    product_flops,
-    published,
-    watched,
-)
-from mldec.config.compose import compose
+from mldec.benchmark.profile import PARTS, Stopwatch, Watched, product_flops, published, watched
 from mldec.data.loader import Batch
-from mldec.data.types import Classes
 from mldec.runtime.devices import Precision
-from mldec.runtime.facts import multiply_accumulates
 
 SMALL = [
     "data.image_size=32",
@@ -115,49 +102,7 @@ def test_without_its_data_an_experiment_has_random_images(
     assert lines[1].startswith(f"data: random images: {tmp_path / 'absent'}")
 
 
-@pytest.mark.slow
-def test_the_operations_are_counted(cli: Callable[..., Any], tmp_path: Path) -> None:
-    file = tmp_path / "profile.json"
-    words = ["--experiment", "digits", "--repeats", "1", "--json", file, "head=gap"]
-    settings = [setting for setting in SMALL if not setting.startswith("head.")]
-    done = cli("benchmark", "profile", *words, *settings)
-    assert done.status == 0, done.err
-
-    # Every product has two more in the backward pass, but for the gradient of the images. A product
-    # and a sum are two operations.
-    parts = build.check(compose(["+experiment=digits", "head=gap"]), build.MODEL_PARTS)
-    model = build.model(parts, Classes(tuple("0123456789")), pretrained=False)
-    first = model.backbone.network.conv1[0]
-    outputs = first(torch.zeros(1, 3, 32, 32)).numel()
-    first_macs = outputs * math.prod(first.weight.shape[1:])
-    flops = 16 * 2 * (3 * multiply_accumulates(model, 32) - first_macs)
-    assert json.loads(file.read_text())["figures"]["step_gflop"] == pytest.approx(flops / 1e9)
-
-
-def test_a_trace_that_cannot_be_written_is_refused_first(
-    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(profile, "profile", lambda args: pytest.fail("it was measured"))
-    done = cli("benchmark", "profile", "--trace", tmp_path / "absent" / "trace.json")
-    assert done.status == 1
-    one_line(done.err, "there is no folder")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_one_part(cli: Callable[..., Any], tmp_path: Path) -> None:
-    file = tmp_path / "profile.json"
-    words = ["--experiment", "digits", "--repeats", "1", "--json", file, "train.compile=true"]
-    done = cli("benchmark", "profile", *words, *SMALL)
-    assert done.status == 0, done.err
-    figures = json.loads(file.read_text())["figures"]
-    assert figures["model_ms"] > 0
-    assert "backbone_ms" not in figures
-    assert figures["step_gflop"] > 0
-
-
 def test_a_product_is_measured_in_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(profile.SIDE, "cpu", 64)
     dtypes = []
     matmul = torch.Tensor.__matmul__
 
@@ -166,41 +111,35 @@ def test_a_product_is_measured_in_the_precision(monkeypatch: pytest.MonkeyPatch)
         return matmul(a, b)
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", noted)
-    before = torch.get_float32_matmul_precision()
     for precision in (Precision.auto, Precision.fp32, Precision.bf16):
         assert 1e6 < product_flops(torch.device("cpu"), precision) < 1e15
     assert list(dict.fromkeys(dtypes)) == [torch.float32, torch.bfloat16]
-    assert torch.get_float32_matmul_precision() == before
 
-
-def test_operations_are_two_per_element_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(profile.SIDE, "cpu", 10)
+    # Two operations per product, by the fastest round.
     monkeypatch.setattr(profile, "in_turns", lambda *_, **__: {"product": [0.5, 0.1, 0.3]})
-    assert product_flops(torch.device("cpu"), Precision.fp32) == pytest.approx(2 * 1000 / 0.1)
+    assert product_flops(torch.device("cpu"), Precision.fp32) == pytest.approx(2 * 64**3 / 0.1)
 
 
 @pytest.mark.parametrize(
-    ("name", "teraflops"),
+    ("name", "precision", "tf32", "teraflops"),
     [
-        ("NVIDIA H100 80GB HBM3", 989.5),
-        ("NVIDIA H100 PCIe", 756.5),
-        ("NVIDIA H200", 989.5),
-        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA H100 80GB HBM3", Precision.bf16, False, 989.5),
+        ("NVIDIA H100 PCIe", Precision.bf16, False, 756.5),
+        ("NVIDIA H200", Precision.bf16, False, 989.5),
+        ("NVIDIA A100-SXM4-80GB", Precision.bf16, False, 312),
+        ("NVIDIA A100-SXM4-80GB", Precision.fp32, True, 156),
+        ("NVIDIA A100-SXM4-80GB", Precision.fp32, False, 19.5),
     ],
 )
-def test_published_peaks_of_half_precision(name: str, teraflops: float) -> None:
-    value, source = published(name, Precision.bf16) or (0, "")
+def test_published_peaks(
+    name: str,
+    precision: Precision,
+    tf32: bool,
+    teraflops: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    value, source = published(name, precision) or (0, "")
     assert value == pytest.approx(teraflops * 1e12)
     assert "data sheet" in source
-
-
-def test_float32_counts_as_tf32_where_convolutions_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for allowed, teraflops in ((True, 156), (False, 19.5)):
-        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
-        value, _ = published("NVIDIA A100-SXM4-80GB", Precision.fp32) or (0, "")
-        assert value == pytest.approx(teraflops * 1e12)
-
-
-def test_nothing_is_said_of_an_unknown_gpu() -> None:
-    assert published("Some GPU", Precision.bf16) is None
-    assert published("", Precision.fp32) is None
+    assert published("Some GPU", precision) is None

@@ -1,73 +1,249 @@
-"""Fits and their judgement, against loops and scikit-learn."""
+"""Thresholds, scaled scores and their judgement, against plain counting and other libraries."""
+
+import math
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.special import expit
 from sklearn.calibration import calibration_curve
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, precision_score, recall_score
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from mldec import calibration as fitting
-from mldec.calibration import (
+from mldec import calibrate as module
+from mldec.calibrate import (
     BINS,
+    TEMPERATURES,
     Choice,
     Tally,
-    by_class,
+    Threshold,
     cross_fitted,
     fit,
-    fit_temperature,
     fit_threshold,
     parse_objective,
-    platt,
     temperature,
     unscaled,
+    with_one_label,
 )
-from mldec.errors import DataError
+from mldec.errors import ConfigError, DataError
+from mldec.evaluation import Scores
+from mldec.evaluators.label_errors import platt
 
+# Few different logits, so that many are equal.
+LOGITS = st.integers(-8, 8).map(lambda number: number / 2)
+PAIRS = st.lists(st.tuples(LOGITS, st.booleans()), min_size=1, max_size=30)
+OBJECTIVES = ["f1", "precision:0.5", "precision:0.9", "recall:0.8", "recall:1", "cost:1,5"]
+OBJECTIVES += ["cost:3,.5", "cost:1,1"]
+Pairs = list[tuple[float, bool]]
 F1 = Choice(parse_objective("f1"), "class", 5, platt=False)
 
 
-def data(
-    *, images: int = 300, classes: int = 70, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return logits, labels with some -1, and all images as bool [N]."""
+# ----------------------------------------------------------------------------------- one threshold
+
+
+def fitted_to(objective: str, *classes: Pairs) -> Threshold:
+    columns = [
+        (np.array([logit for logit, _ in pairs]), np.array([shown for _, shown in pairs], bool))
+        for pairs in classes
+    ]
+    return fit_threshold(parse_objective(objective), lambda: columns)
+
+
+def counted(pairs: Pairs, lowest: float) -> tuple[int, int, int]:
+    """Return true positives, false positives and misses, if scores from `lowest` on are present."""
+    hits = sum(present for score, present in pairs if score >= lowest)
+    false_alarms = sum(not present for score, present in pairs if score >= lowest)
+    return hits, false_alarms, sum(present for _, present in pairs) - hits
+
+
+def by_brute_force(objective: str, pairs: Pairs) -> tuple[int, int, int]:
+    """Return the counts at the best of all cut points, of equally good ones at the highest."""
+    kind, _, numbers = objective.partition(":")
+    values = [float(number) for number in numbers.split(",") if number]
+    cuts = [math.inf, *sorted({logit for logit, _ in pairs}, reverse=True)]
+    counts = [counted(pairs, cut) for cut in cuts]
+
+    def precision(count: tuple[int, int, int]) -> float:
+        return count[0] / (count[0] + count[1]) if count[0] else 0.0
+
+    def recall(count: tuple[int, int, int]) -> float:
+        return count[0] / (count[0] + count[2])
+
+    if kind == "f1":
+        return max(counts, key=lambda count: 2 * count[0] / (2 * count[0] + count[1] + count[2]))
+    if kind == "cost":
+        return min(counts, key=lambda count: values[0] * count[1] + values[1] * count[2])
+    if kind == "recall":
+        return next(count for count in counts if recall(count) >= values[0])
+
+    highest = max(map(precision, counts))
+    good = [count for count in counts if precision(count) >= min(values[0], highest)]
+    return max(good, key=lambda count: (recall(count), -count[1]))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@given(pairs=PAIRS)
+def test_a_threshold_is_the_best_of_all_cut_points(objective: str, pairs: Pairs) -> None:
+    pairs = [*pairs, (0.25, True)]
+    threshold = fitted_to(objective, pairs)
+    hits, false_alarms, misses = by_brute_force(objective, pairs)
+    scores = [(float(expit(np.float64(logit))), present) for logit, present in pairs]
+    assert counted(scores, threshold.value) == (hits, false_alarms, misses)
+    assert 0 < threshold.value < 1
+    if hits:
+        assert threshold.precision == pytest.approx(hits / (hits + false_alarms))
+    if objective.startswith("precision"):
+        assert threshold.is_reached == (threshold.precision >= float(objective[10:]))
+
+    # Classes that share a threshold are one class with all their images.
+    assert fitted_to(objective, pairs[:-1], [], pairs[-1:]) == threshold
+
+
+def test_a_threshold_lies_halfway_to_the_next_score() -> None:
+    threshold = fitted_to("f1", [(2.0, True), (0.0, False), (-1.0, False)])
+    assert threshold.value == pytest.approx((expit(2.0) + 0.5) / 2)
+    assert fitted_to("f1", [(0.0, True)]).value == 0.25
+
+    # It may be cheapest to predict nothing, and scores of 1 are still predicted.
+    assert expit(2.0) < fitted_to("cost:1,1.5", [(0.0, True), (1.0, False), (2.0, False)]).value < 1
+    assert fitted_to("f1", [(90.0, True), (80.0, True), (70.0, False)]).value < 1
+
+
+@pytest.mark.parametrize("text", ["F1", "precision:1.1", "recall:nan", "cost:1,0", "cost:inf,1"])
+def test_other_objectives_are_refused(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--objective .*: it must be f1, precision:P or recall:R"
+    ):
+        parse_objective(text)
+
+
+# -------------------------------------------------------------------------------------- the scores
+
+
+def scores(*, images: int = 200, classes: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return logits [N, K] and labels [N, K]; each class has a scale and an offset of its own."""
     rng = np.random.default_rng(seed)
-    present = rng.random((images, classes)) < np.linspace(0.005, 0.4, classes)
+    labels = rng.random((images, classes)) < rng.uniform(0.05, 0.4, classes)
+    evidence = 2 * labels - 1 + rng.normal(size=labels.shape)
+    logits = evidence * rng.uniform(0.5, 4, classes) + rng.uniform(-1, 1, classes)
+    return logits.astype(np.float32), labels.astype(np.int8)
+
+
+def of_all(logits: np.ndarray, labels: np.ndarray, *, exclusive: bool = False) -> float | None:
+    return temperature(logits, labels, np.ones(len(logits), bool), exclusive=exclusive)
+
+
+def log_loss(logits: np.ndarray, labels: np.ndarray, value: float, *, exclusive: bool) -> float:
+    scaled, targets = torch.from_numpy(logits).double() / value, torch.from_numpy(labels)
+    if exclusive:
+        return cross_entropy(scaled, targets.argmax(1)).item()
+    known = targets >= 0
+    return binary_cross_entropy_with_logits(scaled[known], targets[known].double()).item()
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_the_temperature_is_the_best_of_a_fine_grid(exclusive: bool) -> None:
+    logits, labels = scores()
+    labels[::7] = -1
+    if exclusive:
+        noisy = logits + np.random.default_rng(0).normal(scale=6, size=logits.shape)
+        labels = np.eye(6, dtype=np.int8)[noisy.argmax(1)]
+
+    fitted = of_all(logits, labels, exclusive=exclusive)
+    grid = np.geomspace(*TEMPERATURES, 4000)
+    losses = [log_loss(logits, labels, value, exclusive=exclusive) for value in grid]
+    assert fitted == pytest.approx(grid[np.argmin(losses)], rel=2e-3)
+    assert fitted != pytest.approx(1, rel=0.02)
+    assert of_all(3 * logits, labels, exclusive=exclusive) == pytest.approx(3 * fitted)
+
+    if exclusive:
+        # An image without a label does not count.
+        more = np.concatenate([logits, logits[:1]]), np.concatenate([labels, 0 * labels[:1]])
+        assert of_all(*more, exclusive=True) == fitted
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_separated_and_reversed_scores_have_no_temperature(sign: int) -> None:
+    labels = np.array([[1], [1], [0], [0], [0]], np.int8)
+    assert of_all(sign * (4.0 * labels - 2), labels) is None
+
+
+def test_a_temperature_needs_only_some_of_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = scores(images=4000, classes=5)
+    whole = of_all(logits, labels)
+    monkeypatch.setattr(module, "MOST_SCORES", 10_000)
+    some = of_all(logits, labels)
+    assert some == of_all(logits[::3], labels[::3])
+    assert some == pytest.approx(whole, rel=0.1)
+
+
+def test_platt_scaling_is_a_logistic_regression_with_soft_targets() -> None:
+    logits, labels = scores()
+    separated = np.array([-9.0, -8, -7, 5, 6])
+    cases = [(column, label == 1) for column, label in zip(logits.T, labels.T, strict=True)]
+    for column, present in [*cases, (separated, separated > 0)]:
+        positives, negatives = present.sum(), (~present).sum()
+        soft = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
+        # Each image once as a positive and once as a negative, by its target.
+        regression = LogisticRegression(C=1e9, tol=1e-8).fit(
+            np.tile(column, 2)[:, None],
+            np.repeat([1, 0], len(column)),
+            np.concatenate([soft, 1 - soft]),
+        )
+        expected = regression.coef_[0, 0], regression.intercept_[0]
+        np.testing.assert_allclose(platt(column, present), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("logits", "present"),
+    [
+        ([3.0, 3, 3, 3], [True, False, False, False]),  # all are equal
+        ([-2.0, 1, 2, 3], [True, False, False, False]),  # worse than chance
+        ([], []),
+    ],
+)
+def test_logits_that_say_nothing_leave_the_frequency(
+    logits: list[float], present: list[bool]
+) -> None:
+    slope, offset = platt(np.array(logits), np.array(present, bool))
+    assert slope == 0
+    assert expit(offset) == pytest.approx((sum(present) + 1) / (len(logits) + 2))
+
+
+# ------------------------------------------------------------------------------------- all classes
+
+
+def data(classes: int = 70) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return logits, labels with some -1, and all images as bool [N]; there are two blocks."""
+    rng = np.random.default_rng(0)
+    present = rng.random((300, classes)) < np.linspace(0.005, 0.4, classes)
     logits = 2.0 * present - 1 + rng.normal(size=present.shape)
     labels = np.where(rng.random(present.shape) < 0.1, -1, present)
-    return logits.astype(np.float32), labels.astype(np.int8), np.ones(images, bool)
+    return logits.astype(np.float32), labels.astype(np.int8), np.ones(300, bool)
 
 
 def test_each_class_is_fitted_to_its_annotated_images() -> None:
     logits, labels, every = data()
     images = every & (np.arange(300) % 3 > 0)
-    fitted = fit(logits, labels, images, F1)
-    slope = 1 / temperature(logits[images], labels[images], exclusive=False)
+    few = (labels[images] == 1).sum(0) < 12
+    assert 2 <= few.sum() < 20
+    fitted = fit(logits, labels, images, Choice(F1.objective, "class", 12, platt=False))
+    slope = 1 / temperature(logits, labels, images, exclusive=False)
     assert fitted.slopes == pytest.approx(slope)
     assert not fitted.offsets.any()
-    for k in (30, 63, 64, 69):
-        known = images & (labels[:, k] >= 0)
-        column = slope * logits[known, k].astype(float), labels[known, k] == 1
-        assert fitted.thresholds[k] == pytest.approx(fit_threshold(F1.objective, [column]).value)
-
-
-def test_classes_with_few_positives_share_a_threshold() -> None:
-    logits, labels, every = data()
-    few = (labels == 1).sum(0) < 12
-    assert 2 <= few.sum() < 20
-    choice = Choice(F1.objective, "class", 12, platt=False)
-    fitted = fit(logits, labels, every, choice)
     assert fitted.shares.tolist() == few.tolist()
 
-    columns = [
-        (
-            fitted.slopes[0] * logits[labels[:, k] >= 0, k].astype(float),
-            labels[labels[:, k] >= 0, k] == 1,
-        )
-        for k in np.flatnonzero(few)
-    ]
-    shared = fit_threshold(F1.objective, columns).value
-    assert fitted.thresholds[few] == pytest.approx(shared)
-    assert len(set(fitted.thresholds[~few])) > 10
+    def pairs(k: int) -> Pairs:
+        known = images & (labels[:, k] >= 0)
+        return list(zip(slope * logits[known, k].astype(float), labels[known, k] == 1, strict=True))
+
+    for k in (30, 63, 64, 69):
+        assert fitted.thresholds[k] == pytest.approx(fitted_to("f1", pairs(k)).value)
+    together = fitted_to("f1", *(pairs(k) for k in np.flatnonzero(few)))
+    assert fitted.thresholds[few] == pytest.approx(together.value)
 
 
 def test_too_few_positives_even_together_take_the_threshold_of_all_classes() -> None:
@@ -86,37 +262,22 @@ def test_a_precision_that_a_class_cannot_reach_is_known() -> None:
     logits = np.array([[2.0, 2], [1, 1], [0, 0]])
     labels = np.array([[0, 1], [1, 1], [0, 0]], np.int8)
     choice = Choice(parse_objective("precision:0.9"), "class", 1, platt=False)
-    fitted = fit(logits, labels, np.ones(3, bool), choice)
-    assert fitted.best_precision[0] == 0.5
-    assert np.isnan(fitted.best_precision[1])
+    np.testing.assert_array_equal(
+        fit(logits, labels, np.ones(3, bool), choice).best_precision, [0.5, np.nan]
+    )
 
 
-def test_platt_scaling_is_per_class() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_platt_scaling_is_of_each_class_or_of_all(shared: bool) -> None:
     logits, labels, every = data(classes=4)
-    fitted = fit(logits, labels, every, Choice(F1.objective, "class", 1, platt=True))
-    for k in range(4):
-        known = labels[:, k] >= 0
-        expected = platt(logits[known, k].astype(float), labels[known, k] == 1)
-        assert (fitted.slopes[k], fitted.offsets[k]) == pytest.approx(expected)
-
-
-def test_classes_that_may_be_any_share_their_platt_scaling() -> None:
-    logits, labels, every = data()
     # Far above 0, as the logits of CLIP: a temperature could make no scores of them.
     logits = 20 + 2 * logits
-    images = every & (np.arange(300) % 3 > 0)
-    shared = Choice(F1.objective, "global", 5, platt=True, shared=True)
-    fitted = fit(logits, labels, images, shared)
-
-    known = (labels >= 0) & images[:, None]
-    slope, offset = platt(logits[known], labels[known] == 1)
-    assert slope > 0
-    assert fitted.slopes == pytest.approx(slope)
-    assert fitted.offsets == pytest.approx(offset)
-    assert len(set(fitted.thresholds)) == 1
-    # The mean score is the share of positives.
-    scores = expit(slope * logits[known] + offset)
-    assert scores.mean() == pytest.approx((labels[known] == 1).mean(), abs=1e-3)
+    fitted = fit(logits, labels, every, Choice(F1.objective, "class", 1, platt=True, shared=shared))
+    for k in range(4):
+        chosen = [*range(4)] if shared else [k]
+        known = labels[:, chosen] >= 0
+        expected = platt(logits[:, chosen][known].astype(float), labels[:, chosen][known] == 1)
+        assert (fitted.slopes[k], fitted.offsets[k]) == pytest.approx(expected)
 
 
 def test_a_tally_is_that_of_scikit_learn() -> None:
@@ -142,58 +303,46 @@ def test_a_tally_is_that_of_scikit_learn() -> None:
     assert tally.calibration_error() == pytest.approx(expected)
 
 
+def test_a_score_at_the_threshold_is_present() -> None:
+    tally = Tally(1)
+    tally.add(unscaled(1, 0.5), np.zeros((3, 1)), np.ones((3, 1), np.int8), np.ones(3, bool))
+    assert tally.summary()["OR"] == 100
+
+
 def test_no_image_is_judged_by_a_fit_that_has_seen_it() -> None:
     """Labels that are noise: a threshold that has seen them is better than chance, another not."""
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(200, 40)), (rng.random((200, 40)) < 0.3).astype(np.int8)
-    folds = np.arange(200) % 5
+    folds, every = np.arange(200) % 5, np.ones(200, bool)
     tally = cross_fitted(logits, labels, folds, F1)
 
-    expected = Tally(40)
+    expected, own = Tally(40), Tally(40)
     for fold in range(5):
         others = folds != fold
-        fitted = fit(logits[others], labels[others], np.ones(160, bool), F1)
-        expected.add(fitted, logits[~others], labels[~others], np.ones(40, bool))
-    assert tally.counts.summary() == expected.counts.summary()
-    assert tally.calibration_error() == pytest.approx(expected.calibration_error())
+        fitted = fit(logits[others], labels[others], every[others], F1)
+        expected.add(fitted, logits[~others], labels[~others], every[~others])
+    assert tally.summary() == pytest.approx(expected.summary())
     assert tally.pairs == 8000
 
-    own = Tally(40)
-    own.add(fit(logits, labels, np.ones(200, bool), F1), logits, labels, np.ones(200, bool))
-    assert own.counts.summary()["CP"] > tally.counts.summary()["CP"] + 1
+    own.add(fit(logits, labels, every, F1), logits, labels, every)
+    assert own.summary()["CP"] > tally.summary()["CP"] + 1
 
 
 def test_without_a_positive_there_is_no_fit() -> None:
-    logits, labels, every = data(classes=3)
-    with pytest.raises(DataError, match="no label is positive among the validation images"):
-        fit(logits, np.minimum(labels, 0), every, F1)
+    logits, labels, _ = data(classes=3)
     labels = np.zeros_like(labels)
     labels[0] = 1
-    with pytest.raises(DataError, match="no label is positive"):
+    with pytest.raises(DataError, match="no label is positive among the validation images"):
         cross_fitted(logits, labels, np.arange(300) % 2, F1)
 
 
-def test_classes_are_read_in_blocks() -> None:
-    logits, labels, _ = data()
-    indices, scores, targets = zip(*by_class(logits, labels), strict=True)
-    assert indices == tuple(range(70))
-    np.testing.assert_array_equal(np.stack(scores, 1), logits)
-    np.testing.assert_array_equal(np.stack(targets, 1), labels)
-
-
-def test_a_temperature_needs_only_some_of_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, labels, every = data(images=4000, classes=5)
-    whole = fit_temperature(logits, labels, every, exclusive=False)
-    monkeypatch.setattr(fitting, "MOST_SCORES", 10_000)
-    some = fit_temperature(logits, labels, every, exclusive=False)
-    assert some == temperature(logits[::3], labels[::3], exclusive=False)
-    assert some == pytest.approx(whole, rel=0.1)
-
-
-def test_unscaled_scores_are_the_model_s_own() -> None:
-    fitted = unscaled(3, 0.5)
-    column, present = fitted.column(
-        1, np.array([1.0, 2, 3]), np.array([1, -1, 0]), np.array([True, True, True])
-    )
-    assert column.tolist() == [1, 3]
-    assert present.tolist() == [True, False]
+def test_a_temperature_of_one_label_is_judged_by_cross_fitting() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.eye(4, dtype=np.int8)[rng.integers(4, size=400)]
+    logits = (9 * labels + 6 * rng.normal(size=labels.shape)).astype(np.float32)
+    outcome = with_one_label(Scores(np.arange(400), labels, logits, []), np.arange(400) % 5)
+    assert outcome.thresholds == []
+    assert outcome.slopes == pytest.approx([1 / of_all(logits, labels, exclusive=True)])
+    assert outcome.fitted["top1"] == outcome.cross_fitted["top1"] == outcome.uncalibrated["top1"]
+    assert outcome.cross_fitted["ECE"] != outcome.fitted["ECE"]
+    assert outcome.cross_fitted["ECE"] < outcome.uncalibrated["ECE"] / 2

@@ -3,7 +3,7 @@
 import asyncio
 import io
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from httpx import Response
-from pictures import picture
+from pictures import picture, png
 from PIL import Image
 from starlette.testclient import TestClient
 
@@ -22,7 +22,6 @@ from mldec.demo.app import Answerer, application
 from mldec.predict.engine import Engine, ExportedEngine, TorchEngine, scores
 from mldec.predict.heat_maps import Explainer
 
-Make = Callable[..., bytes]
 PREDICT = "/api/predict"
 
 
@@ -74,14 +73,14 @@ def bad_files(good: bytes) -> dict[str, bytes]:
     }
 
 
-# --- Answers ------------------------------------------------------------------------------------
+# Answers
 
 
 def test_scores_are_those_of_the_model_whatever_is_between_the_photos(
-    client: TestClient, engine: TorchEngine, photo: Make
+    client: TestClient, engine: TorchEngine
 ) -> None:
-    bad = bad_files(photo(1))
-    rows = rows_of(client, photo(1), *bad.values(), photo(2))
+    bad = bad_files(png(1))
+    rows = rows_of(client, png(1), *bad.values(), png(2))
     assert [row["image"] for row in rows] == [f"{number}.png" for number in range(len(rows))]
     for row, reason in zip(rows[1:-1], bad, strict=True):
         assert row.keys() == {"image", "error"}
@@ -89,7 +88,7 @@ def test_scores_are_those_of_the_model_whatever_is_between_the_photos(
         assert "\n" not in row["error"]
 
     for row, seed in ((rows[0], 1), (rows[-1], 2)):
-        image = engine.transform(read_image("", photo(seed)))[None]
+        image = engine.transform(read_image("", png(seed)))[None]
         known = scores(engine.loaded, image)[0]
         predictions = row["predictions"]
         found = {item["name"]: item["score"] for item in predictions}
@@ -102,18 +101,9 @@ def test_scores_are_those_of_the_model_whatever_is_between_the_photos(
             assert item["present"] == (item["score"] >= item["threshold"])
 
 
-def test_threshold_and_top(client: TestClient, photo: Make) -> None:
-    [row] = rows_of(client, photo(1), threshold=0, top=2)
-    assert [item["threshold"] for item in row["predictions"]] == [0, 0]
-    assert all(item["present"] for item in row["predictions"])
-    [row] = rows_of(client, photo(1), threshold=1, top=100)
-    assert len(row["predictions"]) == networks.CLASSES
-    assert not any(item["present"] for item in row["predictions"])
-
-
-def test_heat_maps_are_those_of_the_explainer_over_what_the_model_saw(photo: Make) -> None:
+def test_heat_maps_are_those_of_the_explainer_over_what_the_model_saw() -> None:
     loaded = networks.loaded("full", crop=0.8)
-    content = photo(3, 60, 30)
+    content = png(3, 60, 30)
     client = client_of(TorchEngine(loaded))
     [row] = rows_of(client, content, heat_maps=True, pictures=True, threshold=0)
     assert row["seen"] == pytest.approx(loaded.transform.visible_part((60, 30)))
@@ -134,13 +124,15 @@ def test_heat_maps_are_those_of_the_explainer_over_what_the_model_saw(photo: Mak
     assert "picture" not in row
 
 
-def test_a_zero_shot_model_scores_the_classes_that_are_typed(photo: Make, vectors: str) -> None:
+def test_a_zero_shot_model_scores_the_classes_that_are_typed(tmp_path: Path) -> None:
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("zebra 1 0 0 0 0\numbrella 0 1 0 1 0\n")
     zero_shot = TorchEngine(networks.loaded("words"))
-    client = client_of(zero_shot, vectors)
+    client = client_of(zero_shot, str(vectors))
     assert client.get("/api/model").json()["typed_classes"]
-    assert len(rows_of(client, photo(1))[0]["predictions"]) == networks.CLASSES
+    assert len(rows_of(client, png(1))[0]["predictions"]) == networks.CLASSES
 
-    [row] = rows_of(client, photo(1), classes=" umbrella, zebra,", heat_maps=True)
+    [row] = rows_of(client, png(1), classes=" umbrella, zebra,", heat_maps=True)
     queries = torch.tensor([[0.0, 1, 0, 1, 0], [1, 0, 0, 0, 0]])
     image = zero_shot.transform(picture(40, 30, 1))[None]
     expected = zero_shot.loaded.model(image, queries).sigmoid()[0].detach()
@@ -152,21 +144,20 @@ def test_a_zero_shot_model_scores_the_classes_that_are_typed(photo: Make, vector
         ("zebra, unicorn", "unicorn"),
         (", ".join(map(str, range(1001))), "1,001 classes: name at most 1,000"),
     ):
-        response = ask(client, photo(1), classes=classes)
+        response = ask(client, png(1), classes=classes)
         assert response.status_code == 400
         assert reason in response.json()["detail"]
 
 
-def test_an_exported_file_has_scores_but_no_heat_maps(tmp_path: Path, photo: Make) -> None:
-    pytest.importorskip("onnx")
+def test_an_exported_file_has_scores_but_no_heat_maps(tmp_path: Path) -> None:
     client = client_of(ExportedEngine(networks.save_onnx(tmp_path / "x.onnx", "groups")))
-    [row] = rows_of(client, photo(1))
+    [row] = rows_of(client, png(1))
     loaded = networks.loaded("groups")
     expected = scores(loaded, loaded.transform(picture(40, 30, 1))[None])[0]
     found = {item["name"]: item["score"] for item in row["predictions"]}
     assert found == by_name(loaded.classes.names, expected)
 
-    response = ask(client, photo(1), heat_maps=True)
+    response = ask(client, png(1), heat_maps=True)
     assert response.status_code == 400
     assert "an exported file has no heat maps" in response.json()["detail"]
     assert "An exported file has no heat maps" in client.get("/").text
@@ -189,38 +180,43 @@ def test_the_model_and_the_routes_are_described(client: TestClient, engine: Torc
     assert all(setting["description"] for setting in settings.values())
 
 
-# --- Limits -------------------------------------------------------------------------------------
+# Limits
 
 
-def test_wrong_parameters_are_told_in_one_sentence(client: TestClient, photo: Make) -> None:
+def test_threshold_and_top(client: TestClient) -> None:
+    [row] = rows_of(client, png(1), threshold=0, top=2)
+    assert [(item["threshold"], item["present"]) for item in row["predictions"]] == [(0, True)] * 2
+    [row] = rows_of(client, png(1), threshold=1, top=100)
+    assert [item["present"] for item in row["predictions"]] == [False] * networks.CLASSES
+
+
+def test_wrong_parameters_are_told_in_one_sentence(client: TestClient) -> None:
     for settings, status, reason in (
         ({"threshold": 2}, 422, "threshold: Input should be less than or equal to 1"),
         ({"threshold": "nan"}, 422, "threshold: Input should be"),
         ({"top": 0}, 422, "top: Input should be greater than or equal to 1"),
         ({"classes": "zebra"}, 400, "it is no zero-shot model"),
     ):
-        response = ask(client, photo(1), **settings)
+        response = ask(client, png(1), **settings)
         assert response.status_code == status
         assert reason in response.json()["detail"]
 
-
-def test_the_number_of_photos_has_bounds(client: TestClient, photo: Make) -> None:
     response = client.post(PREDICT, data={"top": 3})
     assert (response.status_code, response.json()) == (422, {"detail": "photos: Field required"})
-    response = ask(client, *[photo()] * 17)
+    response = ask(client, *[png()] * 17)
     assert response.status_code == 413
     assert response.json()["detail"] == "17 photos: pass at most 16 in a request"
     assert client.post(PREDICT, json={"photos": ["/etc/passwd"]}).status_code == 422
 
 
 def test_a_request_has_a_limit_of_bytes_and_a_large_one_stays_in_memory(
-    client: TestClient, photo: Make, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def to_disk(*_: object) -> None:
         raise AssertionError("an upload is written to the disk")
 
     monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", to_disk)
-    padded = photo(1) + bytes(19 * 2**20)
+    padded = png(1) + bytes(19 * 2**20)
     [row] = rows_of(client, padded)
     assert row["predictions"]
     assert ask(client, *[bytes(20 * 2**20)] * 6).status_code == 413
@@ -236,27 +232,21 @@ def test_a_slow_request_is_ended(engine: TorchEngine, monkeypatch: pytest.Monkey
     async def send(message: Any) -> None:
         sent.append(message)
 
-    headers = {"host": "localhost", "content-type": "multipart/form-data; boundary=edge"}
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": PREDICT,
-        "query_string": b"",
-        "headers": [(key.encode(), value.encode()) for key, value in headers.items()],
-    }
-    asyncio.run(application(Answerer(engine))(scope, receive, send))
+    headers = [(b"host", b"localhost"), (b"content-type", b"multipart/form-data; boundary=edge")]
+    scope = {"type": "http", "method": "POST", "path": PREDICT, "query_string": b""}
+    asyncio.run(application(Answerer(engine))({**scope, "headers": headers}, receive, send))
     assert sent[0]["status"] == 408
 
 
 def test_too_many_requests_at_a_time_are_refused(
-    client: TestClient, photo: Make, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "MAX_WAITING", 0)
-    response = ask(client, photo())
+    response = ask(client, png())
     assert (response.status_code, response.headers["retry-after"]) == (503, "5")
 
 
-# --- Who is answered, and what a stranger can name ------------------------------------------------
+# Who is answered, and what a stranger can name
 
 
 def test_a_name_is_a_text_and_no_path(engine: TorchEngine, tmp_path: Path) -> None:
@@ -274,9 +264,9 @@ def test_only_own_names_are_answered(engine: TorchEngine) -> None:
         assert client.get("/", headers={"host": host}).status_code == 403
 
 
-def test_pages_of_other_sites_cannot_ask(client: TestClient, photo: Make) -> None:
+def test_pages_of_other_sites_cannot_ask(client: TestClient) -> None:
     for origin, status in (("same-origin", 200), ("cross-site", 403), ("same-site", 403)):
-        files = [("photos", ("a.png", photo()))]
+        files = [("photos", ("a.png", png()))]
         response = client.post(PREDICT, files=files, headers={"sec-fetch-site": origin})
         assert response.status_code == status
 

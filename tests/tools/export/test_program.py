@@ -1,44 +1,36 @@
-"""The module that is exported: it answers as the checkpoint does, and can be traced."""
+"""The module that is exported: it answers as the checkpoint does, can be traced, and resizes."""
 
 from dataclasses import replace
+from typing import Any
 
 import networks
+import numpy as np
 import pytest
 import torch
 from networks import CALIBRATION, HEADS, OF_WORDS, noise, words_of
+from pictures import picture
+from PIL import Image
 
-from mldec.checkpoint import Loaded
+from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.errors import CheckpointError
-from mldec.export import Program, decided, of_other_classes, traced
+from mldec.export import Program, Resize, decided, traced
 from mldec.model import Classifier
 from mldec.predict.engine import scores
 
-QUICK = ("gap", "groups", "query2label", "word_groups")
-
-
-def with_words(loaded: Loaded, words: list[torch.Tensor]) -> Loaded:
-    """Return the model for the classes of other word vectors, if there are any."""
-    if not words:
-        return loaded
-    names = tuple(f"{number}" for number in range(len(words[0])))
-    return replace(loaded, classes=replace(loaded.classes, names=names, queries=words[0]))
-
-
-def test_one_label_is_the_most_probable_class_and_the_first_of_equal_ones() -> None:
-    rows = torch.tensor([[0.1, 0.7, 0.2], [0.4, 0.2, 0.4]])
-    assert decided(rows, None).tolist() == [[False, True, False], [True, False, False]]
-
-
-def test_a_class_is_present_from_its_threshold_on() -> None:
-    rows = torch.tensor([[0.25, 0.5, 0.75]])
-    assert decided(rows, torch.tensor([0.5])).tolist() == [[False, True, True]]
-    assert decided(rows, torch.tensor([0.2, 0.6, 0.8])).tolist() == [[True, False, False]]
+SIZES = ((32, 32), (64, 48), (31, 90), (200, 33), (20, 30), (1, 1), (500, 333))
+TRANSFORMS: list[dict[str, Any]] = [
+    {},
+    {"interpolation": "bicubic"},
+    {"crop": 0.875, "interpolation": "bicubic"},
+    {"crop": 1.0},
+    {"crop": 0.3},
+]
 
 
 @pytest.mark.parametrize(
     "head",
-    # The other heads are slow here, and in the matrix of test_onnx_file.py.
-    [pytest.param(head, marks=[] if head in QUICK else pytest.mark.slow) for head in HEADS],
+    # The others are in the matrix of the tests of ONNX files.
+    ["gap", "groups", "query2label", "word_groups"],
 )
 def test_a_traced_program_answers_as_the_checkpoint(head: str) -> None:
     exclusive = head in ("gap", "word_gap")
@@ -49,20 +41,16 @@ def test_a_traced_program_answers_as_the_checkpoint(head: str) -> None:
 
     for images, classes in ((1, 3), (5, 8)):
         words = words_of(head, classes)
-        expected = scores(with_words(loaded, words), noise(images))
+        asked = loaded
+        if words:
+            names = tuple(map(str, range(classes)))
+            asked = replace(loaded, classes=replace(loaded.classes, names=names, queries=words[0]))
+        expected = scores(asked, noise(images))
         probabilities, decisions = graph(noise(images), *words)
         assert expected.std() > 1e-3
         torch.testing.assert_close(probabilities, expected, atol=1e-6, rtol=0)
         limits = None if thresholds is None else torch.tensor(thresholds)
         assert torch.equal(decisions, decided(expected, limits))
-
-
-def test_a_zero_shot_program_may_have_its_classes_inside() -> None:
-    loaded = networks.loaded("words")
-    probabilities, _ = Program(loaded, [0.5])(noise(2))
-    torch.testing.assert_close(probabilities, scores(loaded, noise(2)))
-    others = of_other_classes(loaded, 4)
-    assert Program(others, [0.5])(noise(2))[0].shape == (2, 4)
 
 
 def test_half_precision_leaves_the_checkpoint_as_it_is() -> None:
@@ -91,6 +79,27 @@ def test_a_network_that_cannot_be_traced_is_one_line() -> None:
     loaded = networks.loaded("gap")
     loaded = replace(loaded, model=Classifier(Branching(), HEADS["gap"](3)))
     with pytest.raises(
-        CheckpointError, match=r"x\.pt cannot be exported: torch\.export does not foll"
+        CheckpointError, match=r"x\.pt: its network cannot be used .* does not follow it"
     ):
         traced(Program(loaded, [0.5]), loaded, "x.pt")
+
+
+@pytest.mark.parametrize("settings", TRANSFORMS)
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_it_is_pillows(settings: dict[str, Any], width: int, height: int) -> None:
+    transform = EvalTransform(image_size=32, **settings)
+    image = picture(width, height)
+    expected = transform(image).int()
+    resized = Resize(transform)(to_tensor(image)[None])
+    assert resized.dtype == torch.uint8
+    # Two roundings, each of which may fall to the other side.
+    assert (resized[0].int() - expected).abs().max() <= 2
+    assert (resized[0].int() - expected).float().abs().mean() < 0.3
+
+
+def test_an_image_of_the_right_size_stays_as_it_is() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    image = to_tensor(Image.fromarray(pixels))
+    for settings in ({}, {"interpolation": "bicubic"}, {"crop": 1.0}):
+        transform = EvalTransform(image_size=32, **settings)
+        assert torch.equal(Resize(transform)(image[None])[0], image)

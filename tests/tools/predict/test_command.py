@@ -1,43 +1,42 @@
-"""Naming images: what is written, when, and what ends a command."""
+"""The command: what is printed and written, how it goes on, and what is refused."""
 
+import csv
+import io
 import json
 import os
+import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import patches
 import pytest
 import torch
+from pictures import picture
 from PIL import Image
 from support import one_line
 
-from mldec import predict
 from mldec.checkpoint import load_model
-from mldec.files.torch_files import read_torch, save
-from mldec.predict import answers as pictures
-from mldec.predict import answers as rows
-from mldec.predict import engine
+from mldec.files.run_lock import RunLock
+from mldec.files.torch_files import read_torch
+from mldec.predict import answers, engine, results
 from mldec.predict.heat_maps import Explainer
+from mldec.predict.run import FORMATS
 from mldec.runtime.devices import MAX_IMAGE_SIZE
 
 Cli = Callable[..., Any]
-SHARED = ["--plugin", "patches", "--device", "cpu", "--top", "1", "--threshold", "0"]
+SHARED = ["--plugin", "patches", "--device", "cpu", "--threshold", "0", "--top", "2"]
+BLOCK = 4
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """A folder of six images, the fourth of which cannot be read."""
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for name in "abcdef":
-        Image.new("RGB", (64, 64), (40 * ord(name) % 255, 9, 9)).save(folder / f"{name}.png")
-    (folder / "d.png").write_bytes(b"no image")
-    return folder
+@pytest.fixture(autouse=True)
+def small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "BLOCK", BLOCK)
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -45,102 +44,165 @@ def best(digits_run: Path) -> Path:
     return digits_run / "checkpoints" / "best.pt"
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of ten images, the fourth of which cannot be read."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(10):
+        picture(64, 64, seed=number).save(folder / f"{number}.png")
+    (folder / "3.png").write_bytes(b"no image")
+    return folder
 
 
-def test_lines_and_list_hold_the_same_rows(
-    cli: Cli, best: Path, photos: Path, tmp_path: Path
-) -> None:
-    words = ["--jsonl", tmp_path / "p.jsonl", "--json", tmp_path / "p.json"]
-    status, out, err = cli("predict", best, photos, *SHARED, *words)
+def all_files(folder: str = ".") -> dict[str, Path]:
+    """Return a result file per format."""
+    return {
+        option: Path(folder, f"r.{option}{'.npy' * (option == 'features')}") for option in FORMATS
+    }
+
+
+def options(files: dict[str, Path]) -> list[str]:
+    return [word for option, path in files.items() for word in (f"--{option}", str(path))]
+
+
+def rows_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_all_formats_at_once(cli: Cli, best: Path, photos: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    files = all_files()
+    status, out, err = cli("predict", best, photos, *SHARED, *options(files), "--batch-size", "3")
     assert status == 1
-    one_line(err, str(photos / "d.png"), "not an image")
-    rows = rows_of(tmp_path / "p.jsonl")
-    assert rows == json.loads((tmp_path / "p.json").read_text())
-    assert [row["image"] for row in rows] == [str(photos / f"{name}.png") for name in "abcdef"]
-    assert [list(row) for row in rows] == [
-        ["image", "error" if i == 3 else "predictions"] for i in range(6)
-    ]
+    assert out == f"{files['jsonl']}: 10 images, 1 without an answer\n"
+
+    rows = rows_of(files["jsonl"].read_text())
+    one_line(err, str(photos / "3.png"), "not an image")
     assert err == f"mldec: {rows[3]['error']}\n"
-    assert out == f"{tmp_path / 'p.jsonl'}: 6 images, 1 without an answer\n"
+    assert [row["image"] for row in rows] == [str(photos / f"{number}.png") for number in range(10)]
+    keys = [["image", "error" if number == 3 else "predictions"] for number in range(10)]
+    assert [list(row) for row in rows] == keys
+    assert json.loads(files["json"].read_text()) == rows
+    with files["csv"].open(newline="") as file:
+        table = list(csv.DictReader(file))
+    columns = parquet.read_table(files["parquet"]).to_pylist()
+    for row, cells, values in zip(rows, table, columns, strict=True):
+        assert cells["image"] == values["image"] == row["image"]
+        if "error" in row:
+            assert cells["error"] == values["error"] == row["error"]
+        else:
+            classes = [item["name"] for item in row["predictions"]]
+            assert cells["classes"].split(";") == values["classes"] == classes
+            assert values["scores"] == [item["score"] for item in row["predictions"]]
+    features = np.load(files["features"])
+    assert np.isnan(features).any(1).tolist() == [number == 3 for number in range(10)]
 
-
-def test_without_a_file_there_is_a_line_per_image(cli: Cli, best: Path, photos: Path) -> None:
+    # Without a file there is a line per image; on standard output the rows are alone.
     status, out, err = cli("predict", best, photos, *SHARED)
+    first, *others = out.splitlines()
+    shown = ", ".join(f"{item['name']} {item['score']:.3f}" for item in rows[0]["predictions"])
+    assert (status, first, len(others)) == (1, f"{photos / '0.png'}: {shown}", 8)
+    for option, read in (("--jsonl", rows_of), ("--json", json.loads)):
+        status, out, err = cli("predict", best, photos / "0.png", *SHARED, option, "-")
+        assert (status, err, read(out)) == (0, "", rows[:1])
+    status, _, err = cli("predict", best, photos / "0.png", *SHARED, "--json", "/dev/full")
     assert status == 1
-    one_line(err, str(photos / "d.png"), "not an image")
-    [row, *_] = [
-        json.loads(line)
-        for line in cli("predict", best, photos, *SHARED, "--jsonl", "-").out.splitlines()
-    ]
-    shown = row["predictions"][0]
-    assert out.startswith(f"{photos / 'a.png'}: {shown['name']} {shown['score']:.3f}\n")
-    assert len(out.splitlines()) == 5
+    one_line(err, "cannot write /dev/full: No space left on device")
+    status, out, err = cli("predict", best, photos / "0.png", *SHARED, "--top", str(10**30))
+    assert (status, err, out.count(", ")) == (0, "", 9)
 
 
-def test_lines_on_standard_output_are_alone_there(
-    cli: Cli, best: Path, photos: Path, tmp_path: Path
-) -> None:
-    (photos / "d.png").unlink()
-    status, out, err = cli("predict", best, photos, *SHARED, "--jsonl", "-")
+def test_a_complete_result_stays_as_it_is(cli: Cli, best: Path, photos: Path) -> None:
+    words = ["predict", best, photos, *SHARED, "--jsonl", "r.jsonl"]
+    Path("r.jsonl").write_text("mine")
+    status, _, err = cli(*words)
+    assert status == 1
+    one_line(err, "r.jsonl exists, and nothing says how it was made", "--overwrite")
+    assert Path("r.jsonl").read_text() == "mine"
+
+    assert cli(*words, "--overwrite").status == 1
+    before = {path: path.stat().st_mtime_ns for path in Path().glob("r.*")}
+    assert [path.name for path in sorted(before)] == ["r.jsonl", "r.jsonl.run.json"]
+    status, out, err = cli(*words)
     assert (status, err) == (0, "")
-    cli("predict", best, photos, *SHARED, "--json", tmp_path / "p.json")
-    expected = json.loads((tmp_path / "p.json").read_text())
-    assert [json.loads(line) for line in out.splitlines()] == expected
-    status, out, err = cli("predict", best, photos, *SHARED, "--json", "-")
-    assert (status, err, json.loads(out)) == (0, "", expected)
+    assert out == "r.jsonl is complete: 10 images; nothing to do\n"
+    assert {path: path.stat().st_mtime_ns for path in Path().glob("r.*")} == before
 
-
-def test_pictures_of_what_is_named(cli: Cli, best: Path, photos: Path, tmp_path: Path) -> None:
-    (photos / "again").mkdir()
-    Image.new("RGB", (90, 30)).save(photos / "again" / "a.png")
-    words = ["--pictures", tmp_path / "drawn" / "here", "--top", "2", "--json", tmp_path / "p.json"]
-    status, _, err = cli("predict", best, photos, *SHARED, *words)
+    picture(64, 64).save(photos / "new.png")
+    status, _, err = cli(*words)
     assert status == 1
-    one_line(err, str(photos / "d.png"), "not an image")
-
-    rows = json.loads((tmp_path / "p.json").read_text())
-    assert [list(row) for row in rows if "error" in row] == [["image", "error"]]
-    drawn = [Path(row["picture"]) for row in rows if "picture" in row]
-    assert len(drawn) == len(rows) - 1 == 6
-    assert sorted(drawn) == sorted((tmp_path / "drawn" / "here").iterdir())
-    for path in drawn:
-        with Image.open(path) as sheet:
-            assert sheet.width > 3 * 150, "the image and two classes"
+    one_line(err, "the images are not those that it was begun with (10 images then, 11 now)")
+    assert cli(*words, "--overwrite").status == 1
+    assert len(rows_of(Path("r.jsonl").read_text())) == 11
 
 
-def test_pictures_are_of_the_same_classes_as_the_scores(
-    cli: Cli, best: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_other_options_or_another_checkpoint_are_refused(
+    cli: Cli, best: Path, photos: Path
 ) -> None:
-    drawn = []
-    monkeypatch.setattr(
-        pictures, "draw", lambda *arguments: drawn.append(arguments) or Image.new("RGB", (9, 9))
-    )
-    words = ["--pictures", tmp_path / "p", "--top", "3", "--json", tmp_path / "p.json"]
-    assert cli("predict", best, photos / "a.png", *SHARED, *words).status == 0
-    [(image, title, findings, method, _)] = drawn
-    [row] = json.loads((tmp_path / "p.json").read_text())
-    assert [(item.name, item.score) for item in findings] == [
-        (item["name"], item["score"]) for item in row["predictions"]
-    ]
-    assert (image.size, title) == ((64, 64), "a.png")
-    assert method.startswith("attention of the query of the class")
-
-    # Of the whole list of classes, the map of each name is its own.
-    loaded = load_model(best, plugins=["patches"])
-    maps = Explainer(loaded.model, 64).maps(
-        loaded.transform(image)[None], [[*range(len(loaded.classes))]]
-    )[0]
-    for item in findings:
-        expected = maps[loaded.classes.names.index(item.name)].numpy()
-        np.testing.assert_allclose(item.heat, expected, rtol=1e-5, atol=1e-7)
+    cli("predict", best, photos, *SHARED, "--jsonl", "r.jsonl")
+    content = Path("r.jsonl").read_bytes()
+    # The same weights in another file are no other checkpoint; the other set of weights is.
+    shutil.copy(best, "other.pt")
+    assert cli("predict", "other.pt", photos, *SHARED, "--jsonl", "r.jsonl").status == 0
+    state = torch.load(best, weights_only=True)
+    for weights in (state["model"], state["ema"]):
+        weights["head.pool_bias"] += 1
+    torch.save(state, "other.pt")
+    for checkpoint, words, part in (
+        (best, ["--draft"], "--draft false, not true"),
+        (best, ["--weights", "raw"], '--weights none, not "raw"'),
+        (best, ["--csv", "r.csv"], "the result files"),
+        (best, [photos / "0.png"], "the images"),
+        ("other.pt", [], "the checkpoint"),
+    ):
+        status, _, err = cli("predict", checkpoint, photos, *SHARED, "--jsonl", "r.jsonl", *words)
+        assert status == 1
+        one_line(err, f"r.jsonl was begun with {part}", "name another file, or pass --overwrite")
+    assert Path("r.jsonl").read_bytes() == content
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_the_same_command_goes_on(
+    name: str, cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("predict", best, photos, *SHARED, *options(all_files()), "--batch-size", "1")
+    whole = {option: path.read_bytes() for option, path in all_files().items()}
+
+    Path("again").mkdir()
+    files = all_files("again")
+    words = ["predict", best, photos, *SHARED, *options(files), "--batch-size", "1"]
+    # Six images have an answer in this forward pass, and the fourth has none without one.
+    monkeypatch.setattr(patches, "forwards", 0)
+    monkeypatch.setenv("PATCHES_SIGNAL", f"{name}:6")
+    status, out, err = cli(*words)
+    assert status == (130 if name == "SIGINT" else 143)
+    last = err.splitlines()[-1]
+    assert last == f"mldec: stopped by {name} after 7 images; the same command goes on"
+    assert not any(path.exists() for path in files.values())
+
+    monkeypatch.setenv("PATCHES_SIGNAL", "SIGTERM:0")
+    monkeypatch.setattr(patches, "forwards", 0)
+    folder = Path("again", "r.jsonl.parts")
+    with RunLock(folder, of_run=False) as lock:
+        lock.take()
+        status, _, err = cli(*words)
+    assert status == 1
+    one_line(err, "another run is using this folder", "or name another file")
+
+    status, out, err = cli(*words)
+    assert status == 1, "an image of the first part has no answer"
+    assert f"{files['jsonl']}: 4 images are done, going on" in out
+    assert patches.forwards == 6, "the first block is not answered again"
+    assert {option: path.read_bytes() for option, path in files.items()} == whole
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGUSR1"])
 def test_a_signal_keeps_what_is_streamed(
     name: str, cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (photos / "3.png").unlink()
     monkeypatch.setattr(patches, "forwards", 0)
     monkeypatch.setenv("PATCHES_SIGNAL", f"{name}:2")
     before = signal.getsignal(signal.SIGTERM)
@@ -163,163 +225,165 @@ def test_a_second_ctrl_c_keeps_the_list_too(
         answered.append(None)
         return []
 
-    monkeypatch.setattr(rows.Rule, "chosen", slow)
+    monkeypatch.setattr(answers.Rule, "chosen", slow)
     status, out, err = cli("predict", best, photos, *SHARED, "--json", "-")
     assert status == 130
     one_line(err, "interrupted")
     assert len(json.loads(out)) == 2
 
 
-def test_scores_of_a_broken_network_are_no_answer(
-    cli: Cli, best: Path, photos: Path, tmp_path: Path
+def test_a_list_on_standard_input_may_name_a_missing_image(
+    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = SimpleNamespace(buffer=io.BytesIO(b"0.png\nmissing.png\n1.png\n"))
+    monkeypatch.setattr(sys, "stdin", given)
+    words = ["--list", "-", "--root", photos, *SHARED, "--jsonl", "-"]
+    status, out, err = cli("predict", best, *words)
+    assert status == 1
+    one_line(err, "missing.png: no such file")
+    rows = rows_of(out)
+    assert [row["image"] for row in rows] == ["0.png", "missing.png", "1.png"]
+    assert ["error" in row for row in rows] == [False, True, False]
+
+
+def test_the_rows_of_an_exported_file_are_those_of_its_checkpoint(
+    cli: Cli, best: Path, photos: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    assert cli("export", best, "m.onnx", "--plugin", "patches", "--threshold", "0.4").status == 0
+    rule = ["--content", "decisions"]
+    cli("predict", "m.onnx", photos, *rule, "--jsonl", "a.jsonl")
+    words = ["--plugin", "patches", "--threshold", "0.4", "--device", "cpu"]
+    cli("predict", best, photos, *rule, *words, "--jsonl", "b.jsonl")
+    assert Path("a.jsonl").read_text() == Path("b.jsonl").read_text()
+
+    for given in (["--weights", "raw"], ["--image-size", "32"], ["--plugin", "patches"]):
+        status, _, err = cli("predict", "m.onnx", photos, *given)
+        assert status == 1
+        one_line(err, f"{given[0]} has no effect on an exported file such as m.onnx")
+    assert cli("predict", "m.onnx", photos, "--device", "cuda:0").status == 1
+
+
+def test_pictures_are_of_the_same_classes_as_the_scores(
+    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (photos / "again").mkdir()
+    Image.new("RGB", (90, 30)).save(photos / "again" / "0.png")
+    words = ["--pictures", "drawn/here", "--json", "p.json"]
+    assert cli("predict", best, photos, *SHARED, *words).status == 1
+    rows = json.loads(Path("p.json").read_text())
+    drawn = [Path(row["picture"]) for row in rows if "picture" in row]
+    assert len(drawn) == len(rows) - 1 == 10
+    assert sorted(drawn) == sorted(Path("drawn", "here").iterdir())
+    for path in drawn:
+        with Image.open(path) as sheet:
+            assert sheet.width > 3 * 150, "the image and two classes"
+
+    calls = []
+    monkeypatch.setattr(
+        answers, "draw", lambda *arguments: calls.append(arguments) or Image.new("RGB", (9, 9))
+    )
+    words = ["--pictures", "p", "--top", "3", "--json", "q.json"]
+    assert cli("predict", best, photos / "0.png", *SHARED, *words).status == 0
+    [(image, title, findings, method, _)] = calls
+    [row] = json.loads(Path("q.json").read_text())
+    shown = [(item["name"], item["score"]) for item in row["predictions"]]
+    assert [(item.name, item.score) for item in findings] == shown
+    assert (image.size, title) == ((64, 64), "0.png")
+    assert method.startswith("attention of the query of the class")
+
+    # Of the whole list of classes, the map of each name is its own.
+    loaded = load_model(best, plugins=["patches"])
+    explainer = Explainer(loaded.model, 64)
+    classes = [*range(len(loaded.classes))]
+    maps = explainer.maps(loaded.transform(image)[None], [classes])[0]
+    for item in findings:
+        expected = maps[loaded.classes.names.index(item.name)].numpy()
+        np.testing.assert_allclose(item.heat, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_what_cannot_be_scored_is_one_line(
+    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = read_torch(best)
     for weights in ("model", "ema"):
         state[weights]["head.pool_bias"].fill_(float("nan"))
-    save(tmp_path / "nan.pt", state)
-    status, out, err = cli(
-        "predict", tmp_path / "nan.pt", photos / "a.png", *SHARED, "--jsonl", tmp_path / "p.jsonl"
-    )
-    assert (status, out) == (1, f"{tmp_path / 'p.jsonl'}: 1 image, 1 without an answer\n")
-    one_line(
-        err, f"{photos / 'a.png'}: its scores are not finite; look at the weights of the checkpoint"
-    )
-    assert rows_of(tmp_path / "p.jsonl") == [
-        {"image": str(photos / "a.png"), "error": err.strip()[len("mldec: ") :]}
-    ]
+    torch.save(state, "nan.pt")
+    photo = photos / "0.png"
+    status, out, err = cli("predict", "nan.pt", photo, *SHARED, "--jsonl", "p.jsonl")
+    assert (status, out) == (1, "p.jsonl: 1 image, 1 without an answer\n")
+    one_line(err, f"{photo}: its scores are not finite; look at the weights of the checkpoint")
+    [row] = rows_of(Path("p.jsonl").read_text())
+    assert row == {"image": str(photo), "error": err.strip()[len("mldec: ") :]}
+
+    def full(*arguments: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(engine, "probabilities", full)
+    status, _, err = cli("predict", best, photo, *SHARED, "--batch-size", "7")
+    assert status == 1
+    one_line(err, "out of memory on cpu: batches of 1, images of 64 pixels; pass a smaller --batch")
+
+
+def test_a_checkpoint_without_thresholds_is_named(cli: Cli, best: Path, photos: Path) -> None:
+    words = ["predict", best, photos / "0.png", "--plugin", "patches", "--device", "cpu"]
+    status, _, err = cli(*words)
+    assert status == 0
+    one_line(err, "has no thresholds: classes are listed by score alone")
+    assert cli(*words, "--content", "scores").err == ""
+    assert cli(*words, "--content", "scores", "--draft").err == ""
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--json", "{folder}"], "it is a folder; add the name of a file"),
-        (["--jsonl", "{folder}/missing/p.jsonl"], "there is no folder"),
+        (["--parquet", "-"], "--parquet - must be a file"),
+        (["--features", "-"], "--features -: the name of an array file ends in .npy"),
+        (["--jsonl", "-", "--csv", "x.csv"], "is written in parts and a pipe row by row"),
         (["--json", "-", "--jsonl", "-"], "cannot write two results to -"),
-        (["--pictures", "{folder}/a.png"], "/a.png is a file; name a folder"),
-        (["--pictures", "{folder}/p", "--font", "{folder}/a.png"], "a.png: not a font"),
-        (["--font", "{folder}/a.ttf"], "--font has no effect without --pictures"),
-        (
-            ["--device", "banana"],
-            "device 'banana' is unknown: choose auto, cpu, cuda or cuda:<number>",
-        ),
+        (["--overwrite"], "--overwrite has no effect without a result file"),
+        (["--root", "."], "--root has no effect without --list"),
+        (["--list", "none.txt"], "none.txt cannot be read"),
+        (["--content", "scores", "--top", "3"], "--top has no effect with --content scores"),
+        (["--content", "decisions"], "the checkpoint has no thresholds; pass --threshold"),
+        (["--json", "photos"], "it is a folder; add the name of a file"),
+        (["--jsonl", "missing/p.jsonl"], "there is no folder"),
+        (["--pictures", "photos/0.png"], "0.png is a file; name a folder"),
+        (["--pictures", "p", "--font", "photos/0.png"], "0.png: not a font"),
+        (["--font", "a.ttf"], "--font has no effect without --pictures"),
+        (["--device", "banana"], "device 'banana' is unknown: choose auto, cpu, cuda or"),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_model_is_loaded(
-    cli: Cli, photos: Path, words: list[str], part: str
+def test_options_that_do_not_fit_are_one_line(
+    cli: Cli, best: Path, photos: Path, words: list[str], part: str
 ) -> None:
-    status, out, err = cli(
-        "predict", "no.pt", photos, *[word.format(folder=photos) for word in words]
-    )
+    status, out, err = cli("predict", best, photos / "0.png", "--plugin", "patches", *words)
     assert (status, out) == (1, "")
     one_line(err, part)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        *[("--threshold", value) for value in ("nan", "5", "-0.1", "inf", "x", "")],
-        *[
-            ("--image-size", value)
-            for value in (str(10**12), str(MAX_IMAGE_SIZE + 1), "0", "9" * 5000)
-        ],
-    ],
-)
-@pytest.mark.parametrize("command", ["predict", "evaluate"])
-def test_numbers_out_of_range_are_refused(cli: Cli, command: str, option: str, value: str) -> None:
-    words = ["a.png"] if command == "predict" else []
-    status, out, err = cli(command, "no.pt", *words, option, value)
-    assert (status, out) == (2, "")
-    assert f"error: argument {option}: " in err.splitlines()[-1]
-
-
-def test_a_large_top_is_all_classes(cli: Cli, best: Path, photos: Path) -> None:
-    status, out, err = cli("predict", best, photos / "a.png", *SHARED, "--top", str(10**30))
-    assert (status, err) == (0, "")
-    assert out.count(", ") == 9
-
-
-def test_too_large_a_batch_is_one_line(
+def test_no_image_and_several_processes_are_refused(
     cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(engine, "probabilities", full)
-    status, _, err = cli("predict", best, photos / "a.png", *SHARED, "--batch-size", "7")
+    status, _, err = cli("predict", best, "--plugin", "patches")
     assert status == 1
-    one_line(
-        err, "out of memory on cpu: batches of 1, images of 64 pixels; pass a smaller --batch-size"
-    )
+    one_line(err, "no image is named: pass files, folders, tar files or --list FILE")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    status, _, err = cli("predict", best, photos, *SHARED)
+    assert status == 1
+    one_line(err, "several processes write to a file only: pass --jsonl FILE, for example")
 
 
-def test_odd_names_in_a_real_process_on_an_ascii_terminal(
-    cli: Cli, best: Path, tmp_path: Path
-) -> None:
-    names = [
-        b"\xff\xfe.png",
-        "\u65e5\u672c.png".encode(),
-        b"two\nlines.png",
-        b"x\x1b]0;pwn\x07.png",
-    ]
-    folder = os.fsencode(tmp_path / "names")
-    os.mkdir(folder)  # noqa: PTH102
-    for name in names:
-        with open(os.path.join(folder, name), "wb") as file:  # noqa: PTH118, PTH123
-            Image.new("RGB", (64, 64)).save(file, "PNG")
-    with open(os.path.join(folder, b"bad\x1b[31m.png"), "wb") as file:  # noqa: PTH118, PTH123
-        file.write(b"no image")
-
-    # Pillow's limit is below the pixels of these images: twice the limit is not reached, and its
-    # warning is not shown.
-    code = (
-        "from PIL import Image; Image.MAX_IMAGE_PIXELS = 3000; "
-        "from mldec import predict; predict.main()"
-    )
-    words = [best, tmp_path / "names", *SHARED]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)],
-        capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-    )
-    assert done.returncode == 1, done.stderr
-    out, err = done.stdout.decode("ascii"), done.stderr.decode("ascii")
-    one_line(err, "bad?[31m.png: not an image")
-    assert {line.partition(": ")[0].rpartition("/")[2] for line in out.splitlines()} == {
-        "??.png",
-        "\\u65e5\\u672c.png",
-        "two?lines.png",
-        "x?]0;pwn?.png",
-    }
-
-    cli("predict", *words, "--jsonl", tmp_path / "p.jsonl")
-    rows = rows_of(tmp_path / "p.jsonl")
-    paths = {
-        bytes.fromhex(row["image_bytes"]) if "image_bytes" in row else row["image"].encode()
-        for row in rows
-    }
-    assert paths == {os.path.join(folder, name) for name in [*names, b"bad\x1b[31m.png"]}  # noqa: PTH118
-    (odd,) = (row for row in rows if "image_bytes" in row)
-    assert odd["image"].endswith("names/\\xff\\xfe.png")
-    assert ["names/bad?[31m.png: not" in row["error"] for row in rows if "error" in row] == [True]
-
-
-def test_no_example_names_a_threshold() -> None:
-    text = (predict.__doc__ or "") + predict.parser().format_help()
-    assert "0.5" not in text
-    assert "scores after ASL are not probabilities" in " ".join(text.split())
-
-
-def test_a_device_is_checked_by_load_model_too(best: Path) -> None:
+def test_numbers_out_of_range_are_refused(cli: Cli, best: Path) -> None:
+    for option, value in (
+        *(("--threshold", value) for value in ("nan", "5", "-0.1", "")),
+        *(("--image-size", value) for value in (str(MAX_IMAGE_SIZE + 1), "0", "9" * 5000)),
+    ):
+        status, out, err = cli("predict", "no.pt", "a.png", option, value)
+        assert (status, out) == (2, "")
+        assert f"error: argument {option}: " in err.splitlines()[-1]
+    with pytest.raises(ValueError, match=f"image_size: {10**9} is not a positive whole number"):
+        load_model(best, plugins=["patches"], image_size=10**9)
     for device in ("banana", "cuda:99", "mps", ""):
         with pytest.raises(ValueError, match="device"):
             load_model(best, plugins=["patches"], device=device)
-    for device in ("cpu", "auto", torch.device("cpu")):
-        load_model(best, plugins=["patches"], device=device)
-    with pytest.raises(ValueError, match=f"image_size: {10**9} is above {MAX_IMAGE_SIZE:,}"):
-        load_model(best, plugins=["patches"], image_size=10**9)
-
-
-def test_a_full_device_under_a_list_is_named(cli: Cli, best: Path, photos: Path) -> None:
-    status, _, err = cli("predict", best, photos / "a.png", *SHARED, "--json", "/dev/full")
-    assert status == 1
-    one_line(err, "cannot write /dev/full: No space left on device")

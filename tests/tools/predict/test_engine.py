@@ -1,51 +1,147 @@
-import dataclasses
+"""What scores images: a checkpoint in torch, other classes, and ONNX files in ONNX Runtime."""
+
+import importlib.util
+import json
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import hostile
+import networks
 import pytest
 import torch
+from networks import CALIBRATION, metadata, noise
 from pictures import picture
 
-from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint import Loaded
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import Classes
-from mldec.errors import CheckpointError, ConfigError, OutOfMemoryError
-from mldec.predict import engine as engine_module
-from mldec.predict.engine import ExportedEngine, Metadata, TorchEngine, is_exported, scores
-from mldec.runtime.devices import Precision
-
-METADATA = Metadata(
-    classes=["r", "g", "b"],
-    word_dim=None,
-    exclusive=False,
-    calibrated=False,
-    thresholds=[0.25],
-    image_size=24,
-    crop=0.75,
-    interpolation="bicubic",
-    resizes=False,
-    mean=None,
-    std=None,
-    precision="fp32",
-    versions={},
-    checkpoint={},
-    date="2026-11-22",
+from mldec.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError
+from mldec.export import Program, open_axes, traced
+from mldec.predict import engine as module
+from mldec.predict.engine import (
+    KEY,
+    ExportedEngine,
+    OnnxFile,
+    TorchEngine,
+    content,
+    decided,
+    is_exported,
+    parse,
+    quantised,
+    read_metadata,
+    require_onnx,
+    scores,
+    translated,
 )
+from mldec.predict.run import with_classes
+from mldec.runtime.devices import Precision
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    path = tmp_path_factory.mktemp("engine") / "x.pt"
-    torch.save(hostile.good(), path)
-    return load_model(path)
+def loaded() -> Loaded:
+    return networks.loaded(size=64)
+
+
+def test_scores_are_sigmoids_or_a_softmax_in_float32(loaded: Loaded) -> None:
+    images = noise(4, 64)
+    with torch.no_grad():
+        logits = loaded.model(images)
+    several = scores(loaded, images)
+    assert several.dtype == torch.float32
+    torch.testing.assert_close(several, 1 / (1 + (-logits).exp()))
+    one_label = replace(loaded, classes=replace(loaded.classes, exclusive=True))
+    expected = logits.exp() / logits.exp().sum(1, keepdim=True)
+    torch.testing.assert_close(scores(one_label, images), expected)
+    torch.testing.assert_close(TorchEngine(one_label).answer(images).scores, expected)
+
+    rows = torch.tensor([[0.5, 0.4, 0.1], [0.2, 0.4, 0.4]])
+    at_thresholds = decided(rows, torch.tensor([0.5, 0.5, 0.4]))
+    assert at_thresholds.tolist() == [[True, False, False], [False, False, True]]
+    assert decided(rows, None).tolist() == [[True, False, False], [False, True, False]]
+
+
+def test_a_checkpoint_answers_as_its_model_does(loaded: Loaded) -> None:
+    engine = TorchEngine(loaded)
+    images = [engine.transform(picture(seed=number)) for number in range(3)]
+    answers = engine.answer(images)
+    stacked = torch.stack(images)
+    torch.testing.assert_close(answers.scores, scores(loaded, stacked))
+    assert answers.features is None
+    assert (engine.classes, engine.thresholds) == (loaded.classes, None)
+    assert (engine.image_size, engine.shorter_side) == (64, 64)
+
+    with torch.no_grad():
+        expected = loaded.model.backbone(stacked).mean(1)
+    torch.testing.assert_close(engine.answer(stacked, features=True).features, expected)
+
+    # The precision is that of the forward pass.
+    engines = [TorchEngine(loaded, precision) for precision in Precision]
+    assert [engine.precision for engine in engines] == ["fp32", "fp32", "fp32", "bf16"]
+    rounded = engines[-1].answer(stacked).scores
+    assert not torch.equal(rounded, answers.scores)
+    torch.testing.assert_close(rounded, answers.scores, atol=5e-2, rtol=0)
+
+
+def test_what_a_checkpoint_lacks_is_named(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> None:
+        raise MemoryError
+
+    engine = TorchEngine(loaded)
+    with monkeypatch.context() as patch:
+        patch.setattr(loaded.model.backbone, "forward", full)
+        message = r"^out of memory on cpu: batches of 3, images of 64 pixels; pass a smaller --b"
+        with pytest.raises(OutOfMemoryError, match=message):
+            engine.answer(noise(3, 64))
+
+    transform = replace(loaded.transform, decoder="torchcodec")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^data.decoder: torchcodec is not installed"):
+        TorchEngine(replace(loaded, transform=transform))
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> str:
+    """A file of word vectors of width 5."""
+    path = tmp_path / "words.txt"
+    path.write_text("cat 1 0 0 0 0\ndog 0 1 0 0 0\nred 1 1 0 0 0\n")
+    return str(path)
+
+
+def test_other_classes_of_a_zero_shot_model(loaded: Loaded, vectors: str) -> None:
+    words = networks.loaded("words")
+    other = with_classes(words, " dog, cat,,", vectors)
+    assert other.classes.names == ("dog", "cat")
+    assert other.classes.queries.argmax(1).tolist() == [1, 0]
+    assert other.model is words.model
+    assert not TorchEngine(loaded).zero_shot
+    engine = TorchEngine(words)
+    assert engine.zero_shot
+    fox = engine.for_classes(Classes(("fox",), queries=other.classes.queries[:1]))
+    expected = TorchEngine(other).answer(noise(2)).scores[:, :1]
+    torch.testing.assert_close(fox.answer(noise(2)).scores, expected)
+
+    narrow = replace(words, classes=replace(words.classes, queries=torch.zeros(7, 3)))
+    for given, names, error, message in (
+        (loaded, "cat", CheckpointError, "knows its own classes only"),
+        (words, " , ", ConfigError, "names no class: pass names with commas"),
+        (words, "cat,cat", ConfigError, "names 'cat' twice"),
+        (words, "cat,unicorn", DataError, "unicorn"),
+        (narrow, "cat", CheckpointError, "by word vectors of 3 numbers, the data has vectors of 5"),
+    ):
+        with pytest.raises(error, match=message):
+            with_classes(given, names, vectors)
+
+
+# -------------------------------------------------------------------------------- an exported file
 
 
 class MeanColours:
     """An exported file whose probabilities are the mean colours."""
 
-    def __init__(self, metadata: Metadata) -> None:
-        self.metadata = metadata
+    def __init__(self, **changes: Any) -> None:
+        settings = {"classes": ["r", "g", "b"], "thresholds": [0.25], "image_size": 24}
+        self.metadata = metadata(**{**settings, "crop": 0.75, **changes})
         self.inputs: list[tuple[torch.Tensor, ...]] = []
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,101 +153,24 @@ class MeanColours:
 def exported(
     monkeypatch: pytest.MonkeyPatch, classes: Classes | None = None, **changes: Any
 ) -> tuple[ExportedEngine, MeanColours]:
-    file = MeanColours(dataclasses.replace(METADATA, **changes))
-    monkeypatch.setattr(engine_module, "OnnxFile", lambda path: file)
+    file = MeanColours(**changes)
+    monkeypatch.setattr(module, "OnnxFile", lambda path: file)
     return ExportedEngine(Path("x.onnx"), classes), file
 
 
-def test_a_checkpoint_answers_as_its_model_does(loaded: Loaded) -> None:
-    engine = TorchEngine(loaded)
-    images = [engine.transform(picture(seed=number)) for number in range(3)]
-    answers = engine.answer(images)
-    torch.testing.assert_close(answers.scores, scores(loaded, torch.stack(images)))
-    assert answers.features is None
-    assert (engine.classes, engine.thresholds) == (loaded.classes, None)
-    assert (engine.image_size, engine.shorter_side) == (64, 64)
-
-
-def test_the_precision_is_that_of_the_forward_pass(loaded: Loaded) -> None:
-    images = [picture(seed=number) for number in range(3)]
-    engines = [TorchEngine(loaded, precision) for precision in Precision]
-    shown = torch.stack([engines[0].transform(image) for image in images])
-    answers = {engine.precision: engine.answer(shown).scores for engine in engines}
-    assert [engine.precision for engine in engines] == ["fp32", "fp32", "fp32", "bf16"]
-    assert not torch.equal(answers["bf16"], answers["fp32"])
-    torch.testing.assert_close(answers["bf16"], answers["fp32"], atol=2e-2, rtol=0)
-
-
-def test_features_are_the_mean_of_the_tokens(loaded: Loaded) -> None:
-    engine = TorchEngine(loaded)
-    images = torch.stack([engine.transform(picture(seed=number)) for number in range(2)])
-    answers = engine.answer(images, features=True)
-    with torch.no_grad():
-        expected = loaded.model.backbone(images).mean(1)
-    assert answers.features is not None
-    torch.testing.assert_close(answers.features, expected)
-    torch.testing.assert_close(answers.scores, engine.answer(images).scores)
-
-
-def test_a_zero_shot_checkpoint_scores_other_classes(loaded: Loaded) -> None:
-    assert not TorchEngine(loaded).zero_shot
-    trained = Classes(("a", "b", "c"), queries=torch.randn(3, 5))
-    engine = TorchEngine(dataclasses.replace(loaded, classes=trained))
-    assert engine.zero_shot
-    other = engine.for_classes(Classes(("fox",), queries=torch.randn(1, 5)))
-    assert other.classes.names == ("fox",)
-    assert engine.classes is trained
-    with pytest.raises(CheckpointError, match="vectors of 5 numbers, the data has vectors of 7"):
-        engine.for_classes(Classes(("fox",), queries=torch.randn(1, 7)))
-
-
-def test_too_large_a_batch_names_the_option(loaded: Loaded) -> None:
-    class Hungry(torch.nn.Module):
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            raise MemoryError
-
-    engine = TorchEngine(loaded)
-    modules = {**loaded.model._modules, "backbone": Hungry()}
-    model = torch.nn.Module.__new__(type(loaded.model))
-    model.__dict__.update({**loaded.model.__dict__, "_modules": modules})
-    engine.loaded = dataclasses.replace(loaded, model=model)
-    message = r"^out of memory on cpu: batches of 3, images of 64 pixels; pass a smaller --b"
-    with pytest.raises(OutOfMemoryError, match=message):
-        engine.answer(torch.zeros(3, 3, 64, 64, dtype=torch.uint8))
-
-
 def test_an_exported_file_answers_with_its_own_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, file = exported(monkeypatch)
-    image = picture(60, 40)
-    expected = EvalTransform(image_size=24, crop=0.75, interpolation="bicubic")(image)
-    assert torch.equal(engine.transform(image), expected)
-    assert engine.classes == Classes(("r", "g", "b"))
-    assert engine.thresholds == [0.25] * 3
-    assert (engine.image_size, engine.shorter_side) == (24, 32)
-    answers = engine.answer([expected, expected])
-    assert answers.scores.shape == (2, 3)
+    engine, file = exported(monkeypatch, resize="tensor")
+    expected = EvalTransform(image_size=24, crop=0.75, interpolation="bilinear", resize="tensor")
+    assert engine.transform == expected
+    assert (engine.classes, engine.thresholds) == (Classes(("r", "g", "b")), [0.25] * 3)
+    assert (engine.image_size, engine.shorter_side, engine.zero_shot) == (24, 32, False)
+    image = expected(picture(60, 40))
+    assert engine.answer([image, image]).scores.shape == (2, 3)
     assert [list(tensor.shape) for [tensor] in file.inputs] == [[2, 3, 24, 24]]
     with pytest.raises(CheckpointError, match="--features: an exported file holds no features"):
-        engine.answer([expected], features=True)
+        engine.answer([image], features=True)
 
-
-def test_the_resize_of_an_exported_file_is_the_one_it_was_trained_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine, _ = exported(monkeypatch, resize="tensor")
-    transform = EvalTransform(image_size=24, crop=0.75, interpolation="bicubic", resize="tensor")
-    assert engine.transform == transform
-
-
-def test_a_checkpoint_needs_its_decoder(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    transform = dataclasses.replace(loaded.transform, decoder="torchcodec")
-    loaded = dataclasses.replace(loaded, transform=transform)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"^data.decoder: torchcodec is not installed"):
-        TorchEngine(loaded)
-
-
-def test_a_file_that_resizes_gets_whole_images_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A file that resizes gets whole images one by one.
     engine, file = exported(monkeypatch, resizes=True)
     images = [picture(60, 40), picture(30, 50)]
     answers = engine.answer([engine.transform(image) for image in images])
@@ -163,25 +182,116 @@ def test_a_file_that_resizes_gets_whole_images_one_by_one(monkeypatch: pytest.Mo
 def test_a_file_that_asks_for_word_vectors_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     classes = Classes(("cat", "dog", "zebra"), queries=torch.randn(3, 5))
     engine, file = exported(monkeypatch, classes, word_dim=5)
-    assert engine.classes.names == classes.names
+    assert engine.zero_shot
     engine.answer(torch.zeros(1, 3, 24, 24, dtype=torch.uint8))
     assert file.inputs[0][1] is classes.queries
-
     other = engine.for_classes(Classes(("fox",), queries=torch.randn(1, 5)))
     assert (other.classes.names, other.thresholds) == (("fox",), [0.25])
     assert (engine.classes.names, engine.thresholds) == (classes.names, [0.25] * 3)
-    assert engine.zero_shot
-    assert not exported(monkeypatch)[0].zero_shot
 
-    with pytest.raises(CheckpointError, match="asks for word vectors: pass --classes and --vec"):
-        exported(monkeypatch, word_dim=5)
-    with pytest.raises(CheckpointError, match="vectors of 7 numbers, and those of --vectors have"):
-        exported(monkeypatch, classes, word_dim=7)
-    with pytest.raises(CheckpointError, match=r"x.onnx knows its own classes only; export the"):
-        exported(monkeypatch, classes)
+    for given, width, message in (
+        (None, 5, "asks for word vectors: pass --classes and --vec"),
+        (classes, 7, "vectors of 7 numbers, and those of --vectors have"),
+        (classes, None, "x.onnx knows its own classes only; export the"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            exported(monkeypatch, given, word_dim=width)
 
 
 def test_the_ending_says_what_is_exported() -> None:
     assert is_exported("b/a.onnx")
     for name in ("a.pt", "a.pt2", "run", "zoo:x", "onnx", "hf:owner/x.onnx"):
         assert not is_exported(name)
+
+
+# -------------------------------------------------------------------------------------------- ONNX
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[Program, Any]:
+    """ML-Decoder in groups, with the resize inside: the program and its translation."""
+    pytest.importorskip("onnxruntime")
+    loaded = networks.loaded("groups", calibration=CALIBRATION)
+    program = Program(loaded, [0.5], any_size=True)
+    return program, translated(traced(program, loaded, "x.pt"), open_axes(program), "x.pt")
+
+
+def write(model: Any, path: Path, **settings: Any) -> OnnxFile:
+    path.write_bytes(content(model, metadata(**settings), path.name))
+    return OnnxFile(path)
+
+
+def test_a_file_answers_as_the_program_for_any_number_of_images(
+    whole: tuple[Program, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, model = whole
+    opened = write(model, tmp_path / "x.onnx")
+    assert opened.metadata == read_metadata(tmp_path / "x.onnx") == metadata()
+    assert [path.name for path in tmp_path.iterdir()] == ["x.onnx"]
+    forms = {
+        value.name: [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
+        for value in (*model.graph.input, *model.graph.output)
+    }
+    assert forms == {
+        "images": ["batch", 3, "height", "width"],
+        "probabilities": ["batch", networks.CLASSES],
+        "decisions": ["batch", networks.CLASSES],
+    }
+
+    for images in (noise(1), noise(5, 40, 24)):
+        with torch.no_grad():
+            expected, decisions = program(images)
+        answer = opened(images)
+        torch.testing.assert_close(answer[0], expected, atol=1e-5, rtol=0)
+        assert torch.equal(answer[1], decisions)
+    with pytest.raises(CheckpointError, match=r"x\.onnx fails in ONNX Runtime: "):
+        opened(noise(1).float())
+
+    monkeypatch.setattr(module, "LARGEST", 1000)
+    with pytest.raises(CheckpointError, match=r"x\.onnx: the model has 0\.0 GiB.* \.pt2 file"):
+        content(model, metadata(), "x.onnx")
+
+
+def test_eight_bits_change_a_little(
+    whole: tuple[Program, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, model = whole
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    small = quantised(model, [(noise(1, side),) for side in (32, 40, 48)])
+    assert logging.getLogger().handlers == [], "our messages would be printed twice"
+    kinds = {node.op_type for node in small.graph.node}
+    assert {"QuantizeLinear", "DequantizeLinear"} <= kinds
+    with torch.no_grad():
+        expected, _ = program(noise(4))
+    probabilities, _ = write(small, tmp_path / "x.onnx", precision="int8")(noise(4))
+    assert 1e-5 < (probabilities - expected).abs().max() < 0.1
+
+
+def test_files_that_say_nothing_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    path = tmp_path / "x.onnx"
+    with pytest.raises(CheckpointError, match=r"no file at .*x\.onnx: check the path"):
+        read_metadata(path)
+    path.write_bytes(b"\xff" * 100)
+    with pytest.raises(CheckpointError, match=r"x\.onnx is damaged, or no \.onnx file"):
+        read_metadata(path)
+    with pytest.raises(CheckpointError, match=r"ONNX Runtime does not load .*x\.onnx"):
+        OnnxFile(path)
+
+    known = json.loads(metadata().to_json())
+    for text in (None, "no json", "[1]", json.dumps({**known, "newer": 1})):
+        model = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], []))
+        if text is not None:
+            onnx.helper.set_model_props(model, {"other": "x", KEY: text})
+        path.write_bytes(model.SerializeToString())
+        with pytest.raises(CheckpointError, match=r"lacks the metadata .* mldec\.export"):
+            read_metadata(path)
+
+    # The resize of older files is Pillow's.
+    assert known.pop("resize") == "pillow"
+    assert parse(json.dumps(known), path) == metadata()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"onnx, which is not .* pip install 'mldec\[export\]'"):
+        require_onnx("x.onnx")

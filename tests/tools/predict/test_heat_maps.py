@@ -1,17 +1,174 @@
-"""Heat maps: their place on the image, whatever the network does to it."""
+"""Heat maps: relevance against independent forms, its place on the image, and pictures of it."""
 
+import os
+from pathlib import Path
 from typing import Any
 
+import networks
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from pictures import picture
+from PIL import Image
+from random_weights import randomise
 from torch import Tensor, nn
 
-from mldec.errors import ConfigError
-from mldec.heads import GAP, MLDecoder
+from mldec.data.transforms import EvalTransform
+from mldec.errors import ConfigError, DataError, OutOfMemoryError
+from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
-from mldec.predict import heat_maps as maps
-from mldec.predict import heat_maps as relevance
-from mldec.predict.heat_maps import Explainer
+from mldec.predict import answers, heat_maps
+from mldec.predict.answers import Pictures, Prediction
+from mldec.predict.heat_maps import Explainer, Finding, Typeface, draw, file_name, heated, save
+from mldec.predict.inputs import Item
+
+IN, CLASSES, SIDE = 6, 7, 3
+SIZES: dict[str, Any] = {"embed_dim": 16, "num_heads": 4, "mlp_dim": 12}
+WORDS = torch.randn(CLASSES, 5, generator=torch.Generator().manual_seed(5)).double()
+WANTED = [[4, 0], [], [6, 1, 2]]
+
+
+def tokens(batch: int = 3) -> Tensor:
+    return torch.randn(batch, SIDE**2, IN, generator=torch.Generator().manual_seed(1)).double()
+
+
+def model(head: nn.Module) -> Classifier:
+    return Classifier(nn.Identity(), randomise(head))
+
+
+def groups(num_groups: int | None, **options: Any) -> Classifier:
+    return model(MLDecoder(IN, CLASSES, num_groups=num_groups, **SIZES, **options))
+
+
+def test_with_one_query_per_class_the_relevance_is_its_attention() -> None:
+    for given, queries in (
+        (groups(None, num_layers=2), None),
+        (groups(None, self_attention=True), None),
+        (model(Query2Label(IN, CLASSES, input_proj=True, **SIZES)), None),
+        (model(MLDecoder(IN, 0, num_groups=None, word_dim=5, **SIZES)), WORDS),
+        (model(WordGroupDecoder(IN, 0, word_dim=5, group_size=1, **SIZES)), WORDS),
+    ):
+        method, function = heat_maps.choose(given, tokens(1), queries)
+        assert method == heat_maps.ATTENTION
+        result = function(given, tokens(), WANTED, queries)
+
+        _, attention = given.classify(tokens(), queries, attention=True)
+        assert [rows.shape for rows in result] == [(2, 9), (0, 9), (3, 9)]
+        assert torch.equal(result[2], attention[2, [6, 1, 2]].detach())
+        torch.testing.assert_close(result[0].sum(1), torch.ones(2))
+
+
+def plain_groups(head: Any, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """An ML-Decoder written out, whose attention weights [B, heads, G, N] are in the graph."""
+    memory = F.relu(head.embed(tokens))
+    x, all_weights = head.queries.expand(len(tokens), -1, -1), []
+    for layer in head.layers:
+        x = layer.norm1(x + x)
+        attn = layer.cross_attn
+        (wq, wk, wv), (bq, bk, bv) = attn.in_proj_weight.chunk(3), attn.in_proj_bias.chunk(3)
+        heads = [
+            part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2)
+            for part in (x @ wq.T + bq, memory @ wk.T + bk, memory @ wv.T + bv)
+        ]
+        q, k, v = heads
+        all_weights.append((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1))
+        x = layer.norm2(x + attn.out_proj((all_weights[-1] @ v).transpose(1, 2).flatten(2)))
+        x = layer.norm3(x + layer.mlp(x))
+    logits = torch.einsum("bgd,gds->bgs", x, head.pool_weight).flatten(1)
+    return logits[:, : head.num_classes] + head.pool_bias, all_weights
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_of_groups_it_is_the_rule_of_chefer(num_layers: int) -> None:
+    given = groups(3, num_layers=num_layers)
+    method, function = heat_maps.choose(given, tokens(1), None)
+    assert method == heat_maps.THROUGH_ATTENTION
+    result = function(given, tokens(), WANTED, None)
+
+    # As in the authors' code: the relevance of queries to tokens, R, begins at 0; each layer adds
+    # the mean over heads of ReLU(gradient * weight), since R of queries to queries is the identity.
+    head: Any = given.head
+    logits, all_weights = plain_groups(head, tokens())
+    torch.testing.assert_close(logits, given.classify(tokens()))
+    for image, wanted in enumerate(WANTED):
+        assert len(result[image]) == len(wanted)
+        for row, k in zip(result[image], wanted, strict=True):
+            gradients = torch.autograd.grad(logits[image, k], all_weights, retain_graph=True)
+            expected = torch.zeros(head.queries.shape[0], SIDE**2, dtype=torch.float64)
+            for weights, gradient in zip(all_weights, gradients, strict=True):
+                expected += (gradient * weights)[image].clamp(min=0).mean(0)
+            row_of_group = expected[k // 3]  # ceil(7 / 3) classes per group
+            torch.testing.assert_close(row.double(), row_of_group, rtol=1e-5, atol=1e-7)
+            assert row_of_group.max() > 0
+
+    given = model(WordGroupDecoder(IN, 0, word_dim=5, group_size=2, **SIZES))
+    method, function = heat_maps.choose(given, tokens(1), WORDS)
+    assert method == heat_maps.THROUGH_ATTENTION
+    result = function(given, tokens(), WANTED, WORDS)
+    assert not torch.allclose(result[2][1], result[2][2]), "two classes, two maps"
+
+
+@pytest.mark.parametrize("kind", ["plain", "bottleneck", "words"])
+def test_of_pooling_it_is_the_class_activation_map(kind: str) -> None:
+    head = GAP(IN, CLASSES, bottleneck=4 if kind == "bottleneck" else None)
+    queries = None
+    if kind == "words":
+        head, queries = WordGAP(IN, 0, word_dim=5), WORDS
+    given = model(head)
+    method, function = heat_maps.choose(given, tokens(1), queries)
+    assert method == heat_maps.ACTIVATION
+    result = function(given, tokens(), WANTED, queries)
+
+    # The mean over the tokens is the logit without its bias.
+    zero = given.classify(torch.zeros(1, SIDE**2, IN).double(), queries)
+    no_bias = given.classify(tokens(), queries) - zero
+    torch.testing.assert_close(result[0].mean(1).double(), no_bias[0, [4, 0]].detach())
+    if kind == "plain":
+        expected = tokens() @ head.fc.weight.T
+        torch.testing.assert_close(result[2].double(), expected[2, :, [6, 1, 2]].T.detach())
+
+
+class Largest(nn.Module):
+    """A head of a user's own: the largest value of each channel, without attention."""
+
+    def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+        return tokens.amax(1)
+
+
+class Counting(nn.Module):
+    def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+        return (tokens > 0).sum(1)
+
+
+def test_any_other_head_gets_the_gradient_times_the_tokens() -> None:
+    given = Classifier(nn.Identity(), Largest())
+    method, function = heat_maps.choose(given, tokens(1), None)
+    assert method == heat_maps.TIMES_TOKENS
+    [row] = function(given, tokens(1), [[2]], None)
+    column = tokens(1)[0, :, 2]
+    expected = torch.where(column == column.max(), SIDE**2 * column, 0)
+    torch.testing.assert_close(row[0].double(), expected)
+
+    given = Classifier(nn.Identity(), Counting())
+    _, function = heat_maps.choose(given, tokens(1), None)
+    with pytest.raises(ConfigError, match=r"^head Counting: its logits have no gradient"):
+        function(given, tokens(1), [[0]], None)
+
+
+@pytest.mark.parametrize("head", ["gap", "groups"])
+def test_an_image_does_not_depend_on_its_batch(head: str) -> None:
+    given = groups(3) if head == "groups" else model(GAP(IN, CLASSES))
+    _, function = heat_maps.choose(given, tokens(1), None)
+    together = function(given, tokens(), WANTED, None)
+    for image, wanted in enumerate(WANTED):
+        [alone] = function(given, tokens()[image : image + 1], [wanted], None)
+        torch.testing.assert_close(alone, together[image])
+        assert not alone.requires_grad
+    assert all(parameter.grad is None for parameter in given.parameters())
+
+
+# ------------------------------------------------------------------------------ place on the image
 
 SIZE, CELL = 32, 8
 
@@ -19,22 +176,21 @@ SIZE, CELL = 32, 8
 class Cells(nn.Module):
     """Tokens that are the mean colours of cells, which may be moved to the right and down."""
 
-    def __init__(self, right: int = 0, down: int = 0, extra: int = 0) -> None:
+    def __init__(self, right: int = 0, down: int = 0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
-        self.right, self.down, self.extra = right, down, extra
+        self.right, self.down = right, down
 
     def forward(self, images: Tensor) -> Tensor:
         images = images.to(self.weight.dtype) / (255 if images.dtype == torch.uint8 else 1)
         moved = images.roll((-self.down, -self.right), (2, 3))
-        cells = nn.functional.avg_pool2d(moved, CELL).flatten(2).mT * self.weight
-        return torch.cat([cells, cells[:, : self.extra]], 1)
+        return nn.functional.avg_pool2d(moved, CELL).flatten(2).mT * self.weight
 
 
-def model(**moves: int) -> Classifier:
+def cells(sign: int = 1, **moves: int) -> Classifier:
     head = GAP(3, 3)
     with torch.no_grad():
-        head.fc.weight.copy_(torch.eye(3))
+        head.fc.weight.copy_(sign * torch.eye(3))
         head.fc.bias.zero_()
     return Classifier(Cells(**moves), head).eval()
 
@@ -54,76 +210,139 @@ def peak(heat: Tensor) -> tuple[float, float]:
 
 
 def test_a_map_has_its_maximum_at_what_it_shows() -> None:
-    explainer = Explainer(model(), SIZE)
-    assert explainer.method == relevance.ACTIVATION
+    explainer = Explainer(cells(), SIZE)
     images = torch.stack([spot(8, 16), spot(24, 0, channel=2)])
     first, second = explainer.maps(images, [[0, 1], [2]])
-    assert first.shape == (2, maps.MAP_SIZE, maps.MAP_SIZE)
+    assert first.shape == (2, heat_maps.MAP_SIZE, heat_maps.MAP_SIZE)
     assert peak(first[0]) == pytest.approx((12, 20), abs=1)
     assert not first[1].any(), "nothing green in this image"
     assert peak(second[0]) == pytest.approx((28, 4), abs=1)
     assert (second >= 0).all()
+    assert [len(heat) for heat in explainer.maps(images, [[1], []])] == [1, 0]
+
+    [heat] = Explainer(cells(sign=-1), SIZE).maps(spot(8, 8)[None], [[0]])
+    assert not heat.any(), "negative evidence is no heat"
 
 
 @pytest.mark.parametrize(("right", "down"), [(3, 0), (-3, 2)])
 def test_tokens_that_look_beside_their_cells_are_moved_back(right: int, down: int) -> None:
-    explainer = Explainer(model(right=right, down=down), SIZE)
+    explainer = Explainer(cells(right=right, down=down), SIZE)
     [heat] = explainer.maps(spot(8 + right, 16 + down)[None], [[0]])
     assert peak(heat[0]) == pytest.approx((12 + right, 20 + down), abs=1)
 
 
-def test_negative_evidence_is_no_heat() -> None:
-    given = model()
-    head: Any = given.head
-    with torch.no_grad():
-        head.fc.weight.neg_()
-    [heat] = Explainer(given, SIZE).maps(spot(8, 8)[None], [[0]])
-    assert not heat.any()
+def test_tokens_that_are_no_map_are_refused_and_frozen_ones_have_no_shift() -> None:
+    class Other(Cells):
+        def __init__(self, change: Any) -> None:
+            super().__init__(right=3)
+            self.change = change
 
-
-def test_images_without_classes_have_no_maps() -> None:
-    explainer = Explainer(model(), SIZE)
-    choices: list[list[list[int]]] = [[[], []], [[1], []]]
-    for classes in choices:
-        both = explainer.maps(torch.stack([spot(0, 0), spot(8, 8)]), classes)
-        assert [len(heat) for heat in both] == [len(wanted) for wanted in classes]
-
-
-def test_tokens_that_are_no_square_map_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^the backbone gives 17 tokens, which form no square"):
-        Explainer(model(extra=1), SIZE)
-
-
-def test_one_token_for_the_whole_image_is_no_map() -> None:
-    class Pooled(Cells):
         def forward(self, images: Tensor) -> Tensor:
-            return super().forward(images).mean(1, keepdim=True)
+            return self.change(super().forward(images))
 
-    given = model()
-    given.backbone = Pooled()
-    with pytest.raises(ConfigError, match="heat maps need tokens of its parts"):
-        Explainer(given, SIZE)
-
-
-def test_a_frozen_backbone_without_gradients_has_no_shift() -> None:
-    class Frozen(Cells):
-        @torch.no_grad()
-        def forward(self, images: Tensor) -> Tensor:
-            return super().forward(images)
-
-    given = model()
-    given.backbone = Frozen(right=3)
+    given = cells()
+    for change, message in (
+        (lambda tokens: torch.cat([tokens, tokens[:, :1]], 1), "gives 17 tokens, which form no"),
+        (lambda tokens: tokens.mean(1, keepdim=True), "heat maps need tokens of its parts"),
+    ):
+        given.backbone = Other(change)
+        with pytest.raises(ConfigError, match=message):
+            Explainer(given, SIZE)
+    given.backbone = Other(Tensor.detach)
     [heat] = Explainer(given, SIZE).maps(spot(11, 8)[None], [[0]])
     assert peak(heat[0]) == pytest.approx((12, 12), abs=1)
 
 
-def test_a_decoder_gets_attention_and_leaves_no_gradient_behind() -> None:
-    torch.manual_seed(0)
-    head = MLDecoder(3, 5, num_groups=2, embed_dim=16, num_heads=2, mlp_dim=16)
-    given = Classifier(Cells(), head).eval()
-    explainer = Explainer(given, SIZE)
-    assert explainer.method == relevance.THROUGH_ATTENTION
-    [heat] = explainer.maps(torch.rand(1, 3, SIZE, SIZE), [[4, 0]])
-    assert heat.shape == (2, maps.MAP_SIZE, maps.MAP_SIZE)
-    assert heat.dtype == torch.float32
-    assert all(parameter.grad is None for parameter in given.parameters())
+# ----------------------------------------------------------------------------------------- pictures
+
+PLAIN = Typeface()
+
+
+def heat(row: int = 1, column: int = 6) -> np.ndarray:
+    values = np.zeros((8, 8))
+    values[row, column] = 0.3
+    return values
+
+
+def test_a_heat_map_is_brightest_at_its_maximum() -> None:
+    grey = Image.new("RGB", (80, 40), (90, 60, 200))
+    pixels = np.asarray(heated(grey, heat())).astype(int).sum(2)
+    row, column = np.unravel_index(pixels.argmax(), pixels.shape)
+    assert (row, column) == (pytest.approx(7, abs=3), pytest.approx(65, abs=5))
+
+    # Far away from it, and without any heat, the image is left in grey.
+    untouched = np.asarray(heated(grey, np.zeros((8, 8))))
+    assert len(np.unique(untouched)) == 1
+    assert (pixels[30:, :30] == untouched[0, 0].astype(int).sum()).all()
+    light = heat_maps.RAMP @ (0.2126, 0.7152, 0.0722)
+    assert (np.diff(light) > 5).all(), "colours are lighter the more heat"
+
+
+def test_texts_are_those_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    monkeypatch.setattr(
+        heat_maps.ImageDraw.ImageDraw, "text", lambda self, at, text, *_: written.append(text)
+    )
+    finding = Finding("a very long name of a class that nobody could read", 0.98765, heat())
+    draw(picture(), "photo.jpg", [finding], "gradient times attention", PLAIN)
+    assert written[:2] + written[3:4] == ["photo.jpg", "", "0.988"]
+    assert written[2].startswith("a very long name")
+    assert written[2].endswith("...")
+    assert "Gradient times attention." in " ".join(written[4:])
+
+    # Letters that the font lacks are replaced; matplotlib brings a font that has more.
+    assert PLAIN.writable("cafe\u0301 \u65e5\u672c \n \udcff") == "cafe ?? ? ?"
+    matplotlib = pytest.importorskip("matplotlib")
+    file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+    text = "\u0434\u043e\u043c caf\u00e9"
+    assert Typeface(str(file)).writable(text) == text
+
+
+def test_two_images_have_two_files_which_are_written_whole(tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(b"a/\xff\n.png"))
+    paths = [Path("a/x.png"), Path("b/x.png"), Path("a/x.jpg"), odd, Path("a/?.png")]
+    paths += [Path("a") / f"{'long' * 60}{end}.png" for end in "12"]
+    names = [file_name(path) for path in paths]
+    assert len(set(names)) == len(names)
+    for name, start in zip(names, ("x-", "x-", "x-", "??-", "?-", "long", "long"), strict=True):
+        assert name.startswith(start)
+        assert len(name.encode("utf-8")) < 255
+        assert name.endswith(".jpg")
+        assert name.isprintable()
+    assert file_name(Path("a/x.png")) == file_name(Path.cwd() / "a" / "x.png")
+
+    path = tmp_path / "new" / "x.jpg"
+    save(picture(), path)
+    with Image.open(path) as stored:
+        assert (stored.format, stored.size) == ("JPEG", (40, 30))
+    assert list(path.parent.iterdir()) == [path]
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"cannot write .*file/x\.jpg"):
+        save(picture(), tmp_path / "file" / "x.jpg")
+
+
+@pytest.mark.parametrize(("crop", "size"), [(None, (400, 200)), (0.5, (100, 100))])
+def test_a_picture_shows_the_part_that_the_model_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crop: float | None, size: tuple[int, int]
+) -> None:
+    drawn = []
+    monkeypatch.setattr(answers, "draw", lambda image, *rest: drawn.append(image) or image)
+    path = str(tmp_path / "x.png")
+    picture(400, 200).save(path)
+    loaded = networks.loaded(size=64, crop=crop)
+    assert loaded.transform == EvalTransform(image_size=64, crop=crop)
+
+    pictures = Pictures(loaded, tmp_path / "drawn", Typeface())
+    target = pictures.add(Item(path, path), [Prediction(1, loaded.classes.names[1], 0.5)])
+    assert target.is_file()
+    [image] = drawn
+    left, top = (400 - size[0]) // 2, (200 - size[1]) // 2
+    expected = picture(400, 200).crop((left, top, left + size[0], top + size[1]))
+    assert (image.size, image.tobytes()) == (size, expected.tobytes())
+
+    def full(images: Tensor) -> Tensor:
+        raise MemoryError
+
+    monkeypatch.setattr(loaded.model.backbone, "forward", full)
+    with pytest.raises(OutOfMemoryError, match="a heat map of one image of 64 pixels; leave --pic"):
+        Pictures(loaded, tmp_path, Typeface())

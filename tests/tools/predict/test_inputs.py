@@ -1,14 +1,30 @@
+"""The images of a command line: their order, where their bytes are, decoding, and their rows."""
+
 import io
 import os
+import signal
 import sys
 import tarfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from pictures import picture, saved
+from PIL import Image
+from torch import Tensor
 
-from mldec.errors import ConfigError, DataError
-from mldec.predict.inputs import Inputs, Item
+from mldec.data.transforms import EvalTransform, to_tensor
+from mldec.data.types import Classes
+from mldec.errors import ConfigError, DataError, Stopped
+from mldec.predict import answers as answers_module
+from mldec.predict import inputs as inputs_module
+from mldec.predict.answers import Answering, Rule
+from mldec.predict.engine import Answers
+from mldec.predict.inputs import Decoder, Inputs, Item, decoded, read_item
+from mldec.runtime.signals import NothingCame, StopRequest
 
 
 def names(inputs: Inputs) -> list[str]:
@@ -24,29 +40,24 @@ def pack(path: Path, members: dict[str, bytes], mode: str = "w") -> Path:
     return path
 
 
-def test_files_are_taken_and_folders_searched(tmp_path: Path) -> None:
-    for name in ("b.JPG", "a.png", "deep/er/c.webp", "notes.txt", "d.eps", "e.svg"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "back").symlink_to(tmp_path)
+def test_files_are_taken_and_folders_searched_in_the_order_of_paths(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    images = ("a/z.png", "a.png", "a-b/x.png", "b/c/d.webp", "b/c.JPG", "Z.png")
+    for name in (*images, "notes.txt", "d.eps", "e.svg"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / "empty").mkdir()
+    (folder / "back").symlink_to(folder)
 
-    inputs = Inputs([str(tmp_path / "notes.txt"), f"{tmp_path}//", str(tmp_path / "a.png")])
-    expected = ["notes.txt", "a.png", "b.JPG", "deep/er/c.webp", "a.png"]
-    assert names(inputs) == [str(tmp_path / name) for name in expected]
+    inputs = Inputs([str(folder / "notes.txt"), f"{folder}//", str(folder / "a.png")])
+    expected = sorted(folder / name for name in images)
+    shown = [folder / "notes.txt", *expected, folder / "a.png"]
+    assert names(inputs) == [str(path) for path in shown]
     assert names(inputs) == names(inputs), "they can be gone through again"
     with pytest.raises(DataError, match="empty: the folder holds no image"):
-        Inputs([str(tmp_path / "a.png"), str(tmp_path / "empty")])
+        Inputs([str(folder / "a.png"), str(folder / "empty")])
     with pytest.raises(DataError, match="nothing: no such file or folder"):
-        Inputs([str(tmp_path / "nothing")])
-
-
-def test_the_order_of_a_folder_is_that_of_its_paths(tmp_path: Path) -> None:
-    for name in ("a/z.png", "a.png", "a-b/x.png", "b/c/d.png", "b/c.png", "Z.png"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    expected = [str(path) for path in sorted(tmp_path.rglob("*.png"))]
-    assert names(Inputs([str(tmp_path)])) == expected
+        Inputs([str(folder / "nothing")])
 
 
 def test_images_of_tar_files_are_where_their_bytes_are(tmp_path: Path) -> None:
@@ -56,19 +67,17 @@ def test_images_of_tar_files_are_where_their_bytes_are(tmp_path: Path) -> None:
     assert [item.name for item in items] == [f"{path}/000.jpg", f"{path}/in/001.PNG"]
     content = path.read_bytes()
     for item, expected in zip(items, (b"first", b"second image"), strict=True):
-        assert item.path == str(path)
-        assert item.size is not None
-        assert content[item.offset : item.offset + item.size] == expected
+        assert (item.path, item.size) == (str(path), len(expected))
+        assert content[item.offset : item.offset + len(expected)] == expected
     assert list(Inputs([str(path)])) == items
 
-
-def test_links_in_a_tar_file_are_not_followed(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+    # Links are not followed.
+    with tarfile.open(path, "w") as tar:
         for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE):
             member = tarfile.TarInfo(f"{kind!r}.png")
             member.type, member.linkname = kind, "/etc/passwd"
             tar.addfile(member)
-    assert list(Inputs([str(tmp_path / "x.tar")])) == []
+    assert list(Inputs([str(path)])) == []
 
 
 @pytest.mark.parametrize("kind", ["cut", "gz", "text"])
@@ -87,64 +96,209 @@ def test_a_damaged_tar_file_is_one_fault_after_its_images(tmp_path: Path, kind: 
     assert str(items[-1].fault).startswith(f"{path}: it cannot be read as an uncompressed tar file")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may list every folder")
-def test_a_folder_that_cannot_be_listed_is_a_fault(tmp_path: Path) -> None:
-    (tmp_path / "a.png").touch()
-    (tmp_path / "shut").mkdir(mode=0)
-    first, second = Inputs([str(tmp_path)])
-    assert first.fault is None
-    assert "shut: the folder cannot be listed (Permission denied)" in str(second.fault)
-
-
-def test_a_list_has_a_path_per_line(tmp_path: Path) -> None:
+def test_a_list_has_a_path_per_line_or_a_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listing = tmp_path / "list.txt"
     listing.write_bytes(b"a.png\r\n\n  b c.png\n\xff.png\nlast.png")
     inputs = Inputs([], str(listing), root=str(tmp_path))
     assert names(inputs) == ["a.png", "  b c.png", os.fsdecode(b"\xff.png"), "last.png"]
     assert [item.path for item in inputs][:2] == [f"{tmp_path}/a.png", f"{tmp_path}/  b c.png"]
 
-
-def test_a_column_of_a_csv_file(tmp_path: Path) -> None:
-    listing = tmp_path / "list.csv"
-    listing.write_bytes(b'\xef\xbb\xbflabels,path\r\ncat,"a,b.png"\r\n\r\n,\xff.png\r\n')
-    assert names(Inputs([], str(listing))) == ["a,b.png", os.fsdecode(b"\xff.png")]
-    assert names(Inputs([], str(listing), column="labels")) == ["cat", ""]
-    for content, message in {
-        "x,y\n1,2\n": "its first row has no column image or path; pass --column with one of 'x, y'",
-        "path\n": "it names no image",
-        "path\na,b\n": "line 2 has 2 columns, not 1",
-        'path\n"a': "line 2 is not CSV",
-    }.items():
-        listing.write_text(content)
-        with pytest.raises(DataError, match=f"--list .*list.csv: {message}"):
-            list(Inputs([], str(listing)))
-
-
-def test_standard_input_is_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     given = SimpleNamespace(buffer=io.BytesIO(b"a.png\nb.png\n"))
     monkeypatch.setattr(sys, "stdin", given)
     inputs = Inputs([], "-")
     assert not inputs.repeatable
     assert list(inputs) == [Item("a.png", "a.png"), Item("b.png", "b.png")]
 
+    listing = tmp_path / "list.csv"
+    listing.write_bytes(b'\xef\xbb\xbflabels,path\r\ncat,"a,b.png"\r\n\r\n,\xff.png\r\n')
+    assert names(Inputs([], str(listing))) == ["a,b.png", os.fsdecode(b"\xff.png")]
+    assert names(Inputs([], str(listing), column="labels")) == ["cat", ""]
 
-def test_what_cannot_be_a_list_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_text("\n\n")
-    for listing, message in {
-        "missing.txt": "missing.txt cannot be read",
-        "empty.txt": "it names no image",
-        ".": "cannot be read",
-    }.items():
-        with pytest.raises(DataError, match=message):
-            Inputs([], str(tmp_path / listing))
 
-    (tmp_path / "list.txt").write_text("a.png\n")
-    good = str(tmp_path / "list.txt")
-    with pytest.raises(DataError, match="--root nowhere: no such folder"):
-        Inputs([], good, root="nowhere")
-    with pytest.raises(ConfigError, match=r"--column has no effect: --list .* is no .csv file"):
-        Inputs([], good, column="path")
-    with pytest.raises(ConfigError, match="no image is named: pass files"):
-        Inputs([])
-    with pytest.raises(ConfigError, match="--root has no effect without --list"):
-        Inputs([good], root=".")
+@pytest.mark.parametrize(
+    ("content", "words", "message"),
+    [
+        ("x,y\n1,2\n", {}, "its first row has no column image or path; pass --column with one of"),
+        ("path\n", {}, "it names no image"),
+        ("path\na,b\n", {}, "line 2 has 2 columns, not 1"),
+        ('path\n"a', {}, "line 2 is not CSV"),
+        ("path\na\n", {"root": "nowhere"}, "--root nowhere: no such folder"),
+        ("path\na\n", {"listing": "missing.csv"}, "missing.csv cannot be read"),
+        (
+            "a\n",
+            {"listing": "list.txt", "column": "x"},
+            "--column has no effect: .* no .csv",
+        ),
+        ("a\n", {"listing": None}, "no image is named: pass files, folders, tar files or --list"),
+        ("a\n", {"listing": None, "root": "."}, "no image is named"),
+    ],
+)
+def test_what_cannot_be_a_list_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, words: Any, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("list.csv").write_text(content)
+    with pytest.raises((DataError, ConfigError), match=message):
+        list(Inputs([], **{"listing": "list.csv", **words}))
+
+
+# ----------------------------------------------------------------------------------------- decoding
+
+TRANSFORM = EvalTransform(image_size=24)
+
+
+def items_of(folder: Path, count: int) -> list[Item]:
+    """Images, of which those with the last digit 7 cannot be read."""
+    for number in range(count):
+        path = folder / f"{number:03}.png"
+        if number % 10 == 7:
+            path.write_text("no image")
+        else:
+            saved(picture(30, 20, seed=number), path)
+    return list(Inputs([str(folder)]))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_in_the_order_of_the_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(inputs_module, "FEW", 3)
+    items = items_of(tmp_path, 23)
+    batches = list(decoded(items, Decoder(TRANSFORM), batch_size=4, workers=workers))
+    assert [len(batch.items) for batch in batches] == [4, 4, 4, 4, 4, 3]
+    assert [item for batch in batches for item in batch.items] == items
+
+    for batch in batches:
+        images = iter(batch.images)
+        for index, item in enumerate(batch.items):
+            if index in batch.faults:
+                assert batch.faults[index].startswith(f"{item.path}: not an image")
+            else:
+                with Image.open(item.path) as image:
+                    assert torch.equal(next(images), TRANSFORM(image))
+        assert next(images, None) is None
+    assert sum(len(batch.faults) for batch in batches) == 2
+
+
+def test_images_are_taken_a_few_batches_ahead_until_the_input_breaks(tmp_path: Path) -> None:
+    [item] = items_of(tmp_path, 1)
+    taken = 0
+
+    def broken() -> Iterator[Item]:
+        nonlocal taken
+        for _ in range(200):
+            taken += 1
+            yield item
+        raise DataError("the list is damaged")
+
+    batches = decoded(broken(), Decoder(TRANSFORM), batch_size=2, workers=0)
+    for _ in range(50):
+        next(batches)
+    assert taken <= inputs_module.FEW + 1 + 2 * 50
+    with pytest.raises(DataError, match=r"^the list is damaged$"):
+        list(batches)
+
+
+def test_an_image_in_a_tar_file_is_the_image(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    picture(40, 30).save(buffer, "PNG")
+    pack(tmp_path / "x.tar", {"a.png": buffer.getvalue()})
+    [item] = Inputs([str(tmp_path)])
+    assert read_item(item).tobytes() == picture(40, 30).tobytes()
+    assert torch.equal(Decoder(to_tensor)[item], to_tensor(picture(40, 30)))
+
+    os.truncate(item.path, item.offset + 10)
+    with pytest.raises(DataError, match=r"x\.tar/a\.png: .*x\.tar is cut short; restore it"):
+        read_item(item)
+    Path(item.path).unlink()
+    assert "x.tar/a.png: No such file or directory" in str(Decoder(to_tensor)[item])
+
+
+def test_a_draft_is_decoded_smaller_and_looks_alike(tmp_path: Path) -> None:
+    path = saved(picture(900, 600).resize((1800, 1200)), tmp_path / "x.jpg", quality=95)
+    item = Item(str(path), str(path))
+    sizes = []
+
+    def noting(image: Image.Image) -> torch.Tensor:
+        sizes.append(image.size)
+        return EvalTransform(image_size=64)(image)
+
+    whole, draft = Decoder(noting)[item], Decoder(noting, draft=64)[item]
+    assert sizes == [(1800, 1200), (225, 150)]
+    assert (whole.float() - draft.float()).abs().mean() < 4
+
+
+# --------------------------------------------------------------------------------- images to rows
+
+
+class MeanColours:
+    """An engine whose scores are the mean colours."""
+
+    classes = Classes(("r", "g", "b"))
+    thresholds = None
+    transform = EvalTransform(image_size=8)
+    decoder = "pillow"
+    image_size = shorter_side = 8
+
+    def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
+        scores = torch.stack([image.float().mean((1, 2)) / 255 for image in images])
+        return Answers(scores, 2 * scores if features else None)
+
+
+def answering(**options: Any) -> Answering:
+    rule = Rule(classes=MeanColours.classes)
+    return Answering(MeanColours(), rule, torch.device("cpu"), workers=0, **options)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 20])
+def test_each_image_has_its_scores_or_its_error(tmp_path: Path, batch_size: int) -> None:
+    items = items_of(tmp_path, 9)
+    made = answering(batch_size=batch_size, features=True)
+    rows = list(made.rows(iter(items), StopRequest()))
+    assert [row.image for row in rows] == [item.name for item in items]
+    for number, row in enumerate(rows):
+        if number == 7:
+            assert str(row.error).startswith(f"{items[number].path}: not an image")
+            assert (row.scores, row.features, row.predictions) == (None, None, ())
+        else:
+            with Image.open(items[number].path) as image:
+                expected = MeanColours.transform(image).float().mean((1, 2)) / 255
+            torch.testing.assert_close(row.scores, expected)
+            torch.testing.assert_close(row.features, 2 * expected)
+            shown = [item.score for item in row.predictions]
+            assert shown == sorted(expected.tolist(), reverse=True)
+
+
+def test_a_request_to_stop_is_seen_between_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = items_of(tmp_path, 5)
+    stop = StopRequest()
+    rows = answering(batch_size=2).rows(iter(photos), stop, then="; and then?")
+    answered = [next(rows)]
+    stop.signal = signal.SIGTERM
+    with pytest.raises(Stopped, match=r"^stopped by SIGTERM after 2 images; and then\?$") as error:
+        answered.extend(rows)
+    assert [row.image for row in answered] == [item.name for item in photos[:2]]
+    assert error.value.status == 143
+
+    # After the last batch it stops nothing.
+    stop = StopRequest()
+    rows = answering(batch_size=10).rows(iter(photos), stop)
+    next(rows)
+    stop.signal = signal.SIGTERM
+    assert len(list(rows)) == 4
+
+    # A decoder that hangs does not keep the process.
+    def hanging(*arguments: Any, **options: Any) -> Any:
+        stop.signal = signal.SIGINT
+        raise NothingCame
+        yield
+
+    stop = StopRequest()
+    monkeypatch.setattr(answers_module, "decoded", hanging)
+    with pytest.raises(Stopped, match=r"^stopped by SIGINT after 0 images$") as error:
+        list(answering().rows(iter(photos), stop))
+    assert error.value.status == 130

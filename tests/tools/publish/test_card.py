@@ -1,33 +1,20 @@
 """The model card: its metadata, its tables, and names that try to break out of them."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import hostile
 import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
 
-from mldec.checkpoint import Calibration, Checkpoint, load_model, portable
+from mldec.checkpoint import Calibration, Checkpoint, Loaded
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.types import Classes
-from mldec.publish import (
-    MOST_CLASSES,
-    UNDEFINED,
-    Known,
-    Measured,
-    Start,
-    card,
-    escaped,
-    fenced,
-    metadata,
-    number,
-    table,
-)
+from mldec.publish import MOST_CLASSES, UNDEFINED, Known, Measured, Start, card, escaped, number
 
 NASTY = "a|b`<img src=x>`[c](https://evil.example)*\\ "
-FINGERPRINT = Fingerprint(40, "a", "b", "c")
 CALIBRATION = Calibration(
     weights="raw",
     objective="f1",
@@ -37,41 +24,49 @@ CALIBRATION = Calibration(
     offsets=(0.0,),
     images=40,
     data={},
-    fingerprint=FINGERPRINT,
+    fingerprint=Fingerprint(40, "a", "b", "c"),
     date="2026-11-22T01:20:14+00:00",
 )
+GLOBAL = replace(CALIBRATION, scope="global", thresholds=(0.3,), slopes=(1.0, 2.0, 3.0))
 
 
-@pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
-    """What is known of a model of three classes; tests replace some of it."""
-    folder = tmp_path_factory.mktemp("card")
-    saved = Checkpoint.from_state(hostile.good(), folder)
-    portable.write(folder, portable.with_weights(saved, "raw", folder))
-    return Known(
-        repository="me/mine",
-        checkpoint=replace(saved, fingerprint=None, git=None),
-        loaded=load_model(folder),
-        measured=Measured(source="from r.json", images=None, metrics={}),
-        start=Start("random weights", "none", None),
-        cost=[("Parameters", "12")],
-        command=None,
-        license=None,
-        plugins=[],
-    )
-
-
-def measured(*names: str) -> Measured:
-    return Measured(
-        source="from r.json",
-        images=40,
-        metrics={"mAP": 81.23456, "OP": None, "classes_seen": 3},
-        intervals={"mAP": (70.0, 90.126)},
-        per_class={
+def measured(*names: str, **changes: Any) -> Measured:
+    values = {
+        "images": 40,
+        "metrics": {"mAP": 81.23456, "OP": None, "classes_seen": 3},
+        "intervals": {"mAP": (70.0, 90.126)},
+        "per_class": {
             name: {"positives": place, "AP": 90.0 - place, "AP_low": 1.5, "AP_high": 99.0}
             for place, name in enumerate(names)
         },
-    )
+    }
+    return Measured(source="from r.json", **{**values, **changes})
+
+
+THREE = measured("zero", "one", "two")
+
+
+@pytest.fixture
+def known(saved: Checkpoint, loaded: Loaded) -> Callable[..., Known]:
+    """What is known of a model of three classes, but for changes."""
+
+    def make(
+        classes: Classes | None = None, calibration: Calibration | None = None, **changes: Any
+    ) -> Known:
+        values = {
+            "repository": "me/mine",
+            "checkpoint": replace(saved, fingerprint=None, git=None, calibration=calibration),
+            "loaded": loaded if classes is None else replace(loaded, classes=classes),
+            "measured": Measured(source="", images=None, metrics={}),
+            "start": Start("random weights", "none"),
+            "cost": [("Parameters", "12")],
+            "command": None,
+            "license": None,
+            "plugins": [],
+        }
+        return Known(**{**values, **changes})
+
+    return make
 
 
 def section(text: str, heading: str) -> str:
@@ -83,27 +78,25 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line[1:-1].split(" | ")] for line in lines]
 
 
-def test_the_metadata_is_what_the_hub_reads(known: Known) -> None:
+def test_the_metadata_is_what_the_hub_reads(known: Callable[..., Known]) -> None:
     start = Start("timm's weights of x", "apache-2.0", "timm/x")
-    full = replace(known, license="mit", start=start, measured=measured("zero", "one", "two"))
-    text = card(full)
-    data = ModelCard(text).data
-    assert data.license == "mit"
-    assert data.library_name == "mldec"
+    data = ModelCard(card(known(license="mit", start=start, measured=THREE))).data
+    assert (data.license, data.library_name, data.model_name) == ("mit", "mldec", "mine")
     assert data.pipeline_tag == "image-classification"
     assert data.tags == ["mldec", "multi-label", "MLDecoder"]
     assert data.base_model == "timm/x"
     [result] = data.eval_results
     assert (result.metric_type, result.metric_value) == ("mAP", 81.2346)
-    assert result.dataset_type == full.data.partition(" ")[0]
+    assert result.dataset_type == "digits"
 
     # Without a licence the key is not there: the Hub takes null for a licence.
-    assert "license" not in yaml.safe_load(card(known).split("---")[1])
-    assert metadata(known).eval_results is None
+    text = card(known())
+    assert "license" not in yaml.safe_load(text.split("---")[1])
+    assert ModelCard(text).data.eval_results is None
 
 
-def test_metrics_have_intervals_and_classes_a_table(known: Known) -> None:
-    text = card(replace(known, measured=measured("zero", "one", "two")))
+def test_metrics_have_intervals_and_classes_a_table(known: Callable[..., Known]) -> None:
+    text = card(known(measured=THREE))
     table_of_metrics = rows(section(text, "Metrics"))
     assert table_of_metrics[2][:3] == ["mAP", "81.23", "70 to 90.13"]
     assert table_of_metrics[3][:3] == ["OP", UNDEFINED, UNDEFINED]
@@ -115,59 +108,59 @@ def test_metrics_have_intervals_and_classes_a_table(known: Known) -> None:
         ["one", "1", "89 (1.50 to 99)"],
         ["two", "2", "88 (1.50 to 99)"],
     ]
-    assert "two (88), one (89), zero (90)" in section(text, "Limitations")
-    assert "Validation images: 40" in section(text, "Data")
+    thresholds = section(card(known(calibration=CALIBRATION)), "Thresholds")
+    assert rows(thresholds)[2:] == [["zero", "0.250"], ["one", "0.500"], ["two", "0.125"]]
 
 
-def test_what_is_unknown_is_said_to_be(known: Known) -> None:
-    text = card(known)
-    assert "Unknown: the checkpoint holds none." in section(text, "Metrics")
-    assert "How well each is recognised is unknown" in section(text, "Classes")
-    assert "Training images: unknown" in section(text, "Data")
-    assert "Validation images: unknown" in section(text, "Data")
-    assert "The command is unknown" in section(text, "Recipe")
-    assert "Commit of mldec: unknown" in section(text, "Recipe")
-    assert "This model: not stated" in section(text, "Licences")
-    assert "its scores are no probabilities" in section(text, "Thresholds")
-    no_intervals = replace(measured("zero", "one", "two"), intervals={})
-    text = card(replace(known, measured=no_intervals))
-    assert "The intervals are unknown" in section(text, "Metrics")
+MANY = Classes(tuple(f"class {number}" for number in range(MOST_CLASSES + 7)))
+ZERO_SHOT = Classes(("a", "b"), queries=torch.zeros(2, 4))
 
 
-def with_calibration(known: Known, calibration: Calibration) -> Known:
-    return replace(known, checkpoint=replace(known.checkpoint, calibration=calibration))
+@pytest.mark.parametrize(
+    ("changes", "heading", "sentence"),
+    [
+        ({}, "Metrics", "Unknown: the checkpoint holds none."),
+        ({}, "Classes", "How well each is recognised is unknown"),
+        ({}, "Data", "Training images: unknown\n- Validation images: unknown"),
+        ({}, "Recipe", "The command is unknown"),
+        ({}, "Recipe", "Commit of mldec: unknown"),
+        ({}, "Licences", "This model: not stated"),
+        ({}, "Thresholds", "its scores are no probabilities"),
+        ({"measured": THREE}, "Data", "Validation images: 40"),
+        ({"measured": THREE}, "Limitations", "two (88), one (89), zero (90)"),
+        ({"measured": measured("zero", intervals={})}, "Metrics", "The intervals are unknown"),
+        (
+            {"calibration": CALIBRATION},
+            "Thresholds",
+            "40 images on 2026-11-22T01:20:14+00:00, for f1. "
+            "Calibrated logit: the logit divided by the temperature 0.500.",
+        ),
+        ({"calibration": GLOBAL}, "Thresholds", "One threshold for all classes: 0.300."),
+        ({"calibration": GLOBAL}, "Thresholds", "Platt scaling"),
+        ({"calibration": CALIBRATION, "measured": THREE}, "Limitations", "F1 are too good"),
+        ({"classes": ZERO_SHOT}, "Limitations", "It scores any classes that have word vectors"),
+        ({"classes": MANY}, "Classes", "\n- class 999\n\nHow well"),
+        ({"classes": MANY}, "Classes", "7 more classes"),
+        ({"plugins": ["patches"]}, "Use", "predict hf:me/mine photo.jpg --plugin patches"),
+        ({"plugins": ["patches"]}, "Use", "load_model(\"hf:me/mine\", plugins=['patches'])"),
+        ({"plugins": ["patches"]}, "Use", "It needs the package patches"),
+    ],
+)
+def test_what_is_known_and_what_is_not_is_said(
+    known: Callable[..., Known], changes: dict[str, Any], heading: str, sentence: str
+) -> None:
+    assert sentence in section(card(known(**changes)), heading)
 
 
-def test_thresholds_are_those_of_the_calibration(known: Known) -> None:
-    text = section(card(with_calibration(known, CALIBRATION)), "Thresholds")
-    assert "40 images on 2026-11-22T01:20:14+00:00, for f1" in text
-    assert "divided by the temperature 0.500" in text
-    assert rows(text)[2:] == [["zero", "0.250"], ["one", "0.500"], ["two", "0.125"]]
-
-    shared = replace(CALIBRATION, scope="global", thresholds=(0.3,), slopes=(1.0, 2.0, 3.0))
-    text = section(card(with_calibration(known, shared)), "Thresholds")
-    assert "One threshold for all classes: 0.300." in text
-    assert "Platt scaling" in text
-
-    both = replace(with_calibration(known, CALIBRATION), measured=measured("zero", "one", "two"))
-    assert "too good" in section(card(both), "Limitations")
-    assert "too good" not in section(card(with_calibration(known, CALIBRATION)), "Limitations")
+def test_kinds_of_models_are_named(known: Callable[..., Known]) -> None:
+    exclusive = card(known(Classes(("a", "b"), exclusive=True)))
+    assert "A single-label image classifier of 2 classes" in exclusive
+    assert "A zero-shot image classifier" in card(known(ZERO_SHOT))
 
 
-def test_kinds_of_models_are_named(known: Known) -> None:
-    def of(classes: Classes) -> str:
-        return card(replace(known, loaded=replace(known.loaded, classes=classes)))
-
-    assert "A single-label image classifier of 2 classes" in of(Classes(("a", "b"), exclusive=True))
-    text = of(Classes(("a", "b"), queries=torch.zeros(2, 4)))
-    assert "A zero-shot image classifier" in text
-    assert "It scores any classes that have word vectors" in text
-
-
-def test_nasty_names_stay_in_their_cells(known: Known) -> None:
-    names = (NASTY, "| x |", "# heading", "---", "&lt;b&gt;", "<!-- x", "\u202ehidden")
-    loaded = replace(known.loaded, classes=Classes(names))
-    text = card(replace(known, loaded=loaded, measured=measured(*names), repository="me/_x_"))
+def test_nasty_names_stay_in_their_cells(known: Callable[..., Known]) -> None:
+    names = (NASTY, "| x |", "# heading", "---", "&lt;b&gt;", "<!-- x", "\u202ehidden", "{{ 1 }}")
+    text = card(known(Classes(names), measured=measured(*names), repository="me/_x_"))
     table_of_classes = rows(section(text, "Classes"))
     assert len(table_of_classes) == 2 + len(names)
     for cells in table_of_classes:
@@ -177,41 +170,18 @@ def test_nasty_names_stay_in_their_cells(known: Known) -> None:
         assert raw not in body.replace("\\<", "").replace("\\]", "").replace("\\&", ""), raw
 
 
-def test_settings_cannot_end_their_block(known: Known) -> None:
-    config = {**known.checkpoint.config, "name": "x\n```\n# out\n````", "data": {"root": "a```b"}}
-    text = card(replace(known, checkpoint=replace(known.checkpoint, config=config)))
+def test_settings_cannot_end_their_block(known: Callable[..., Known], saved: Checkpoint) -> None:
+    config = {**saved.config, "name": "x\n```\n# out\n````", "data": {"root": "a```b"}}
+    text = card(known(checkpoint=replace(saved, config=config)))
     lines = section(text, "Recipe").splitlines()
     first, last = (number for number, line in enumerate(lines) if line.startswith("`````"))
     assert (lines[first], lines[last]) == ("`````yaml", "`````")
     assert yaml.safe_load("\n".join(lines[first + 1 : last])) == config
-    assert fenced("a", "bash") == ["```bash", "a", "```"]
 
 
-def test_many_classes_are_cut_and_counted(known: Known) -> None:
-    names = tuple(f"class {number}" for number in range(MOST_CLASSES + 7))
-    loaded = replace(known.loaded, classes=Classes(names))
-    text = section(card(replace(known, loaded=loaded)), "Classes")
-    assert text.count("\n- ") == MOST_CLASSES
-    assert "7 more classes" in text
-
-
-def test_a_plugin_is_named_where_it_is_needed(known: Known) -> None:
-    text = section(card(replace(known, plugins=["patches"])), "Use")
-    assert "python -m mldec.predict hf:me/mine photo.jpg --plugin patches" in text
-    assert "load_model(\"hf:me/mine\", plugins=['patches'])" in text
-    assert "It needs the package patches" in text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, UNDEFINED), (float("nan"), UNDEFINED), (3, "3"), (1234.0, "1,234"), (0.126, "0.13")],
-)
-def test_numbers_are_short(value: Any, text: str) -> None:
-    assert number(value) == text
-
-
-def test_small_parts() -> None:
+def test_numbers_are_short_and_text_is_shown_as_it_is() -> None:
+    values = [None, float("nan"), 3, 1234.0, 0.126]
+    assert [number(value) for value in values] == [UNDEFINED, UNDEFINED, "3", "1,234", "0.13"]
     assert escaped("a_b*c") == "a\\_b\\*c"
     assert escaped("line\nbreak\x1b[2J") == "line break?\\[2J"
     assert escaped("12:30") == "12:30"
-    assert table(["A"], [["1"]]) == ["| A |", "| --- |", "| 1 |"]

@@ -1,280 +1,221 @@
+"""Open Images in both forms: labels are present, absent or, mostly, not annotated."""
+
 import csv
 import logging
+import os
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from readers import Reader, names, targets, write_picture
+from readers import Reader, names, targets
 from support import made
+from trees import MIIL, OPENIMAGES, STATEMENTS, tree
 
 from mldec.build import check
 from mldec.config.compose import compose
-from mldec.data.readers.openimages import (
-    class_names,
-    openimages,
-    openimages_miil,
-    read_descriptions,
-)
-from mldec.data.table import from_entries, from_statements
+from mldec.data.readers import openimages_miil
+from mldec.data.readers.openimages import class_names
 from mldec.data.types import fixed_sample
-from mldec.errors import ConfigError
+from mldec.errors import DataError
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.files import text as inputs
 from mldec.heads.ml_decoder import MLDecoder
 
-HEADER = "ImageID,Source,LabelName,Confidence"
-TRAINABLE = ["/m/0c", "/m/0a", "/m/0b", "/m/0d"]
-DESCRIPTIONS = (
-    "LabelName,DisplayName\n"
-    '/m/0a,"Ducks, geese and ""swans"""\n/m/0b,Ball\n/m/0c,Ball\n/m/0z,Ball\n'
-)
-TEST = """\
-0b00000000000001,verification,/m/0a,1
-0b00000000000001,crowdsource-verification,/m/0b,0
-0a00000000000002,verification,/m/0z,1
-0b00000000000001,verification,/m/0c,1.0
-0a00000000000003,verification,/m/0a,0.0
-0a00000000000003,verification,/m/0a,1
-0a00000000000003,verification,/m/0c,1
-0a00000000000003,verification,/m/0c,1
-"""
-TARGETS = [
-    [-1, -1, -1, -1],
-    [1, 1, -1, -1],
-    [1, 1, 0, -1],
-]  # by id; classes in the order of the trainable list
-TEST_FILE = "test-annotations-human-imagelabels.csv"
+# By image id; classes in the order of the trainable list.
+TARGETS = [[-1, -1, -1, -1], [1, 1, -1, -1], [1, 1, 0, -1]]
+TEST_FILE = "annotations/test-annotations-human-imagelabels.csv"
+MIIL_TARGETS = [[1, 1, 0, -1], [-1, -1, -1, -1], [-1, -1, 0, -1]], [[0, 1, -1, 1]]
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "openimages"
-    (folder / "annotations").mkdir(parents=True)
-    (folder / "annotations" / "oidv6-classes-trainable.txt").write_text("\n".join(TRAINABLE) + "\n")
-    (folder / "annotations" / "oidv6-class-descriptions.csv").write_text(DESCRIPTIONS)
-    write(folder, TEST)
-    write(
-        folder,
-        "0c00000000000004,verification,/m/0d,1\n",
-        "oidv6-train-annotations-human-imagelabels.csv",
-    )
-    for file in (
-        "test/0b00000000000001",
-        "test/0a00000000000002",
-        "test/0a00000000000003",
-        "train/0c00000000000004",
-    ):
-        write_picture(folder / f"{file}.jpg")
-    return folder
-
-
-def write(root: Path, rows: str, name: str = TEST_FILE, header: str = HEADER) -> None:
-    (root / "annotations" / name).write_text(f"{header}\n{rows}")
-
-
-@pytest.mark.parametrize("reader", [openimages, openimages_miil])
-def test_a_wrong_threshold_is_refused_before_any_file_is_read(tmp_path: Path, reader) -> None:
-    with pytest.raises(ConfigError, match=r"threshold.*1\.5"):
-        made(reader, root=str(tmp_path / "nowhere"), threshold=1.5)
+def build(tmp_path: Path) -> Reader:
+    return tree("openimages", tmp_path)
 
 
 @pytest.fixture
-def build(root: Path) -> Reader:
-    return Reader(openimages, root, "Open Images")
+def miil(tmp_path: Path) -> Reader:
+    return tree("openimages_miil", tmp_path)
 
 
-# Labels
+# The official files
 
 
-def test_unknown_is_neither_present_nor_absent(build: Reader) -> None:  # trap 8
-    data = build()
+def test_unknown_is_neither_present_nor_absent(
+    build: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "mldec"):
+        data = build()
     assert targets(data.val) == TARGETS
-    # Trap 20: a quarter of what floats would be.
-    assert fixed_sample(data.val.dataset, 0)[1].dtype == torch.int8
-    assert data.val.dataset.labels.default == -1
-    assert names(data.val) == [
-        "0a00000000000002.jpg",
-        "0a00000000000003.jpg",
-        "0b00000000000001.jpg",
-    ]
+    assert fixed_sample(data.val.dataset, 0)[1].dtype == torch.int8  # a quarter of floats
+    ids = ("0a00000000000002", "0a00000000000003", "0b00000000000001")
+    assert names(data.val) == [f"{image}.jpg" for image in ids]
     assert targets(data.train) == [[-1, -1, -1, 1]]
     assert isinstance(data.evaluator(), PartialLabelEvaluator)
 
-
-def test_a_pair_said_to_be_both_and_a_class_outside_the_list_are_counted(
-    build: Reader, caplog
-) -> None:
-    with caplog.at_level(logging.INFO, "mldec"):
-        build()
     assert "1 labels are both present and absent: taken as present" in caplog.text
     assert "1 of 8 labels are of classes outside the class list: left out" in caplog.text
     assert "3 images, 4 classes, 4 present and 1 absent" in caplog.text
 
 
-def test_pieces_do_not_show(root: Path, build: Reader, monkeypatch) -> None:
+def test_pieces_and_line_ends_do_not_show(build: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "CSV_ROWS", 2)
     assert targets(build().val) == TARGETS
-    write(root, TEST + "0b00000000000001,verification,/m/0a\n")
+    text = OPENIMAGES[TEST_FILE]
+    (build.root / TEST_FILE).write_text(text + "0b00000000000001,verification,/m/0a\n")
     assert "row 10 has 3 columns, not 4" in build.fault()
+    (build.root / TEST_FILE).write_text("\ufeff" + text.replace("\n", "\r\n"))
+    assert targets(build().val) == TARGETS
 
 
-def test_names_that_several_classes_share_get_their_place(
-    root: Path, build: Reader
-) -> None:  # trap 10
-    assert build().val.classes.names == (
-        "Ball (0)",
-        'Ducks, geese and "swans',
-        "Ball (2)",
-        "/m/0d",
-    )
-    assert build(names="mid").val.classes.names == tuple(TRAINABLE)
+def test_names_that_several_classes_share_get_their_place(build: Reader) -> None:
+    expected = ("Ball (0)", 'Ducks, geese and "swans', "Ball (2)", "/m/0d")
+    assert build().val.classes.names == expected
+    assert build(names="mid").val.classes.names == ("/m/0c", "/m/0a", "/m/0b", "/m/0d")
     display = {"m1": "'\"Human  leg\"'", "m2": "x", "m3": " 'x' "}
-    assert class_names(["m1", "m2", "m3"], display, root, "") == ("Human leg", "x (1)", "x (2)")
+    found = class_names(["m1", "m2", "m3"], display, build.root)
+    assert found == ("Human leg", "x (1)", "x (2)")
 
 
-def test_statements_in_any_order_are_what_lists_say() -> None:
-    random = np.random.default_rng(0)
-    images, classes = random.integers(30, size=400), random.integers(9, size=400)
-    values = random.integers(2, size=400).astype(np.int8)
-    said = [[classes[(images == i) & (values == v)].tolist() for i in range(30)] for v in (1, 0)]
-    entries = [
-        {**dict.fromkeys(no, 0), **dict.fromkeys(yes, 1)} for yes, no in zip(*said, strict=True)
-    ]
-    labels, clashes = from_statements(images, classes, values, num_images=30, num_classes=9)
-    assert np.array_equal(labels.dense(), from_entries(entries, num_classes=9, default=-1).dense())
-    assert clashes == sum(len(set(yes) & set(no)) for yes, no in zip(*said, strict=True)) > 0
-    empty, _ = from_statements(images[:0], classes[:0], values[:0], num_images=2, num_classes=3)
-    assert (empty.dense() == -1).all()
-
-
-def test_the_second_start_reads_no_csv(build: Reader, monkeypatch) -> None:
-    first = targets(build().val)
-    monkeypatch.setattr("mldec.data.readers.openimages._read_statements", None)
-    assert targets(build().val) == first
-
-
-def test_9605_classes_in_200_groups() -> None:  # trap 11
+def test_9605_classes_in_200_groups() -> None:
     config = compose(["+experiment=openimages_tresnet_m"])
     check(config)
-    head = MLDecoder(
-        8, 9605, **{key: value for key, value in config.head.items() if key != "_target_"}
-    )
+    arguments = {key: value for key, value in config.head.items() if key != "_target_"}
+    head = MLDecoder(8, 9605, **arguments)
     assert head.pool_weight.shape == (200, 768, 49)  # 9,800 outputs, of which 195 are no class
     assert head(torch.zeros(1, 2, 8)).shape == (1, 9605)
 
 
-# Files on the disk
-
-
-def test_images_in_sub_folders(root: Path, build: Reader) -> None:
-    for path in [*(root / "train").iterdir(), *(root / "test").iterdir()]:
+def test_images_in_sub_folders(build: Reader) -> None:
+    for path in [*(build.root / "train").iterdir(), *(build.root / "test").iterdir()]:
         (path.parent / path.name[:2]).mkdir(exist_ok=True)
         path.rename(path.parent / path.name[:2] / path.name)
     assert targets(build(prefix=2).val) == TARGETS
     assert "3 of 3 listed images are absent" in build.fault()
 
 
-def test_absent_images(root: Path, build: Reader, caplog) -> None:
-    gone = root / "test" / "0a00000000000003.jpg"
+def test_absent_images(build: Reader, caplog: pytest.LogCaptureFixture) -> None:
+    gone = build.root / "test" / "0a00000000000003.jpg"
     gone.unlink()
-    assert f"{root}: 1 of 3 listed images are absent, the first is {gone}" in build.fault()
+    message = f"{build.root}: 1 of 3 listed images are absent, the first is {gone}"
+    assert message in build.fault()
     assert targets(build(absent="skip").val) == [TARGETS[0], TARGETS[2]]
     assert "1 of 3 listed images are absent and left out" in caplog.text
     assert len(build(absent="unchecked").val.dataset) == 3
-    for path in (root / "test").iterdir():
+    for path in (build.root / "test").iterdir():
         path.unlink()
     assert "3 of 3 listed images are absent, the first is" in build.fault(absent="skip")
 
 
-# Faults
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ("a,verification,/m/0a,1\nb,machine,/m/0a,0.7\n", "row 3 has Confidence '0.7', not 1 or 0"),
-        ("a,verification,/m/0a,yes\n", "row 2 has Confidence 'yes'"),
-        ("a,verification,/m/0a,-1\n", "row 2 has Confidence '-1'"),
-        ("a,verification,/m/0a\n", "row 2 has 3 columns, not 4"),
-        ('a,verification,/m/0a,1\nb,verification,"/m/0a,1\n', "wrong quoting after row 1"),
-        ('a,verification,"/m/0a"x,1\n', "wrong quoting after row 1"),
-        ("../a,verification,/m/0a,1\n", "'../a' is not an image id"),
-        ("\u00e9,verification,/m/0a,1\n", "is not ASCII"),
-        ("", "test has no image"),
-    ],
-)
-def test_bad_rows(root: Path, build: Reader, rows: str, message: str) -> None:
-    write(root, rows)
-    assert message in build.fault()
-
-
-def test_another_header_and_another_encoding(root: Path, build: Reader) -> None:
-    write(root, TEST, header="ImageID,LabelName,Confidence")
-    assert (
-        "the header is 'ImageID,LabelName,Confidence', not 'ImageID,Source,LabelName,Confidence'"
-        in build.fault()
-    )
-    (root / "annotations" / TEST_FILE).write_bytes(HEADER.encode() + b"\n\xff\xfe,x,y,1\n")
-    assert "is not UTF-8 text" in build.fault()
-    (root / "annotations" / TEST_FILE).write_text(
-        f"\ufeff{HEADER}\r\n" + TEST.replace("\n", "\r\n")
-    )
-    assert targets(build().val) == TARGETS
-
-
-@pytest.mark.parametrize(
-    "name", [TEST_FILE, "oidv6-classes-trainable.txt", "oidv6-class-descriptions.csv"]
-)
-def test_missing_files_are_named(root: Path, build: Reader, name: str) -> None:
-    (root / "annotations" / name).unlink()
-    assert name in build.fault()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [("", "names no class"), ("/m/0a\n/m/0a\n", "names /m/0a 2 times")]
-)
-def test_a_class_list_must_name_each_class_once(
-    root: Path, build: Reader, text: str, message: str
-) -> None:
-    (root / "annotations" / "oidv6-classes-trainable.txt").write_text(text)
-    assert message in build.fault()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{"val": "val"}, {"train": "tset"}, {"names": "both"}, {"prefix": -1}, {"absent": "ignore"}],
-)
-def test_settings_are_checked_before_the_files(build: Reader, arguments: dict) -> None:
-    with pytest.raises(ConfigError, match=rf"data\.{next(iter(arguments))}"):
-        build(**arguments)
-
-
-# The real class files
-
-
-def test_the_real_descriptions(sample_data: Path) -> None:
+def test_the_real_class_files(build: Reader, sample_data: Path) -> None:
     folder = sample_data / "openimages_mini" / "annotations"
-    display = read_descriptions(folder / "oidv6-class-descriptions.csv", "")
-    assert len(display) == 19_994
-    assert display["/m/01c_0l"] == "Ducks, geese and swans"
-    mids = (folder / "classes-trainable_2018_04_V4_7186.txt").read_text().split()
-    names = class_names(mids, display, folder, "")
-    assert len(set(names)) == len(names) == 7_186
+    mids = (folder / "classes-trainable_2018_04_V4_7186.txt").read_text()
+    (build.root / "annotations/oidv6-classes-trainable.txt").write_text(mids)
+    descriptions = (folder / "oidv6-class-descriptions.csv").read_bytes()
+    (build.root / "annotations/oidv6-class-descriptions.csv").write_bytes(descriptions)
+    found = build().val.classes.names
+    assert len(set(found)) == len(found) == 7_186
+    assert dict(zip(mids.split(), found, strict=True))["/m/01c_0l"] == "Ducks, geese and swans"
 
 
-def test_the_real_box_file_as_labels(build: Reader, sample_data: Path, root: Path) -> None:
-    """The boxes of the sample make a label file with real ids, in the order of the boxes."""
-    with (sample_data / "openimages_mini" / "annotations" / "validation-annotations-bbox.csv").open(
-        newline=""
-    ) as file:
+def test_the_real_box_file_as_labels(build: Reader, sample_data: Path) -> None:
+    folder = sample_data / "openimages_mini"
+    with (folder / "annotations" / "validation-annotations-bbox.csv").open(newline="") as file:
         rows = [(row["ImageID"], row["LabelName"]) for row in csv.DictReader(file)]
     mids = sorted({mid for _, mid in rows})
-    (root / "annotations" / "oidv6-classes-trainable.txt").write_text("\n".join(mids))
-    write(root, "".join(f"{image},verification,{mid},1\n" for image, mid in rows))
-    (root / "test").rename(root / "old")
-    (root / "test").symlink_to(sample_data / "openimages_mini" / "validation")
+    (build.root / "annotations/oidv6-classes-trainable.txt").write_text("\n".join(mids))
+    lines = [f"{image},verification,{mid},1\n" for image, mid in rows]
+    (build.root / TEST_FILE).write_text(STATEMENTS + "".join(lines))
+    (build.root / "test").rename(build.root / "old")
+    (build.root / "test").symlink_to(folder / "validation")
+
     split = build().val
+    found = set()
+    for name, row in zip(names(split), targets(split), strict=True):
+        found |= {(name[:-4], mids[column]) for column, value in enumerate(row) if value == 1}
     assert len(split.dataset) == 100
-    assert len(split.dataset.labels.values) == len(set(rows)) == 442
-    assert fixed_sample(split.dataset, 99)[0].shape == (3, 16, 16)
+    assert found == set(rows)
+
+
+# The MIIL form
+
+
+def test_positives_negatives_and_unknown(
+    miil: Reader, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with caplog.at_level(logging.INFO, "mldec"):
+        data = miil()
+    assert (targets(data.train), targets(data.val)) == MIIL_TARGETS
+    assert data.train.classes.names == data.val.classes.names
+    assert data.train.classes.names == ("/m/0a", "/m/0b", "/m/0c", "/m/0d")
+    assert names(data.train) == ["b.jpg", "a.jpg", "d.jpg"]
+    # "val" are the official test images.
+    assert data.val.dataset.name(0) == str(miil.root / "test" / "c.jpg")
+    assert "1 labels are both present and absent: taken as present" in caplog.text
+
+    monkeypatch.setattr(inputs, "CSV_ROWS", 1)
+    again = miil(cache_dir=str(miil.root / "cache"))
+    assert (targets(again.train), targets(again.val)) == MIIL_TARGETS
+
+
+def test_display_names_without_stray_quotes(miil: Reader) -> None:
+    display = {"/m/0a": '"Ball"', "/m/0b": " 'Ball'", "/m/0c": "'Cat'"}
+    torch.save(display, miil.root / "mid_to_classes.pth")
+    assert miil().val.classes.names == ("Ball (0)", "Ball (1)", "Cat", "/m/0d")
+    assert miil(names="mid").val.classes.names == ("/m/0a", "/m/0b", "/m/0c", "/m/0d")
+    torch.save({"/m/0a": "red\x1b[31m"}, miil.root / "mid_to_classes.pth")
+    assert "'/m/0a': the class name 'red\\x1b[31m' has the control character" in miil.fault()
+
+
+def test_a_class_list_gives_classes_and_order(
+    miil: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    (miil.root / "list.txt").write_text("/m/0x\n/m/0b\n/m/0a\n")
+    with caplog.at_level(logging.INFO, "mldec"):
+        data = miil(class_list="list.txt")
+    assert targets(data.train) == [[-1, 1, 1], [-1, -1, -1], [-1, -1, -1]]
+    assert data.train.classes.names == ("/m/0x", "/m/0b", "/m/0a")
+    assert "3 of 9 labels are of classes outside the class list: left out" in caplog.text
+    assert "nowhere.txt" in miil.fault(class_list="nowhere.txt")
+    (miil.root / "data.csv").write_text(MIIL.replace(",val\n", ",test\n"))
+    assert "val has no image" in miil.fault()
+
+
+class Malicious:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("kind", ["code", "list", "text", "pipe"])
+def test_a_pth_file_cannot_run_anything(miil: Reader, tmp_path: Path, kind: str) -> None:
+    path, never = miil.root / "mid_to_classes.pth", tmp_path / "never"
+    if kind == "text":
+        path.write_text("<html>not found</html>")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        torch.save({"/m/0a": Malicious(never)} if kind == "code" else ["a"], path)
+    with pytest.raises(DataError) as caught:
+        miil()
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not never.exists()
+
+
+def test_the_real_sample(sample_data: Path, tmp_path: Path) -> None:
+    root = str(sample_data / "openimages_mini")
+    data = made(openimages_miil, root=root, image_size=16, cache_dir=str(tmp_path))
+    assert (len(data.train.dataset), len(data.val.dataset)) == (100, 100)
+    assert len(data.val.classes) == 166
+    assert data.val.classes.names == tuple(sorted(data.val.classes.names))
+    for split, statements, classes in ((data.train, 328, 112), (data.val, 442, 103)):
+        rows = torch.tensor(targets(split))
+        # The sample has no negatives.
+        assert ((rows == 1).sum(), (rows == 0).sum()) == (statements, 0)
+        assert (rows == 1).any(0).sum() == classes
+    row = targets(data.train)[0]
+    named = [name for name, value in zip(data.train.classes.names, row, strict=True) if value == 1]
+    assert named == ["/m/02fq_6", "/m/02jfl0", "/m/02wbtzl", "/m/03bt1vf", "/m/0crjs"]

@@ -1,11 +1,6 @@
-"""Reading a packed data set.
+"""Reading a packed data set; that its images equal the files is tested with the script."""
 
-That its images equal the files: test_pack_shards.py; what is refused: test_tar_shards.py.
-"""
-
-import hashlib
 import pickle
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +9,18 @@ import numpy as np
 import pytest
 import torch
 from packed import DENSE, FIRST_GREY, change_index, index_arrays, picture, write_packed, write_tar
+from readers import targets
 from support import made, one_line
 
 from mldec.data.randomness import SampleRandom
-from mldec.data.readers.shards import shards
+from mldec.data.readers import shards
+from mldec.data.readers.shards import load_shards
 from mldec.data.types import fixed_sample
-from mldec.errors import ConfigError, DataError
+from mldec.errors import DataError
 
 Cli = Callable[..., tuple[int, str, str]]
+LOGITS = torch.tensor([[1.0, -1.0, -1.0], [-1.0, 1.0, -1.0]])  # probability 0.73 if true
+TRUTH = torch.tensor([[1, 0, 0], [0, 1, 0]])
 
 
 @pytest.fixture
@@ -36,11 +35,10 @@ def test_images_targets_and_classes(root: Path) -> None:
         assert split.classes.names == ("a", "b", "c")
         assert split.classes.queries is not None
         assert split.classes.queries.tolist() == [[0, 1], [2, 3], [4, 5]]
-        assert len(split.dataset) == 4
+        assert targets(split) == DENSE.tolist()
         for index in range(4):
-            image, target = fixed_sample(split.dataset, index)
+            image, _ = fixed_sample(split.dataset, index)
             assert image[:, 0, 0].tolist() == [FIRST_GREY[name] + index, 50, 100]
-            assert target.tolist() == DENSE[index].tolist()
         for index in (4, -1):
             with pytest.raises(IndexError):
                 split.dataset.load(index, SampleRandom(0))
@@ -50,40 +48,31 @@ def test_images_targets_and_classes(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("wanted", "numbers"), [([3, 0], [3, 0]), ([True, False, False, True], [0, 3])]
+)
+def test_some_of_the_images_keep_their_content_name_and_label(
+    root: Path, wanted: list[Any], numbers: list[int]
+) -> None:
+    some = load_shards(root / "val").select(np.array(wanted))
+    contents = [some.storage.content(index) for index in range(2)]
+    assert contents == [picture(100 + number) for number in numbers]
+    assert some.labels.dense().tolist() == DENSE[numbers].tolist()
+    last = some.select(np.array([numbers.index(3)])).storage
+    assert last.content(0) == picture(103)
+    assert last.name(0) == f"{root / 'val' / 'shard-000001.tar'}, image 000000003"
+
+
+@pytest.mark.parametrize(
     ("changed", "metric"),
-    [
-        ({"rest": 0}, "mAP"),
-        ({}, "mAP_partial"),
-        ({"exclusive": True, "rest": 0}, "top1"),
-    ],
+    [({"rest": 0}, "mAP"), ({}, "mAP_partial"), ({"exclusive": True, "rest": 0}, "top1")],
 )
 def test_the_evaluator_is_that_of_the_labels(
     root: Path, changed: dict[str, Any], metric: str
 ) -> None:
     change_index(root, **changed)
     evaluator = made(shards, root=str(root)).evaluator()
-    logits = torch.tensor([[1.0, -1.0, -1.0], [-1.0, 1.0, -1.0]])
-    evaluator.update(logits, torch.tensor([[1, 0, 0], [0, 1, 0]]))
+    evaluator.update(LOGITS, TRUTH)
     assert next(iter(evaluator.compute())) == metric
-
-
-def test_settings_reach_the_evaluator_and_the_transforms(root: Path) -> None:
-    change_index(root, rest=0)
-    evaluator = made(shards, root=str(root), threshold=0.75).evaluator()
-    logits = torch.tensor([[1.0, -1.0, -1.0], [-1.0, 1.0, -1.0]])  # probability 0.73 if true
-    evaluator.update(logits, torch.tensor([[1, 0, 0], [0, 1, 0]]))
-    assert evaluator.compute()["OR"] == 0
-    change_index(root, rest=0, exclusive=True)
-    evaluator = made(shards, root=str(root), top_k=2).evaluator()
-    evaluator.update(torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[1, 0, 0]]))
-    assert evaluator.compute()["top2"] == 100
-    data = made(
-        shards, root=str(root), image_size=6, interpolation="random", test_crop=0.9, erase=1.0
-    )
-    assert (data.transform.interpolation, data.transform.crop) == ("bicubic", 0.9)
-    for wrong in ({"threshold": 2.0}, {"top_k": 1}, {"test_crop": 2.0}, {"erase": -1.0}):
-        with pytest.raises(ConfigError, match=next(iter(wrong)).replace("_", ".")):
-            made(shards, root=str(root), **wrong)
 
 
 def test_a_bad_image_is_named(root: Path) -> None:
@@ -96,54 +85,64 @@ def test_a_bad_image_is_named(root: Path) -> None:
     assert fixed_sample(dataset, 3)[1].tolist() == [1, 1, 1]
 
 
+# Faults
+
+
 def test_a_folder_or_a_split_that_is_absent(root: Path) -> None:
     with pytest.raises(DataError, match="is not a folder"):
         made(shards, root=str(root / "nowhere"))
-    with pytest.raises(DataError, match="the split is not packed, or not to its end"):
+    with pytest.raises(DataError, match=r"test/index\.npz cannot be used \(No such file"):
         made(shards, root=str(root), val="test")
     (root / "train" / "index.npz").unlink()
     data = made(shards, root=str(root))
     assert len(data.val.dataset) == 4  # an evaluation needs no training files
-    with pytest.raises(DataError, match="the split is not packed, or not to its end"):
+    with pytest.raises(DataError, match=r"train/index\.npz cannot be used"):
         _ = data.train
 
 
-# The command that holds the shards to the index
+def test_a_damaged_index(root: Path) -> None:
+    index = root / "val" / "index.npz"
+    objects = {**index_arrays(root / "val"), "classes": np.array([object()])}
+    for write in (
+        lambda: index.write_bytes(index.read_bytes()[:500]),
+        lambda: index.write_bytes(pickle.dumps({"offsets": 1})),
+        lambda: np.savez(index, classes=np.array(["a"])),
+        lambda: np.savez(index, **objects),
+        lambda: change_index(root, format=2),
+    ):
+        write()
+        with pytest.raises(DataError, match=r"index\.npz cannot be used .*pack the split again"):
+            load_shards(root / "val")
 
 
-def check(cli: Cli, root: Path) -> tuple[int, str, str]:
-    return cli("check_data", "data=shards", f"data.root={root}", "train.workers=0")
+def test_a_shard_that_is_cut_absent_or_damaged(root: Path) -> None:
+    shard = root / "val" / "shard-000001.tar"
+    whole = shard.read_bytes()
+    storage = load_shards(root / "val").storage
+    seen: list[int] = []
+    storage.verify(lambda numbers: seen.extend(numbers) or numbers)
+    assert seen == [0, 1]
+    assert not storage.absent().any()
+
+    shard.write_bytes(whole[:-1] + b"\1")  # where no image and no tar reader looks
+    with pytest.raises(DataError, match=r"shard-000001\.tar is damaged: its sha256 is not"):
+        storage.verify()
+    shard.write_bytes(whole[:600])
+    with pytest.raises(DataError, match="is cut short; pack it again"):  # while a run goes on
+        storage.content(3)
+    with pytest.raises(DataError, match="has 600 bytes instead of"):  # at the start of another
+        load_shards(root / "val")
+    shard.unlink()
+    with pytest.raises(DataError, match=r"shard-000001.tar cannot be read"):
+        load_shards(root / "val")
 
 
-def test_the_check_holds_every_byte_to_the_index(cli: Cli, root: Path) -> None:
-    status, _, err = check(cli, root)
+def test_the_command_compares_every_byte_with_the_index(cli: Cli, root: Path) -> None:
+    arguments = ("check_data", "data=shards", f"data.root={root}", "train.workers=0")
+    status, _, err = cli(*arguments)
     assert status == 0, err
     shard = root / "val" / "shard-000001.tar"
-    content = bytearray(shard.read_bytes())
-    content[-1] = 1  # behind the end of the archive, where no image and no tar reader looks
-    shard.write_bytes(content)
-    status, _, err = check(cli, root)
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\1")
+    status, _, err = cli(*arguments)
     assert status == 1
     one_line(err, f"{shard} is damaged: its sha256 is not that of the index")
-
-
-@pytest.mark.parametrize(
-    ("member", "kind"),
-    [
-        ("/etc/cron.d/000000002.png", tarfile.REGTYPE),
-        ("../../000000002.png", tarfile.REGTYPE),
-        ("000000002.png", tarfile.SYMTYPE),
-        ("000000002.png", tarfile.LNKTYPE),
-    ],
-)
-def test_the_check_refuses_a_hostile_tar(cli: Cli, root: Path, member: str, kind: bytes) -> None:
-    shard = root / "val" / "shard-000001.tar"
-    index = index_arrays(root / "val")
-    write_tar(shard, {member: picture(1), "000000003.png": picture(2)}, kind)
-    index["bytes"][1] = shard.stat().st_size
-    index["offsets"][2:], index["sizes"][2:] = 512, 1
-    index["sha256"][1] = hashlib.sha256(shard.read_bytes()).hexdigest()
-    np.savez(root / "val" / "index.npz", **index)
-    status, _, err = check(cli, root)
-    assert status == 1
-    one_line(err, f"{shard} is refused: its member", "is no plain file of an image")

@@ -1,0 +1,278 @@
+"""Where files of weights come from: folders, the released files of the authors, and the Hub.
+
+`local` turns what a user names into the path of a file. huggingface_hub does the work for the Hub:
+it keeps downloads in its cache, and obeys HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_TOKEN and
+HF_HUB_OFFLINE. Two files of a repository are read, by their fixed names.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import huggingface_hub
+from filelock import FileLock
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+
+from mldec.checkpoint import published
+from mldec.config.schema import Config
+from mldec.data.cache import cache_folder
+from mldec.data.text_encoder import PREFIX
+from mldec.errors import (
+    CheckpointError,
+    ConfigError,
+    UserError,
+    brief,
+    printable,
+    refusing,
+    suggest,
+    writing,
+)
+from mldec.files.results import replacing
+from mldec.files.run_folder import find_checkpoint
+from mldec.files.torch_files import sha256_of, write_hashes
+from mldec.runtime.cli import on_terminal
+
+log = logging.getLogger("mldec")
+
+ZOO, HUB = "zoo:", "hf:"
+CARD = "README.md"
+_UPLOADED = (CARD, published.CONFIG, published.WEIGHTS)
+_TIMEOUT = 10  # seconds
+_COMMIT = re.compile("[0-9a-f]{40}")
+
+_ML_DECODER = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
+_ASL = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ASL/"
+# Where users report that the authors' links answer 403 Forbidden.
+_REPORT = "https://github.com/Alibaba-MIIL/ML_Decoder/issues/87"
+
+
+class ReleasedFile(NamedTuple):
+    """A file of weights of the authors of ML-Decoder or ASL."""
+
+    file: str
+    image_size: int  # side of the square input in pixels
+    folder: str = _ML_DECODER
+
+
+RELEASED = {
+    "tresnet_m_coco_224": ReleasedFile("tresnet_m_COCO_224_84_2.pth", 224),
+    "tresnet_l_coco_448": ReleasedFile("tresnet_l_COCO__448_90_0.pth", 448),
+    "tresnet_xl_coco_640": ReleasedFile("tresnet_xl_COCO_640_91_4.pth", 640),
+    "tresnet_m_openimages_224": ReleasedFile("tresnet_m_open_images_200_groups_86_8.pth", 224),
+    "tresnet_l_cars_384": ReleasedFile("tresnet_l_stanford_card_96.41.pth", 384),
+    # Weights to start training from. Their own input size is not published; the official train.py
+    # uses them at 448.
+    "tresnet_l_pretrain": ReleasedFile("tresnet_l_pretrain_ml_decoder.pth", 448),
+    # The files of the asymmetric loss, named as in MODEL_ZOO.md of Alibaba-MIIL/ASL.
+    "asl_tresnet_m_coco_224": ReleasedFile("MS_COCO_TRresNet_M_224_81.8.pth", 224, _ASL),
+    "asl_tresnet_l_coco_448": ReleasedFile("MS_COCO_TRresNet_L_448_86.6.pth", 448, _ASL),
+    "asl_tresnet_xl_coco_640": ReleasedFile("MS_COCO_TResNet_xl_640_88.4.pth", 640, _ASL),
+    "asl_tresnet_xl_voc2007_448": ReleasedFile("PASCAL_VOC_TResNet_xl_448_96.0.pth", 448, _ASL),
+    "asl_tresnet_l_nuswide_448": ReleasedFile("NUS_WIDE_TRresNet_L_448_65.2.pth", 448, _ASL),
+    "asl_tresnet_l_openimages_448": ReleasedFile("Open_ImagesV6_TRresNet_L_448.pth", 448, _ASL),
+}
+
+
+def local(path: str | Path) -> Path:
+    """Resolve what a user names to the path of a local file of weights.
+
+    It is a file; the folder of a run, which stands for its best checkpoint, else the last one; a
+    folder that `mldec.publish` wrote; "zoo:NAME", a released file; or "hf:OWNER/NAME[@REVISION]", a
+    published checkpoint. The last two are downloaded once.
+    """
+    text = str(path)
+    if is_tower(text):
+        raise CheckpointError(f"{text}: this needs a checkpoint, not a model of open_clip")
+    if text.startswith(ZOO):
+        return released_file(text.removeprefix(ZOO))
+    if text.startswith(HUB):
+        return published_file(text.removeprefix(HUB))
+
+    if not Path(path).is_dir():
+        return Path(path)
+    weights = Path(path) / published.WEIGHTS
+    return weights if weights.is_file() else find_checkpoint(Path(path))
+
+
+def is_tower(path: str | Path) -> bool:
+    """Tell whether a user names a model of open_clip."""
+    return str(path).startswith(PREFIX)
+
+
+def is_download(path: str) -> bool:
+    """Tell whether what a user names is not in a folder of the user's, but in a cache."""
+    return path.startswith((ZOO, HUB, PREFIX))
+
+
+def check_start(config: Config) -> None:
+    """Raise a `ConfigError` if a run is to start from a model of open_clip."""
+    for setting, path in (("init", config.init), ("resume", config.resume)):
+        if path is not None and is_tower(path):
+            raise ConfigError(
+                f"{setting}={path}: a model of open_clip is for use without training; to train its "
+                f"image tower choose backbone=timm with backbone.pretrained=true and the network's "
+                f"name there, such as backbone.name=vit_base_patch16_clip_quickgelu_224.openai"
+            )
+
+
+def released_file(name: str) -> Path:
+    """Return the local path of a released file, after downloading it if it is not in the cache."""
+    if name not in RELEASED:
+        raise CheckpointError(f"no released file {name!r}{suggest(name, list(RELEASED))}")
+    released = RELEASED[name]
+    path, url = cache_folder(None) / "zoo" / released.file, released.folder + released.file
+    if path.is_file():
+        return path
+
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(path.name + ".lock")):
+            # Another process may have downloaded it while this one waited.
+            if not path.is_file():
+                _download(url, path)
+    return path
+
+
+def _download(url: str, path: Path) -> None:
+    """Download a file, and write its hash beside it; every reader compares the two.
+
+    The authors published no hashes, and even replaced a file after its release.
+    """
+    # The bar would fill a log.
+    if not on_terminal():
+        disable_progress_bars()
+
+    with replacing(path, durable=True) as file:
+        temporary = Path(file.name)
+        try:
+            http_get(url, file, displayed_filename=path.name)
+            file.flush()
+            with temporary.open("rb") as start:
+                if start.read(1) in (b"", b"<"):
+                    raise ValueError("the answer is empty or an HTML page, not a file")
+        except Exception as error:
+            # The client raises its own classes, those of its HTTP library, and OSError.
+            raise CheckpointError(
+                f"cannot download {url} ({brief(error)}); since 2026-05-14 the authors' links are "
+                f"reported to answer 403 ({_REPORT}): pass a copy that you have, as "
+                f"/path/to/{path.name}, in place of the zoo: name, or put it at {path}"
+            ) from error
+
+        # The hash goes first: a file without one would pass for a file that was put there by hand.
+        write_hashes(path, [sha256_of(temporary)])
+
+
+def published_file(address: str) -> Path:
+    """Return the local path of the weights at `owner/name[@revision]`; config.json is beside it.
+
+    The Hub is asked which commit a branch or tag is at; without a network the one of the last time
+    counts. A commit that is in the cache needs no network.
+    """
+    repository, _, revision = address.partition("@")
+    check_repository(repository)
+
+    with _asking(address):
+        cached = huggingface_hub.try_to_load_from_cache(
+            repository, published.WEIGHTS, revision=revision or None
+        )
+        if isinstance(cached, str) and _COMMIT.fullmatch(revision):
+            return Path(cached)
+
+        try:
+            info = HfApi().model_info(repository, revision=revision or None, timeout=_TIMEOUT)
+        except Exception as error:
+            # Whoever may not see the repository any more must not get it from the cache.
+            is_answer = isinstance(error, HfHubHTTPError) and error.response.status_code < 500
+            if not isinstance(cached, str) or is_answer:
+                raise
+            commit = Path(cached).parent.name
+            log.warning(
+                f"{HUB}{address}: the hub cannot be asked ({brief(error)}); using commit {commit}, "
+                f"which is in the cache"
+            )
+            return Path(cached)
+
+        if isinstance(cached, str) and Path(cached).parent.name == info.sha:
+            path = Path(cached)
+        else:
+            path = _download_published(repository, revision or None)
+    log.info(f"{HUB}{address} is commit {path.parent.name}")
+    return path
+
+
+def _download_published(repository: str, revision: str | None) -> Path:
+    """Download both files of one commit, the small one first, which tells what the other is."""
+    api = HfApi()
+    config = Path(api.hf_hub_download(repository, published.CONFIG, revision=revision))
+    published.read_config(config)
+
+    # The folder in the cache has the name of the commit. The branch may have moved meanwhile.
+    commit = config.parent.name
+    return Path(api.hf_hub_download(repository, published.WEIGHTS, revision=commit))
+
+
+def check_repository(repository: str) -> None:
+    """Raise a `CheckpointError` unless a name is one of a repository, owner/name."""
+    try:
+        validate_repo_id(repository)
+        is_one = "/" in repository
+    except HFValidationError:
+        is_one = False
+    if not is_one:
+        raise CheckpointError(f"{repository}: {repository!r} is no repository; write owner/name")
+
+
+def require_token() -> None:
+    """Raise a `ConfigError` if there is no token for uploads."""
+    if huggingface_hub.get_token() is None:
+        raise ConfigError(
+            "there is no token for the hub: log in with hf auth login, or set HF_TOKEN, to a token "
+            "with write access; or write the files with --dry-run FOLDER"
+        )
+
+
+def upload(folder: Path, repository: str, *, private: bool) -> str:
+    """Upload the card and the files of a checkpoint in one commit, and return the commit.
+
+    A repository that does not exist is created; with `private`, an existing one must be private.
+    """
+    api = HfApi()
+    with _asking(repository):
+        api.create_repo(repository, private=private or None, exist_ok=True)
+        # What was uploaded to a public repository cannot be called back.
+        if private and not api.model_info(repository, timeout=_TIMEOUT).private:
+            raise CheckpointError(
+                f"--private: {repository} exists and is public; choose another name, or make it "
+                f"private in its settings"
+            )
+
+        # The bars of uploads would fill a log; those of downloads do not.
+        if not on_terminal():
+            disable_progress_bars()
+        operations = [
+            CommitOperationAdd(path_in_repo=name, path_or_fileobj=folder / name)
+            for name in _UPLOADED
+        ]
+        commit = api.create_commit(
+            repository, operations, commit_message="Publish a checkpoint with mldec"
+        )
+    return str(commit.oid)
+
+
+@contextmanager
+def _asking(address: str) -> Iterator[None]:
+    """Turn the errors of the Hub's client into one line that names a checkpoint."""
+    with refusing(f"{HUB}{address}", remedy="check the network and the disk"):
+        try:
+            yield
+        except UserError:
+            raise
+        except (HfHubHTTPError, ValueError) as error:
+            # What the Hub says is not in the first line: which name it lacks, and how to log in.
+            raise CheckpointError(f"{HUB}{address}: {printable(str(error))[:600]}") from error

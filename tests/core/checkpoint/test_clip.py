@@ -1,0 +1,125 @@
+"""Models of open_clip as checkpoints, beside open_clip itself."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+from clip_towers import CLIP, clip_folder, siglip_folder, write_folder
+from PIL import Image
+
+from mldec.checkpoint import check_start, load_model
+from mldec.config.schema import Config
+from mldec.data.transforms import EvalTransform
+from mldec.errors import CheckpointError, ConfigError
+
+# As RN50 of open_clip, in the form of models with a text tower of their own.
+RESNET = {
+    **CLIP,
+    "custom_text": True,
+    "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8, "head_width": 16},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small model of each kind, with random weights."""
+    folder = tmp_path_factory.mktemp("towers")
+    return {
+        "clip": clip_folder(folder / "clip"),
+        "resnet": write_folder(folder / "resnet", RESNET, {"interpolation": "bilinear"}),
+        "siglip": siglip_folder(folder / "siglip"),
+    }
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["clip", "resnet", "siglip"])
+def test_pixels_and_logits_are_open_clips(
+    kind: str, folders: dict[str, Path], sample_data: Path
+) -> None:
+    model, _, prepare = open_clip.create_model_and_transforms(f"local-dir:{folders[kind]}")
+    model.eval()
+    photo = sorted((sample_data / "coco2014_mini").rglob("*.jpg"))[0]
+    image = Image.open(photo).convert("RGB")
+    assert image.width != image.height
+    tokens = torch.randint(1, 60, (5, model.context_length))
+    expected, _ = model.get_logits(prepare(image)[None], tokens)
+    assert expected.std() > 0.01
+
+    state = torch.get_rng_state()
+    loaded = load_model(f"clip:{folders[kind]}")
+    assert torch.equal(torch.get_rng_state(), state)
+    backbone = loaded.model.backbone
+    pixels = (loaded.transform(image) / 255 - backbone.mean) / backbone.std
+    torch.testing.assert_close(pixels, prepare(image), rtol=0, atol=1e-5)
+    words = model.encode_text(tokens, normalize=True)
+    # A vector of another length means the same class.
+    for vectors in (words, 3 * words):
+        logits = loaded.model(loaded.transform(image)[None], vectors)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
+def test_what_a_model_says_of_itself(folders: dict[str, Path]) -> None:
+    loaded = load_model(f"clip:{folders['siglip']}")
+    assert loaded.transform == EvalTransform(image_size=32, interpolation="bicubic")
+    assert not loaded.classes.exclusive
+    assert loaded.classes.names == ()
+    assert loaded.classes.queries is not None
+    assert loaded.classes.queries.shape == (0, 16)
+    assert loaded.path == folders["siglip"] / "open_clip_model.safetensors"
+    assert (loaded.of_run, loaded.weights) == (False, "raw")
+    assert loaded.model.backbone.num_features == 16
+
+    # Without an offset of the logits, the scores are relative.
+    other = load_model(f"clip:{folders['clip']}")
+    assert other.classes.exclusive
+    assert other.transform == EvalTransform(image_size=32, crop=1.0, interpolation="bicubic")
+
+
+def with_images(folder: Path, target: Path, **settings: Any) -> str:
+    """Copy a model that wants its images in another way, and return its address."""
+    shutil.copytree(folder, target)
+    path = target / "open_clip_config.json"
+    config = json.loads(path.read_text())
+    config["preprocess_cfg"] |= settings
+    path.write_text(json.dumps(config))
+    return f"clip:{target}"
+
+
+def test_images_that_are_prepared_in_another_way(folders: dict[str, Path], tmp_path: Path) -> None:
+    source = with_images(folders["clip"], tmp_path / "long", resize_mode="longest")
+    with pytest.raises(CheckpointError, match=r"^clip:.*in the mode 'longest', and only"):
+        load_model(source)
+    wide = {**CLIP, "vision_cfg": {**CLIP["vision_cfg"], "image_size": [32, 48]}}
+    with pytest.raises(CheckpointError, match="to 32 x 48 pixels"):
+        load_model(f"clip:{write_folder(tmp_path / 'wide', wide, {})}")
+
+    # One number stands for three channels.
+    source = with_images(folders["clip"], tmp_path / "grey", mean=0.5, std=0.25)
+    backbone = load_model(source).config.backbone
+    assert (backbone["mean"], backbone["std"]) == ([0.5] * 3, [0.25] * 3)
+
+
+def test_options_without_effect_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("cat\ndog\n")
+    # Before the model is opened.
+    with pytest.raises(
+        CheckpointError, match=r"^clip:none has one set of weights: leave --weights"
+    ):
+        load_model("clip:none", "ema")
+    with pytest.raises(ConfigError, match="--class-names has no effect: clip:none"):
+        load_model("clip:none", class_names=names)
+    with pytest.raises(CheckpointError, match=r"--image-size 64: clip:.* one size only"):
+        load_model(f"clip:{folders['clip']}", image_size=64)
+
+
+@pytest.mark.parametrize("setting", ["init", "resume"])
+def test_a_run_does_not_start_from_one(setting: str) -> None:
+    start: Any = {setting: "clip:ViT-B-32:openai"}
+    config = Config(name="x", data={}, backbone={}, head={}, loss={}, **start)
+    with pytest.raises(ConfigError, match=rf"^{setting}=clip:ViT-B-32:openai: .*backbone=timm"):
+        check_start(config)

@@ -1,0 +1,102 @@
+"""Where files of weights come from; no test asks a server. For the Hub: tests/full/checkpoint."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from mldec.checkpoint import load_model, local, sources
+from mldec.checkpoint.sources import RELEASED, released_file
+from mldec.errors import CheckpointError, DataError
+from mldec.files.torch_files import known_hashes, sha256_of
+
+NAME = "tresnet_l_coco_448"
+FILE = RELEASED[NAME].file
+
+
+class Server:
+    """What stands in for the server of the authors and its client."""
+
+    def __init__(self) -> None:
+        self.body, self.requests = b"PK weights", 0
+        self.error: Exception | None = None
+
+    def get(self, url: str, file: BinaryIO, **options: Any) -> None:
+        self.requests += 1
+        file.write(self.body[:4])
+        time.sleep(0.05)  # others come meanwhile, if they can
+        if self.error is not None:
+            raise self.error
+        file.write(self.body[4:])
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
+    server = Server()
+    monkeypatch.setattr(sources, "http_get", server.get)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return server
+
+
+def test_a_file_is_fetched_once_with_its_hash_beside_it(server: Server, tmp_path: Path) -> None:
+    together = threading.Barrier(3)
+
+    def fetch(_: int) -> Path:
+        together.wait()
+        return local(f"zoo:{NAME}")
+
+    with ThreadPoolExecutor(3) as pool:
+        (path,) = set(pool.map(fetch, range(3)))
+    assert path == tmp_path / "mldec" / "zoo" / FILE
+    assert path.read_bytes() == server.body
+    assert known_hashes(path) == [sha256_of(path)]
+    assert server.requests == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "reason"),
+    [
+        (b"half of it", ConnectionError("403 Forbidden"), "ConnectionError: 403 Forbidden"),
+        (b"<html>no such file</html>", None, "ValueError: the answer is empty or an HTML page"),
+        (b"", None, "ValueError: the answer is empty"),
+    ],
+)
+def test_a_download_that_fails_is_one_line_and_leaves_no_file(
+    server: Server, tmp_path: Path, body: bytes, error: Any, reason: str
+) -> None:
+    server.body, server.error = body, error
+    with pytest.raises(CheckpointError) as caught:
+        released_file(NAME)
+    message = str(caught.value)
+    assert message.startswith(f"cannot download {RELEASED[NAME].folder}{FILE} ({reason}")
+    assert "the authors' links are reported to answer 403" in message
+    path = tmp_path / "mldec" / "zoo" / FILE
+    assert message.endswith(f"/path/to/{FILE}, in place of the zoo: name, or put it at {path}")
+    assert "\n" not in message
+    assert {path.name for path in path.parent.iterdir()} <= {f"{FILE}.lock"}
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "mldec").touch()
+    with pytest.raises(DataError, match=r"cannot write .*: (Not a directory|File exists)"):
+        released_file(NAME)
+
+
+@pytest.mark.parametrize("name", ["tresnet_l_coco_44", "../../etc/passwd", "", "\x00"])
+def test_an_unknown_name_is_no_path(server: Server, name: str) -> None:
+    with pytest.raises(CheckpointError, match="no released file"):
+        load_model(f"zoo:{name}")
+    assert server.requests == 0
+
+
+def test_the_released_files_have_names_of_their_own() -> None:
+    assert len({released.file for released in RELEASED.values()}) == len(RELEASED) == 12
+
+
+@pytest.mark.parametrize("address", ["", "mine", "me/", "me/mine/more", "../mine", "me/mi ne@v1"])
+def test_a_malformed_address_is_refused_without_a_request(address: str) -> None:
+    with pytest.raises(CheckpointError, match=r"is no repository; write owner/name"):
+        local(f"hf:{address}")

@@ -1,0 +1,307 @@
+"""Data sets of one label per image: class folders, ImageNet, Stanford Cars and CIFAR-100."""
+
+import json
+import logging
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from readers import Reader, labels, names, write_picture
+from scipy.io import loadmat, savemat
+from support import made
+from trees import (
+    CARS,
+    CIFAR,
+    CIFAR_LABELS,
+    WNIDS,
+    cifar_content,
+    python2,
+    structs,
+    tree,
+    write_cifar,
+)
+
+from mldec.data.readers import folders, imagenet
+from mldec.data.readers.cars_cifar import _parse as parse_cars
+from mldec.data.readers.imagenet import readable
+from mldec.data.transforms import EvalTransform, read_image
+from mldec.data.types import fixed_sample
+from mldec.errors import DataError
+
+Trees = Callable[[str], Reader]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Trees:
+    return lambda name: tree(name, tmp_path)
+
+
+# Class folders
+
+
+def test_images_by_class_and_name(write: Trees, caplog: pytest.LogCaptureFixture) -> None:
+    build = write("folders")
+    for name in (".DS_Store", "._0.JPG", "notes.txt", "Thumbs.db"):
+        (build.root / "train" / "cat" / name).write_text("no image")
+    (build.root / "train" / ".cache").mkdir()
+    with caplog.at_level(logging.INFO, "mldec"):
+        data = build()
+    assert data.val.classes.names == ("cat", "dog", "eel")
+    assert data.val.classes.exclusive
+    assert labels(data.train) == [0, 0, 0, 1, 1, 2]
+    assert labels(data.val) == [0, 1, 1]
+    assert names(data.train) == ["0.JPG", "1.JPG", "2.JPG", "0.JPG", "1.JPG", "0.JPG"]
+    assert "folders val: 1 of 3 classes have no image: 'eel'" in caplog.messages
+    assert "folders train: 6 images, 3 classes" in caplog.messages
+
+    again = pickle.loads(pickle.dumps(data.val.dataset))
+    assert fixed_sample(again, 1)[0].shape == (3, 16, 16)
+    assert fixed_sample(again, 1)[1].tolist() == [0, 1, 0]
+
+    # New images are seen in spite of the cache, and their names may be of any bytes.
+    write_picture(build.root / "val" / "eel" / "caf\udce9.png")
+    assert labels(build().val) == [0, 1, 1, 2]
+
+
+def test_without_two_folders_the_images_are_split_by_their_path(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for number in range(60):
+            write_picture(tmp_path / "all" / name / f"{number}.png")
+
+    def parts(**arguments: float) -> list[set[str]]:
+        place = {"root": str(tmp_path / "all"), "cache_dir": str(tmp_path / "cache")}
+        data = made(folders, **place, **arguments)
+        datasets = (data.train.dataset, data.val.dataset)
+        return [{dataset.name(i) for i in range(len(dataset))} for dataset in datasets]
+
+    train, val = parts(val_fraction=0.25)
+    assert not train & val
+    assert len(train | val) == 120
+    assert 15 <= len(val) <= 45
+    assert parts(val_fraction=0.25) == [train, val]
+    assert parts(val_fraction=0.25, seed=1) != [train, val]
+    gone = sorted(train)[0]
+    Path(gone).unlink()
+    assert parts(val_fraction=0.25) == [train - {gone}, val]
+
+
+def test_names_from_a_list_or_a_file(write: Trees) -> None:
+    build = write("folders")
+    given = ["eel", "dog", "cat", "fox"]
+    assert build(classes=given).val.classes.names == tuple(given)
+    (build.root / "classes.txt").write_text("\ufeffeel\r\ndog\n\n cat", encoding="utf-8")
+    data = build(classes="classes.txt")
+    assert data.val.classes.names == ("eel", "dog", "cat")
+    assert labels(data.val) == [1, 1, 2]
+
+    for wrong, message in (
+        (["Cat", "dog", "eel"], "the class 'cat' is not in the list of 3 classes; did you mean 'C"),
+        (["cat", "cat"], "the class 'cat' is there twice"),
+        (["cat", ""], "empty"),
+        ([], "no name"),
+        ("none.txt", "none.txt cannot be read"),
+    ):
+        assert message in build.fault(classes=wrong)
+    assert "cannot be listed (No such file" in build.fault(val="test")
+    (build.root / "bare").mkdir()
+    assert "has no image" in build.fault(train="bare", classes=["cat", "dog", "eel"])
+
+
+# ImageNet
+
+INDICES = [0, 278, 491]
+
+
+def test_the_index_is_the_place_of_the_sorted_wnid(write: Trees) -> None:
+    # The devkit counts from the kit fox on; here it is number 278, whatever folders there are.
+    build = write("imagenet")
+    data = build()
+    assert labels(data.train) == labels(data.val) == INDICES
+    assert len(data.val.classes) == len(set(data.val.classes.names)) == 1000
+    shown = [data.val.classes.names[index].split(",")[0] for index in INDICES]
+    assert shown == ["tench", "kit fox", "chain saw"]
+    assert data.val.classes.names[134] == "crane (n02012849)"
+    assert data.val.classes.names[517] == "crane (n03126707)"
+    assert readable(["n02012849", "n01440764", "nx"]) == ("crane", "tench, Tinca tinca", "nx")
+
+    for split in ("train", "val"):
+        for image in (build.root / split / WNIDS[0]).iterdir():
+            image.unlink()
+        (build.root / split / WNIDS[0]).rmdir()
+    assert labels(build().val) == INDICES[1:]
+    assert labels(build(class_map="folders").val) == [0, 1]
+
+
+def test_class_maps_and_sizes(write: Trees, tmp_path: Path) -> None:
+    build, file = write("imagenet"), tmp_path / "map.txt"
+    file.write_text("n03000684 chain saw\nn01440764\tx\nn02119789\nn09999999\n")
+    data = build(class_map=str(file), image_size=32, test_size=48)
+    assert labels(data.val) == [0, 1, 2]
+    assert data.val.classes.names[3] == "n09999999"
+    assert fixed_sample(data.train.dataset, 0)[0].shape == (3, 32, 32)
+    assert fixed_sample(data.val.dataset, 0)[0].shape == (3, 48, 48)
+    file.write_text("n01440764\nn02119789\n")
+    assert "'n03000684' is not in the list of 2 classes" in build.fault(class_map=str(file))
+    file.write_text("n01440764\nn01440764\n")
+    assert "twice" in build.fault(class_map=str(file))
+
+
+@pytest.fixture
+def kaggle(write: Trees, tmp_path: Path) -> Reader:
+    """The same images as Kaggle lays them out, the table in no order."""
+    root = write("imagenet").root
+    inner = tmp_path / "kaggle" / "ILSVRC" / "Data" / "CLS-LOC"
+    inner.mkdir(parents=True)
+    (root / "train").rename(inner / "train")
+    rows = ["ImageId,PredictionString"]
+    for number, wnid in reversed(list(enumerate(WNIDS))):
+        image = f"ILSVRC2012_val_{10 - number:08d}"
+        write_picture(inner / "val" / f"{image}.JPEG")
+        rows.append(f"{image},{wnid} 111 108 441 193 {wnid} 1 2 3 4 ")
+    (tmp_path / "kaggle" / "LOC_val_solution.csv").write_text("\n".join(rows) + "\n")
+    return Reader(imagenet, tmp_path / "kaggle", "ImageNet")
+
+
+@pytest.mark.parametrize("inner", ["", "ILSVRC/Data/CLS-LOC"])
+def test_kaggles_layout(kaggle: Reader, inner: str) -> None:
+    data = kaggle(root=str(kaggle.root / inner))
+    assert labels(data.val) == INDICES
+    assert [name[-9:] for name in names(data.val)] == ["0010.JPEG", "0009.JPEG", "0008.JPEG"]
+
+
+def test_a_wrong_table_of_kaggle(kaggle: Reader) -> None:
+    file = kaggle.root / "LOC_val_solution.csv"
+    text = file.read_text()
+    for old, new, message in (
+        ("ImageId,", "Image,", "the header is"),
+        ("00000010,n01440764", "00000009,n01440764", "twice"),
+        ("n01440764 111", "n99999999 111", "row 4: the class 'n99999999' is not in the list"),
+        ("ILSVRC2012_val_00000010", "../00000010", "not a path inside"),
+    ):
+        file.write_text(text.replace(old, new))
+        assert message in kaggle.fault()
+    file.unlink()
+    assert "LOC_val_solution.csv cannot be read" in kaggle.fault()
+
+
+def test_real_labels(write: Trees, tmp_path: Path) -> None:
+    build, file = write("imagenet"), tmp_path / "real.json"
+    real: list[list[int]] = [[] for _ in range(10)]
+    real[9], real[8] = [5, 0], [7]  # images 10 (tench) and 9; image 8 has none
+    file.write_text(json.dumps(real))
+    data = build(real_labels=str(file))
+    assert labels(data.train) == INDICES
+    targets = torch.stack([fixed_sample(data.val.dataset, index)[1] for index in range(2)])
+    assert [row.nonzero().flatten().tolist() for row in targets] == [[0, 5], [7]]
+    evaluator = data.evaluator()
+    logits = torch.zeros(2, 1000)
+    logits[:, 5] = 1
+    evaluator.update(logits, targets)
+    assert evaluator.compute()["top1_real"] == 50
+
+    for content, message in (
+        ("{", "not valid JSON"),
+        ("{}", "it is no list of class indices per image"),
+        (json.dumps([[1000]] * 10), "has no list of classes in it"),
+        ("[[1]]", "it is no list of class indices per image"),
+    ):
+        file.write_text(content)
+        assert message in build.fault(real_labels=str(file))
+
+
+def test_the_sample_of_imagenet(sample_data: Path, tmp_path: Path) -> None:
+    root = sample_data / "imagenet10_160"
+    lines = [line.split("\t") for line in (root / "classes.txt").read_text().splitlines()]
+    place = {"root": str(root), "image_size": 32, "cache_dir": str(tmp_path)}
+    data = made(imagenet, **place)
+    for split, each in ((data.train, 20), (data.val, 8)):
+        counts = np.bincount(labels(split), minlength=1000)
+        assert {i: n for i, n in enumerate(counts) if n} == {int(i): each for _, i, _ in lines}
+    shown = [data.val.classes.names[int(index)] for _, index, _ in lines]
+    assert shown == [name for _, _, name in lines]
+
+    few = made(imagenet, class_map=str(root / "classes.txt"), **place).val
+    assert few.classes.names == tuple(name for _, _, name in sorted(lines))
+    image, target = fixed_sample(few.dataset, 9)
+    expected = EvalTransform(image_size=32, crop=0.95, interpolation="bicubic")
+    assert torch.equal(image, expected(read_image(few.dataset.name(9))))
+    assert target.nonzero().tolist() == [[1]]
+
+
+# Stanford Cars
+
+
+def test_classes_count_from_one_and_test_labels_have_a_file_of_their_own(write: Trees) -> None:
+    build = write("cars")
+    data = build()
+    assert data.val.classes.names == tuple(CARS)
+    assert data.val.classes.exclusive
+    assert labels(data.train) == [2, 0]
+    assert labels(data.val) == [1, 2, 2]
+    nested = build.root / "cars_test" / "cars_test"
+    assert data.val.dataset.name(2) == str(nested / "00003.jpg")
+
+    name = "cars_test_annos_withlabels.mat"
+    (build.root / name).rename(build.root / "devkit" / name)
+    assert labels(build().val) == [1, 2, 2]
+    assert "no split 'val'" in build.fault(val="val")
+
+
+def test_the_form_of_one_file(write: Trees, tmp_path: Path) -> None:
+    build, root = write("cars"), tmp_path / "other"
+    rows = [("1.jpg", 3, 0), ("2.jpg", 1, 1), ("3.jpg", 2, 0)]
+    fields = []
+    for name, label, test in rows:
+        write_picture(root / "car_ims" / name)
+        fields.append({"relative_im_path": f"car_ims/{name}", "class": label, "test": test})
+    class_names = np.array(CARS, object)[None]
+    content = {"annotations": structs(fields), "class_names": class_names}
+    savemat(root / "cars_annos.mat", content)
+    data = build(root=str(root))
+    assert labels(data.train) == [2, 1]
+    assert labels(data.val) == [0]
+    assert data.val.dataset.name(0) == str(root / "car_ims" / "2.jpg")
+
+
+def test_the_devkit_of_the_sample(sample_data: Path) -> None:
+    devkit = sample_data / "stanford_cars_devkit" / "devkit"
+    table = parse_cars([devkit / "cars_train_annos.mat", devkit / "cars_meta.mat"], "train")
+    assert len(table.classes) == 196
+    assert (table.classes[0], table.classes[-1]) == (CARS[0], "smart fortwo Convertible 2012")
+    file = str(devkit / "cars_train_annos.mat")
+    raw = loadmat(file, struct_as_record=False, squeeze_me=True)["annotations"]
+    assert len(table) == len(raw) == 8144
+    assert table.labels.dense().argmax(1).tolist() == [getattr(row, "class") - 1 for row in raw]
+    assert table.files.tolist() == [row.fname.encode() for row in raw]
+    with pytest.raises(DataError, match="no annotations with labels"):
+        parse_cars([devkit / "cars_test_annos.mat", devkit / "cars_meta.mat"], "test")
+
+
+# CIFAR-100
+
+
+@pytest.mark.parametrize("form", [python2, pickle.dumps], ids=["python2", "python3"])
+def test_pictures_and_labels(write: Trees, form: Callable[..., bytes]) -> None:
+    build = write("cifar100")
+    write_cifar(build.root, form)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = build(image_size=48)
+    assert data.val.classes.names == tuple(CIFAR)
+    assert data.val.classes.exclusive
+    assert (labels(data.train), labels(data.val)) == (CIFAR_LABELS["train"], CIFAR_LABELS["test"])
+
+    again = pickle.loads(pickle.dumps(data.val.dataset))
+    image, target = fixed_sample(again, 1)
+    assert target.tolist() == [0, 0, 1]
+    red, green, blue = cifar_content("test")["data"][1].reshape(3, 32, 32)
+    picture = Image.fromarray(np.dstack([red, green, blue]))
+    assert torch.equal(image, EvalTransform(image_size=48, interpolation="bicubic")(picture))
+    folder = build.root / "cifar-100-python"
+    assert data.val.dataset.name(1) == f"picture 1 of {folder / 'test'}"
+    assert len(build(root=str(folder)).train.dataset) == 4

@@ -1,0 +1,303 @@
+"""The official augmentation against Pillow and the official code, and its random numbers."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from pictures import picture, pixels
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
+
+from mldec.data.official_augment import (
+    GREY,
+    OPERATIONS,
+    PATCH,
+    PairAugment,
+    cutout,
+    shear_x,
+    shear_y,
+    smoothed,
+)
+from mldec.data.randomness import SampleRandom, sample_seed, seeded
+from mldec.data.transforms import TrainTransform
+
+# The cutout
+
+
+def official_cutout(image, fraction, rng):
+    """CutoutPIL of the official helper_functions.py, which gives both corners to Pillow."""
+    side = image.width
+    patch = int(fraction * side + 0.5)
+    x_c, y_c = rng.randrange(side), rng.randrange(side)
+    x1, x2 = np.clip([x_c - patch // 2, x_c + patch // 2], 0, side)
+    y1, y2 = np.clip([y_c - patch // 2, y_c + patch // 2], 0, side)
+    colour = tuple(rng.randint(0, 255) for _ in range(3))
+    covered = image.copy()
+    ImageDraw.Draw(covered).rectangle([x1, y1, x2, y2], fill=colour)
+    return covered
+
+
+@pytest.mark.parametrize(("side", "widest"), [(448, 225), (31, 17), (33, 17), (5, 3)])
+def test_cutout_equals_the_official_one_to_the_bit(side, widest):
+    image = picture(side, side)
+    ours, officials = [], []
+    for function, results in ((cutout, ours), (official_cutout, officials)):
+        rng = random.Random(0)
+        results += [np.asarray(function(image.copy(), 0.5, rng)) for _ in range(60)]
+    assert np.array_equal(ours, officials)
+    black = [np.asarray(cutout(Image.new("RGB", (side, side)), 0.5, rng)).any(2) for _ in range(60)]
+    assert max(int(covered.any(0).sum()) for covered in black) == widest
+
+
+def test_cutout_takes_each_side_by_itself():
+    rng = random.Random(0)
+    sizes = set()
+    for _ in range(300):
+        covered = np.asarray(cutout(Image.new("RGB", (31, 11)), 0.5, rng)).any(2)
+        sizes.add((int(covered.any(0).sum()), int(covered.any(1).sum())))
+    assert max(width for width, _ in sizes) == 17  # int(15.5 + 0.5), and one more
+    assert max(height for _, height in sizes) == 7
+
+
+# The pairs of operations
+
+
+def test_fifteen_operations_with_the_ranges_of_the_description():
+    levels = {name: row for name, (_, row) in OPERATIONS.items()}
+    ranges = {
+        "shear_x": 0.3,
+        "shear_y": 0.3,
+        "translate_x": 150 / 331,
+        "translate_y": 150 / 331,
+        **dict.fromkeys(("color", "contrast", "brightness", "sharpness"), 0.9),
+        "rotate": 30,
+    }
+    for name, largest in ranges.items():
+        assert levels[name] == pytest.approx(np.linspace(0, largest, 10))
+    assert levels["solarize"] == pytest.approx(np.linspace(256, 0, 10))
+    assert levels["posterize"] == (8, 8, 7, 7, 6, 6, 5, 5, 4, 4)
+    assert levels["cutout"] == (0, 2, 4, 7, 9, 11, 13, 16, 18, 20)
+    assert set(levels) - set(ranges) == {
+        "solarize",
+        "posterize",
+        "cutout",
+        "autocontrast",
+        "equalize",
+        "invert",
+    }
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_every_operation_at_every_magnitude(name):
+    operation, levels = OPERATIONS[name]
+    image = picture(45, 33)
+    before = np.array(image)
+    for level in levels:
+        result = operation(image, level, random.Random(0))
+        assert (result.mode, result.size) == ("RGB", (45, 33))
+    assert np.array_equal(np.asarray(image), before)
+    assert not np.array_equal(np.asarray(result), before)
+
+
+def test_draws_are_uniform_over_operations_and_levels_one_to_nine():
+    rng = random.Random(0)
+    draws = [PairAugment.draw(rng) for _ in range(27_000)]
+    counts = {draw: draws.count(draw) for draw in set(draws)}
+    assert set(counts) == {(name, row) for name in OPERATIONS for row in range(1, 10)}
+    assert min(counts.values()) > 130  # 200 expected, standard deviation 14
+    assert max(counts.values()) < 270
+
+
+def test_two_draws_come_before_the_two_probabilities_of_a_half():
+    """The order of the random numbers, which decides what a seed means."""
+    image, applied = picture(), 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        expected = image
+        pairs = [(rng.choice(list(OPERATIONS)), rng.randrange(1, 10)) for _ in range(2)]
+        for name, row in pairs:
+            if rng.random() < 0.5:
+                operation, levels = OPERATIONS[name]
+                expected = operation(expected, levels[row], rng)
+                applied += 1
+        ours = PairAugment()(image, random.Random(seed))
+        assert np.array_equal(np.asarray(ours), np.asarray(expected))
+    assert 160 < applied < 240
+
+
+def results_of(name, image, row=9, draws=40):
+    rng = random.Random(0)
+    operation, levels = OPERATIONS[name]
+    return [np.asarray(operation(image, levels[row], rng)).astype(int) for _ in range(draws)]
+
+
+def edge(width=100, height=100):
+    """White left half, black right half."""
+    values = np.zeros((height, width, 3), np.uint8)
+    values[:, : width // 2] = 255
+    return Image.fromarray(values)
+
+
+def test_translation_goes_both_ways_by_its_fraction_and_uncovers_grey():
+    results = results_of("translate_x", edge(height=60))
+    # 150 / 331 of 100 pixels is 45.3: a move to the left loses as much of the white, a move to the
+    # right none.
+    assert {int((result[30] == 255).all(1).sum()) for result in results} == {5, 50}
+    assert {int((result[30] == GREY).all(1).sum()) for result in results} == {45}
+    turned = results_of("translate_y", edge(height=60).transpose(Image.Transpose.ROTATE_90))
+    assert {int((result[:, 30] == 255).all(1).sum()) for result in turned} == {5, 50}
+
+
+def test_shear_has_both_signs_and_rotation_turns_anticlockwise_only():
+    sheared = results_of("shear_x", edge())
+    corners = {tuple(result[99, 2]) + tuple(result[99, 97]) for result in sheared}
+    assert corners == {(255, 255, 255, *GREY), (*GREY, 0, 0, 0)}
+
+    for result in results_of("rotate", edge(), row=3, draws=10):  # 10 degrees
+        assert (result[2, 46] == 0).all()  # the top of the edge leans to the left
+        assert (result[97, 53] == 255).all()
+        assert (result[0, 0] == GREY).all()
+
+
+def test_posterize_solarize_and_the_small_cutout():
+    (kept,) = results_of("posterize", Image.new("RGB", (1, 1), (255, 129, 17)), draws=1)
+    assert kept.ravel().tolist() == [240, 128, 16]
+    image = Image.new("RGB", (1, 1), (200, 228, 10))
+    for row, expected in ((1, [200, 27, 10]), (9, [55, 27, 245])):  # the first threshold is 227.6
+        assert results_of("solarize", image, row, draws=1)[0].ravel().tolist() == expected
+
+    # In pixels. As in the package, 7 are three on each side of the centre.
+    for row, side in ((9, 20), (3, 6)):
+        results = results_of("cutout", Image.new("RGB", (100, 100)), row, draws=200)
+        areas = [(result == PATCH).all(2).sum() for result in results]
+        assert side**2 / 4 <= min(areas) < max(areas) == side**2
+
+
+@pytest.mark.parametrize("name", ["color", "contrast", "brightness", "sharpness"])
+@pytest.mark.parametrize("row", [1, 9])
+def test_an_enhancement_is_pillows_with_one_plus_or_minus_the_magnitude(name, row):
+    image, enhance = picture(), getattr(ImageEnhance, name.capitalize())
+    factors = (1 + row / 10, 1 - row / 10)
+    expected = {np.asarray(enhance(image).enhance(f)).astype(int).tobytes() for f in factors}
+    assert {result.tobytes() for result in results_of(name, image, row)} == expected
+
+
+@pytest.mark.parametrize("name", ["equalize", "autocontrast", "invert"])
+def test_operations_without_a_magnitude_are_pillows(name):
+    expected = np.asarray(getattr(ImageOps, name)(picture()))
+    assert np.array_equal(results_of(name, picture(), draws=1)[0], expected)
+
+
+# The quick forms of Pillow's operations
+
+
+# Of every row of the table, and others.
+SLOPES = [sign * row / 30 for row in range(1, 10) for sign in (-1, 1)] + [0.0, 0.77, -0.999]
+IMAGES = {
+    "picture": picture(97, 65),
+    "noise": Image.fromarray(pixels(50, 70, 3)),
+    # An interpolated value can be as far beyond 255 as possible.
+    "black and white": Image.fromarray(255 * (pixels(40, 130, 3) // 128)),
+    "one pixel": Image.fromarray(pixels(1, 1, 3)),
+    "narrow": Image.fromarray(pixels(70, 2, 3)),
+    "of training": picture(448, 448),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_quick_operations_have_the_pixels_of_pillow(name):
+    image = IMAGES[name]
+    before = np.array(image)
+    for slope in SLOPES if name != "of training" else (-0.3, 1 / 30):
+        for shear, matrix in (
+            (shear_x, (1, slope, 0, 0, 1, 0)),
+            (shear_y, (1, 0, 0, slope, 1, 0)),
+        ):
+            how = Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC
+            pillows = image.transform(image.size, *how, fillcolor=GREY)
+            assert np.array_equal(shear(image, slope, GREY[0]), pillows), (shear, slope)
+    assert np.array_equal(smoothed(image), image.filter(ImageFilter.SMOOTH))
+    assert np.array_equal(before, image)
+
+
+def test_every_sum_of_a_smoothed_image_is_rounded_like_pillows():
+    """Each block of 3 x 3 pixels has another weighted sum: 0 to 13 x 255."""
+    blocks = []
+    for total in range(13 * 255 + 1):
+        mean, rest = divmod(total, 13)
+        block = np.full(9, mean, np.uint8)
+        if rest >= 5:
+            block[4] += 1
+            rest -= 5
+        block[[0, 1, 2, 3, 5, 6, 7, 8][:rest]] += 1
+        blocks.append(block.reshape(3, 3))
+
+    image = Image.fromarray(np.stack([np.hstack(blocks)] * 3, 2))
+    assert np.array_equal(smoothed(image), image.filter(ImageFilter.SMOOTH))
+
+
+# Random numbers of samples: the same for the same seed, in any process and thread
+
+
+def draws() -> tuple[float, ...]:
+    return torch.rand(()).item(), random.random(), np.random.rand()
+
+
+def test_seeds_are_well_mixed_and_those_of_pythons_generator():
+    numbers = [(s, epoch, i) for s in range(10) for epoch in range(10) for i in range(100)]
+    seeds = {sample_seed(*three) for three in numbers}
+    assert len(seeds) == 10_000
+    assert 0 <= min(seeds) < 2**62 < max(seeds) < 2**63
+    assert sample_seed(3, 1) == sample_seed(3, 1, 0)
+
+    rng = SampleRandom(2**62 + 5)
+    with seeded(rng.initial_seed):
+        expected = [random.random(), random.randrange(1000), random.getrandbits(64)]
+    assert [rng.random(), rng.randrange(1000), rng.getrandbits(64)] == expected
+
+
+def test_all_global_generators_are_seeded_and_restored():
+    with seeded(3):
+        before = draws()
+        with seeded(7):
+            inner = draws()
+        after = draws()
+        with pytest.raises(ValueError, match="inside"), seeded(5):
+            raise ValueError("inside")
+        last = draws()
+    with seeded(3):
+        assert [draws() for _ in range(3)] == [before, after, last]
+    with seeded(7):
+        assert draws() == inner
+    assert len({*before, *after, *inner}) == 9
+
+
+def test_the_official_augmentation_leaves_the_state_of_the_process_alone():
+    with seeded(1):
+        expected = draws()
+    with seeded(1):
+        TrainTransform(image_size=16)(picture(), SampleRandom(0))
+        assert draws() == expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"crop": 0.3, "flip": True, "erase": 0.5, "augment": "randaugment"},
+        {"crop": 0.3, "augment": "rand-m7-mstd0.5-inc1", "interpolation": "random"},
+    ],
+)
+def test_threads_draw_what_one_thread_draws(settings):
+    transform = TrainTransform(image_size=40, **settings)
+    image = picture(60, 50)
+
+    def load(seed: int) -> bytes:
+        return transform(image, SampleRandom(seed)).numpy().tobytes()
+
+    alone = [load(seed) for seed in range(60)]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(load, range(60))) == alone
+    assert len(set(alone)) > 40
+    assert alone == [load(seed) for seed in range(60)]

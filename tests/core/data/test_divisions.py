@@ -1,0 +1,172 @@
+"""How images are divided: by a hash, in proportion to their labels, and into folds."""
+
+import re
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mldec.data.table import (
+    Table,
+    check_fraction,
+    encode_paths,
+    fold_numbers,
+    from_dense,
+    held_out,
+    hold_out,
+    hold_out_stratified,
+    stratified,
+)
+from mldec.data.types import Sampling
+
+FILES = [f"photos/{number}.jpg" for number in range(2000)]
+KEYS = encode_paths(FILES)
+
+
+def table_of(dense: np.ndarray, default: int = 0) -> Table:
+    labels = from_dense(dense, default=default)
+    return Table(KEYS[: len(dense)], labels, tuple(map(str, range(dense.shape[1]))))
+
+
+def long_tail(num_images: int, num_classes: int) -> np.ndarray:
+    """Return labels whose classes occur in 0.5 % to 30 % of the images, int8 [N, K]."""
+    shares = np.geomspace(0.005, 0.3, num_classes)
+    return (np.random.default_rng(0).random((num_images, num_classes)) < shares).astype(np.int8)
+
+
+def test_each_image_is_held_out_by_itself() -> None:
+    files = KEYS.tolist()
+    chosen = held_out(files, 0.25, seed=0)
+    assert chosen.mean() == pytest.approx(0.25, abs=0.04)
+    assert np.array_equal(held_out(files[::2], 0.25, seed=0), chosen[::2])
+    assert not np.array_equal(held_out(files, 0.25, seed=1), chosen)
+    assert (held_out(files, 0.5, seed=0) >= chosen).all()  # more, not others
+
+    table = table_of(np.zeros((2000, 1), np.int8))
+    val, train = (hold_out(table, 0.25, 0, val=is_val) for is_val in (True, False))
+    assert np.array_equal(val.files, table.files[chosen])
+    assert np.array_equal(train.files, table.files[~chosen])
+
+    check_fraction(0.5)
+    for fraction in (0.0, 1.0, 1.5):
+        with pytest.raises(ValueError, match=rf"^val_fraction is {fraction}: it must be above 0"):
+            check_fraction(fraction)
+
+
+# In proportion to the labels
+
+
+def slow(dense: np.ndarray, order: list[int], fraction: float) -> list[bool]:
+    """Return which images are held out, with the sets and counters of the paper's Algorithm 1."""
+    remaining = list(order)
+    classes, shares = range(dense.shape[1]), [1 - fraction, fraction]
+    wanted = [len(order) * share for share in shares]
+    wanted_of = [[int(dense[:, k].sum()) * share for k in classes] for share in shares]
+    held = [False] * len(order)
+
+    while remaining:
+        examples = {k: [image for image in remaining if dense[image, k]] for k in classes}
+        examples = {k: images for k, images in examples.items() if images}
+        rarest = min(examples, key=lambda k: (len(examples[k]), k), default=None)
+
+        for image in list(remaining) if rarest is None else examples[rarest]:
+            wishes = [(0 if rarest is None else wanted_of[j][rarest], wanted[j]) for j in (0, 1)]
+            split = 1 if wishes[1] > wishes[0] else 0
+            held[image] = split == 1
+            remaining.remove(image)
+            wanted[split] -= 1
+            for k in np.flatnonzero(dense[image]):
+                wanted_of[split][k] -= 1
+    return held
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(1, 5),
+    st.sampled_from([0.1, 0.25, 0.5, 0.7]),
+    st.randoms(use_true_random=False),
+)
+def test_stratification_is_the_algorithm_of_the_paper(images, classes, fraction, random) -> None:
+    rows = [[random.random() < 0.4 for _ in range(classes)] for _ in range(images)]
+    dense, order = np.array(rows, np.int8), random.sample(range(images), images)
+    held = stratified(from_dense(dense), np.array(order), fraction)
+    assert held.tolist() == slow(dense, order, fraction)
+
+
+def test_shares_are_nearer_than_by_hash() -> None:
+    table = table_of(long_tail(2000, 40))
+    wanted = 0.1 * table.labels.counts()
+    errors = {}
+    for divide in (hold_out, hold_out_stratified):
+        val = divide(table, 0.1, 0, val=True)
+        errors[divide] = np.abs(val.labels.counts() - wanted) / wanted
+    assert errors[hold_out_stratified].mean() < errors[hold_out].mean() / 2
+    assert val.labels.counts().min() > 0
+    assert len(val) == pytest.approx(200, rel=0.1)
+
+
+def test_both_splits_are_the_whole_and_do_not_depend_on_the_order_of_rows() -> None:
+    table = table_of(long_tail(300, 10))
+    val = hold_out_stratified(table, 0.2, 0, val=True).files.tolist()
+    train = hold_out_stratified(table, 0.2, 0, val=False).files.tolist()
+    assert train == [file for file in table.files.tolist() if file not in set(val)]
+
+    shuffled = table.select(np.random.default_rng(2).permutation(300))
+    assert set(hold_out_stratified(shuffled, 0.2, 0, val=True).files.tolist()) == set(val)
+    assert hold_out_stratified(table, 0.2, 1, val=True).files.tolist() != val
+
+
+def test_only_positives_count_and_there_may_be_none() -> None:
+    dense = long_tail(300, 10)
+    unknown = np.where(np.random.default_rng(3).random(dense.shape) < 0.5, -1, 0)
+    partial = np.where(dense == 1, 1, unknown).astype(np.int8)
+    for default in (0, -1):
+        files = hold_out_stratified(table_of(partial, default), 0.2, 0, val=True).files
+        assert np.array_equal(files, hold_out_stratified(table_of(dense), 0.2, 0, val=True).files)
+
+    without = table_of(np.zeros((100, 3), np.int8))
+    assert len(hold_out_stratified(without, 0.3, 0, val=True)) == 30
+    assert len(hold_out_stratified(without.select(np.zeros(0, np.int64)), 0.3, 0, val=True)) == 0
+
+
+# Folds
+
+
+def by_hand(path: str, count: int) -> int:
+    digest = sha256(f"0 {path}".encode()).digest()
+    return 1 + int.from_bytes(digest[:8], "big") % count
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_every_image_is_in_one_fold_which_its_path_alone_decides(count: int) -> None:
+    numbers = fold_numbers(KEYS, count)
+    assert numbers.tolist() == [by_hand(file, count) for file in FILES]
+    parts = [Sampling(fold=f"{number}/{count}").held_out(KEYS) for number in range(1, count + 1)]
+    assert np.array_equal(np.sum(parts, axis=0), np.ones(2000))
+
+    wider = np.append(KEYS[300:100:-1], np.bytes_(b"x" * 200))
+    assert fold_numbers(wider, count)[:-1].tolist() == numbers[300:100:-1].tolist()
+
+
+def test_folds_are_of_one_size_whatever_is_divided() -> None:
+    left = KEYS[~held_out(KEYS.tolist(), 0.5, 0)]
+    fold = KEYS[fold_numbers(KEYS, 5) == 3]
+    for keys, seed in ((KEYS, 0), (left, 0), (fold, 1)):
+        sizes = np.bincount(fold_numbers(keys, 5, seed), minlength=6)[1:]
+        # The standard deviation of the size of a fold is below sqrt(N / count).
+        assert np.abs(sizes - len(keys) / 5).max() < 5 * np.sqrt(len(keys) / 5)
+
+    rng = np.random.default_rng(0)
+    for keys in (rng.integers(0, 10**6, 500), rng.integers(0, 256, (500, 4, 4, 3), np.uint8)):
+        numbers = fold_numbers(keys, 2)
+        assert set(numbers.tolist()) == {1, 2}
+        assert np.array_equal(fold_numbers(keys[::-1], 2), numbers[::-1])
+
+
+@pytest.mark.parametrize("fold", ["3/2", "0/5", "1/1", "1", "", "-1/5", "1/5 ", "\u0661/5"])
+def test_another_form_of_a_fold_is_refused(fold: str) -> None:
+    with pytest.raises(ValueError, match=f"^fold is {re.escape(repr(fold))}: it must be i/N"):
+        Sampling(fold=fold)
+    assert Sampling(fold="5/5").fold == "5/5"

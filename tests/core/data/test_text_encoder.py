@@ -1,0 +1,359 @@
+"""Models of open_clip, their text towers, and the sentences and cached vectors of names."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from clip_towers import CLIP, clip_folder, siglip_folder
+from safetensors.torch import load_file
+
+from mldec.data.text_encoder import (
+    BATCH_SIZE,
+    ClipSource,
+    TextEncoder,
+    encode_names,
+    open_model,
+    read_templates,
+)
+from mldec.errors import ConfigError, UserError
+
+TEMPLATES = ("a {}", "the {}")
+Folder = Callable[[Path], Path]
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return clip_folder(tmp_path_factory.mktemp("clip") / "model")
+
+
+@pytest.fixture
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict], None]:
+    """Give a small model a name of open_clip: those that have one are large."""
+    monkeypatch.setattr("open_clip.factory._MODEL_CONFIG_PATHS", [])
+    monkeypatch.setattr("open_clip.factory._MODEL_CONFIGS", {})
+
+    def register(name: str, config: dict) -> None:
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+        open_clip.add_model_config(tmp_path / f"{name}.json")
+
+    return register
+
+
+def fault(source: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        open_model(source)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+    return str(error.value)
+
+
+# Sources
+
+
+def test_sources_are_the_same_in_any_working_directory(
+    tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "weights.pt").touch()
+    (tmp_path / "link").symlink_to(clip)
+    monkeypatch.chdir(tmp_path)
+    file, link = tmp_path / "weights.pt", f"local-dir:{tmp_path}/link"
+    for text, model, weights, anywhere in (
+        ("clip:ViT-B-32", "ViT-B-32", "openai", "clip:ViT-B-32:openai"),
+        ("clip:ViT-B-32:laion2b", "ViT-B-32", "laion2b", "clip:ViT-B-32:laion2b"),
+        ("clip:ViT-B-32:weights.pt", "ViT-B-32", str(file), f"clip:ViT-B-32:{file}"),
+        ("clip:link", link, None, f"clip:{tmp_path}/link"),
+        ("clip:local-dir:link", link, None, f"clip:{tmp_path}/link"),
+        ("clip:hf-hub:owner/name", "hf-hub:owner/name", None, "clip:hf-hub:owner/name"),
+    ):
+        source = ClipSource.parse(text)
+        assert (source.text, source.model, source.weights) == (text, model, weights)
+        assert source.anywhere == anywhere
+        again = ClipSource.parse(anywhere)
+        assert (again.model, again.weights) == (model, weights)
+        assert source.file == (file if weights == str(file) else None)
+        assert source.folder == (tmp_path / "link" if model == link else None)
+
+
+def test_sources_that_cannot_be(
+    tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "names no model" in fault("clip:")
+    assert "names no model" in fault("clip::openai")
+    assert "open_clip_config.json holds no architecture" in fault(f"clip:{tmp_path}")
+    assert f"no file at {tmp_path}/none.pt" in fault(f"clip:ViT-B-32:{tmp_path}/none.pt")
+    assert "no such folder or model of open_clip; did you mean 'ViT-" in fault("clip:ViT-B-23")
+    assert fault("clip:something").endswith("no such folder or model of open_clip")
+    message = fault("clip:ViT-B-16-SigLIP2:webly")
+    assert "no weights 'webly' of ViT-B-16-SigLIP2, and there is no such file; did you" in message
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    assert fault("clip:ViT-B-32").endswith("pip install 'mldec[text]'")
+
+
+# Models
+
+
+@pytest.mark.parametrize("folder", [clip_folder, siglip_folder])
+def test_a_folder_holds_all_of_a_model(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder(tmp_path / "model")
+    # Nothing may be asked of the hub.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    before = torch.random.get_rng_state()
+    ours: Any = open_model(f"clip:{path}")
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+    theirs, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{path}")
+    theirs.eval()
+    texts = ["a photo of a zebra.", "an ox"]
+    tokens = open_clip.get_tokenizer(f"local-dir:{path}")(texts)
+    assert torch.equal(ours.tokenizer(texts), tokens)
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for got, wanted in zip(ours.model(images, tokens), theirs(images, tokens), strict=True):
+            torch.testing.assert_close(got, wanted)
+
+    assert not ours.model.training
+    assert ours.width == 16
+    assert ours.weights.name == "open_clip_model.safetensors"
+    normalise = preprocess.transforms[-1]
+    assert tuple(ours.preprocessing["mean"]) == tuple(normalise.mean)
+    assert tuple(ours.preprocessing["std"]) == tuple(normalise.std)
+
+
+def test_weights_that_do_not_fit(tmp_path: Path, clip: Path, register: Any) -> None:
+    weights = clip / "open_clip_model.safetensors"
+    register("Tiny", CLIP)
+    register("Wide", {**CLIP, "embed_dim": 24})
+    assert open_model(f"clip:Tiny:{weights}").width == 16
+    assert "does not fit the model" in fault(f"clip:Wide:{weights}")
+    (tmp_path / "page.pt").write_text("<html>")
+    assert "cannot be read" in fault(f"clip:Tiny:{tmp_path / 'page.pt'}")
+
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(clip / "open_clip_config.json", bare)
+    assert "holds 0 files of weights" in fault(f"clip:{bare}")
+    for name in ("one.pt", "two.pt"):
+        torch.save(load_file(weights), bare / name)
+    assert "holds 2 files of weights" in fault(f"clip:{bare}")
+    (bare / "two.pt").unlink()
+    assert open_model(f"clip:{bare}").weights == bare / "one.pt"
+
+
+def test_a_strangers_folder_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    path = siglip_folder(tmp_path / "model")
+    file = path / "open_clip_config.json"
+    config = json.loads(file.read_text())
+    config["model_cfg"]["text_cfg"]["tokenizer_kwargs"]["trust_remote_code"] = True
+    file.write_text(json.dumps(config))
+    (path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Mine: pass\n")
+    settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    # Without the setting of ours the file would be run, so the trap is a real one.
+    with pytest.raises(AttributeError, match="'Mine'"):
+        open_clip.get_tokenizer(f"local-dir:{path}")
+    (tmp_path / "ran").unlink()
+    fault(f"clip:{path}")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["[", "{}", '{"model_cfg": {"embed_dim": 3, "text_cfg": {}}}'], ids=len
+)
+def test_configurations_that_are_none(tmp_path: Path, clip: Path, content: str) -> None:
+    shutil.copytree(clip, tmp_path / "model")
+    (tmp_path / "model" / "open_clip_config.json").write_text(content)
+    fault(f"clip:{tmp_path / 'model'}")
+
+
+def test_a_tokenizer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = siglip_folder(tmp_path / "model")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "transformers", None)
+        message = fault(f"clip:{path}")
+    assert "its tokenizer cannot be had" in message
+    assert message.endswith("pip install 'mldec[text]'")
+    (path / "tokenizer.json").unlink()
+    (path / "tokenizer_config.json").unlink()
+    assert "its tokenizer cannot be had" in fault(f"clip:{path}")
+
+
+def test_a_tag_says_the_activation_and_the_normalisation(
+    clip: Path, register: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register("Tiny", CLIP)
+    tag = {"file": str(clip / "open_clip_model.safetensors"), "quick_gelu": True}
+    tag["mean"] = (0.1, 0.2, 0.3)
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "Tiny", {"mine": tag})
+    opened = open_model("clip:Tiny:mine")
+    assert "QuickGELU" in {type(module).__name__ for module in opened.model.modules()}
+    assert opened.preprocessing["mean"] == (0.1, 0.2, 0.3)
+    assert opened.preprocessing["size"] == (32, 32)
+
+    del tag["file"]
+    tag["url"] = "https://example.org/x.pt"
+    monkeypatch.setattr("open_clip.pretrained.download_pretrained_from_url", lambda *a, **k: 1 / 0)
+    assert "cannot be downloaded" in fault("clip:Tiny:mine")
+
+
+# Vectors of texts and names
+
+
+@pytest.mark.parametrize("folder", [clip_folder, siglip_folder])
+def test_vectors_are_those_of_open_clip(folder: Folder, tmp_path: Path) -> None:
+    path = folder(tmp_path / "model")
+    encoder = TextEncoder.open(f"clip:{path}")
+    # More than one batch, and a text that is longer than the context.
+    texts = [f"thing {number}" for number in range(BATCH_SIZE + 3)] + ["zebra " * 50]
+    model = open_clip.create_model(f"local-dir:{path}").eval()
+    tokenizer = open_clip.get_tokenizer(f"local-dir:{path}")
+    with torch.no_grad():
+        wanted = model.encode_text(tokenizer(texts), normalize=True)
+    vectors = encoder.encode(texts)
+    torch.testing.assert_close(vectors, wanted, atol=1e-6, rtol=1e-5)
+    assert not vectors.requires_grad
+    assert len({tuple(row) for row in vectors.tolist()}) == len(texts)
+    assert not hasattr(encoder._model, "visual")
+    assert encoder.source.folder == path
+    if folder is siglip_folder:
+        return
+
+    # The library's own classifier, its weights [D, K].
+    names, templates = ["zebra", "traffic jam", "ox", "tea"], read_templates("clip80", tmp_path)
+    wanted = open_clip.build_zero_shot_classifier(
+        model, tokenizer, names, open_clip.OPENAI_IMAGENET_TEMPLATES, num_classes_per_batch=None
+    )
+    vectors = encoder.encode_names(names, templates)
+    torch.testing.assert_close(vectors, wanted.T, atol=1e-6, rtol=1e-5)
+    assert encoder.encode_names([], templates).shape == (0, encoder.width)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Record the names that are encoded."""
+    names_of_calls: list[list[str]] = []
+    encode = TextEncoder.encode_names
+
+    def recorded(self: TextEncoder, names: Any, templates: Any) -> torch.Tensor:
+        names_of_calls.append(list(names))
+        return encode(self, names, templates)
+
+    monkeypatch.setattr(TextEncoder, "encode_names", recorded)
+    return names_of_calls
+
+
+def test_a_name_is_encoded_once(
+    clip: Path, tmp_path: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, cache = f"clip:{clip}", str(tmp_path)
+    first, hash_of_weights = encode_names(source, ["ox", "cat"], TEMPLATES, cache)
+    # Another list of classes: the known one is not encoded again, and the order is that asked for.
+    second, _ = encode_names(source, ["dog", "ox"], TEMPLATES, cache)
+    # Other templates are other vectors.
+    other, _ = encode_names(source, ["ox"], ("{}",), cache)
+    assert asked == [["ox", "cat"], ["dog"], ["ox"]]
+    assert torch.equal(second[1], first[0])
+    assert not torch.allclose(other[0], first[0])
+    encoder = TextEncoder.open(source)
+    torch.testing.assert_close(second, encoder.encode_names(["dog", "ox"], TEMPLATES))
+    assert hash_of_weights == encoder.sha256
+
+    # Known names need no library.
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    again, same_hash = encode_names(source, ["cat", "ox"], TEMPLATES, cache)
+    assert torch.equal(again.flip(0), first)
+    assert same_hash == hash_of_weights
+    with pytest.raises(ConfigError, match="mldec\\[text\\]"):
+        encode_names(source, ["cat", "new"], TEMPLATES, cache)
+
+
+def test_other_weights_are_another_encoder(
+    clip: Path, tmp_path: Path, asked: list[list[str]]
+) -> None:
+    source, cache = f"clip:{tmp_path / 'model'}", tmp_path / "cache"
+    shutil.copytree(clip, tmp_path / "model")
+    first, first_hash = encode_names(source, ["ox"], TEMPLATES, str(cache))
+    shutil.rmtree(tmp_path / "model")
+    clip_folder(tmp_path / "model", seed=1)
+    second, second_hash = encode_names(source, ["ox"], TEMPLATES, str(cache))
+    assert first_hash != second_hash
+    assert not torch.allclose(first, second)
+
+    # A tag with other weights than before: all names are encoded again, the known one too.
+    for file in cache.iterdir():
+        with np.load(file) as stored:
+            content = dict(stored)
+        np.savez(file, **{**content, "sha256": "0" * 64})
+    encode_names(source, ["ox", "cat"], TEMPLATES, str(cache))
+    assert asked == [["ox"], ["ox"], ["ox", "cat"]]
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "a folder is a file"])
+def test_a_cache_that_cannot_be_used(
+    damage: str, clip: Path, tmp_path: Path, asked: list, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, cache = f"clip:{clip}", tmp_path / "cache"
+    before, _ = encode_names(source, ["ox", "cat"], TEMPLATES, str(cache))
+    for file in cache.iterdir():
+        file.write_bytes(b"hello" if damage == "text" else file.read_bytes()[:-200])
+    if "folder" in damage:
+        shutil.rmtree(cache)
+        cache.touch()
+
+    after, _ = encode_names(source, ["ox", "cat"], TEMPLATES, str(cache))
+    assert torch.equal(before, after)
+    assert len(asked) == 2
+    expected = "encoded at every start" if "folder" in damage else "is not used"
+    assert expected in caplog.text
+    assert "\n" not in caplog.records[-1].message
+
+
+# Sentences
+
+
+def test_the_lists_of_clip_need_no_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = {
+        "clip80": open_clip.OPENAI_IMAGENET_TEMPLATES,
+        "simple7": open_clip.SIMPLE_IMAGENET_TEMPLATES,
+    }
+    with monkeypatch.context() as without:
+        without.delitem(sys.modules, "open_clip")
+        found = {name: read_templates(name, tmp_path) for name in lists}
+        assert "open_clip" not in sys.modules
+    for name, functions in lists.items():
+        filled = [template.replace("{}", "zebra") for template in found[name]]
+        assert filled == [function("zebra") for function in functions]
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'mldec\[text\]'$"):
+        read_templates("clip80", tmp_path)
+
+
+def test_a_sentence_or_a_file_of_them(tmp_path: Path) -> None:
+    assert read_templates("a photo of a {}.", tmp_path) == ("a photo of a {}.",)
+    (tmp_path / "mine.txt").write_text("a {}\n\nthe {} and the {}\n")
+    assert read_templates("mine.txt", tmp_path) == ("a {}", "the {} and the {}")
+
+    (tmp_path / "wrong.txt").write_text("a {}\na cat\n")
+    (tmp_path / "empty.txt").touch()
+    for setting, message in (
+        ("a photo", "data.prompts: template 1, 'a photo', has no {} for the name"),
+        ("clip8", "did you mean 'clip80'"),
+        ("", "has no {}"),
+        ("empty.txt", "empty.txt is empty"),
+        ("wrong.txt", "wrong.txt: template 2, 'a cat', has no {} for the name"),
+    ):
+        with pytest.raises(UserError) as error:
+            read_templates(setting, tmp_path)
+        assert message in str(error.value)
+        assert "\n" not in str(error.value)

@@ -1,0 +1,435 @@
+"""Stored images, splits and data modules, how training images are drawn, and their fingerprint."""
+
+import io
+import math
+import os
+import pickle
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pictures import pixels
+from PIL import Image
+from torch import Tensor
+
+from mldec.data.digits import Scenes, SceneSettings, digits
+from mldec.data.fingerprint import Fingerprint, check_same, fingerprint
+from mldec.data.loader import eval_loader, labels_of, training_labels, unwrap
+from mldec.data.randomness import SampleRandom
+from mldec.data.table import Labels, Table, encode_paths, from_dense, from_entries
+from mldec.data.transforms import EvalTransform, Picture
+from mldec.data.types import (
+    MAX_SOURCE,
+    Classes,
+    DataModule,
+    ImageFiles,
+    Sampling,
+    Split,
+    StoredImages,
+    VectorOrigin,
+    check_folder,
+    draw,
+    epoch_length,
+    fixed_sample,
+    in_folder,
+    picture,
+    repeat_factors,
+)
+from mldec.errors import CheckpointError, ConfigError, DataError
+
+NAMES = ("cat", "dog", "cow")
+DENSE = np.array([[1, 0, -1], [0, 0, 0], [0, 1, 1], [1, 1, 1]], np.int8)
+SMALL = EvalTransform(image_size=8)
+
+
+class InMemory:
+    """A storage of images as bytes; as a list, it takes negative indices."""
+
+    def __init__(self, contents: list[bytes]) -> None:
+        self.contents = contents
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    def name(self, index: int) -> str:
+        return f"image {index}"
+
+    def content(self, index: int) -> bytes:
+        return self.contents[index]
+
+    def select(self, images: np.ndarray) -> "InMemory":
+        return InMemory([self.contents[index] for index in np.arange(len(self))[images]])
+
+
+class Generated:
+    """Images that are stored nowhere."""
+
+    def __len__(self) -> int:
+        return len(DENSE)
+
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+        return torch.full((3, 8, 8), index, dtype=torch.uint8), torch.from_numpy(DENSE[index])
+
+    def name(self, index: int) -> str:
+        return f"number {index}"
+
+
+class Drawn:
+    """A transform that shows the random number that it is given."""
+
+    decoder = "pillow"
+
+    def __call__(self, image: Picture, rng: SampleRandom) -> Tensor:
+        return torch.tensor(rng.random())
+
+
+def png(seed: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels(8, 8, 3, seed=seed)).save(file, "png")
+    return file.getvalue()
+
+
+def stored(transform: Any = SMALL) -> StoredImages:
+    storage: Any = InMemory([png(seed) for seed in range(4)])
+    return StoredImages(storage, from_dense(DENSE), NAMES, transform)
+
+
+def module(load: Callable[[str], Split], **options: Any) -> DataModule:
+    return DataModule(
+        load_train=lambda: load("train"),
+        load_val=lambda: load("val"),
+        make_evaluator=lambda classes: ("evaluator", classes),  # type: ignore[arg-type, return-value]
+        transform=SMALL,
+        **options,
+    )
+
+
+def test_an_item_is_the_image_and_its_target() -> None:
+    dataset = stored()
+    for index in range(len(dataset)):
+        image, target = fixed_sample(dataset, index)
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), pixels(8, 8, 3, seed=index))
+        assert (target.dtype, target.tolist()) == (torch.int8, DENSE[index].tolist())
+        assert dataset.name(index) == f"image {index}"
+
+    # Whatever the storage takes: this one takes -1.
+    for index in (-1, 4):
+        with pytest.raises(IndexError):
+            dataset.load(index, SampleRandom(0))
+    broken: Any = StoredImages(InMemory([b"no image"]), from_dense(DENSE[:1]), NAMES, SMALL)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"^image 0: "):
+        fixed_sample(broken, 0)
+
+
+@pytest.mark.parametrize("chosen", [np.array([2, 0]), np.array([True, False, True, False])])
+def test_images_and_classes_are_selected_with_their_labels(chosen: np.ndarray) -> None:
+    part = stored().select(chosen).select_classes([2, 0])
+    assert part.classes == ("cow", "cat")
+    assert np.array_equal(part.labels.dense(), DENSE[chosen][:, [2, 0]])
+    expected = [png(index) for index in np.arange(4)[chosen]]
+    assert [part.storage.content(index) for index in range(2)] == expected
+
+
+def test_a_split_is_viewed_through_another_transform_and_as_it_is_stored() -> None:
+    split = Split(stored(EvalTransform(image_size=4)), Classes(NAMES))
+    viewed = split.viewed(EvalTransform(image_size=16))
+    assert fixed_sample(viewed.dataset, 1)[0].shape == (3, 16, 16)
+    assert fixed_sample(split.dataset, 1)[0].shape == (3, 4, 4)
+    assert np.array_equal(np.asarray(picture(split.dataset, 2)), pixels(8, 8, 3, seed=2))
+
+    generated = Split(Generated(), Classes(NAMES))
+    assert generated.viewed(SMALL) is generated
+    assert np.unique(np.asarray(picture(generated.dataset, 2))) == 2
+
+
+def test_a_fixed_sample_is_the_one_of_an_evaluation() -> None:
+    split = Split(stored(Drawn()), Classes(NAMES))
+    loader = eval_loader(module(lambda name: split), batch_size=4, workers=0, pin=False)
+    (batch,) = unwrap(loader)
+    assert batch.images.tolist() == [fixed_sample(split.dataset, i)[0].item() for i in range(4)]
+    assert len(set(batch.images.tolist())) == 4
+
+
+def test_a_split_is_read_when_it_is_used_and_once() -> None:
+    read = []
+
+    def load(name: str) -> Split:
+        read.append(name)
+        return Split(stored(), Classes((name,)))
+
+    data = module(load)
+    assert read == []
+    assert data.val is data.val
+    assert data.evaluator() == ("evaluator", Classes(("val",)))
+    assert read == ["val"], "an evaluation does not need the training files"
+    assert data.train.classes.names == ("train",)
+    assert read == ["val", "train"]
+    with pytest.raises(ConfigError, match=r"^data.bad_images 'STOP' is not known: choose stop"):
+        module(load, bad_images="STOP")
+
+
+def test_labels_come_from_the_table_the_target_of_a_scene_or_the_images() -> None:
+    dataset = stored(lambda image: pytest.fail("it was read"))
+    assert labels_of(Split(dataset, Classes(NAMES))) is dataset.labels
+    assert np.array_equal(labels_of(Split(Generated(), Classes(NAMES))).dense(), DENSE)
+
+    # Without a seed, the target of a scene is known before it is painted.
+    scenes = Scenes(
+        draw=lambda rng: pytest.fail("it was painted"),
+        num_images=5,
+        draw_target=lambda rng: torch.tensor([0, 1, 0], dtype=torch.int8),
+    )
+    assert labels_of(Split(scenes, Classes(NAMES))).dense().tolist() == [[0, 1, 0]] * 5
+
+    # Those of scenes that are drawn anew depend on the seed of the run only.
+    data = digits(SceneSettings(train_images=40, val_images=2))
+    state = random.getstate()
+    first = training_labels(data, 1).dense()
+    assert random.getstate() == state
+    random.seed(6)
+    assert np.array_equal(training_labels(data, 1).dense(), first)
+    assert not np.array_equal(training_labels(data, 2).dense(), first)
+
+
+# Image files
+
+
+FILES = ["a/1.png", "a/2.png", "b/1.png", "3.png", os.fsdecode(b"caf\xe9.png")]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ImageFiles:
+    for file in FILES:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(os.fsencode(file))
+    labels = from_dense(np.zeros((5, 1), np.int8))
+    storage = in_folder(Table(encode_paths(FILES), labels, ("x",)), tmp_path, "see there").storage
+    assert isinstance(storage, ImageFiles)
+    return storage
+
+
+def test_files_have_names_and_contents(files: ImageFiles, tmp_path: Path) -> None:
+    assert [files.name(index) for index in range(5)] == [str(tmp_path / file) for file in FILES]
+    assert files.content(4) == b"caf\xe9.png"
+    assert pickle.loads(pickle.dumps(files)).content(2) == files.content(2)
+    some = files.select(np.array([3, 0]))
+    assert [some.name(index) for index in range(2)] == [files.name(3), files.name(0)]
+
+
+def test_absent_files(files: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not files.absent().any()
+    (tmp_path / "a" / "2.png").unlink()
+    (tmp_path / "3.png").rename(tmp_path / "3.PNG")  # the case counts, as it will on another disk
+    (tmp_path / "b" / "1.png").rename(tmp_path / "a" / "3.png")
+    assert files.absent().tolist() == [False, True, True, True, False]
+    with pytest.raises(DataError, match=r"a/2\.png: no such file"):
+        files.content(1)
+
+    # Each folder is listed once, whatever the number of files.
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
+    files.select(np.tile(np.arange(5), 20_000)).absent()
+    assert sorted(listed) == [tmp_path, tmp_path / "a", tmp_path / "b"]
+    (tmp_path / "b").rmdir()
+    with pytest.raises(DataError, match=r"/b cannot be listed \(No such file.*\); see there"):
+        files.absent()
+
+
+def test_the_folder_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = tmp_path / "bare"
+    with pytest.raises(DataError, match=r"/bare is not a folder; set data\.root to .* X"):
+        check_folder(str(bare), "X", "see there")
+    bare.mkdir()
+    with pytest.raises(DataError, match="/bare is empty; see there"):
+        check_folder(str(bare), "X", "see there")
+
+    (bare / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert {check_folder(root, "X", "") for root in ("bare", "~/bare", str(bare))} == {bare}
+
+
+# Repeat-factor sampling
+
+
+def rare(images: int = 200) -> np.ndarray:
+    """Return labels of classes from rare to common; the last one is never positive."""
+    rng = np.random.default_rng(0)
+    labels = (rng.random((images, 5)) < [0.01, 0.03, 0.2, 0.6, 0.0]).astype(np.int8)
+    labels[rng.random((images, 5)) < 0.1] = -1
+    return labels
+
+
+@pytest.mark.parametrize("default", [0, -1])
+@pytest.mark.parametrize("threshold", [0.001, 0.1, 1.0])
+def test_factors_are_those_of_loops(threshold: float, default: int) -> None:
+    labels = rare()
+    shares = [sum(row[k] == 1 for row in labels) / len(labels) for k in range(5)]
+    expected = []
+    for row in labels:
+        of_classes = [max(1, math.sqrt(threshold / shares[k])) for k in range(5) if row[k] == 1]
+        expected.append(max(of_classes, default=1.0))
+    factors = repeat_factors(from_dense(labels, default=default), threshold)
+    np.testing.assert_allclose(factors, expected, rtol=1e-12)
+
+
+def epoch(factors: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    images, appearances = draw(factors, torch.Generator().manual_seed(seed))
+    return images.numpy(), appearances.numpy()
+
+
+def test_epochs_have_the_same_length_and_each_image_its_factor_rounded_down_or_up() -> None:
+    factors = repeat_factors(from_dense(rare()), 0.1)
+    length = epoch_length(factors)
+    assert factors.sum() <= length < factors.sum() + 1
+
+    # The sum is rounded up, so that the factors grow by less than 1 in all.
+    scaled = factors * length / factors.sum()
+    counts = []
+    for seed in range(400):
+        images, _ = epoch(factors, seed)
+        assert len(images) == length
+        counts.append(np.bincount(images, minlength=len(factors)))
+        assert (counts[-1] >= np.floor(scaled)).all()
+        assert (counts[-1] <= np.ceil(scaled)).all()
+
+    # The standard deviation of a count is at most 1/2, that of the mean of 400 at most 1/40.
+    np.testing.assert_allclose(np.mean(counts, axis=0), scaled, atol=5 / 40)
+
+
+def test_an_epoch_is_shuffled_counts_appearances_and_depends_on_the_generator_only() -> None:
+    factors = np.array([1.0, 3.0, 1.5, 1.0, 2.5])
+    images, appearances = epoch(factors, 0)
+    for index in range(5):
+        own = appearances[images == index]
+        assert sorted(own.tolist()) == list(range(len(own)))
+    assert len({tuple(epoch(factors, seed)[0]) for seed in range(20)}) > 15
+    assert np.array_equal(epoch(factors, 0), (images, appearances))
+
+    images, appearances = epoch(np.ones(1000), 0)
+    assert sorted(images.tolist()) == list(range(1000))
+    assert not appearances.any()
+
+
+def test_settings_of_the_sampling() -> None:
+    labels = from_dense(rare())
+    assert Sampling().factors(lambda: pytest.fail("it was asked for labels")) is None
+    for threshold, used in ((None, 0.001), (0.1, 0.1)):
+        sampling = Sampling(sampler="repeat_factor", repeat_threshold=threshold)
+        assert np.array_equal(sampling.factors(lambda: labels), repeat_factors(labels, used))  # type: ignore[arg-type]
+
+    for sampler, threshold, message in (
+        ("repeat_factor", 0.0, "repeat_threshold is 0.0: it must be in (0, 1]"),
+        ("shuffle", 0.1, "repeat_threshold has no effect with data.sampler=shuffle"),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+            Sampling(sampler=sampler, repeat_threshold=threshold)  # type: ignore[arg-type]
+
+
+# The origin of word vectors, which a stranger's file may claim
+
+
+HASH = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    ("source", "sha256", "templates"),
+    [
+        ("", HASH, ()),
+        (5, HASH, ()),
+        ("x" * (MAX_SOURCE + 1), HASH, ()),
+        ("glove.txt", HASH[1:], ()),
+        ("glove.txt", None, ()),
+        ("glove.txt", HASH, ("a {}",)),
+        ("clip:ViT-B-32", HASH, ()),
+        ("clip:ViT-B-32", HASH, ("a photo",)),
+    ],
+)
+def test_values_of_a_stranger(source: Any, sha256: Any, templates: Any) -> None:
+    assert VectorOrigin(source, sha256, templates).fault() is not None
+    for good in (
+        VectorOrigin("glove.txt", HASH),
+        VectorOrigin("clip:ViT-B-32:openai", HASH, ("a {}",)),
+    ):
+        assert good.fault() is None
+        assert good.is_encoder is bool(good.templates)
+
+
+# The fingerprint of the training data
+
+
+POSITIVES = [[0, 2], [], [1]]
+PATHS = ["a.png", "b/a.png", "b/c.png"]
+
+
+def table(
+    paths: list[str] = PATHS,
+    positives: list[list[int]] = POSITIVES,
+    names: tuple[str, ...] = NAMES,
+    *,
+    folder: str = "/data",
+    default: int = 0,
+    labels: Labels | None = None,
+    part: slice = slice(None),
+) -> Fingerprint:
+    """Return the fingerprint of a part of these images."""
+    entries = [dict.fromkeys(classes, 1) for classes in positives]
+    labels = labels or from_entries(entries, num_classes=len(names), default=default)
+    images = in_folder(Table(encode_paths(paths), labels, names), Path(folder), "")
+    return fingerprint(Split(images.select(np.arange(len(paths))[part]), Classes(names)))
+
+
+def test_a_fingerprint_depends_on_the_table_only() -> None:
+    longer = table([*PATHS, "a/longer/path.png"], [*POSITIVES, [0]], part=slice(3))
+    assert table() == table(folder="/other/root") == longer
+    assert table(positives=[[2, 0], [], [1]]) == table()
+
+    # What equals the default may be listed or not.
+    listed = from_entries([{0: 1, 1: 0, 2: 1}, {1: 0}, {1: 1}], num_classes=3)
+    assert table(labels=listed) == table()
+
+    own = fingerprint(Split(Generated(), Classes(NAMES)))
+    assert (own.images, own.files, own.labels, own.classes) == (4, "", "", table().classes)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (table(PATHS[:2], POSITIVES[:2]), "3 training images, now 2"),
+        (table(["a.png", "b/a.png", "b/d.png"]), "other training images, or the same in another"),
+        (table(PATHS[::-1]), "other training images, or the same in another order"),
+        (table(positives=[[0, 1], [], [1]]), "other labels of the same training images"),
+        (table(positives=[[0], [], [1]]), "other labels"),
+        (table(positives=[[0, 2], [1], []]), "other labels"),
+        (table(default=-1), "other labels"),
+        (table(names=("cat", "cow", "dog")), "training classes have other names"),
+    ],
+)
+def test_every_change_is_refused_or_accepted_with_a_warning(
+    changed: Fingerprint, said: str
+) -> None:
+    path, saved = Path("last.pt"), table()
+    with pytest.raises(
+        CheckpointError, match=rf"last.pt was trained on other data \(.*{said}.*data.changed=allow"
+    ):
+        check_same(saved, changed, path, allow=False)
+    assert said in (check_same(saved, changed, path, allow=True) or "")
+    assert check_same(changed, changed, path, allow=False) is None
+    assert "no fingerprint" in (check_same(None, changed, path, allow=False) or "")
+
+
+def test_a_large_table_is_hashed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    paths = [f"{number}.png" for number in range(1000)]
+    positives = [rng.permutation(3)[: rng.integers(4)].tolist() for _ in paths]
+    whole = table(paths, positives)
+    monkeypatch.setattr("mldec.data.fingerprint.ROWS", 64)
+    pieces = table(paths, positives)
+    assert (whole.images, whole.files) == (pieces.images, pieces.files)
+    positives[900] = [] if positives[900] else [1]
+    assert table(paths, positives).labels != pieces.labels

@@ -1,0 +1,231 @@
+"""What a checkpoint is asked about: data, image size, precision, word vectors and thresholds."""
+
+import argparse
+import logging
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from clip_towers import clip_folder, siglip_folder
+
+from mldec import build
+from mldec.checkpoint import Calibration, Loaded, load_model
+from mldec.config.compose import compose, override
+from mldec.data.fingerprint import fingerprint
+from mldec.data.text_encoder import TextEncoder
+from mldec.data.transforms import EvalTransform
+from mldec.data.types import Classes, DataModule, Split
+from mldec.errors import CheckpointError, ConfigError
+from mldec.evaluation import (
+    asked_for,
+    check_size,
+    chosen_data,
+    chosen_thresholds,
+    fit_to_device,
+    open_for_evaluation,
+    stored_thresholds,
+)
+from mldec.runtime import distributed
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return clip_folder(tmp_path_factory.mktemp("tower") / "clip")
+
+
+@pytest.fixture(scope="module")
+def tower(folder: Path) -> Loaded:
+    return load_model(f"clip:{folder}")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def options(*settings: str, **changes: Any) -> argparse.Namespace:
+    args = {"checkpoint": "clip:X", "image_size": None, "class_names": None, "threshold": None}
+    return argparse.Namespace(**{**args, "settings": [*settings], **changes})
+
+
+def digits(tower: Loaded, name: str = "digits") -> DataModule:
+    return build.data(chosen_data(tower, options(f"data={name}", "data.val_images=4"))[1])
+
+
+def with_classes(data: DataModule, **changes: Any) -> DataModule:
+    split = replace(data.val, classes=replace(data.val.classes, **changes))
+    return replace(data, load_val=lambda: split)
+
+
+def test_the_image_settings_of_a_tower_take_the_place_of_those_of_the_data(tower: Loaded) -> None:
+    # imagenet.yaml has a crop and a size of its own; the user's own settings count.
+    config, parts = chosen_data(tower, options("data=imagenet", "data.root=somewhere"))
+    assert parts["data"].shared(build.View).eval() == tower.transform
+    assert config.data["test_interpolation"] == "bicubic"
+    _, parts = chosen_data(tower, options("data=imagenet", "data.root=x", "data.test_crop=0.5"))
+    assert parts["data"].shared(build.View).eval() == replace(tower.transform, crop=0.5)
+
+    # Generated images have a size only.
+    _, parts = chosen_data(tower, options("data=digits"))
+    assert parts["data"].arguments["image_size"] == 32
+    assert "test_crop" not in parts["data"].arguments
+
+    # A checkpoint of a run gets the settings of the data, but for --image-size.
+    config = replace(tower.config, data={"_target_": "x", "image_size": 32})
+    run = replace(tower, config=config)
+    for size in (None, 32):
+        _, parts = chosen_data(run, options("data=imagenet", "data.root=x", image_size=size))
+        assert (parts["data"].arguments["image_size"] == 32) == (size == 32)
+
+
+def test_what_does_not_fit_the_checkpoint_is_refused(tower: Loaded) -> None:
+    with pytest.raises(ConfigError, match=r"^data._target_ is missing: .*data=NAME"):
+        open_for_evaluation(tower, options())
+    with pytest.raises(ConfigError, match=r"--class-names has no effect: clip:X scores the class"):
+        open_for_evaluation(tower, options(class_names="names.txt"))
+    data = replace(digits(tower), transform=EvalTransform(image_size=64))
+    with pytest.raises(ConfigError, match=r"^data.image_size 64: clip:X takes images of 32 pixels"):
+        check_size(data, tower, options())
+
+
+@pytest.mark.parametrize(("name", "exclusive"), [("digits", False), ("digits_single", True)])
+def test_a_tower_is_asked_for_the_classes_of_the_data(
+    tower: Loaded, folder: Path, name: str, exclusive: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "mldec")
+    args = options(f"data={name}", "data.val_images=4", "device=cpu")
+    subject = open_for_evaluation(tower, args)
+    classes = subject.data.val.classes
+    assert subject.loaded.classes is classes
+    assert classes.exclusive == exclusive
+    assert classes.origin == tower.classes.origin
+
+    sentences = [f"a photo of a {name}." for name in classes.names]
+    assert classes.queries is not None
+    wanted = TextEncoder.open(f"clip:{folder}").encode(sentences)
+    torch.testing.assert_close(classes.queries, wanted)
+
+    # The scores of a softmax have no threshold.
+    assert subject.ranks_only == (not exclusive)
+    said = "mAP holds, precision, recall and F1 do not" in caplog.text
+    assert said == subject.ranks_only
+    assert subject.scores().logits.shape == (4, 10)
+    caplog.clear()
+    open_for_evaluation(tower, args, calibrated=False)
+    assert not caplog.messages
+
+
+def test_vectors_of_the_data_must_be_of_the_tower(
+    tower: Loaded, folder: Path, tmp_path: Path
+) -> None:
+    data = digits(tower)
+    with pytest.raises(CheckpointError, match=r"word vectors of 16 numbers, .* vectors of 5"):
+        asked_for(tower, with_classes(data, queries=torch.randn(10, 5)), "clip:X")
+
+    # The same width does not make them those of the tower.
+    other = load_model(f"clip:{siglip_folder(tmp_path / 'siglip', seed=3)}")
+    _, asked = asked_for(other, data, "clip:Y")
+    for theirs in (asked, with_classes(asked, origin=None)):
+        with pytest.raises(CheckpointError, match=r"^clip:X .* other word vectors: those of 10 cl"):
+            asked_for(tower, theirs, "clip:X")
+
+    # Its own are taken as they are, and other checkpoints stay as they are.
+    _, own = asked_for(tower, data, "clip:X")
+    assert asked_for(tower, own, "clip:X")[1] is own
+    trained = replace(tower, classes=data.val.classes)
+    assert asked_for(trained, data, "best.pt") == (trained, data)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "words", "used", "level"),
+    [
+        ("bf16", [], "fp32", "INFO"),
+        ("bf16", ["train.precision=bf16"], "bf16", "WARNING"),
+        ("fp32", [], "fp32", None),
+        ("fp16", ["train.precision=fp16"], "fp32", "INFO"),
+        ("auto", [], "fp32", None),
+    ],
+)
+def test_half_precision_is_left_out_on_a_cpu_unless_it_is_chosen(
+    recorded: str,
+    words: list[str],
+    used: str,
+    level: str | None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level("INFO", "mldec")
+    monkeypatch.setattr(distributed, "prepare_device", lambda device, tf32: None)
+    config = compose(["+experiment=digits", f"train.precision={recorded}"])
+    fit_to_device(config, words, CPU)
+    assert config.train.precision.value == used
+    assert [record.levelname for record in caplog.records] == ([level] if level else [])
+
+    on_cuda = override(config, [f"train.precision={recorded}"])
+    fit_to_device(on_cuda, words, torch.device("cuda:0"))
+    assert on_cuda.train.precision.value == recorded
+    assert (config.train.channels_last, on_cuda.train.channels_last) == (False, True)
+
+
+# -------------------------------------------------------------------------------------- thresholds
+
+TRAINED, CURRENT = Classes(("a", "b", "c")), Classes(("c", "a", "b"))
+IMAGES: Any = range(7)
+DATA: Any = SimpleNamespace(val=Split(IMAGES, CURRENT))
+PER_CLASS = Calibration(
+    weights="raw",
+    objective="f1",
+    scope="class",
+    thresholds=(0.1, 0.2, 0.3),
+    slopes=(1.0,),
+    offsets=(0.0,),
+    images=7,
+    data={},
+    fingerprint=fingerprint(DATA.val),
+    date="2026-11-21",
+)
+GLOBAL = replace(PER_CLASS, scope="global", thresholds=(0.4,))
+ONE_LABEL = replace(PER_CLASS, objective=None, scope=None, thresholds=())
+
+
+def loaded(calibration: Calibration | None, classes: Classes = TRAINED) -> Any:
+    return SimpleNamespace(calibration=calibration, classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("calibration", "stored", "in_order"),
+    [
+        (PER_CLASS, [0.1, 0.2, 0.3], [0.3, 0.1, 0.2]),
+        (GLOBAL, [0.4, 0.4, 0.4], [0.4]),
+        (ONE_LABEL, None, None),
+        (None, None, None),
+    ],
+)
+def test_stored_thresholds_are_taken_unless_the_user_chooses_others(
+    calibration: Calibration | None, stored: list[float] | None, in_order: list[float] | None
+) -> None:
+    checkpoint = loaded(calibration)
+    assert stored_thresholds(checkpoint) == stored
+    assert chosen_thresholds(DATA, checkpoint, options()) == in_order
+    assert chosen_thresholds(DATA, checkpoint, options(threshold=0.7)) == [0.7]
+    assert chosen_thresholds(DATA, checkpoint, options("data.threshold=0.8")) is None
+
+    exclusive = loaded(calibration, Classes(("a", "b"), exclusive=True))
+    with pytest.raises(ConfigError, match="--threshold has no effect"):
+        chosen_thresholds(DATA, exclusive, options(threshold=0.5))
+
+
+@pytest.mark.parametrize(("images", "part"), [(7, "too good"), (8, "fitted on 7 other images")])
+def test_it_is_said_whether_they_were_fitted_on_these_images(
+    caplog: pytest.LogCaptureFixture, images: int, part: str
+) -> None:
+    dataset: Any = range(images)
+    data: Any = SimpleNamespace(val=Split(dataset, CURRENT))
+    with caplog.at_level(logging.INFO, "mldec"):
+        chosen_thresholds(data, loaded(PER_CLASS), options())
+    assert part in caplog.text

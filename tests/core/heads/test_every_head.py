@@ -1,0 +1,228 @@
+"""What holds for every head, and for a classifier with one."""
+
+import copy
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_weights import noise, randomise
+from support import read_option
+from torch import Tensor, nn
+
+from mldec.backbones import TimmBackbone
+from mldec.errors import ConfigError
+from mldec.heads import GAP, Cosine, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
+from mldec.model import Classifier, TokenClassifier
+
+WIDTH, CLASSES, WORD = 16, 7, 5
+SIZES = {"embed_dim": 16, "mlp_dim": 20, "num_heads": 4}
+FULL = {"num_groups": None, **SIZES}
+
+HEADS: dict[str, Callable[..., nn.Module]] = {
+    "gap": lambda **own: GAP(WIDTH, CLASSES, **own),
+    "bottleneck": lambda **own: GAP(WIDTH, CLASSES, bottleneck=3, **own),
+    "full": lambda **own: MLDecoder(WIDTH, CLASSES, num_layers=2, **FULL, **own),
+    "groups": lambda **own: MLDecoder(WIDTH, CLASSES, num_groups=3, **SIZES, **own),
+    "plain": lambda **own: MLDecoder(
+        WIDTH, CLASSES, queries="learned", doubled_query=False, **SIZES, **own
+    ),
+    "transformer": lambda **own: MLDecoder(
+        WIDTH, CLASSES, queries="learned", self_attention=True, **SIZES, **own
+    ),
+    "query2label": lambda **own: Query2Label(WIDTH, CLASSES, **SIZES, **own),
+    "query2label_self": lambda **own: Query2Label(
+        WIDTH, CLASSES, input_proj=True, self_attention=True, **SIZES, **own
+    ),
+    "zero_shot": lambda **own: MLDecoder(WIDTH, 0, word_dim=WORD, **FULL, **own),
+    "zero_shot_wide": lambda **own: MLDecoder(WIDTH, 0, word_dim=16, **FULL, **own),
+    "word_gap": lambda **own: WordGAP(WIDTH, 0, word_dim=WORD, **own),
+    "word_groups": lambda **own: WordGroupDecoder(
+        WIDTH, 0, word_dim=WORD, group_size=2, **SIZES, **own
+    ),
+    "cosine": lambda: Cosine(WIDTH, 0, bias=True),
+}
+OF_WORDS = ("zero_shot", "zero_shot_wide", "word_gap", "word_groups", "cosine")
+
+
+def words(head: nn.Module) -> tuple[Tensor, ...]:
+    """Return what a head takes beside tokens."""
+    width = getattr(head, "word_dim", None)
+    return () if width is None else (noise(CLASSES, width, seed=2),)
+
+
+@pytest.fixture(params=HEADS)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_tokens_and_maps_in_any_batch_have_one_logit_per_class(name: str) -> None:
+    head = randomise(HEADS[name]())
+    features = noise(3, WIDTH, 3, 3)
+    tokens = torch.stack([features[:, :, y, x] for y in range(3) for x in range(3)], dim=1)
+    with torch.no_grad():
+        logits = head(tokens, *words(head))
+        alone = torch.cat([head(image, *words(head)) for image in tokens.split(1)])
+        assert logits.shape == (3, CLASSES)
+        torch.testing.assert_close(head(features, *words(head)), logits, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(alone, logits, rtol=1e-12, atol=1e-12)
+
+
+def test_every_parameter_is_trained_and_dropout_acts_in_training_only(name: str) -> None:
+    if name == "cosine":
+        pytest.skip("it is not trained")
+    head = randomise(HEADS[name](dropout=0.0)).train()
+    head(noise(3, 9, WIDTH), *words(head)).square().sum().backward()
+    gradients = {key: value.grad for key, value in head.named_parameters()}
+    without = [key for key, value in gradients.items() if value is None or not value.any()]
+    assert without == []
+
+    tokens = noise(3, 9, WIDTH)
+    with torch.no_grad():
+        trained = head(tokens, *words(head))
+        # In training the classes of a group are drawn anew.
+        if name != "word_groups":
+            evaluated = head.eval()(tokens, *words(head))
+            torch.testing.assert_close(trained, evaluated, rtol=1e-12, atol=1e-12)
+
+        dropping = randomise(HEADS[name](dropout=0.5))
+        same = dropping(tokens, *words(head))
+        assert torch.equal(dropping(tokens, *words(head)), same)
+        assert not torch.allclose(dropping.train()(tokens, *words(head)), same)
+
+
+@torch.no_grad()
+def test_float32_and_bfloat16_autocast_stay_near_float64(name: str) -> None:
+    torch.manual_seed(0)
+    head = HEADS[name]().eval()
+    tokens, queries = noise(4, 9, WIDTH), words(head)
+    exact = copy.deepcopy(head).double()(tokens, *queries)
+    single = head(tokens.float(), *queries)
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), exact, rtol=0, atol=1e-4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = head(tokens.float(), *(query.float() for query in queries))
+    assert half.isfinite().all()
+    assert (half.double() - exact).abs().max() < 0.1 * exact.std()
+    # The last product is in float32, since ties would change the mAP.
+    assert half.dtype == torch.float32
+
+
+@pytest.mark.parametrize("shape", [(4, WIDTH), (2, 4, 9), (2, 9, 2, 2)])
+def test_features_of_another_shape_are_named(name: str, shape: tuple[int, ...]) -> None:
+    head = HEADS[name]()
+    with pytest.raises(ValueError, match=r"tokens have the shape .*: give \[B, N, 16\] or"):
+        head(torch.zeros(shape), *words(head))
+
+
+def test_words_are_for_heads_of_words(name: str) -> None:
+    head, tokens = HEADS[name](), torch.zeros(2, 9, WIDTH)
+    if name not in OF_WORDS:
+        with pytest.raises(ConfigError, match=r"head\.word_dim"):
+            head(tokens, torch.zeros(CLASSES, WORD))
+        return
+
+    for wrong, given in ((None, "none"), (torch.zeros(3, 4), r"the shape \[3, 4\]")):
+        with pytest.raises(ConfigError, match=f"needs word queries .*got {given}"):
+            head(tokens, wrong)
+
+
+# The option files
+
+OPTIONS = sorted((Path(__file__).parents[3] / "configs" / "head").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("num_classes", [1, 80])
+@pytest.mark.parametrize("path", OPTIONS, ids=lambda path: path.stem)
+def test_an_option_gives_finite_logits_and_uses_all_its_parameters(
+    path: Path, num_classes: int
+) -> None:
+    assert path.read_text(encoding="utf-8").startswith("# ")
+    target, node = read_option(path)
+    known = inspect.signature(target).parameters
+    narrow = {"embed_dim": 64, "mlp_dim": 128, "bottleneck": 8}
+    node |= {key: value for key, value in narrow.items() if key in known}
+
+    torch.manual_seed(0)
+    head = target(64, num_classes, **node)
+    word_dim = getattr(head, "word_dim", None)
+    queries = () if word_dim is None else (torch.randn(num_classes, word_dim),)
+    logits = head(torch.randn(2, 49, 64), *queries)
+    assert logits.shape == (2, num_classes)
+    assert logits.isfinite().all()
+    logits.square().sum().backward()
+    assert [key for key, p in head.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+# Settings
+
+WRONG: list[tuple[Callable[..., nn.Module], dict[str, Any], str]] = [
+    (MLDecoder, {"embed_dim": 18}, "head.embed_dim 18 is not a multiple of head.num_heads 4"),
+    (MLDecoder, {"num_heads": 0}, "head.num_heads 0"),
+    (MLDecoder, {"num_groups": 0}, "head.num_groups is 0: it must be at least 1"),
+    (MLDecoder, {"num_layers": 0}, "head.num_layers is 0"),
+    (MLDecoder, {"num_classes": 0}, "head.num_classes is 0"),
+    (MLDecoder, {"word_dim": 5, "num_groups": 9}, "head.num_groups 9 has no effect with head.word"),
+    (
+        MLDecoder,
+        {"word_dim": 5, "num_groups": None, "queries": "learned"},
+        "head.queries 'learned'",
+    ),
+    (Query2Label, {"in_features": 10}, "from the backbone's width 10: set head.input_proj=true"),
+    (Query2Label, {"in_features": 18, "embed_dim": 18}, "head.embed_dim 18 is not a multiple of 4"),
+    (Query2Label, {"decoder_layers": 0}, "head.decoder_layers is 0"),
+    (Query2Label, {"encoder_layers": -1}, "head.encoder_layers is -1: it must be 0 or more"),
+    (WordGroupDecoder, {"group_size": 5}, "head.group_size 5 does not divide head.embed_dim 16"),
+    (WordGroupDecoder, {"word_dim": 0}, "head.word_dim is 0"),
+]
+
+
+@pytest.mark.parametrize(("target", "settings", "fault"), WRONG)
+def test_a_wrong_setting_is_one_line_with_its_name_and_value(
+    target: Callable[..., nn.Module], settings: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        target(**{"in_features": WIDTH, "num_classes": CLASSES, **SIZES, **settings})
+    assert fault in str(caught.value)
+
+
+# Classifiers
+
+
+@pytest.fixture(scope="module")
+def backbone() -> nn.Module:
+    return TimmBackbone("test_resnet", model_args={"channels": [8, 8, 8, WIDTH]}).eval()
+
+
+@pytest.mark.parametrize(
+    ("images", "fault"),
+    [
+        (torch.zeros(3, 64, 64), r"images have the shape \[3, 64, 64\]: give a batch"),
+        (torch.zeros(2, 64, 64, 3), r"images have the shape \[2, 64, 64, 3\]"),
+        (torch.zeros(2, 3, 64, 64, dtype=torch.bool), "images are torch.bool; give uint8"),
+    ],
+)
+def test_images_that_are_none_are_named(backbone: nn.Module, images: Tensor, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        Classifier(backbone, HEADS["groups"]())(images)
+
+
+def test_attention_of_a_head_without_it_is_refused(backbone: nn.Module) -> None:
+    images = torch.rand(2, 3, 64, 64)
+    with pytest.raises(ValueError, match="attention=True: a GAP head has no attention; leave it"):
+        Classifier(backbone, HEADS["gap"]())(images, attention=True)
+    model = Classifier(backbone, HEADS["groups"]()).eval()
+    logits, attention = model(images, attention=True)
+    assert attention.shape[:2] == (2, 3)
+    tokens = backbone(images)
+    assert torch.equal(TokenClassifier(backbone, model.head)(tokens), logits)
+
+
+@pytest.mark.parametrize("name", ["gap", "groups"])
+@torch.no_grad()
+def test_a_classifier_is_exported(backbone: nn.Module, name: str) -> None:
+    model, images = Classifier(backbone, HEADS[name]()).eval(), torch.rand(2, 3, 64, 64)
+    program = torch.export.export(model, (images,)).module()
+    torch.testing.assert_close(program(images), model(images))

@@ -1,0 +1,250 @@
+"""Real networks of timm, those of the options and of the hub, without a download."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import yaml
+from safetensors.torch import save_file
+from support import one_line
+from torch import Tensor
+from torch.nn import functional as F
+
+from mldec.backbones import HFBackbone, TimmBackbone
+from mldec.checkpoint import load_model
+from mldec.errors import CheckpointError
+
+FOLDER = Path(__file__).parents[3] / "configs" / "backbone"
+# All of timm but the one whose network the user chooses.
+OPTIONS = sorted(
+    path
+    for path in FOLDER.glob("*.yaml")
+    if "TimmBackbone" in path.read_text(encoding="utf-8") and path.stem != "timm"
+)
+PARAMETERS = {"tresnet_m": 29.34, "tresnet_l": 44.13, "tresnet_xl": 67.25}  # as others count them
+CVT = {"embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}
+MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
+
+# Name, further settings, side of the image in pixels, tokens.
+SHALLOW = {"depth": 2, "embed_dim": 64, "num_heads": 4}
+NETWORKS = [
+    ("tresnet_m", {}, 64, 4),
+    ("regnety_002", {}, 64, 4),
+    ("efficientnet_b0", {}, 64, 4),
+    ("swinv2_tiny_window8_256", {"image_size": 64}, 64, 4),
+    ("mixer_s32_224", {"image_size": 64}, 64, 4),
+    ("volo_d1_224", {"image_size": 64}, 64, 16),
+    ("davit_tiny", {}, 64, 4),
+    ("hiera_tiny_224", {}, 224, 49),
+    ("mambaout_femto", {}, 64, 4),
+    ("eva02_tiny_patch14_224", {"image_size": 56}, 56, 16),
+    ("inception_next_atto", {}, 64, 4),
+    ("levit_128s", {"image_size": 64}, 64, 1),
+    ("vit_small_patch14_reg4_dinov2", {"image_size": 56, "model_args": SHALLOW}, 56, 16),
+    ("vit_base_patch16_siglip_224.v2_webli", {"image_size": 64, "model_args": SHALLOW}, 64, 16),
+]
+
+
+def photos(size: int, count: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
+
+
+@pytest.mark.parametrize(("name", "settings", "size", "count"), NETWORKS)
+def test_their_tokens_and_their_weights_fit(
+    tmp_path: Path, name: str, settings: dict[str, Any], size: int, count: int
+) -> None:
+    torch.manual_seed(0)
+    backbone, images = TimmBackbone(name, **settings).eval(), photos(size)
+    with torch.no_grad():
+        tokens = backbone(images)
+    assert tokens.shape == (2, count, backbone.num_features)
+
+    arguments = dict(settings.get("model_args", {}))
+    if "image_size" in settings:
+        arguments["img_size"] = size
+    whole = timm.create_model(name, num_classes=5, **arguments)
+    torch.save(whole.state_dict(), tmp_path / "weights.pth")
+    filled = TimmBackbone(name, pretrained=str(tmp_path / "weights.pth"), **settings).eval()
+    state = whole.state_dict()
+    own = filled.network.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in own.items())
+
+    # Where no norm stands behind the pooling, the mean of the tokens is what timm pools.
+    if name.startswith(("tresnet", "regnet", "efficientnet", "swin", "mixer")):
+        with torch.no_grad():
+            features = whole.eval().forward_features(
+                (images.float() / 255 - filled.mean) / filled.std
+            )
+            pooled = whole.forward_head(features, pre_logits=True).flatten(1)
+            torch.testing.assert_close(filled(images).mean(1), pooled)
+
+
+# The encoders of the recipes: tokens in front of the image's, and pixels per side of a patch.
+ENCODERS = [
+    ("vit_base_patch16_dinov3.lvd1689m", 5, 16),
+    ("vit_base_patch14_reg4_dinov2.lvd142m", 5, 14),
+    ("vit_large_patch14_clip_quickgelu_336.openai", 1, 14),
+    ("vit_base_patch16_siglip_gap_224.v2_webli", 0, 16),
+]
+
+
+@pytest.mark.parametrize(("name", "prefix", "patch"), ENCODERS)
+@torch.no_grad()
+def test_weights_of_encoders_serve_other_image_sizes(
+    name: str, prefix: int, patch: int, tmp_path: Path
+) -> None:
+    shallow = {"embed_dim": 32, "depth": 1, "num_heads": 2}
+    state = timm.create_model(name, num_classes=0, **shallow).state_dict()
+    save_file(state, tmp_path / "weights.safetensors")
+    size = 10 * patch
+    settings = {"pretrained": str(tmp_path / "weights.safetensors"), "image_size": size}
+    backbone = TimmBackbone(name, model_args=shallow, **settings).eval()
+
+    # The same resampling by hand. DINOv3 has rotary positions, of which nothing is stored, and the
+    # embeddings of DINOv2 with registers are those of the patches alone.
+    if "pos_embed" in state:
+        old = state["pos_embed"]
+        side = int(old.shape[1] ** 0.5)
+        own, grid = old.split([old.shape[1] - side**2, side**2], dim=1)
+        image = grid.unflatten(1, (side, side)).permute(0, 3, 1, 2)
+        new = F.interpolate(image, (10, 10), mode="bicubic", antialias=True)
+        state["pos_embed"] = torch.cat([own, new.flatten(2).transpose(1, 2)], 1)
+    by_hand = timm.create_model(name, num_classes=0, img_size=size, **shallow).eval()
+    by_hand.load_state_dict(state)
+
+    normalised = (photos(size).float() / 255 - backbone.mean) / backbone.std
+    expected = by_hand.forward_features(normalised)[:, prefix:]
+    torch.testing.assert_close(backbone(photos(size)), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", OPTIONS, ids=lambda path: path.stem)
+def test_an_option_gives_tokens_and_says_its_size(path: Path) -> None:
+    node = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert node.pop("_target_") == "mldec.backbones.TimmBackbone"
+    settings = {key: 224 if value == "${data.image_size}" else value for key, value in node.items()}
+    if settings.pop("pretrained", False):
+        # A tag, because timm's default may change.
+        hub_id = timm.models.get_pretrained_cfg(settings["name"]).hf_hub_id
+        assert hub_id == f"timm/{settings['name']}"
+        assert "." in settings["name"]
+
+    with torch.device("meta"):
+        backbone = TimmBackbone(**settings)
+    tokens = backbone(torch.empty(2, 3, 224, 224, dtype=torch.uint8, device="meta"))
+    assert tokens.shape[::2] == (2, backbone.num_features)
+    assert tokens.shape[1] >= 49
+    millions = sum(parameter.numel() for parameter in backbone.network.parameters()) / 1e6
+    written = re.match(r"# .*?([\d.]+) M parameters", path.read_text(encoding="utf-8"))
+    assert float(written[1]) == pytest.approx(millions, rel=0.03)
+    if path.stem in PARAMETERS:
+        assert millions == pytest.approx(PARAMETERS[path.stem], abs=0.005)
+        assert backbone.num_features == 2048
+
+
+def test_the_option_of_cvt_is_that_of_the_paper() -> None:
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    node = yaml.safe_load((FOLDER / "cvt_w24.yaml").read_text())
+    assert node.pop("_target_") == "mldec.backbones.HFBackbone"
+    sizes = {"embed_dim": [192, 768, 1024], "num_heads": [3, 12, 16], "depth": [2, 2, 20]}
+    config = {"model_type": "cvt", **sizes}
+    with torch.device("meta"):
+        backbone = HFBackbone(**{**node, "pretrained": False}, config=config, mean=MEAN, std=STD)
+    millions = sum(parameter.numel() for parameter in backbone.network.parameters()) / 1e6
+    assert millions == pytest.approx(276, abs=0.5)
+    tokens = backbone(torch.empty(1, 3, 384, 384, dtype=torch.uint8, device="meta"))
+    assert tokens.shape == (1, 24 * 24, 1024)
+
+
+def save_cvt(folder: Path) -> None:
+    """Save a small CvT as transformers does."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+    config = transformers.CvtConfig(**CVT)
+    transformers.CvtForImageClassification(config).save_pretrained(folder)
+    text = f'{{"image_mean": {MEAN}, "image_std": {STD}}}'
+    (folder / "preprocessor_config.json").write_text(text)
+
+
+def test_a_run_is_trained_and_loaded_without_the_folder_of_its_network(
+    cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    save_cvt(model)
+    sizes = ["data.train_images=64", "data.val_images=32", "train.batch_size=32", "train.epochs=1"]
+    words = ["+experiment=digits", "backbone=hf", f"backbone.name={model}", *sizes]
+    run = ["train.workers=0", "device=cpu", f"hydra.run.dir={tmp_path / 'run'}"]
+    status, _, err = cli("train", *words, *run)
+    assert status == 0, err
+    model.rename(tmp_path / "gone")
+    loaded = load_model(tmp_path / "run")
+    assert loaded.config.backbone["config"]["embed_dim"] == [16, 32, 64]
+    assert loaded.model.backbone.mean.flatten().tolist() == pytest.approx(MEAN)
+
+    # A stranger's file cannot make us read a folder or ask the hub, or build what it cannot fill.
+    path = tmp_path / "run" / "checkpoints" / "last.pt"
+    state = torch.load(path, weights_only=True)
+    path.with_name("last.pt.sha256").unlink()
+    for change, part in [
+        ({"config": None, "name": str(tmp_path / "gone")}, "backbone.config=null"),
+        ({"config": {"model_type": "vit", "hidden_size": 2**30}}, "does not fit the model"),
+        ({"config": {"model_type": "vit", "auto_map": {}}}, "no such setting"),
+    ]:
+        backbone = {**state["config"]["backbone"], **change}
+        torch.save({**state, "config": {**state["config"], "backbone": backbone}}, path)
+        with pytest.raises(CheckpointError) as caught:
+            load_model(path)
+        one_line(f"mldec: {caught.value}\n", part)
+
+
+HUB = """
+import time
+from mldec.backbones import HFBackbone, TimmBackbone
+
+slept = []
+time.sleep = slept.append
+TimmBackbone("resnet10t", pretrained=True)
+assert HFBackbone.complete({"name": "owner/cached"})["config"]["embed_dim"] == [16, 32, 64]
+for attempt in (
+    lambda: TimmBackbone("resnet18.tv_in1k", pretrained=True),
+    lambda: TimmBackbone("gcvit_xxtiny", pretrained=True),
+    lambda: HFBackbone.complete({"name": "microsoft/cvt-w24-384-22k"}),
+):
+    try:
+        attempt()
+    except ValueError as error:
+        print(len(slept), error)
+"""
+
+
+def test_without_a_network_the_cache_is_used_and_all_else_is_one_line_at_once(
+    tmp_path: Path,
+) -> None:
+    cached = [tmp_path / f"models--{name}" for name in ("timm--resnet10t.c3_in1k", "owner--cached")]
+    for folder in cached:
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs" / "main").write_text("0" * 40)
+    resnet, cvt = (folder / "snapshots" / ("0" * 40) for folder in cached)
+    resnet.mkdir(parents=True)
+    save_file(timm.create_model("resnet10t").state_dict(), resnet / "model.safetensors")
+    save_cvt(cvt)
+
+    dead = "http://127.0.0.1:9"  # nothing listens there
+    network = {"HF_ENDPOINT": dead, "HTTPS_PROXY": dead, "https_proxy": dead}
+    places = {"HF_HUB_CACHE": str(tmp_path), "TORCH_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
+    command = [sys.executable, "-c", HUB]
+    environment = {**os.environ, **network, **places}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("0 backbone.") for line in lines)
+    assert "backbone.pretrained=false to start from random" in lines[0]
+    assert "give a folder that save_pretrained wrote as backbone.name" in lines[2]
+    assert "Traceback" not in done.stderr

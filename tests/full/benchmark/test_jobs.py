@@ -1,0 +1,93 @@
+"""Jobs of `mldec.benchmark` on everything that they can measure."""
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mldec import build
+from mldec.benchmark import profile
+from mldec.benchmark.cost import cost
+from mldec.benchmark.throughput import prepare, settings
+from mldec.config.compose import compose, experiments
+from mldec.data.types import Classes
+from mldec.runtime.facts import multiply_accumulates
+
+# A small network in place of each, whose layers have other names than those that are frozen.
+TINY = [
+    "backbone=tiny",
+    "backbone.name=resnet10t",  # some experiments name another network
+    "data.image_size=32",
+    "train.batch_size=8",
+    "train.accumulate=2",
+    "train.freeze=[]",
+    "train.freeze_batchnorm=null",
+    "optim.layer_decay=null",
+    "device=cpu",
+]
+
+
+@pytest.mark.parametrize("experiment", experiments())
+def test_every_experiment_does_a_step(experiment: str) -> None:
+    changed = []
+    if experiment == "finetune_frozen":
+        changed.append("train.freeze=[backbone]")
+    # Some of these heads have the width of their own network.
+    if experiment.startswith("q2l_"):
+        changed.append("head.input_proj=true")
+    args = argparse.Namespace(experiment=experiment, settings=[*TINY, *changed])
+    trial = prepare(settings(args), 12)
+    learner = trial.learner()
+    learner.train()
+    learner.learn(trial.random_batches(), 8)
+    [numbers] = learner.read()
+    assert math.isfinite(numbers.loss)
+
+
+def test_the_committed_costs_are_those_of_the_command() -> None:
+    committed = Path(__file__).parents[3] / "benchmarks" / "cpu_cost.json"
+    assert json.loads(committed.read_text())["figures"] == cost()
+
+
+@pytest.fixture
+def profiled(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., dict[str, Any]]:
+    """Profile a small step of digits, and return its figures."""
+    monkeypatch.setitem(profile.SIDE, "cpu", 64)
+
+    def run(*changed: str) -> dict[str, Any]:
+        file = tmp_path / "profile.json"
+        words = ["--experiment", "digits", "--repeats", "1", "--json", file]
+        sizes = ["data.image_size=32", "data.train_images=40", "train.batch_size=16"]
+        rest = ["train.accumulate=2", "train.workers=0", "device=cpu", "optim.name=adam"]
+        done = cli("benchmark", "profile", *words, *sizes, *rest, *changed)
+        assert done.status == 0, done.err
+        return json.loads(file.read_text())["figures"]
+
+    return run
+
+
+def test_the_operations_are_counted(profiled: Callable[..., dict[str, Any]]) -> None:
+    figures = profiled("head=gap")
+    # Every product has two more in the backward pass, but for the gradient of the images. A product
+    # and a sum are two operations.
+    parts = build.check(compose(["+experiment=digits", "head=gap"]), build.MODEL_PARTS)
+    model = build.model(parts, Classes(tuple("0123456789")), pretrained=False)
+    first = model.backbone.network.conv1[0]
+    outputs = first(torch.zeros(1, 3, 32, 32)).numel()
+    first_macs = outputs * math.prod(first.weight.shape[1:])
+    flops = 16 * 2 * (3 * multiply_accumulates(model, 32) - first_macs)
+    assert figures["step_gflop"] == pytest.approx(flops / 1e9)
+
+
+def test_a_compiled_model_is_one_part(profiled: Callable[..., dict[str, Any]]) -> None:
+    figures = profiled("train.compile=true", "head.embed_dim=16", "head.mlp_dim=16")
+    assert figures["model_ms"] > 0
+    assert "backbone_ms" not in figures
+    assert figures["step_gflop"] > 0

@@ -1,0 +1,420 @@
+"""Big networks in the layouts of the authors give their logits, and commands take such files."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fill
+import numpy as np
+import official
+import official_cvt
+import pytest
+import timm
+import torch
+from PIL import Image
+from support import one_line
+from timm.models.swin_transformer import checkpoint_filter_fn
+from torch import Tensor, nn
+
+from mldec.backbones import TimmBackbone
+from mldec.checkpoint import load_model
+from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
+from mldec.heads.ml_decoder import MLDecoder
+from mldec.heads.query2label import Query2Label
+from mldec.model import Classifier
+
+Cli = Callable[..., Any]
+
+
+def from_keys(name: str) -> dict[str, Tensor]:
+    """Return the rebuilt weights of a released file, under the released names."""
+    return official.rebuilt(official.read(f"{name}.keys"))
+
+
+def tresnet_layout(model: nn.Module) -> dict[str, Tensor]:
+    """Return a model's weights under the names of the official TResNet repositories."""
+    names = {}
+    for key, value in model.state_dict().items():
+        if key.startswith("backbone.network."):
+            key = key.removeprefix("backbone.network.")
+            key = re.sub(r"(conv\d|downsample\.\d)\.conv\.", r"\1.0.", key)
+            names[re.sub(r"(conv\d|downsample\.\d)\.bn\.", r"\1.1.", key)] = value
+        elif key.startswith("head."):
+            for old, new in reversed(ML_DECODER):
+                key = re.sub(rf"\b{re.escape(new)}\b", old, key)
+            names[key] = value
+    return names
+
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+SIZES = {"embed_dim": 64, "mlp_dim": 96, "input_proj": True}
+# Our names in the head -> those of lib/models/query2label.py and transformer.py.
+HEAD = [
+    (r"^encoder\.", "transformer.encoder.layers."),
+    (r"^decoder\.", "transformer.decoder.layers."),
+    (r"^norm\.", "transformer.decoder.norm."),
+    (r"cross_attn", "multihead_attn"),
+    (r"mlp\.0", "linear1"),
+    (r"mlp\.3", "linear2"),
+    (r"^queries$", "query_embed.weight"),
+    (r"^fc_weight$", "fc.W"),
+    (r"^fc_bias$", "fc.b"),
+]
+
+
+def random_weights(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
+    """Return random weights, the variances positive and the scales near 1."""
+    torch.manual_seed(0)
+    state = {key: 0.02 * torch.randn(shape) for key, shape in shapes.items()}
+    for key in state:
+        if key.endswith("running_var") or re.search(r"(norm\d?|bn)\.weight$", key):
+            state[key] = 1 + state[key].abs()
+    return state
+
+
+def official_head(head: Query2Label) -> dict[str, Tensor]:
+    state = {}
+    for key, value in head.state_dict().items():
+        for ours, theirs in HEAD:
+            key = re.sub(ours, theirs, key)
+        value = value[None] if key in ("fc.W", "fc.b") else value
+        state[key] = value[..., None, None] if key == "input_proj.weight" else value
+    return state
+
+
+def saved(path: Path, backbone: dict[str, Tensor], head: Query2Label) -> Path:
+    """Save a file as main_mlc.py does, with the buffer of the position encoding."""
+    state = {f"backbone.0.{key}": value for key, value in backbone.items()}
+    state |= {"backbone.1.pe": torch.zeros(1, 64, 2, 2), **official_head(head)}
+    state = {f"module.{key}": value for key, value in state.items()}
+    torch.save({"state_dict": state, "epoch": 9, "best_mAP": 90.5}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def medium() -> dict[str, Tensor]:
+    return from_keys("tresnet_m_coco_224")
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., Path]:
+    def save(content: Any, name: str = "tresnet_m_COCO_224_84_2.pth") -> Path:
+        torch.save(content, tmp_path / name)
+        return tmp_path / name
+
+    return save
+
+
+def logits(path: Path, size: int, **options: Any) -> np.ndarray:
+    with torch.no_grad():
+        return load_model(path, **options).model(torch.from_numpy(fill.images(size))).numpy()
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "size", "classes"),
+    [
+        ("tresnet_l_coco_448", "tresnet_l_COCO__448_90_0.pth", 448, 80),
+        ("tresnet_m_openimages_224", "tresnet_m_open_images_200_groups_86_8.pth", 224, 9605),
+    ],
+)
+def test_a_released_file_gives_the_official_logits(
+    save: Callable[..., Path], name: str, file: str, size: int, classes: int
+) -> None:
+    names = {index: f"'thing {index}'" for index in range(classes)}
+    path = save({"model": from_keys(name), "idx_to_class": names}, file)
+    loaded = load_model(path)
+    assert loaded.transform.image_size == size
+    assert loaded.classes.names[:2] == ("thing 0", "thing 1")
+    assert len(loaded.classes) == classes
+    expected = np.load(official.NUMBERS / f"{name}.npz")["logits"]
+    np.testing.assert_allclose(logits(path, size), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("file", "backbone", "head", "size"),
+    [
+        (
+            "tresnet_xl_COCO_640_91_4.pth",
+            {"name": "tresnet_v2_l", "model_args": {"layers": [3, 8, 34, 5]}},
+            {"num_classes": 80},
+            640,
+        ),
+        (
+            "tresnet_l_stanford_card_96.41.pth",
+            {"name": "tresnet_v2_l"},
+            {"num_classes": 196, "num_groups": 100},
+            384,
+        ),
+    ],
+)
+def test_the_networks_of_the_paper_are_told_by_their_blocks(
+    save: Callable[..., Path], file: str, backbone: dict[str, Any], head: dict[str, Any], size: int
+) -> None:
+    model = Classifier(TimmBackbone(**backbone), MLDecoder(2048, **head))
+    loaded = load_model(save({"model": tresnet_layout(model)}, file))
+    assert loaded.config.backbone.items() >= backbone.items()
+    assert loaded.config.head["num_groups"] == head.get("num_groups", 80)
+    assert loaded.transform.image_size == size
+    assert loaded.classes.exclusive == (len(loaded.classes) == 196)
+
+
+@pytest.mark.parametrize(
+    ("file", "layers", "width_factor", "classes", "bottleneck", "size", "network"),
+    [
+        ("MS_COCO_TRresNet_M_224_81.8.pth", [3, 4, 11, 3], 1.0, 80, None, 224, "tresnet_m"),
+        ("MS_COCO_TResNet_xl_640_88.4.pth", [4, 5, 24, 3], 1.3, 80, None, 640, "tresnet_xl"),
+        ("Open_ImagesV6_TRresNet_L_448.pth", [4, 5, 18, 3], 1.2, 9605, 512, 448, "tresnet_l"),
+    ],
+)
+def test_the_files_of_asl_give_the_logits_of_its_formulas(
+    save: Callable[..., Path],
+    file: str,
+    layers: list[int],
+    width_factor: float,
+    classes: int,
+    bottleneck: int | None,
+    size: int,
+    network: str,
+) -> None:
+    shapes = official.tresnet_shapes(layers, width_factor)
+    features = shapes["body.layer4.2.conv3.1.weight"][0]
+    state = official.rebuilt(shapes | official.gap_shapes(features, classes, bottleneck))
+    names = {index: f"thing {index}" for index in range(classes)}
+    path = save({"model": state, "num_classes": classes, "idx_to_class": names}, file)
+
+    loaded = load_model(path)
+    assert loaded.config.backbone["name"] == network
+    assert loaded.transform.image_size == size
+    assert loaded.classes.names == tuple(names.values())
+    assert not loaded.classes.exclusive
+    images = torch.from_numpy(fill.images(64))
+    with torch.no_grad():
+        expected = official.gap_logits(state, official.tresnet_features(state, images))
+        assert expected.abs().max() > 0.1
+        torch.testing.assert_close(loaded.model(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_zero_shot_file_of_the_official_code(
+    save: Callable[..., Path], medium: dict[str, Tensor]
+) -> None:
+    state = official.zero_shot_file(medium)
+    path = save(state, "zsl.pth")
+    loaded = load_model(path, image_size=64)
+    # The head alone was compared with the official one in tests/parity.
+    head = MLDecoder(2048, 0, num_groups=None, word_dim=300).eval()
+    inner = {key.removeprefix("head."): value for key, value in state.items() if "head." in key}
+    for old, new in ML_DECODER:
+        inner = {key.replace(old, new): value for key, value in inner.items()}
+    head.load_state_dict(inner)
+    images, words = torch.from_numpy(fill.images(64)), torch.from_numpy(fill.word_vectors(23))
+    with torch.no_grad():
+        tokens = loaded.model.backbone(images)
+        features = official.tresnet_features(state, images)
+        torch.testing.assert_close(tokens.mean(1), features, rtol=1e-4, atol=1e-4)
+        logits = loaded.model(images, words)
+        assert logits.shape == (2, 23)
+        torch.testing.assert_close(logits, head(tokens, words))
+
+
+def test_a_file_without_names_has_none_to_write(
+    cli: Callable[..., Any], save: Callable[..., Path], medium: dict[str, Tensor], tmp_path: Path
+) -> None:
+    path = save(official.zero_shot_file(medium), "zsl.pth")
+    words = ["--image-size", "64", "--write-classes", tmp_path / "names.txt"]
+    status, _, err = cli("evaluate", path, *words)
+    assert status == 1
+    one_line(err, f"--write-classes: {path} names no classes, it scores those of word vectors")
+    assert not (tmp_path / "names.txt").exists()
+
+
+@pytest.mark.parametrize("self_attention", [False, True])
+@pytest.mark.parametrize("network", ["resnet101", "tresnet_l", "tresnet_v2_l"])
+def test_query2label_files(tmp_path: Path, network: str, self_attention: bool) -> None:
+    torch.manual_seed(0)
+    backbone = TimmBackbone(network)
+    head = Query2Label(backbone.num_features, 80, self_attention=self_attention, **SIZES)
+    body = tresnet_layout(Classifier(backbone, nn.Identity()))
+    body = {f"body.{key.removeprefix('body.')}": value for key, value in body.items()}
+    loaded = load_model(saved(tmp_path / "checkpoint.pkl", body, head), image_size=64)
+    images = torch.rand(2, 3, 64, 64)
+    model = Classifier(backbone, head).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(images), model(images), rtol=1e-2, atol=1e-2)
+
+
+def test_a_resnet_with_the_official_head(save: Callable[..., Path]) -> None:
+    model = Classifier(TimmBackbone("resnet101"), MLDecoder(2048, 21, num_groups=21)).eval()
+    state = {
+        key.removeprefix("backbone.network."): value for key, value in model.state_dict().items()
+    }
+    official_head = {
+        key: value for key, value in tresnet_layout(model).items() if key.startswith("head.")
+    }
+    state = {
+        key: value for key, value in state.items() if not key.startswith(("head.", "backbone."))
+    }
+    state |= {"fc." + key.removeprefix("head."): value for key, value in official_head.items()}
+    loaded = load_model(save(state, "voc.pth"), image_size=64)
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(images), model(images))
+    assert loaded.classes.names[3] == "class 3"
+
+
+def test_predict_and_evaluate_take_released_files(
+    cli: Callable[..., Any],
+    save: Callable[..., Path],
+    medium: dict[str, Tensor],
+    tmp_path: Path,
+    sample_data: Path,
+) -> None:
+    path = save({"model": medium})
+    Image.new("RGB", (50, 40), (200, 30, 30)).save(tmp_path / "red.png")
+    status, out, err = cli(
+        "predict", path, tmp_path / "red.png", "--image-size", "64", "--top", "2", "--device", "cpu"
+    )
+    assert status == 0, err
+    assert out.startswith(f"{tmp_path / 'red.png'}: ")
+    words = [
+        f"data.root={sample_data / 'coco2014_mini'}",
+        "train.workers=0",
+        "device=cpu",
+        "--image-size",
+        "64",
+    ]
+    assert cli("evaluate", path, *words, "--json", tmp_path / "report.json")[0] == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["images"] == 38
+    assert 0 <= report["metrics"]["mAP"] <= 100
+
+    # Its calibrated copy is a checkpoint of ours, of the same model.
+    copy = tmp_path / "copy.pth"
+    status, _, err = cli("calibrate", path, *words, "--out", copy)
+    assert status == 0, err
+    assert cli("evaluate", copy, *words[:3], "--json", tmp_path / "copy.json")[0] == 0
+    calibrated = json.loads((tmp_path / "copy.json").read_text())
+    assert calibrated["metrics"]["mAP"] == pytest.approx(report["metrics"]["mAP"])
+    assert calibrated["metrics"]["CF1"] > report["metrics"]["CF1"]
+
+
+def test_bad_released_files_end_in_one_line(
+    cli: Callable[..., Any], save: Callable[..., Path], medium: dict[str, Tensor], tmp_path: Path
+) -> None:
+    good = save({"model": medium})
+    Image.new("RGB", (50, 40)).save(tmp_path / "x.png")
+    half, page = tmp_path / "half.pth", tmp_path / "page.pth"
+    half.write_bytes(good.read_bytes()[: good.stat().st_size // 2])
+    page.write_text("<!DOCTYPE html><html>no such file</html>")
+    for path, words, part in [
+        (half, [], "cannot be used (BadZipFile"),
+        (page, [], "a web page: download it again"),
+        (good, ["--image-size", "100"], "not a multiple of 32"),
+        ("zoo:tresnet_l_coco_44", [], "tresnet_l_coco_448"),
+    ]:
+        status, out, err = cli("predict", path, tmp_path / "x.png", *words)
+        assert status == 1
+        assert out == ""
+        one_line(err, part)
+
+
+def test_a_released_open_images_file_is_evaluated_on_the_data(
+    cli: Callable[..., Any], save: Callable[..., Path], tmp_path: Path
+) -> None:
+    mids = [f"/m/{index:05}" for index in range(9605)]
+    names = {
+        mid: f" 'Thing {index % 9600}'" for index, mid in enumerate(mids)
+    }  # ten classes share five names
+    file = "tresnet_m_open_images_200_groups_86_8.pth"
+    weights = from_keys("tresnet_m_openimages_224")
+    path = save({"model": weights, "idx_to_class": dict(enumerate(names.values()))}, file)
+    root = tmp_path / "openimages"
+    (root / "test").mkdir(parents=True)
+    torch.save(names, root / "mid_to_classes.pth")
+    (root / "classes.txt").write_text("\n".join(mids))
+    rows = ["image_id,class_list,class_list_neg,split"]
+    for number, (one, other) in enumerate((mids[:2], mids[1::-1])):
+        Image.new("RGB", (20, 20), (90 * number, 30, 60)).save(root / f"test/{number}.jpg")
+        rows.append(f"test/{number}.jpg,['{one}'],['{other}'],val")
+    (root / "data.csv").write_text("\n".join(rows) + "\n")
+    words = [
+        "data=openimages_miil",
+        f"data.root={root}",
+        "data.class_list=classes.txt",
+        "train.workers=0",
+    ]
+    words += [f"data.cache_dir={tmp_path}", "device=cpu", "--json", str(tmp_path / "r.json")]
+    status, _, err = cli("evaluate", path, *words)
+    assert status == 0, err
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["metrics"]["classes_valid"] == 2
+    assert list(found["per_class"])[4:6] == ["Thing 4 (4)", "Thing 5"]
+    assert list(found["per_class"])[-1] == "Thing 4 (9604)"
+
+
+def swin_shapes(name: str, windows: int) -> dict[str, list[int]]:
+    """Return names and shapes of the official Swin, in which a stage ends with the merging."""
+    shapes = {}
+    with torch.device("meta"):
+        network = timm.create_model(name, num_classes=0)
+    for key, value in network.state_dict().items():
+        merging = re.match(r"layers\.(\d)\.downsample\.(.*)", key)
+        if merging:
+            key = f"layers.{int(merging[1]) - 1}.downsample.{merging[2]}"
+        shapes[key] = list(value.shape)
+
+        # Buffers of the official network: every second block shifts its windows.
+        if key.endswith("relative_position_bias_table"):
+            block = key.removesuffix("attn.relative_position_bias_table")
+            shapes[f"{block}attn.relative_position_index"] = [49, 49]
+            if re.search(r"blocks\.\d*[13579]\.$", block):
+                shapes[f"{block}attn_mask"] = [windows, 49, 49]
+    return shapes
+
+
+def normalised(images: Tensor) -> Tensor:
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    return (images.float() / 255 - mean) / std
+
+
+def test_a_swin_gives_the_logits_of_timm_under_its_own_renaming(cli: Cli, tmp_path: Path) -> None:
+    state = random_weights(swin_shapes("swin_tiny_patch4_window7_224", 64))
+    head = Query2Label(768, 80, **SIZES).eval()
+    path = saved(tmp_path / "q2l.pkl", state, head)
+    loaded = load_model(path, image_size=224)
+    assert loaded.config.backbone["name"] == "swin_tiny_patch4_window7_224"
+
+    network = timm.create_model("swin_tiny_patch4_window7_224", num_classes=0).eval()
+    buffers = ("attn_mask", "relative_position_index")
+    weights = {key: value for key, value in state.items() if not key.endswith(buffers)}
+    # timm takes a layout with a classifier for the official one.
+    weights["head.weight"] = torch.zeros(1000, 768)
+    renamed = checkpoint_filter_fn(weights, network)
+    network.load_state_dict({key: renamed[key] for key in network.state_dict()})
+
+    images = torch.randint(256, (2, 3, 224, 224), dtype=torch.uint8)
+    with torch.no_grad():
+        tokens = network.forward_features(normalised(images)).flatten(1, 2)
+        torch.testing.assert_close(loaded.model.backbone(images), tokens)
+        torch.testing.assert_close(loaded.model(images), head(tokens))
+
+    # The size that is built in can be named again.
+    Image.new("RGB", (50, 40), (200, 30, 30)).save(tmp_path / "red.png")
+    words = ["--image-size", "224", "--device", "cpu", "--top", "1"]
+    status, out, err = cli("predict", path, tmp_path / "red.png", *words)
+    assert status == 0, err
+    assert out.startswith(f"{tmp_path / 'red.png'}: ")
+
+
+def test_a_cvt_gives_the_logits_of_the_official_formulas(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra hf is not installed")
+    state = random_weights(official_cvt.shapes([64, 192, 384], [1, 2, 10]))
+    head = Query2Label(384, 80, **SIZES).eval()
+    loaded = load_model(saved(tmp_path / "q2l.pkl", state, head), image_size=96)
+    images = torch.randint(256, (2, 3, 96, 96), dtype=torch.uint8)
+    with torch.no_grad():
+        tokens = official_cvt.tokens(state, normalised(images))
+        assert tokens.shape == (2, 36, 384)
+        torch.testing.assert_close(loaded.model.backbone(images), tokens, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(loaded.model(images), head(tokens), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,99 @@
+"""The training split of Open Images at full size, with invented labels.
+
+Run with -s to see the figures.
+"""
+
+import os
+import time
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from support import made
+
+from mldec.data.cache import TableCache
+from mldec.data.readers import openimages
+from mldec.data.table import Table, from_statements
+
+IMAGES, CLASSES, STATEMENTS, WORKERS = 9_011_219, 9_605, 57_524_352, 8
+GIB = 2**30
+
+
+def made_up() -> Table:
+    random = np.random.default_rng(0)
+    owners = random.integers(IMAGES, size=STATEMENTS, dtype=np.int32)
+    classes = (
+        (CLASSES * random.random(STATEMENTS, np.float32) ** 3)
+        .astype(np.int32)
+        .clip(max=CLASSES - 1)
+    )
+    values = (random.random(STATEMENTS, np.float32) < 0.345).astype(np.int8)
+    labels, _ = from_statements(owners, classes, values, num_images=IMAGES, num_classes=CLASSES)
+    names = np.char.add(
+        np.array([f"{row * 2**40:016x}" for row in range(IMAGES)], np.bytes_), b".jpg"
+    )
+    return Table(names, labels, tuple(f"class {number}" for number in range(CLASSES)))
+
+
+def proportional(pid: int) -> float:
+    """Return the proportional set size of a process in GiB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / GIB
+
+
+def load(root: str, pipe) -> None:
+    start = time.process_time()
+    split = made(openimages, root=root, absent="unchecked", cache_dir=f"{root}/cache").load_val()
+    seconds = time.process_time() - start
+    labels = split.dataset.labels
+
+    def read(barrier, first: int) -> None:
+        for image in range(
+            first, len(labels), 50 * WORKERS
+        ):  # touches every page that a worker would
+            labels.row(image)
+            split.dataset.name(image)
+        barrier.wait()
+        barrier.wait()
+
+    fork = get_context("fork")
+    barrier = fork.Barrier(WORKERS + 1)
+    workers = [fork.Process(target=read, args=(barrier, first)) for first in range(WORKERS)]
+    for worker in workers:
+        worker.start()
+    barrier.wait()
+    total = sum(proportional(pid) for pid in [os.getpid(), *(worker.pid for worker in workers)])
+    barrier.wait()
+    for worker in workers:
+        worker.join()
+    pipe.send((seconds, total, len(labels), len(labels.values)))
+
+
+def test_nine_million_images_load_from_the_cache(tmp_path: Path) -> None:
+    root = tmp_path / "openimages"
+    (root / "annotations").mkdir(parents=True)
+    names = [
+        "test-annotations-human-imagelabels.csv",
+        "oidv6-classes-trainable.txt",
+        "oidv6-class-descriptions.csv",
+    ]
+    sources = [root / "annotations" / name for name in names]
+    for source in sources:
+        source.touch()
+    TableCache(str(root / "cache"), "").table("openimages display 0", sources, made_up)
+    ours, theirs = get_context("spawn").Pipe()
+    fresh = get_context("spawn").Process(
+        target=load, args=(str(root), theirs)
+    )  # a process of its own: memory counts
+    fresh.start()
+    assert ours.poll(600)
+    seconds, gib, images, statements = ours.recv()
+    fresh.join()
+    print(
+        f"\n{images:,} images, {statements:,} labels: "
+        f"{seconds:.1f} s of processor time, {gib:.2f} GiB with {WORKERS} workers"
+    )
+    assert images == IMAGES
+    assert statements > 0.95 * STATEMENTS
+    assert seconds < 60
+    assert gib < 4

@@ -1,0 +1,205 @@
+"""A real server, and its page in a real browser."""
+
+import base64
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hostile
+import httpx
+import networks
+import pytest
+import torch
+from browser import opened
+from pictures import png
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from support import one_line, wait_until
+
+import mldec
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of three classes with thresholds."""
+    return networks.save_calibrated(tmp_path_factory.mktemp("demo") / "calibrated.pt")
+
+
+@contextmanager
+def served(
+    home: Path, *words: str | Path, number: signal.Signals = signal.SIGTERM, status: int = 143
+) -> Iterator[str]:
+    """Yield the address of a server; end it by a signal, and check that it wrote no file."""
+    folders = {"HOME": home / "home", "TMPDIR": home / "tmp"}
+    for folder in (*folders.values(), home / "work"):
+        folder.mkdir(parents=True)
+    environment = {**os.environ, **{key: str(folder) for key, folder in folders.items()}}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(mldec.__file__).parents[1]), environment["PYTHONPATH"]]
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mldec.demo", *map(str, words), "--port", "0", "--device", "cpu"],
+        cwd=home / "work",
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    match = re.match(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
+    if match is None:
+        pytest.fail(process.communicate()[1])
+    try:
+        yield match[0]
+    finally:
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == status
+    one_line(err, f"stopped by {number.name}")
+    assert [path for path in home.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_server_asks_for_its_token_and_ends_in_order(
+    calibrated: Path, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    words = (calibrated, "--token", "secret")
+    with served(tmp_path / "x", *words, number=number, status=status) as url:
+        files = [("photos", ("../1.png", png(1, 1200, 900)))]
+        assert httpx.post(f"{url}/api/predict", files=files).status_code == 401
+        [row] = httpx.post(f"{url}/api/predict", files=files, auth=("", "secret")).json()
+        assert (row["image"], len(row["predictions"])) == ("1.png", 3)
+
+        # The signal comes while a request is received: it is cut off, and no traceback is printed.
+        connection = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+        headers = "Host: localhost\r\nAuthorization: Bearer secret\r\nContent-Length: 99\r\n"
+        connection.sendall(f"POST /api/predict HTTP/1.1\r\n{headers}\r\n".encode())
+
+
+def waited(driver: Chrome, condition: str) -> None:
+    """Wait until an expression of the page is true."""
+    wait_until(
+        lambda: driver.execute_script(f"return {condition}"), lambda: driver.page_source[-3000:]
+    )
+
+
+DROP = """
+const bytes = Uint8Array.from(atob(arguments[0]), letter => letter.charCodeAt(0));
+const dataTransfer = new DataTransfer();
+dataTransfer.items.add(new File([bytes], "1.png", {type: "image/png"}));
+document.body.dispatchEvent(new DragEvent("drop", {dataTransfer, bubbles: true}));
+"""
+
+
+def count(selector: str) -> str:
+    return f"document.querySelectorAll({selector!r}).length"
+
+
+def bars(driver: Chrome) -> list[tuple[str, str, bool]]:
+    """Return name, score and decision of each bar."""
+    script = """return [...document.querySelectorAll('.bar')].map(bar => [
+        bar.querySelector('.name').textContent.replace('✓ ', ''),
+        bar.querySelector('.score').textContent, bar.classList.contains('present')])"""
+    return [(name, score, present) for name, score, present in driver.execute_script(script)]
+
+
+def check_quiet(driver: Chrome, url: str) -> None:
+    """Check that the console is empty, and that no request left for another host."""
+    assert driver.get_log("browser") == []
+    requested = set()
+    for entry in driver.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.requestWillBeSent":
+            requested.add(message["params"]["request"]["url"])
+    assert {f"{url}/", f"{url}/api/predict"} <= requested
+    assert [each for each in requested if not each.startswith((f"{url}/", "data:"))] == []
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_page_shows_the_answers_of_the_model(
+    calibrated: Path, tmp_path: Path, width: int
+) -> None:
+    for seed in (1, 2):
+        (tmp_path / f"{seed}.png").write_bytes(png(seed, 400, 300))
+    (tmp_path / "text.jpg").write_text("text")
+
+    with served(tmp_path / "x", calibrated) as url, opened(url, width=width) as driver:
+        files = [("photos", (tmp_path / f"{seed}.png").read_bytes()) for seed in (1, 2)]
+        rows = httpx.post(f"{url}/api/predict", files=files).json()
+
+        def expected(threshold: float | None) -> list[tuple[str, str, bool]]:
+            """Return the bars for a threshold; None for those of the model."""
+            named = []
+            for item in itertools.chain(*[row["predictions"] for row in rows]):
+                lowest = item["threshold"] if threshold is None else threshold
+                named.append((item["name"], f"{item['score']:.3f}", item["score"] >= lowest))
+            return named
+
+        [entry] = driver.find_elements(By.ID, "photos")
+        entry.send_keys("\n".join(str(tmp_path / name) for name in ("1.png", "2.png", "text.jpg")))
+        waited(driver, f"{count('.fault')} === 1 && {count('.card')} === 3")
+        assert bars(driver) == expected(None)
+
+        # The slider counts for all classes, and the switch goes back to those of the model.
+        [slider] = driver.find_elements(By.ID, "threshold")
+        slider.send_keys(Keys.END)
+        assert bars(driver) == expected(1)
+        slider.send_keys(Keys.HOME)
+        assert bars(driver) == expected(0)
+        driver.find_element(By.ID, "own").click()
+        assert bars(driver) == expected(None)
+
+        # With the slider at 0 all three classes are present, and have a map.
+        driver.find_element(By.ID, "own").click()
+        driver.find_element(By.ID, "heat").click()
+        waited(driver, f"{count('.heat img')} === 6")
+        waited(driver, "document.getElementById('status').textContent.includes('Bright')")
+        sizes = "[...document.images].every(image => image.complete && image.naturalWidth > 100)"
+        waited(driver, sizes)
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        driver.find_element(By.ID, "heat").click()
+        waited(driver, f"{count('.heat img')} === 0")
+
+        driver.find_element(By.ID, "clear").click()
+        waited(driver, f"{count('.card')} === 0")
+        check_quiet(driver, url)
+
+
+def test_classes_are_typed_into_the_page_of_a_zero_shot_model(
+    tmp_path: Path,
+) -> None:
+    checkpoint = tmp_path / "words.pt"
+    words = [word for word in hostile.WORDS if not word.startswith("head.")]
+    queries = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("zebra 1 0 0 0 0\numbrella 0 1 0 1 0\nred_<i> 1 0 1 0 1\n")
+    torch.save(hostile.good([*words, "head=gap_words", "head.word_dim=5"], queries), checkpoint)
+    with (
+        served(tmp_path / "x", checkpoint, "--vectors", vectors) as url,
+        opened(url, width=1400) as driver,
+    ):
+        # Photos are dropped anywhere on the page.
+        driver.execute_script(DROP, base64.b64encode(png(1, 400, 300)).decode())
+        waited(driver, f"{count('.bar .score')} === 3")
+        assert {name for name, *_ in bars(driver)} == set(hostile.NAMES)
+
+        box = driver.find_element(By.ID, "classes")
+        box.send_keys("zebra, red <i>", Keys.ENTER)
+        waited(driver, f"{count('.bar .score')} === 2")
+        assert {name for name, *_ in bars(driver)} == {"zebra", "red <i>"}
+
+        # A name without a vector is told on the page, which goes on.
+        box.send_keys(", unicorn", Keys.ENTER)
+        waited(driver, "document.querySelector('.fault')?.textContent.includes('unicorn')")
+        box.send_keys(Keys.BACKSPACE * len(", unicorn"), Keys.ENTER)
+        waited(driver, f"{count('.bar .score')} === 2")
+        assert [log for log in driver.get_log("browser") if "400" not in log["message"]] == []

@@ -1,0 +1,74 @@
+"""The JavaScript of docs/export.md, in a browser."""
+
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import hostile
+import pytest
+import torch
+from browser import opened
+from pictures import picture
+from selenium.webdriver.support.wait import WebDriverWait
+
+from mldec.checkpoint import load_model
+from mldec.data.images import load_image
+from mldec.predict.engine import scores
+
+PAGE = Path(__file__).parents[3] / "docs" / "export.md"
+ENGINE = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A web server that says nothing."""
+
+    def log_message(self, *_: object) -> None:
+        """Drop the line of a request."""
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+def test_the_javascript_of_the_page_runs_in_a_browser(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["npm", "pack", "onnxruntime-web@1.30.0"], check=True, capture_output=True)
+    with tarfile.open("onnxruntime-web-1.30.0.tgz") as archive:
+        for name in ENGINE:
+            member = archive.extractfile(f"package/dist/{name}")
+            assert member is not None
+            Path(name).write_bytes(member.read())
+
+    torch.save(hostile.good(), "best.pt")
+    picture(90, 70).save("photo.png")
+    [html] = re.findall(r"^```html\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    Path("index.html").write_text(html)
+    assert cli("export", "best.pt", "digits.onnx", "--any-size").status == 0
+    assert cli("evaluate", "best.pt", "--write-classes", "classes.txt").status == 0
+
+    handler = partial(Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with opened(Path("classes.txt"), width=800) as browser:
+                browser.get(f"http://127.0.0.1:{server.server_port}/index.html")
+                wait = WebDriverWait(browser, 60)
+                wait.until(lambda page: page.find_element("id", "answer").text)
+                lines = browser.find_element("id", "answer").text.splitlines()
+                log = [entry["message"] for entry in browser.get_log("browser")]
+        finally:
+            server.shutdown()
+
+    loaded = load_model("best.pt")
+    row = scores(loaded, load_image(Path("photo.png"), loaded.transform)[None])[0].tolist()
+    assert lines == [
+        f"{name} {score:.3f}{' present' if score >= 0.5 else ''}"
+        for name, score in zip(loaded.classes.names, row, strict=True)
+    ]
+    assert not [line for line in log if "favicon" not in line]

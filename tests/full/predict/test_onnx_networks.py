@@ -1,0 +1,99 @@
+"""ONNX files of each head with each kind of network, and of the networks of the recipes."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import networks
+import pytest
+import torch
+from networks import CALIBRATION, HEADS, OF_WORDS, metadata, noise, words_of
+from torch import nn
+
+from mldec.backbones import HFBackbone, TimmBackbone
+from mldec.export import Program, open_axes, traced
+from mldec.predict.engine import OnnxFile, content, translated
+
+pytest.importorskip("onnxruntime")
+
+SMALL: dict[str, dict[str, Any]] = {
+    "test_resnet": {},
+    "test_convnext": {"feature_norm": "pretrained"},
+    "test_efficientnet": {"feature_norm": "new"},
+    "test_vit": {"image_size": 64},
+}
+LARGE: list[tuple[str, dict[str, Any], str]] = [
+    ("tresnet_m", {}, "groups"),
+    ("resnet50", {}, "query2label"),
+    ("vit_base_patch16_224", {"image_size": 224}, "full"),
+    ("swin_tiny_patch4_window7_224", {"image_size": 224}, "words"),
+]
+
+
+# Of transformers: type, settings, side of the image in pixels.
+OF_TRANSFORMERS: list[tuple[str, dict[str, Any], int]] = [
+    (
+        "swin",
+        {
+            "depths": [1, 1, 1, 1],
+            "embed_dim": 16,
+            "num_heads": [1, 2, 4, 8],
+            "image_size": 96,
+            "window_size": 3,
+        },
+        96,
+    ),
+    ("cvt", {"embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}, 64),
+]
+
+
+def agrees(backbone: nn.Module, head: str, size: int, path: Path) -> None:
+    """Export a model and compare its answers."""
+    backbone.eval()
+    loaded = networks.loaded(head, backbone, size=size, calibration=CALIBRATION)
+    program = Program(loaded, [0.5], asks=head in OF_WORDS)
+    model = translated(traced(program, loaded, "x.pt"), open_axes(program), "x.pt")
+    path.write_bytes(content(model, metadata(), path.name))
+    opened = OnnxFile(path)
+    for images, classes in ((1, 3), (3, 9)):
+        inputs = [noise(images, size), *words_of(head, classes)]
+        with torch.no_grad():
+            expected, _ = program(*inputs)
+        torch.testing.assert_close(opened(*inputs)[0], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("head", HEADS)
+def test_each_head_on_each_kind_of_network(name: str, head: str, tmp_path: Path) -> None:
+    agrees(TimmBackbone(name, **SMALL[name]), head, 64, tmp_path / "x.onnx")
+
+
+@pytest.mark.parametrize(("name", "arguments", "head"), LARGE)
+def test_the_networks_of_the_recipes(
+    name: str, arguments: dict[str, Any], head: str, tmp_path: Path
+) -> None:
+    agrees(TimmBackbone(name, **arguments), head, 224, tmp_path / "x.onnx")
+
+
+@pytest.mark.parametrize(("kind", "settings", "size"), OF_TRANSFORMERS)
+def test_networks_of_transformers(
+    kind: str, settings: dict[str, Any], size: int, tmp_path: Path
+) -> None:
+    config = {"model_type": kind, **settings}
+    backbone = HFBackbone(name="x", config=config, mean=[0.5] * 3, std=[0.5] * 3, pretrained=False)
+    agrees(backbone, "groups", size, tmp_path / "x.onnx")
+
+
+def test_telemetry_is_off_before_onnx_runtime_is_imported(tmp_path: Path) -> None:
+    stand_in = tmp_path / "onnxruntime.py"
+    stand_in.write_text("import os; raise SystemExit(os.environ['ORT_DISABLE_TELEMETRY'])")
+    code = f"""if True:
+        import os, sys
+        os.environ.pop("ORT_DISABLE_TELEMETRY", None)
+        sys.path.insert(0, {str(tmp_path)!r})
+        from mldec.predict.engine import OnnxFile
+        OnnxFile("x.onnx")
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == "1\n"

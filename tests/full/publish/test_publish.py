@@ -1,0 +1,100 @@
+"""From a run to a repository on a hub and back, as a user does it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import fake_hub
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from PIL import Image
+
+from mldec.checkpoint import load_model
+from mldec.predict.engine import TorchEngine
+
+WORDS = ["--plugin", "patches"]
+
+
+def test_a_run_is_published_and_used_from_the_hub(
+    cli: Callable[..., tuple[int, str, str]],
+    hub: fake_hub.Hub,
+    digits_run: Path,
+    few_resamples: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = [*WORDS, "data.val_images=40"]
+    status, _, err = cli("report", digits_run, *few, "--out", "r.html", "--json", "r.json")
+    assert status == 0, err
+    monkeypatch.setenv("HF_TOKEN", fake_hub.WRITER)
+    status, out, err = cli(
+        *("publish", digits_run, "me/digits", *WORDS, "--results", "r.json", "--license", "mit")
+    )
+    assert status == 0, err
+    address = re.fullmatch(r"published: (hf:me/digits@[0-9a-f]{40})\n", out)
+    assert address is not None, out
+
+    # What lies there is the card, the settings and the weights, without paths of this machine.
+    files = hub.repositories["me/digits"].commits[address[1][-40:]]
+    assert files.keys() == {".gitattributes", "README.md", "config.json", "model.safetensors"}
+    for name in ("README.md", "config.json"):
+        for folder in (tmp_path, digits_run.parent, Path(sys.executable).parent):
+            assert str(folder).encode() not in files[name]
+    card = ModelCard(files["README.md"].decode())
+    report = json.loads(Path("r.json").read_text())
+    values = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    assert values["mAP"] == pytest.approx(report["metrics"]["mAP"], abs=1e-4)
+    shown = re.search(r"\| mAP \| ([\d.]+) \| ([\d.]+) to ([\d.]+) \|", card.text)
+    assert shown is not None
+    expected = [report["metrics"]["mAP"], *report["intervals"]["mAP"]]
+    assert [float(text) for text in shown.groups()] == pytest.approx(expected, abs=0.006)
+
+    # Bit for bit the scores of the run, from the branch and from the commit.
+    image = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 64, 64), np.uint8))
+    own = TorchEngine(load_model(digits_run, plugins=["patches"])).answer([image])
+    for name in ("hf:me/digits", "hf:me/digits@main", address[1]):
+        other = TorchEngine(load_model(name, plugins=["patches"])).answer([image])
+        assert torch.equal(own.scores, other.scores), name
+    tables = [
+        cli("evaluate", name, *few)[1].splitlines()[-18:] for name in (digits_run, address[1])
+    ]
+    assert tables[0] == tables[1]
+    assert len(tables[0]) > 5
+
+    # The example of the card runs as it stands.
+    [example] = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    Image.fromarray(image.permute(1, 2, 0).numpy()).save("photo.jpg")
+    exec(compile(example, "README.md", "exec"), {})
+
+
+def run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that must succeed, in a process."""
+    command = [sys.executable, "-m", *map(str, words)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_real_processes_publish_and_predict(
+    hub: fake_hub.Hub, digits_run: Path, tmp_path: Path
+) -> None:
+    done = run("mldec.publish", digits_run, "me/digits", *WORDS, HF_TOKEN=fake_hub.WRITER)
+    [_, commit] = hub.repositories["me/digits"].commits
+    assert f"published: hf:me/digits@{commit}\n" in done.stdout
+    assert done.stderr == ""
+
+    Image.fromarray(np.full((64, 64, 3), 90, np.uint8)).save(tmp_path / "photo.png")
+    rows = []
+    for name in ("hf:me/digits", digits_run):
+        words = ["mldec.predict", name, tmp_path / "photo.png", *WORDS, "--json", "-"]
+        rows.append(json.loads(run(*words, HF_TOKEN=fake_hub.WRITER).stdout))
+    assert rows[0] == rows[1] != []

@@ -1,0 +1,407 @@
+"""The page of a report, looked at in a browser: what it shows, and what cannot happen in it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import opened
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.select import Select
+from support import QUICK, cpu_seconds, wait_until
+
+from mldec import report
+from mldec.report.make import gather, prepare, prepare_other
+from mldec.report.page import Content, page
+from mldec.report.statistics import ClassTable, Histograms, Interval
+
+HOSTILE = "<b>&amp;</b><img src=x onerror=\"document.title='hacked'\"></script>\u2028{{ 7 * 7 }}"
+SHOWN = HOSTILE.replace("\u2028", "?")  # as `mldec.errors.visible` does
+UNDEFINED = "\N{EN DASH}"
+
+
+def content_of(run: Path, other: Path) -> Content:
+    words = [str(run), "--plugin", "patches", "--compare", str(other), "--out", "r.html"]
+    args = report.parser().parse_intermixed_args(words)
+    subject = prepare(args)
+    return gather(subject, prepare_other(args, subject))
+
+
+def hostile(content: Content) -> Content:
+    """Give a class, a picture and a message a name that wants to run, and a class no number."""
+    names = (*content.table.names[:4], HOSTILE, *content.table.names[5:])
+    columns = {name: [*values[:-1], np.nan] for name, values in content.table.columns.items()}
+    columns["positives"][-1] = 0.0
+    positives, negatives = (
+        np.concatenate([counts[:-1], 0 * counts[-1:]])
+        for counts in (content.histograms.positives, content.histograms.negatives)
+    )
+    assert content.comparison is not None
+    gaps = [*content.comparison.per_class[:-1], Interval(np.nan)]
+    return replace(
+        content,
+        title="Report on digits.pt",
+        table=replace(content.table, names=names, columns=columns),
+        histograms=replace(content.histograms, positives=positives, negatives=negatives),
+        examples=[one for one in content.examples if one.class_index < len(names) - 1],
+        pictures={
+            row: replace(picture, name=HOSTILE + "\udcff", labels=(HOSTILE,))
+            for row, picture in content.pictures.items()
+        },
+        unreadable=[f"photos/{HOSTILE}.png: the file is cut off"],
+        comparison=replace(content.comparison, other=f"runs/{HOSTILE}.pt", per_class=gaps),
+    )
+
+
+def of_many(content: Content, times: int) -> Content:
+    """Return a report on many times as many classes, without a comparison and images."""
+    table, scores = content.table, content.histograms
+    return replace(
+        content,
+        table=ClassTable(
+            tuple(f"class {number}" for number in range(times * len(table.names))),
+            {name: values * times for name, values in table.columns.items()},
+            (table.intervals[0] * times, table.intervals[1] * times),
+        ),
+        histograms=Histograms(
+            scores.edges,
+            *(np.tile(counts, (times, 1)) for counts in (scores.positives, scores.negatives)),
+            np.tile(scores.score_sums, (times, 1)),
+        ),
+        **{"comparison": None, "curves": {}, "heat_method": None},
+        **{"examples": [], "suspects": [], "pictures": {}},
+    )
+
+
+@pytest.fixture(scope="module")
+def contents(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Content]:
+    """Reports on runs on the digits: of several labels and of one label per image."""
+    folder = tmp_path_factory.mktemp("runs")
+    words = ["+experiment=digits_single", *QUICK[1:]]
+    subprocess.run([sys.executable, "-m", "mldec.train", *words], cwd=folder, check=True)
+    checkpoints = digits_run / "checkpoints"
+    several = content_of(checkpoints / "best.pt", checkpoints / "last.1.pt")
+    single = folder / "outputs" / "digits_single" / "checkpoints"
+    return {
+        "several": hostile(several),
+        "single": content_of(single / "best.pt", single / "last.1.pt"),
+        "many": of_many(several, 23),
+    }
+
+
+class Shown:
+    """A browser that shows one of the reports; what a test needs to look at and to do."""
+
+    def __init__(self, browser: Chrome, folder: Path) -> None:
+        self.browser = browser
+        self.folder = folder
+        # A page that still scrolls cannot be clicked on.
+        calm = {"name": "prefers-reduced-motion", "value": "reduce"}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [calm]})
+
+    def report(self, name: str, width: int = 1600) -> "Shown":
+        """Show a report in a window of this width, unless it is shown already."""
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        file = (self.folder / f"{name}.html").as_uri()
+        if self.browser.current_url.partition("#")[0] != file:
+            self.browser.get(file)
+        self.wait()
+        return self
+
+    def wait(self) -> None:
+        """Wait until the script of the page has drawn everything, and its images are there."""
+        ready = (
+            "return document.getElementById('content').ariaBusy == 'false'"
+            "&& [...document.images].every((one) => one.complete)"
+        )
+        wait_until(lambda: self.script(ready), lambda: str(self.browser.get_log("browser")))
+
+    def script(self, text: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(text, *arguments)
+
+    def one(self, selector: str) -> Any:
+        return self.browser.find_element(By.CSS_SELECTOR, selector)
+
+    def all(self, selector: str) -> list[Any]:
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def texts(self, selector: str) -> list[str]:
+        """Return the texts of elements, hidden ones too."""
+        return self.script(
+            "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)",
+            selector,
+        )
+
+    def cells(self, table: str) -> list[list[str]]:
+        return self.script(
+            "return [...document.querySelector(arguments[0]).tBodies[0].rows]"
+            ".map((row) => [...row.cells].map((cell) => cell.textContent))",
+            table,
+        )
+
+    def chart(self, name: str) -> dict[str, dict[str, Any]]:
+        """Return the traces of a chart by name."""
+        traces = self.script(
+            "return JSON.parse(JSON.stringify(document.getElementById(arguments[0]).data))", name
+        )
+        return {trace.get("name"): trace for trace in traces}
+
+    def sort(self, heading: str) -> str:
+        """Click on a heading of the table of classes; return the state that it announces."""
+        for cell in self.all("#class-table th[scope=col]"):
+            if cell.text.split("\xa0")[0].replace("\n", " ") == heading:
+                cell.find_element(By.TAG_NAME, "button").click()
+                return str(cell.get_attribute("aria-sort"))
+        raise AssertionError(heading)
+
+    def type(self, selector: str, text: str) -> None:
+        field = self.one(selector)
+        field.clear()
+        field.send_keys(text)
+
+
+@pytest.fixture(scope="module")
+def shown(
+    contents: dict[str, Content], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shown]:
+    folder = tmp_path_factory.mktemp("reports")
+    for name, content in contents.items():
+        (folder / f"{name}.html").write_text(page(content), encoding="utf-8")
+    with opened(folder / "several.html", width=1600) as browser:
+        yield Shown(browser, folder)
+
+
+def outcome(content: Content, k: int, edge: int) -> list[float]:
+    """Return precision, recall, F1, predicted, true and false positives, and missed, by numpy."""
+    counts = content.histograms.positives[k], content.histograms.negatives[k]
+    right, wrong = (own[edge:].sum() for own in counts)
+    positives = counts[0].sum()
+    missed = positives - right
+    precision = 100 * right / (right + wrong) if right + wrong else np.nan
+    recall = 100 * right / positives if positives else np.nan
+    f1 = 200 * right / (2 * right + wrong + missed)
+    return [precision, recall, f1, right + wrong, right, wrong, missed]
+
+
+def numbers(cells: list[str]) -> list[float]:
+    texts = [cell.replace("\N{MINUS SIGN}", "-").replace(",", "") for cell in cells]
+    return [np.nan if text == UNDEFINED else float(text) for text in texts]
+
+
+def test_the_table_sorts_and_filters(shown: Shown, contents: dict[str, Content]) -> None:
+    page, table = shown.report("several"), contents["several"].table
+    names = [SHOWN if name == HOSTILE else name for name in table.names]
+    precision = table.columns["AP"]
+    by_ap = sorted(range(len(names) - 1), key=lambda k: (-precision[k], k))
+    assert page.sort("AP (%)") == "descending"
+    rows = page.cells("#class-table")
+    assert [row[0] for row in rows] == [*(names[k] for k in by_ap), names[-1]]
+    low, high = (bounds[by_ap[0]] for bounds in table.intervals)
+    assert rows[0][2] == f"{precision[by_ap[0]]:.1f} ({low:.1f} to {high:.1f})"
+    assert rows[-1][-1] == UNDEFINED
+
+    assert page.sort("AP (%)") == "ascending"
+    rows = page.cells("#class-table")
+    by_ap = sorted(range(len(names) - 1), key=lambda k: (precision[k], k))
+    assert [row[0] for row in rows] == [*(names[k] for k in by_ap), names[-1]]
+    assert page.sort("Class") == "ascending"
+    assert {row[0] for row in page.cells("#class-table")} == set(names)
+
+    page.type("#filter-text", names[0].upper())
+    assert [row[0] for row in page.cells("#class-table")] == [names[0]]
+    assert page.one("#filter-result").text == f"1 of {len(names)} classes"
+    page.type("#filter-text", "no such class")
+    assert page.cells("#class-table") == []
+    page.script("document.getElementById('filter').reset()")
+    page.type("#filter-positives", "1")
+    assert len(page.cells("#class-table")) == sum(count > 0 for count in table.columns["positives"])
+
+
+def test_a_long_table_is_shown_in_parts(shown: Shown) -> None:
+    page = shown.report("many")
+    page.sort("Class")
+    lengths = []
+    while True:
+        lengths.append(len(page.cells("#class-table")))
+        if not page.one("#next-page").is_enabled():
+            break
+        page.one("#next-page").click()
+    assert lengths == [100, 100, 30]
+    assert page.one("#page-range").text == "rows 201 to 230"
+    page.one("#previous-page").click()
+    assert page.cells("#class-table")[0][0] == "class 100"
+
+
+def test_a_row_of_the_table_shows_its_class(shown: Shown, contents: dict[str, Content]) -> None:
+    page, content = shown.report("several"), contents["several"]
+    page.script("document.getElementById('filter').reset()")
+    counted = content.histograms
+    for k in (0, 2):
+        name = content.table.names[k]
+        [button] = [one for one in page.all("#class-table button.link") if one.text == name]
+        page.script("arguments[0].click()", button)
+        assert page.one("#class-name").text == name
+
+        for sign, counts in (("positives", counted.positives), ("negatives", counted.negatives)):
+            groups = (counted.edges[:-1] * 50 + 1e-9).astype(int)
+            expected = np.bincount(groups, counts[k]).tolist()
+            assert page.chart("scores")[sign]["y"] == expected
+
+        curve = page.chart("precision-recall")["precision"]
+        points = np.array([outcome(content, k, edge) for edge in range(len(counted.edges) - 1)])
+        points = points[np.isfinite(points[:, 0])]
+        assert curve["y"] == pytest.approx(points[:, 0].tolist())
+        assert curve["x"] == pytest.approx(points[:, 1].tolist())
+
+        kinds = [one for one in page.all(".gallery") if one.is_displayed()]
+        images = [one for kind in kinds for one in kind.find_elements(By.CSS_SELECTOR, "img.heat")]
+        own = [one for one in content.examples if one.class_index == k and one.heat is not None]
+        assert len(images) == len(own) > 0
+
+    page.one(".show-heat").click()
+    assert not page.one(".examples:not([hidden]) .heat").is_displayed()
+    page.one(".show-heat").click()
+
+
+def test_the_slider_moves_numbers_and_marks(shown: Shown, contents: dict[str, Content]) -> None:
+    page, content = shown.report("several"), contents["several"]
+    k, edges = 1, content.histograms.edges
+    Select(page.one("#class-select")).select_by_index(k)
+    start = int(np.abs(edges - content.table.columns["threshold"][k]).argmin())
+    slider = page.one("#threshold")
+    steps = []
+    for keys in ((), (Keys.ARROW_RIGHT,) * 3, (Keys.PAGE_DOWN,), (Keys.HOME,)):
+        slider.send_keys(*keys)
+        steps.append(int(slider.get_property("value")))
+        now, before = outcome(content, k, steps[-1]), outcome(content, k, start)
+
+        _, *columns = zip(*page.cells("#threshold-table"), strict=True)
+        change = np.subtract(now, before)
+        for column, expected in zip(columns, (now, before, change), strict=True):
+            assert numbers(column) == pytest.approx(expected, abs=0.0501, nan_ok=True)
+        line = page.script("return document.getElementById('scores').layout.shapes[1].x0")
+        assert line == pytest.approx(edges[steps[-1]])
+        assert float(page.one("#threshold-value").text) == pytest.approx(edges[steps[-1]], abs=6e-4)
+    assert steps[:2] == [start, start + 3]
+    assert steps[2] < start
+    assert steps[3] == 0
+
+    page.one("#to-best").click()
+    best = max(outcome(content, k, edge)[2] for edge in range(len(edges) - 1))
+    assert float(page.cells("#threshold-table")[2][1]) == pytest.approx(best, abs=0.0501)
+    page.one("#to-reference").click()
+    assert int(slider.get_property("value")) == start
+
+    # A class without threshold and image has numbers that say so.
+    Select(page.one("#class-select")).select_by_index(len(content.table.names) - 1)
+    assert page.one("#reference").text == "At 0.500"
+    assert [row[1] for row in page.cells("#threshold-table")[:2]] == [UNDEFINED] * 2
+    assert page.one("#no-examples").is_displayed()
+
+
+def test_pairs_and_confusions_are_shares_of_the_row(
+    shown: Shown, contents: dict[str, Content]
+) -> None:
+    for name in ("several", "single"):
+        page, pairs = shown.report(name), contents[name].pairs
+        z = page.script("return document.getElementById('pairs-chart').data[0].z")
+        cell = page.cells("#pairs-table")[1][3]
+        with np.errstate(invalid="ignore"):
+            labels = 100 * pairs.labels[1, 2] / pairs.labels[1, 1]
+            predictions = 100 * pairs.predictions[1, 2] / pairs.predictions[1, 1]
+        if name == "several":
+            assert z[0][0] is None
+            assert z[1][2] is None or z[1][2] == pytest.approx(predictions - labels)
+            assert cell == f"{pairs.labels[1, 2]} / {pairs.predictions[1, 2]}"
+        else:
+            assert z[1][2] == pytest.approx(100 * pairs.predictions[1, 2] / pairs.labels[1, 1])
+            assert cell == str(pairs.predictions[1, 2])
+
+    assert not page.all("#threshold, #to-best")
+    assert "Confusions" in page.texts("h2")
+    assert page.chart("precision-recall").keys() == {"precision"}
+    assert "labelled" not in page.one("#fixed").text
+
+
+def test_a_comparison_names_differences_and_images(
+    shown: Shown, contents: dict[str, Content]
+) -> None:
+    page, comparison = shown.report("several"), contents["several"].comparison
+    assert comparison is not None
+    text = " ".join(page.one("section[aria-labelledby=comparison]").text.split())
+    assert f"p = {comparison.p_value:.4f} for the difference of the main metric." in text
+    sides = f"Only A decides {comparison.fixed:,} pairs of image and class correctly, only B"
+    assert f"{sides} {comparison.broken:,}." in text
+    one, other, gap = comparison.metrics["mAP"]
+    assert f"mAP {one.value:.2f} {other.value:.2f}" in text
+    assert f"{gap.low:.2f} to {gap.high:.2f}".replace("-", "\N{MINUS SIGN}") in text
+    images = [len(page.all(f"#{side} img")) for side in ("fixed", "broken")]
+    assert images == [sum(one.fixed == fixed for one in comparison.changed) for fixed in (1, 0)]
+    marks = page.script("return document.getElementById('differences-chart').data[0].x")
+    expected = sorted((gap.value for gap in comparison.per_class[:-1]), reverse=True)
+    assert marks == pytest.approx(expected)
+
+
+def test_names_from_outside_are_text(shown: Shown) -> None:
+    page = shown.report("several")
+    Select(page.one("#class-select")).select_by_index(4)
+    assert page.texts("#class-name") == [SHOWN]
+    for selector in ("#class-select option", "#class-table button.link", "#pairs-table th"):
+        assert SHOWN in page.texts(selector)
+    assert f"photos/{SHOWN}.png: the file is cut off" in page.texts(".messages li")
+    assert any(text == f"{SHOWN}?" for text in page.texts(".gallery p"))
+    for chart in ("pairs-chart", "differences-chart"):
+        assert any(text.startswith("<b>&amp;</b>") for text in page.texts(f"#{chart} text"))
+    assert page.browser.title == "Report on digits.pt"
+    assert not page.all("img[src=x], svg a[href], svg img")
+
+
+@pytest.mark.parametrize("name", ["several", "single", "many"])
+def test_a_page_has_no_error_and_fits_narrow_and_wide_windows(shown: Shown, name: str) -> None:
+    page = shown.report(name)
+    too_wide = (
+        "return [document.documentElement, ...document.querySelectorAll('main *')].filter((one) =>"
+        "!one.closest('.scroll, pre, svg, nav') && one.scrollWidth > arguments[0]"
+        ").map((one) => one.outerHTML.slice(0, 100))"
+    )
+    for width in (400, 1600):
+        # Charts follow the window in a moment.
+        shown.report(name, width)
+        wait_until(
+            lambda width=width: not page.script(too_wide, width),
+            lambda width=width: str(page.script(too_wide, width)),
+        )
+    assert page.browser.get_log("browser") == []
+
+    pictures = page.script(
+        "return [...document.images].map((one) => [one.alt, one.naturalWidth, one.src])"
+    )
+    assert all(alt and size and source.startswith("data:") for alt, size, source in pictures)
+    asked = page.script("return performance.getEntriesByType('resource').map((one) => one.name)")
+    assert not [name for name in asked if not name.startswith(("data:", "blob:"))]
+    levels = [
+        int(tag[1])
+        for tag in page.script(
+            "return [...document.querySelectorAll('h1, h2, h3, h4')].map((one) => one.tagName)"
+        )
+    ]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_reports_are_made_in_seconds_and_small(
+    digits_run: Path, contents: dict[str, Content], tmp_path: Path
+) -> None:
+    out = tmp_path / "r.html"
+    words = [str(digits_run), "--plugin", "patches", "data.val_images=2048", "--out", str(out)]
+    assert cpu_seconds([sys.executable, "-m", "mldec.report", *words]) < 30
+    assert out.stat().st_size < 10_000_000
+    assert len(page(of_many(contents["several"], 960)).encode()) < 20e6

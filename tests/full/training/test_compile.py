@@ -1,0 +1,62 @@
+"""Each network is compiled whole with each head, once per batch size."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from squares import fit, settings, trainer
+from torch._dynamo.testing import CompileCounter
+
+from mldec import build
+from mldec.config.compose import compose
+from mldec.data.types import Classes
+
+CLOSED = {
+    "gap": ["head=gap"],
+    "ml_decoder": ["head=ml_decoder"],
+    "ml_decoder_200": ["head=ml_decoder_200"],
+    "query2label": ["head=query2label", "head.input_proj=true"],  # its width is not the network's
+    "transformer_decoder": ["head=transformer_decoder"],
+}
+OF_WORDS = {name: [f"head={name}"] for name in ("gap_words", "ml_decoder_zsl")}
+OF_WORDS["ml_decoder_zsl_groups"] = ["head=ml_decoder_zsl_groups"]
+
+# Settings and image size of each network; Swin is the smallest, whose code is that of the others.
+NETWORKS = {
+    "tiny": (["backbone=tiny"], 32),
+    "resnet50": (["backbone=resnet50"], 64),
+    "tresnet_l": (["backbone=tresnet_l"], 64),
+    "vit_b16": (["backbone=timm", "backbone.name=vit_base_patch16_224"], 224),
+    "swin": (["backbone=timm", "backbone.name=swin_tiny_patch4_window7_224"], 224),
+}
+
+
+@pytest.mark.parametrize("head", {**CLOSED, **OF_WORDS})
+@pytest.mark.parametrize("network", NETWORKS)
+def test_each_network_is_compiled_whole_with_each_head(network: str, head: str) -> None:
+    words, size = NETWORKS[network]
+    words = ["+experiment=coco_tresnet_m", *words, *{**CLOSED, **OF_WORDS}[head]]
+    parts = build.check(compose(words), build.MODEL_PARTS)
+    model = build.model(parts, Classes(tuple("abcdefgh")), pretrained=False).train()
+    queries = torch.randn(8, 300) if head in OF_WORDS else None
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=False)
+    for batch_size in (4, 4, 3, 4, 4, 3):
+        images = torch.randint(256, (batch_size, 3, size, size), dtype=torch.uint8)
+        assert compiled(images, queries).shape[0] == batch_size
+
+    # With `fullgraph` a break would have been an error.
+    assert counter.frame_count == 2
+
+
+def test_compiled_training_gives_the_same_weights(tmp_path: Path) -> None:
+    results = []
+    for word in ("train.compile=false", "train.compile=true"):
+        # adam would turn rounding noise into steps
+        config = settings(word, "train.epochs=1", "optim.name=sgd")
+        job = trainer(config, tmp_path / word, dropout=0.0)
+        fit(job, tmp_path / word)
+        results.append(job.learner.model.state_dict())
+    torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-4)

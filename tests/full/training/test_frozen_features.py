@@ -1,0 +1,59 @@
+"""A run on cached tokens is the run of a frozen backbone, and goes on after a stop."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pictures import picture, saved
+from support import QUICK, assert_equal
+
+CACHED = ["train.freeze=[backbone]", "train.cache_features=true"]
+WORDS = [word for word in QUICK if not word.startswith("data.")]
+WORDS += ["data=csv", "data.root=own", "data.cache_dir=cache", "data.augment=none"]
+WORDS += ["data.cutout=0", "data.image_size=32", "train.batch_size=8", "train.epochs=3"]
+WORDS += ["train.ema_decay=null", "train.channels_last=false", "optim.name=adamw", "optim.lr=2e-3"]
+
+
+@pytest.fixture
+def train(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that trains on 24 pictures; it returns the checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    Path("own").mkdir()
+    rows = ["path,labels,split\n"]
+    for number in range(24):
+        saved(picture(seed=number), Path("own", f"{number}.png"))
+        names = enumerate(("cat", "dog", "tree"))
+        labels = ";".join(name for bit, name in names if (number + 1) >> bit & 1)
+        rows.append(f"{number}.png,{labels},{'train' if number < 16 else 'val'}\n")
+    Path("own/data.csv").write_text("".join(rows))
+
+    def run(name: str, *words: str) -> Any:
+        status, _, err = cli("train", *WORDS, f"name={name}", *words)
+        assert status == 0, err
+        return torch.load(Path("outputs", name, "checkpoints", "last.pt"), weights_only=True)
+
+    return run
+
+
+def test_a_run_on_tokens_is_the_run_of_a_frozen_backbone(train: Any, cli: Any) -> None:
+    with_cache, without = train("cached", *CACHED), train("frozen", CACHED[0])
+    assert with_cache["model"].keys() == without["model"].keys()
+    for key, value in without["model"].items():
+        torch.testing.assert_close(with_cache["model"][key], value, atol=1e-5, rtol=1e-4)
+    assert with_cache["metrics"] == pytest.approx(without["metrics"], abs=0.5)
+
+    # The checkpoint is that of the whole network: it needs no tokens.
+    shutil.rmtree("cache")
+    status, out, err = cli("evaluate", "outputs/cached/checkpoints/last.pt", "--plugin", "patches")
+    assert status == 0, err
+    assert f"{with_cache['metrics']['val/mAP']:.3f}" in out
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(train: Any) -> None:
+    whole = train("whole", *CACHED)
+    train("parts", *CACHED, "train.stop_epoch=1")
+    # The tokens are computed again, from the weights in the checkpoint.
+    shutil.rmtree("cache")
+    assert_equal(train("parts", *CACHED, "resume=auto")["model"], whole["model"])

@@ -1,0 +1,104 @@
+"""A run that is killed anywhere and goes on equals one that was not, to the last bit."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from squares import check_resume, settings, trainer
+from support import assert_equal
+
+from mldec.checkpoint import load_model
+from mldec.config.compose import compose
+from mldec.config.schema import Config
+from mldec.data.types import Sampling
+from mldec.files.torch_files import read_torch
+from mldec.losses.cross_entropy import BinaryCrossEntropy
+from mldec.train import run
+
+ONE_LABEL = ["optim.name=lamb", "schedule.name=cosine_epochs", "schedule.warmup_epochs=1"]
+ONE_LABEL += ["schedule.cooldown_epochs=1", "train.repeats=3", "train.accumulate=2"]
+FINE_TUNING = [
+    "train.freeze=[backbone.network.conv1,backbone.network.bn1,backbone.network.layer1]",
+    "train.freeze_batchnorm=frozen",
+    "train.accumulate=2",
+    "optim.name=adamw",
+    "optim.decay=all",
+    "optim.backbone_lr=0.005",
+    "optim.layer_decay=0.7",
+]
+# Micro-batches of 3 images: of an odd number, the one in the middle has no partner.
+MIXED = ["mix.mixup=0.5", "mix.cutmix=1", "mix.mode=elem"]
+MIXED += ["train.batch_size=6", "train.accumulate=2"]
+REPEATED = Sampling(sampler="repeat_factor", repeat_threshold=0.6)
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+@pytest.mark.usefixtures("fp16_on_a_cpu")
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ([], {}),
+        (["train.accumulate=2", "train.clip_grad=0.5", "train.precision=fp16"], {}),
+        (["train.ema_decay=null"], {}),
+        (["train.ema_start_epoch=2"], {}),
+        (["train.ema_start_epoch=3"], {}),
+        ([*ONE_LABEL, "mix.mixup=0.1", "mix.cutmix=1.0"], {"loss": "bce"}),
+        (FINE_TUNING, {"network": "test_resnet"}),
+        (FINE_TUNING, {"network": "test_resnet", "sampling": REPEATED}),
+        ([*MIXED, "mix.labels=weighted"], {"network": "test_resnet"}),
+        ([*MIXED, "mix.labels=union"], {"network": "test_resnet"}),
+    ],
+)
+@pytest.mark.parametrize("step", [3, 6, 8])
+def test_a_resumed_run_equals_one_that_was_not_stopped(
+    words: list[str],
+    options: dict[str, Any],
+    step: int,
+    device: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    if options.get("loss"):
+        options = {**options, "loss": BinaryCrossEntropy(target_threshold=0.2)}
+    config = settings(*words, "train.save_every_steps=1", f"device={device}")
+    check_resume(partial(trainer, config, **options), tmp_path, step=step)
+
+
+def zero_shot(*words: str) -> Config:
+    small = ["data.train_images=32", "data.val_images=60", "data.image_size=32"]
+    small += ["data.colours=2", "data.unseen=2", "train.batch_size=8", "train.workers=0"]
+    narrow = ["head.embed_dim=16", "head.num_heads=2", "head.mlp_dim=16", "train.epochs=2"]
+    config = compose(["+experiment=digits_zsl", *small, *narrow, "device=cpu", *words])
+    return replace(config, plugins=["patches"], backbone={"_target_": "patches.Patches"})
+
+
+@pytest.mark.parametrize(
+    "head", ["ml_decoder_zsl_small", "ml_decoder_zsl_groups_small", "ml_decoder_zsl_single_small"]
+)
+def test_a_resumed_zero_shot_run_carries_its_vectors(head: str, tmp_path: Path) -> None:
+    words = ["train.query_noise=0.3", "train.random_queries=1", "train.precision=bf16"]
+    words += [f"head={head}", "train.keep_last=4"]
+    run(zero_shot(*words), tmp_path / "whole")
+    middle = tmp_path / "whole" / "checkpoints" / "last.2.pt"
+    assert (read_torch(middle)["epoch"], read_torch(middle)["step"]) == (1, 4)
+    torch.manual_seed(99)
+    run(zero_shot(*words, f"resume={middle}"), tmp_path / "again")
+
+    files = [tmp_path / name / "checkpoints" / "last.pt" for name in ("whole", "again")]
+    one, other = (read_torch(file) for file in files)
+    for state in (one, other):
+        del state["log"]["lines"]  # the new folder has a log of its own
+    assert_equal(one, other)
+    assert one["classes"]["queries"].shape == (20, 300)
+    assert next(iter(one["metrics"])) == "val/zsl_mAP"
+
+    loaded = load_model(tmp_path / "whole" / "checkpoints" / "best.pt", plugins=["patches"])
+    assert loaded.classes.queries is not None
+    logits = loaded.model(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), loaded.classes.queries[:7])
+    assert logits.shape == (1, 7)

@@ -1,0 +1,90 @@
+"""The command `mldec.benchmark`: its options, what it prints and writes, and the job `predict`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hostile
+import pytest
+import torch
+from pictures import picture
+from support import one_line
+
+from mldec import benchmark
+from mldec.benchmark import parser
+from mldec.runtime import facts
+
+Cli = Callable[..., Any]
+
+
+def test_options_of_the_jobs() -> None:
+    args = parser().parse_args(["throughput"])
+    assert (args.experiment, args.classes, args.repeats) == ("coco_tresnet_l", 80, 20)
+    args = parser().parse_args(["profile", "--trace", "x.json"])
+    assert args.trace == "x.json"
+    # Only settings choose the device of an experiment.
+    assert not hasattr(args, "device")
+    assert parser().parse_args(["predict", "x.pt", "photos", "--device", "cpu"]).device == "cpu"
+
+
+def test_figures_are_printed_and_written(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mldec.benchmark import cost
+
+    monkeypatch.setattr(cost, "cost", lambda args: {"seconds": 1234.5678, "name": "x"})
+    monkeypatch.delattr(cost, "table")
+    file = tmp_path / "m.json"
+    status, out, err = cli("benchmark", "cost", "--json", file)
+    assert (status, err) == (0, "")
+    assert dict(line.split() for line in out.splitlines()) == {"seconds": "1,235", "name": "x"}
+    content = json.loads(file.read_text())
+    assert (content["benchmark"], content["figures"]["seconds"]) == ("cost", 1234.5678)
+    measured = content["environment"]
+    assert measured == benchmark.environment()
+    assert (measured["torch"], measured["commit"]) == (torch.__version__, facts.git_commit())
+
+
+def test_wrong_words_are_refused_before_anything_is_measured(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mldec.benchmark import cost, profile
+
+    monkeypatch.setattr(cost, "cost", lambda args: pytest.fail("it was measured"))
+    monkeypatch.setattr(profile, "profile", lambda args: pytest.fail("it was measured"))
+    status, out, err = cli("benchmark", "cost", "--json", tmp_path)
+    assert (status, out) == (1, "")
+    one_line(err, f"cannot write {tmp_path}")
+    trace = tmp_path / "absent" / "trace.json"
+    one_line(cli("benchmark", "profile", "--trace", trace).err, "there is no folder")
+    one_line(cli("benchmark", "cost", "head=gap").err, "cost takes no settings")
+    assert cli("benchmark", "throughput", "--repeats", "0").status == 2
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    torch.save(hostile.good(), tmp_path / "x.pt")
+    return tmp_path / "x.pt"
+
+
+def test_predict_is_compared_with_its_bound(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    for number in range(20):
+        picture(seed=number).save(tmp_path / f"{number}.png")
+    words = ["--count", "15", "--rounds", "1", "--device", "cpu", "--json", tmp_path / "r.json"]
+    status, _, err = cli("benchmark", "predict", checkpoint, tmp_path, *words)
+    assert (status, err) == (0, "")
+    figures = json.loads((tmp_path / "r.json").read_text())["figures"]
+    assert figures["images"] == 15
+    bound = 1 / (1 / figures["decode"] + 1 / figures["model"])
+    assert figures["bound"] == pytest.approx(bound)
+    assert figures["share"] == pytest.approx(figures["predict"] / bound)
+
+
+def test_images_that_cannot_be_read_are_one_line(
+    cli: Cli, checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "x.png").write_text("no image")
+    status, _, err = cli("benchmark", "predict", checkpoint, tmp_path, "--device", "cpu")
+    assert status == 1
+    one_line(err, "the first images cannot be read")

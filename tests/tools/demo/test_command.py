@@ -1,0 +1,86 @@
+"""The command of the web page: its options, its address, and the model that it opens."""
+
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networks
+import pytest
+from support import one_line
+
+from mldec.demo import announce, listener, parser
+from mldec.demo.app import open_engine
+from mldec.errors import CheckpointError, ConfigError
+from mldec.predict.engine import ExportedEngine
+
+Cli = Callable[..., Any]
+
+
+def options(*words: str | Path) -> Namespace:
+    return parser().parse_args([*map(str, words)])
+
+
+@pytest.mark.parametrize("words", [["--port", "65536"], ["--port", "-1"], ["--token", " "]])
+def test_wrong_words_are_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        options("x", *words)
+    assert stop.value.code == 2
+
+
+def test_a_missing_extra_names_the_pip_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    status, out, err = cli("demo", "absent.pt")
+    assert (status, out) == (1, "")
+    one_line(err, "needs fastapi", "run pip install 'mldec[demo]'")
+
+
+def test_a_port_in_use_is_named_before_the_model_is_loaded(cli: Cli) -> None:
+    with listener("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        status, out, err = cli("demo", "absent.pt", "--port", str(port))
+    assert (status, out) == (1, "")
+    one_line(
+        err, f"--host 127.0.0.1 --port {port}: cannot listen there", "in use", "another --port"
+    )
+
+
+def test_a_host_of_others_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--host 203.0.113.7 --port 0: cannot listen there"):
+        listener("203.0.113.7", 0)
+
+
+def test_the_console_says_who_can_reach_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    with listener(options("x").host, 0) as server:
+        announce(options("x"), server)
+    out, err = capsys.readouterr()
+    assert out.endswith(": only this machine can reach it; Ctrl-C ends it\n")
+    assert err == ""
+
+    for words, risk in (([], "without a password"), (["--token", "x"], "knows the token")):
+        with listener("0.0.0.0", 0) as server:
+            announce(options("x", "--host", "0.0.0.0", *words), server)
+        out, err = capsys.readouterr()
+        assert out.endswith(": Ctrl-C ends it\n")
+        one_line(err, "--host 0.0.0.0: anyone who reaches port", risk)
+
+
+def test_a_checkpoint_and_an_exported_file_are_opened(tmp_path: Path) -> None:
+    calibrated = networks.save_calibrated(tmp_path / "calibrated.pt")
+    engine = open_engine(options(calibrated, "--device", "cpu"))
+    assert engine.thresholds == pytest.approx([0.2, 0.4, 0.6])
+    exported = networks.save_onnx(tmp_path / "x.onnx", "gap")
+    assert isinstance(open_engine(options(exported)), ExportedEngine)
+    with pytest.raises(ConfigError, match="--weights has no effect on an exported file"):
+        open_engine(options(exported, "--weights", "raw"))
+    with pytest.raises(ConfigError, match=r"--vectors has no effect: .* its own classes only"):
+        open_engine(options(calibrated, "--vectors", "x.txt"))
+
+
+def test_an_exported_zero_shot_file_needs_vectors(tmp_path: Path) -> None:
+    path, vectors = networks.save_onnx(tmp_path / "x.onnx", "words"), tmp_path / "vectors.txt"
+    with pytest.raises(CheckpointError, match="asks for word vectors: pass --vectors FILE"):
+        open_engine(options(path))
+    vectors.write_text("".join(f"thing_{number} 1 0 {number} 0 1\n" for number in range(7)))
+    engine = open_engine(options(path, "--vectors", vectors))
+    assert engine.classes.names == tuple(f"thing {number}" for number in range(7))

@@ -1,0 +1,307 @@
+"""The command from a checkpoint to a page, on data of each kind, and what it refuses."""
+
+import base64
+import importlib.util
+import io
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support import CONFIGS, QUICK, one_line
+
+from mldec import checkpoint
+from mldec.report import make
+from mldec.report.make import to_dict
+from mldec.report.page import Content, page
+from mldec.report.training import MOST_POINTS, learning_curves, of_run
+
+Cli = Callable[..., tuple[int, str, str]]
+WORDS = ["--plugin", "patches"]
+
+
+@pytest.fixture
+def squares(cli: Cli, tmp_path: Path) -> Path:
+    """A run on a fold of squares of mixed colours, of which one file is damaged."""
+    rng = np.random.default_rng(0)
+    root = tmp_path / "mine"
+    root.mkdir()
+    rows = ["path,labels,split"]
+    for number in range(60):
+        shown = rng.random(3) < 0.4
+        pixels = 200 * shown + rng.integers(0, 50, (20, 40, 3))
+        Image.fromarray(pixels.astype(np.uint8)).save(root / f"{number}.png")
+        labels = [name for name, is_shown in zip("rgb", shown, strict=True) if is_shown]
+        rows.append(f"{number}.png,{';'.join(labels)},train")
+    (root / "data.csv").write_text("\n".join(rows) + "\n")
+    (root / "7.png").write_bytes(b"damaged")
+
+    words = [word for word in QUICK if not word.startswith(("data.", "head.", "--config"))]
+    status, _, err = cli(
+        "train",
+        *words,
+        f"--config-dir={CONFIGS}",
+        *("head=gap", "loss=bce", "data=csv", f"data.root={root}", f"data.cache_dir={tmp_path}"),
+        *("data.fold=1/2", "data.image_size=16", "data.augment=none", "data.cutout=0"),
+        *("data.bad_images=skip", "name=squares", "data.test_crop=0.5"),
+    )
+    assert status == 0, err
+    return tmp_path / "outputs" / "squares"
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def contents(few_resamples: None, monkeypatch: pytest.MonkeyPatch) -> list[Content]:
+    """What the reports of a test say, while it writes them."""
+    written: list[Content] = []
+    gather = make.gather
+
+    def keep(*subjects: object) -> Content:
+        written.append(gather(*subjects))
+        return written[-1]
+
+    monkeypatch.setattr(make, "gather", keep)
+    return written
+
+
+def evaluated(cli: Cli, path: Path, *words: str | Path) -> dict[str, dict[str, float]]:
+    """Return the JSON of evaluate."""
+    status, _, err = cli("evaluate", path, *WORDS, *words, "--json", "evaluated.json")
+    assert status == 0, err
+    return json.loads(Path("evaluated.json").read_text())
+
+
+def test_a_report_on_a_run_and_its_comparison(
+    cli: Cli, digits_run: Path, contents: list[Content]
+) -> None:
+    best = digits_run / "checkpoints" / "best.pt"
+    small = ["data.val_images=90"]
+    assert cli("calibrate", best, *WORDS, *small, "--out", "calibrated.pt")[0] == 0
+    words = [*small, "--compare", digits_run / "checkpoints" / "last.pt"]
+    words += ["--out", "r.html", "--json", "r.json"]
+    status, out, err = cli("report", "calibrated.pt", *WORDS, *words)
+    assert status == 0, err
+    assert re.search(r"^r.html: a report on calibrated.pt, \d+\.\d MB, made in \d+ s$", out, re.M)
+
+    # The JSON is that of evaluate with intervals, and the other model is at its own thresholds.
+    [content] = contents
+    ours, theirs = json.loads(Path("r.json").read_text()), evaluated(cli, "calibrated.pt", *small)
+    intervals = ours.pop("intervals")
+    per_class, expected = ours.pop("per_class"), theirs.pop("per_class")
+    assert ours == theirs
+    assert intervals.keys() == {"mAP", "CF1", "OF1"}
+    for name, (low, high) in intervals.items():
+        assert low <= ours["metrics"][name] <= high or math.isclose(low, high), name
+    for name, values in expected.items():
+        for key, value in values.items():
+            assert per_class[name][key] == pytest.approx(value), (name, key)
+        assert per_class[name]["AP_low"] <= per_class[name]["AP"] <= per_class[name]["AP_high"]
+    assert content.comparison is not None
+    others = evaluated(cli, digits_run / "checkpoints" / "last.pt", *small)["metrics"]
+    for name, (_, other, gap) in content.comparison.metrics.items():
+        assert other.value == pytest.approx(others[name])
+        assert gap.value == pytest.approx(content.metrics[name].value - other.value)
+        assert np.isnan(gap.low) or gap.low <= gap.high
+    assert "fitted on these very images" in " ".join(content.notes)
+
+    # Images by class, each with a place where the model looked.
+    assert content.heat_method
+    assert any(example.heat is not None for example in content.examples)
+    for example in content.examples:
+        name = content.table.names[example.class_index]
+        shows_it = name in content.pictures[example.row].labels
+        assert shows_it == (example.kind != "wrong")
+    assert content.histograms.positives.sum(1).tolist() == content.table.columns["positives"]
+    check_page(content, Path("r.html").read_text(encoding="utf-8"))
+
+
+class Tags(HTMLParser):
+    """Collect tags with their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def check_page(content: Content, text: str) -> None:
+    """A page is one file that asks for nothing; its numbers and pictures are in a block of JSON."""
+    for tag, attributes in Tags(text).tags:
+        assert tag not in ("link", "iframe", "base", "object")
+        assert str(attributes.get("src", "data:")).startswith("data:")
+        assert str(attributes.get("href", "#")).startswith("#")
+        assert not [name for name in attributes if name.startswith("on") or name == "srcset"]
+        if attributes.get("http-equiv") == "Content-Security-Policy":
+            assert str(attributes["content"]).startswith("default-src 'none'; ")
+            assert "http" not in str(attributes["content"])
+    assert not re.search(r"@import|url\(", text[text.index("<style>") : text.index("</style>")])
+
+    block = text[text.index('id="data">') + 10 :]
+    data = json.loads(block[: block.index("</script>")])
+    columns = {column["heading"]: column for column in data["columns"]}
+    assert columns["AP (%)"]["values"] == pytest.approx(content.table.columns["AP"])
+    assert columns["AP (%)"]["low"] == pytest.approx(content.table.intervals[0])
+    assert data["positives"] == content.histograms.positives.tolist()
+    assert data["pictures"].keys() == {str(row) for row in content.pictures}
+    [first, *_] = data["pictures"].values()
+    assert text.count(first) == 1
+
+    [address, *_] = re.findall(r'class="heat" src="data:image/png;base64,([^"]+)"', text)
+    [heat, *_] = [one.heat for one in content.examples if one.heat is not None]
+    with Image.open(io.BytesIO(base64.b64decode(address))) as image:
+        opacity = np.asarray(image.getchannel("A"))
+    assert np.abs(opacity - 0.8 * heat).max() <= 1
+
+
+def test_a_fold_of_files_with_a_damaged_one(
+    cli: Cli, squares: Path, contents: list[Content]
+) -> None:
+    for words in (["data.fold=2/2"], ["--threshold", "0.3"]):
+        status, _, err = cli("report", squares, *WORDS, *words, "--out", "r.html")
+        assert status == 0, err
+    [message] = contents[0].unreadable + contents[1].unreadable
+    assert "7.png" in message
+
+    content = contents[1]
+    assert content.table.columns["threshold"] == pytest.approx([0.3] * 3)
+    assert content.curves.keys() == {"train/loss", "val/mAP", "val_raw/mAP"}
+    assert "The threshold is 0.3, as the command line says." in content.notes
+    assert any("data.threshold" in note for note in contents[0].notes)
+    assert "Training time" in content.summary
+    assert "squares" in content.settings
+
+    # A name cannot leave the text it stands in.
+    hostile = '</script><img src=x onerror="x()">{{ 7 * 7 }}'
+    table = replace(content.table, names=(hostile, *content.table.names[1:]))
+    text = page(replace(content, table=table, unreadable=[hostile], title=hostile))
+    assert not [tag for tag, attributes in Tags(text).tags if attributes.get("src") == "x"]
+    assert "</script><img" not in text
+
+
+@pytest.mark.parametrize("experiment", ["digits_single", "digits_zsl"])
+def test_one_label_and_unseen_classes(cli: Cli, contents: list[Content], experiment: str) -> None:
+    status, _, err = cli("train", f"+experiment={experiment}", *QUICK[1:], "train.epochs=1")
+    assert status == 0, err
+    run = Path("outputs", experiment)
+    status, _, err = cli("report", run, *WORDS, "--compare", run, "--out", "r.html")
+    assert status == 0, err
+
+    [content] = contents
+    metrics = evaluated(cli, run)["metrics"]
+    assert {name: shown.value for name, shown in content.metrics.items()} == metrics
+    assert np.isfinite(content.metrics["top1"].low) if "top1" in metrics else "zsl_mAP" in metrics
+    assert content.exclusive == (experiment == "digits_single")
+    assert content.comparison is not None
+    assert (content.comparison.fixed, content.comparison.broken) == (0, 0)
+    assert content.comparison.p_value == 1 or "zsl_mAP" in metrics
+    assert to_dict(content, "x.pt", "ema")["metrics"] == metrics
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--out", "-"], "--out -: a report is written to a file"),
+        (["--out", "{folder}"], "cannot write {folder}: it is a folder"),
+        (["--out", "{folder}/no/r.html"], "there is no folder {folder}/no"),
+        (["--out", "r.html", "--compare", "{folder}/no.pt"], "no file at {folder}/no.pt"),
+        (["--out", "r.html", "data=coco", "data.root={folder}/no"], "{folder}/no is not a folder"),
+        (["--out", "r.html", "data.val_image=1"], "data.val_image"),
+    ],
+)
+def test_what_cannot_be_reported_is_one_line(
+    cli: Cli,
+    digits_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    part: str,
+) -> None:
+    monkeypatch.setattr(make, "gather", None)  # which scores the images
+    filled = [word.format(folder=tmp_path) for word in words]
+    status, _, err = cli("report", digits_run, *WORDS, *filled)
+    assert status == 1
+    one_line(err, part.format(folder=tmp_path))
+    assert not Path("r.html").exists()
+
+
+def test_models_that_cannot_be_compared_are_refused_before_the_first_image(
+    cli: Cli, digits_run: Path, squares: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make, "gather", None)
+    status, _, err = cli("report", digits_run, *WORDS, "--compare", squares, "--out", "r.html")
+    assert status == 1
+    one_line(err, f"{squares} knows 3 classes, the data has 10")
+
+    words = ["+experiment=digits_single", *QUICK[1:], "train.epochs=1"]
+    assert cli("train", *words)[0] == 0
+    words = [*WORDS, "--compare", "outputs/digits_single", "--out", "r.html"]
+    status, _, err = cli("report", digits_run, *words)
+    assert status == 1
+    one_line(err, "one of the models is for one label per image")
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name)
+    )
+    status, _, err = cli("report", "no.pt", "--out", "r.html")
+    assert status == 1
+    one_line(err, "a report needs plotly, not installed here; run pip install 'mldec[report]'")
+
+
+def test_classes_in_another_order_are_compared_by_their_names(
+    cli: Cli, digits_run: Path, contents: list[Content]
+) -> None:
+    names = checkpoint.load_model(digits_run, plugins=["patches"]).classes.names
+    Path("names.txt").write_text("\n".join(names[::-1]) + "\n")
+    words = [*WORDS, "--class-names", "names.txt", "--out", "r.html"]
+    status, out, err = cli("report", digits_run, *words)
+    assert status == 0, err
+    assert "in another order: its logits are reordered" in out
+    assert contents[0].table.names == names
+    metrics = evaluated(cli, digits_run, "--class-names", "names.txt")["metrics"]
+    assert contents[0].metrics["mAP"].value == metrics["mAP"]
+
+
+def test_a_run_has_a_cost_and_curves(digits_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(digits_run, copy)
+    best = copy / "checkpoints" / "best.pt"
+    summary, curves, notes = of_run(best)
+    facts = json.loads((copy / "run.json").read_text())
+    assert summary["Trainable parameters"] == f"{facts['parameters']:,}"
+    assert facts["command"] in summary["Trained by"]
+    assert summary["Training time"].startswith("0:00:")
+    assert list(curves) == ["train/loss", "val/mAP", "val_raw/mAP"]
+    assert notes == []
+
+    # A damaged file does not end a report.
+    (copy / "run.json").write_text("[")
+    _, curves, [note] = of_run(best)
+    assert "run.json is not what a run writes" in note
+    _, curves, [note] = of_run(tmp_path / "checkpoints" / "best.pt")
+    assert curves == {}
+    assert "Neither metrics.jsonl nor run.json lies beside the checkpoint" in note
+
+    # Long curves are thinned, and gaps are left out.
+    count = 2 * MOST_POINTS + 1
+    lines = [{"step": step, "train/loss": 1.0 * step, "train/lr": 1} for step in range(count)]
+    lines.append({"step": count, "val/top1": None, "val/top5": 3.0, "val_raw/top1": 5})
+    curves = learning_curves(lines)
+    assert len(curves["train/loss"]) <= MOST_POINTS
+    assert curves["train/loss"][-1] == (count - 1, count - 1)
+    assert curves["val_raw/top1"] == [(count, 5.0)]
+    assert curves.keys() == {"train/loss", "val_raw/top1"}

@@ -1,0 +1,262 @@
+"""The table and the plot of runs, from a real run, and from unfinished or damaged copies of it."""
+
+import csv
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from support import one_line
+
+from mldec import checkpoint
+from mldec.errors import CheckpointError
+from mldec.figures import save, shorten
+from mldec.files.torch_files import read_torch
+from mldec.summary import COLUMNS, Run, draw, gather, style, table
+from mldec.training.log import Evaluation, Progress, read_progress
+
+Cli = Callable[..., tuple[int, str, str]]
+HEADS = {".png": b"\x89PNG", ".SVG": b"<?xml", ".pdf": b"%PDF"}
+
+
+@pytest.fixture
+def outputs(digits_run: Path, tmp_path: Path) -> Path:
+    """A folder of runs with one finished run, "a"."""
+    shutil.copytree(digits_run, tmp_path / "outputs" / "a")
+    return tmp_path / "outputs"
+
+
+def copy(outputs: Path, name: str, **changed: object) -> Path:
+    """Copy the run, and change parts of its run.json."""
+    folder = Path(shutil.copytree(outputs / "a", outputs / name))
+    path = folder / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+    return folder
+
+
+def test_a_finished_run(outputs: Path) -> None:
+    (run,) = gather(outputs)
+    state = read_torch(outputs / "a" / "checkpoints" / "best.pt")
+    best = state["best"]
+    assert (run.run, run.name, run.state, run.epochs) == ("a", "digits", "finished", "2/2")
+    assert (run.metric, run.value, run.weights) == ("mAP", best["value"], best["weights"])
+    lines = [
+        json.loads(line) for line in (outputs / "a" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert run.value == max(
+        line.get(f"{key}/mAP", 0.0) for line in lines for key in ("val", "val_raw")
+    )
+    model = checkpoint.load_model(outputs / "a", plugins=["patches"]).model
+    assert run.params_m == pytest.approx(sum(p.numel() for p in model.parameters()) / 1e6)
+    # By hand: more than the head's embedding of the tokens.
+    tokens, width = model.backbone(torch.zeros(1, 3, 64, 64)).shape[1:]
+    assert run.gmacs > tokens * width * 32 / 1e9
+    assert run.commit[:10] == str(state["git"])[:10] if state["git"] else run.commit == "-"
+
+
+def test_unfinished_and_resumed_runs(outputs: Path) -> None:
+    half = copy(outputs, "b", ended=None, best={})
+    lines = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
+    first = next(number for number, line in enumerate(lines) if '"val/' in line)
+    (half / "metrics.jsonl").write_text("".join(lines[: first + 1]))
+
+    started = copy(outputs, "0", ended=None, best={})
+    (started / "checkpoints" / "best.pt").unlink()
+    (started / "metrics.jsonl").unlink()
+
+    # A run that goes on from another folder keeps the best value before.
+    best = {"metric": "mAP", "value": 99.5, "weights": "ema", "epoch": 1}
+    copy(outputs, "c", best=best, start_epoch=1)
+    (copy(outputs, "d", best={**best, "metric": "top1"}) / "metrics.jsonl").unlink()
+
+    runs = gather(outputs)
+    assert [run.run for run in runs][:1] + [run.run for run in runs][-2:] == ["c", "d", "0"]
+    states = {run.run: (run.epochs, run.state, run.metric) for run in runs}
+    assert states["a"] == ("2/2", "finished", "mAP")
+    assert states["b"] == ("1/2", "unfinished", "mAP")
+    assert states["0"] == ("0/2", "unfinished", None)
+    assert (runs[0].value, runs[0].weights, runs[-1].time) == (99.5, "ema", "0:00:00")
+
+
+def test_what_cannot_be_read_is_named_in_a_line_and_the_rest_is_shown(
+    cli: Cli, outputs: Path, tmp_path: Path
+) -> None:
+    (copy(outputs, "broken") / "run.json").unlink()
+    (copy(outputs, "odd") / "run.json").write_text("[1]")
+    shutil.rmtree(copy(outputs, "empty") / "checkpoints")
+    (outputs / "empty" / "checkpoints").mkdir()
+    (copy(outputs, "cut") / "metrics.jsonl").write_text("[")
+    status, out, _ = cli("summary", outputs, "--csv", tmp_path / "t.csv")
+    assert status == 0
+    warned, shown = out.splitlines()[:-2], out.splitlines()[-2:]
+    assert len(warned) == 4
+    assert all(line.startswith("left out: ") for line in warned), out
+    assert shown[0].split() == COLUMNS
+    assert shown[1].split()[0] == "a"
+    with (tmp_path / "t.csv").open(newline="") as file:
+        heading, row = csv.reader(file)
+    assert heading == COLUMNS
+    assert COLUMNS[:4] + COLUMNS[-2:] == ["run", "name", "metric", "value", "time", "commit"]
+    assert (row[0], row[2], len(row)) == ("a", "mAP", 12)
+
+
+def test_an_evaluation_has_the_better_value_and_the_time_of_every_process(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert read_progress(path) == Progress()
+    lines = [
+        {"time": 5.0, "epoch": 0, "train/loss": 1.0},
+        {"time": 10.0, "epoch": 1, "val/mAP": 3.0, "val/CF1": 9.0, "val_raw/mAP": 7.0},
+        {"time": 4.0, "epoch": 2, "val/mAP": 7.0, "val_raw/mAP": 7.0},
+        {"time": 6.0, "epoch": 3, "val/mAP": None, "val_raw/mAP": 1.0},
+        {"time": 8.0, "epoch": 4, "val/mAP": None},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    progress = read_progress(path)
+    assert progress.evaluations[:3] == [
+        Evaluation(1, 10.0, "mAP", 7.0, "raw"),
+        Evaluation(2, 14.0, "mAP", 7.0, "ema"),
+        Evaluation(3, 16.0, "mAP", 1.0, "raw"),
+    ]
+    assert math.isnan(progress.evaluations[3].value)
+    assert progress.best == {"metric": "mAP", "value": 7.0, "weights": "raw"}
+    assert (progress.epoch, progress.seconds) == (4, 18.0)
+    for line in ("[]", '{"time": "x", "epoch": 1}', "[" * 100_000):
+        path.write_text(line + "\n")
+        with pytest.raises(CheckpointError, match="is not what a run writes"):
+            read_progress(path)
+
+
+# ----------------------------------------------------------------------------------------- the plot
+
+
+def made(
+    name: str,
+    values: Sequence[float],
+    *,
+    metric: str | None = "mAP",
+    hours: float = 2.0,
+    gmacs: float | None = 5.0,
+) -> Run:
+    evaluations = [
+        Evaluation(epoch, 9.0, "mAP", value, "raw") for epoch, value in enumerate(values, start=1)
+    ]
+    best = max((value for value in values if math.isfinite(value)), default=None)
+    progress = Progress(3600 * hours, evaluations)
+    state = ("1/1", "finished", "0:00:01", "-")
+    return Run(name, name, metric, best, "raw", 1.0, gmacs, 64, *state, progress)
+
+
+def lines(axes: Any) -> list[tuple[list[float], list[float]]]:
+    return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()]
+
+
+def test_the_panels_show_curves_and_costs() -> None:
+    runs = [made("b", [10.0, math.nan, 30.0]), made("a", [20.0, 15.0], hours=0.5)]
+    figure, messages = draw(runs, cost="hours")
+    curves, costs = figure.axes
+    assert messages == []
+    assert lines(curves) == [([1, 3], [10.0, 30.0]), ([1, 2], [20.0, 15.0])]
+    assert lines(costs) == [([2.0], [30.0]), ([0.5], [20.0])]
+    for line, point in zip(curves.get_lines(), costs.get_lines(), strict=True):
+        assert (line.get_color(), line.get_marker()) == (point.get_color(), point.get_marker())
+    assert [text.get_text() for text in curves.get_legend().get_texts()] == ["b 30.00", "a 20.00"]
+    assert "hours" in costs.get_xlabel()
+    assert lines(draw(runs, cost="gmacs")[0].axes[1]) == [([5.0], [30.0]), ([5.0], [20.0])]
+
+    # Each metric has panels of its own, and what is not in one is said.
+    runs += [made("c", [3.0], metric="top1", gmacs=None), made("d", [math.nan]), made("e", [])]
+    figure, messages = draw(runs, cost="gmacs")
+    assert [axes.get_ylabel() for axes in figure.axes] == [
+        *("mAP (percent)", "best mAP (percent)", "top1 (percent)", "best top1 (percent)")
+    ]
+    assert [len(axes.get_lines()) for axes in figure.axes] == [2, 2, 1, 0]
+    assert [message.split(",")[0].split(" has")[0] for message in messages] == [
+        "left out of the second panel: c",
+        "left out of the plot: d",
+        "left out of the plot: e",
+    ]
+
+
+def test_a_low_beginning_does_not_hide_how_the_runs_differ() -> None:
+    curves = draw([made("a", [1.0, 80.0, 90.0]), made("b", [2.0, 88.0])], cost="hours")[0].axes[0]
+    assert curves.get_ylim()[0] == pytest.approx(78.0), "10 percent below the lowest end"
+    curves = draw([made("a", [1.0, 80.0]), made("b", [2.0, 30.0])], cost="hours")[0].axes[0]
+    assert curves.get_ylim()[0] < 1.0, "all of it"
+
+
+def test_fifty_runs_differ_in_more_than_colour_and_their_names_fit(tmp_path: Path) -> None:
+    styles = [tuple(style(number).values()) for number in range(56)]
+    assert len({looks[1:] for looks in styles}) == 32, "every line style with every marker"
+    assert len(set(styles)) == 56
+
+    # A name is neither a formula nor a command to the terminal.
+    odd = made("$\\frac{\x1b[2J", [1.0])
+    assert "\x1b" not in table([odd])
+    runs = [made(f"run_{number}_{'x' * 40}", [80 + number / 10]) for number in range(49)] + [odd]
+    figure, _ = draw(runs, cost="hours")
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
+    curves, costs = figure.axes
+    legend = curves.get_legend().get_window_extent(renderer)
+    assert legend.y0 >= 0, "the lowest name is on the sheet"
+    assert curves.bbox.x1 <= legend.x0
+    assert legend.x1 <= costs.bbox.x0
+    boxes = [text.get_window_extent(renderer) for text in curves.get_legend().get_texts()]
+    assert all(above.y0 >= below.y1 - 2 for above, below in pairwise(boxes))
+    save(figure, tmp_path / "plot.png")
+    assert Image.open(tmp_path / "plot.png").width == 1300
+    assert shorten("x" * 99) == "x" * 27 + "\u2026"
+
+
+@pytest.mark.parametrize("suffix", HEADS)
+def test_the_suffix_says_the_format_of_the_plot(cli: Cli, outputs: Path, suffix: str) -> None:
+    plot = outputs / f"plot{suffix}"
+    status, out, err = cli("summary", outputs, "--plot", plot)
+    assert (status, err) == (0, "")
+    assert len(out.splitlines()) == 2, "the table, and nothing is left out"
+    assert plot.read_bytes().startswith(HEADS[suffix])
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["absent"], "absent holds no run"),
+        (
+            ["absent", "--plot", "plot.jpg"],
+            "--plot plot.jpg: the name must end in .png, .svg, .pdf",
+        ),
+        (["absent", "--plot", "no/plot.png"], "cannot write no/plot.png: there is no folder"),
+        (["absent", "--plot", "t.png", "--csv", "t.png"], "cannot write two results to"),
+        (["absent", "--cost", "gmacs"], "--cost has no effect without --plot FILE"),
+        (["outputs", "--plot", "full.png"], "cannot write full.png: No space left on device"),
+        (["started", "--plot", "p.png"], "--plot: no run has an evaluation"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    cli: Cli, outputs: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], fault: str
+) -> None:
+    monkeypatch.chdir(outputs.parent)
+    Path("full.png").symlink_to("/dev/full")
+    started = copy(outputs, "started", ended=None, best={})
+    (started / "metrics.jsonl").unlink()
+    started.rename("started")
+    status, _, err = cli("summary", *words)
+    assert status == 1
+    one_line(err, fault)
+
+
+def test_without_matplotlib_the_plot_is_refused(
+    cli: Cli, outputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, out, err = cli("summary", outputs, "--plot", "plot.png")
+    assert (status, out) == (1, "")
+    one_line(err, "--plot: the charts need matplotlib", "pip install 'mldec[plot]'")
+    assert cli("summary", outputs)[0] == 0
