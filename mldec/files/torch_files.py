@@ -145,8 +145,8 @@ def read_torch(path: Path) -> Any:
         try:
             return torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            # One line of the message names what the pickle asked for; the others, and the end of that
-            # one, are advice to trust the file.
+            # One line of the message names what the pickle asked for. The others, and the end of
+            # this one, are advice to trust the file.
             lines = str(error).splitlines()
             asked = [line for line in lines if "Unsupported" in line or "GLOBAL" in line]
             reason = "".join(asked[:1]).partition(" Please")[0].strip()
