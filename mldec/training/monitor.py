@@ -8,6 +8,7 @@ warning, and nothing more is sent to it.
 import importlib
 import importlib.util
 import logging
+import threading
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -217,6 +218,12 @@ def draw(examples: Sequence[tuple[Image.Image, Sequence[str]]]) -> Image.Image:
     return sheet
 
 
+def _without_full_disks(args: threading.ExceptHookArgs) -> None:
+    """Print the traceback of a thread, as Python does, but for a write that failed."""
+    if not isinstance(args.exc_value, OSError):
+        threading.__excepthook__(args)
+
+
 class TensorBoard:
     """The event files of a run; each start adds one, and drops the steps from `purge_step` on."""
 
@@ -225,6 +232,8 @@ class TensorBoard:
 
         self.folder = folder
         with writing(folder, of_run=True):
+            # The writer's thread would print a traceback of a full disk; the next flush raises it.
+            threading.excepthook = _without_full_disks
             self._writer = SummaryWriter(folder, purge_step=purge_step)
             self._writer.flush()
 
