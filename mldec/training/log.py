@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from mldec.config.schema import Config
 from mldec.errors import CheckpointError, writing
-from mldec.files import torch_files
+from mldec.files.results import replacing
 from mldec.files.run_folder import read_log
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
@@ -215,8 +215,8 @@ def cut_back(path: Path, lines: int) -> int:
             f"{path}: {lines - len(remaining)} of the {lines} lines that the run had written are "
             f"missing; its curves have a gap, and training is not affected"
         )
-    with writing(path, of_run=True):
-        torch_files.write_text(path, b"".join(remaining).decode())
+    with replacing(path, durable=True, of_run=True) as file:
+        file.writelines(remaining)
     return len(remaining)
 
 
