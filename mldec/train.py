@@ -59,7 +59,7 @@ def run(config: Config, directory: Path) -> None:
     # 1. What is wrong with the settings is said before any file or device is touched.
     keep_freed_memory()
     require_trackers(config.log)
-    checkpoint.check_start(config)
+    config = checkpoint.check_start(config)
     parts = build.complete(build.check(config))
     # The recorded config has all arguments of all parts, so that later defaults do not change it.
     config = build.recorded(config, parts)

@@ -6,11 +6,13 @@ HF_HUB_OFFLINE. Two files of a repository are read, by their fixed names.
 """
 
 import logging
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import huggingface_hub
 from filelock import FileLock
@@ -41,6 +43,7 @@ from mldec.runtime.cli import on_terminal
 log = logging.getLogger("mldec")
 
 ZOO, HUB = "zoo:", "hf:"
+TIMM = "timm"  # as `init`
 CARD = "README.md"
 _UPLOADED = (CARD, published.CONFIG, published.WEIGHTS)
 _TIMEOUT = 10  # seconds
@@ -110,8 +113,26 @@ def is_download(path: str) -> bool:
     return path.startswith((ZOO, HUB, PREFIX))
 
 
-def check_start(config: Config) -> None:
-    """Raise a `ConfigError` if a run is to start from a model of open_clip."""
+def check_start(config: Config) -> Config:
+    """Check what a run starts from before any file is touched; return its config without init=timm.
+
+    init=timm stands where a recipe names a file of the authors that cannot be had: the backbone
+    starts from timm's copy on the Hub, as it does without `init`, and a warning says what differs.
+    A model of open_clip is refused.
+    """
+    if config.init == TIMM:
+        if config.backbone.get("pretrained") is not True:
+            raise ConfigError(
+                "init=timm takes the weights that timm has for the backbone: pass "
+                "backbone.pretrained=true with backbone.name=... of timm, or leave init out"
+            )
+        log.warning(
+            f"init=timm: the backbone starts from timm's {config.backbone.get('name')}, whose "
+            f"pretraining its name says, and the head from random weights; files of the authors "
+            f"were trained further, on Open Images, so expect less than their figures"
+        )
+        config = replace(config, init=None)
+
     for setting, path in (("init", config.init), ("resume", config.resume)):
         if path is not None and is_tower(path):
             raise ConfigError(
@@ -119,6 +140,7 @@ def check_start(config: Config) -> None:
                 f"image tower choose backbone=timm with backbone.pretrained=true and the network's "
                 f"name there, such as backbone.name=vit_base_patch16_clip_quickgelu_224.openai"
             )
+    return config
 
 
 def released_file(name: str) -> Path:
@@ -126,46 +148,62 @@ def released_file(name: str) -> Path:
     if name not in RELEASED:
         raise CheckpointError(f"no released file {name!r}{suggest(name, list(RELEASED))}")
     released = RELEASED[name]
-    path, url = cache_folder(None) / "zoo" / released.file, released.folder + released.file
+    path = cache_folder(None) / "zoo" / released.file
     if path.is_file():
         return path
+
+    # A mirror is asked first: whoever names one knows why.
+    urls = [released.folder + released.file]
+    if mirror := os.environ.get("MLDEC_ZOO_URL"):
+        urls.insert(0, f"{mirror.rstrip('/')}/{released.file}")
 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(path.name + ".lock")):
             # Another process may have downloaded it while this one waited.
             if not path.is_file():
-                _download(url, path)
+                _download(urls, path)
     return path
 
 
-def _download(url: str, path: Path) -> None:
-    """Download a file, and write its hash beside it; every reader compares the two.
+def _download(urls: Sequence[str], path: Path) -> None:
+    """Download a file from the first of the addresses that has it, and write its hash beside it.
 
-    The authors published no hashes, and even replaced a file after its release.
+    Every reader compares the two. The authors published no hashes, and even replaced a file after
+    its release.
     """
     # The bar would fill a log.
     if not on_terminal():
         disable_progress_bars()
 
-    with replacing(path, durable=True) as file:
-        temporary = Path(file.name)
+    faults = []
+    for url in urls:
         try:
-            http_get(url, file, displayed_filename=path.name)
-            file.flush()
-            with temporary.open("rb") as start:
-                if start.read(1) in (b"", b"<"):
-                    raise ValueError("the answer is empty or an HTML page, not a file")
-        except Exception as error:
-            # The client raises its own classes, those of its HTTP library, and OSError.
-            raise CheckpointError(
-                f"cannot download {url} ({brief(error)}); since 2026-05-14 the authors' links are "
-                f"reported to answer 403 ({_REPORT}): pass a copy that you have, as "
-                f"/path/to/{path.name}, in place of the zoo: name, or put it at {path}"
-            ) from error
+            with replacing(path, durable=True) as file:
+                _get(url, file, path.name)
+                # The hash goes first: without one it would pass for a file put there by hand.
+                write_hashes(path, [sha256_of(Path(file.name))])
+            return
+        except CheckpointError as error:
+            faults.append(f"{url} ({error})")
+    raise CheckpointError(
+        f"cannot download {' or '.join(faults)}; since 2026-05-14 the authors' links are reported "
+        f"to answer 403 ({_REPORT}): pass a copy that you have, as /path/to/{path.name}, in place "
+        f"of the zoo: name, put it at {path}, or name a mirror by MLDEC_ZOO_URL"
+    )
 
-        # The hash goes first: a file without one would pass for a file that was put there by hand.
-        write_hashes(path, [sha256_of(temporary)])
+
+def _get(url: str, file: BinaryIO, name: str) -> None:
+    """Write what an address answers to a file; whatever goes wrong is a `CheckpointError`."""
+    try:
+        http_get(url, file, displayed_filename=name)
+        file.flush()
+        with Path(file.name).open("rb") as start:
+            if start.read(1) in (b"", b"<"):
+                raise ValueError("the answer is empty or an HTML page, not a file")
+    except Exception as error:
+        # The client raises its own classes, those of its HTTP library, and OSError.
+        raise CheckpointError(brief(error)) from error
 
 
 def published_file(address: str) -> Path:

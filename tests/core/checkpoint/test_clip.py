@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,14 @@ def test_a_run_does_not_start_from_one(setting: str) -> None:
     config = Config(name="x", data={}, backbone={}, head={}, loss={}, **start)
     with pytest.raises(ConfigError, match=rf"^{setting}=clip:ViT-B-32:openai: .*backbone=timm"):
         check_start(config)
+
+
+def test_a_run_starts_from_the_weights_of_timm_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backbone = {"name": "tresnet_v2_l.miil_in21k", "pretrained": True}
+    config = Config(name="x", data={}, backbone=backbone, head={}, loss={}, init="timm")
+    assert check_start(config).init is None
+    assert "starts from timm's tresnet_v2_l.miil_in21k" in caplog.text
+    with pytest.raises(ConfigError, match=r"^init=timm takes the weights that timm has"):
+        check_start(replace(config, backbone={"name": "resnet18", "pretrained": False}))

@@ -22,10 +22,12 @@ class Server:
 
     def __init__(self) -> None:
         self.body, self.requests = b"PK weights", 0
+        self.urls: list[str] = []
         self.error: Exception | None = None
 
     def get(self, url: str, file: BinaryIO, **options: Any) -> None:
         self.requests += 1
+        self.urls.append(url)
         file.write(self.body[:4])
         time.sleep(0.05)  # others come meanwhile, if they can
         if self.error is not None:
@@ -74,9 +76,17 @@ def test_a_download_that_fails_is_one_line_and_leaves_no_file(
     assert message.startswith(f"cannot download {RELEASED[NAME].folder}{FILE} ({reason}")
     assert "the authors' links are reported to answer 403" in message
     path = tmp_path / "mldec" / "zoo" / FILE
-    assert message.endswith(f"/path/to/{FILE}, in place of the zoo: name, or put it at {path}")
+    assert f"/path/to/{FILE}, in place of the zoo: name, put it at {path}, or" in message
     assert "\n" not in message
     assert {path.name for path in path.parent.iterdir()} <= {f"{FILE}.lock"}
+
+
+def test_a_mirror_is_asked_first(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLDEC_ZOO_URL", "https://mirror/")
+    released_file(NAME)
+    assert server.urls == [f"https://mirror/{FILE}"]
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(server: Server, tmp_path: Path) -> None:
