@@ -103,7 +103,7 @@ class PartialAsymmetricLoss(nn.Module):
         self.class_prior: Tensor | None
         prior: Sequence[float] | None = None
         if class_prior == "estimate":
-            self.estimate = PriorEstimate()
+            self.estimate = PriorEstimate(forgetting=mode == "selective")
         elif isinstance(class_prior, str):
             prior = read_prior(class_prior)
         else:
@@ -167,16 +167,23 @@ class PartialAsymmetricLoss(nn.Module):
 
 
 class PriorEstimate(nn.Module):
-    """The mean probability of each class over all training images so far, on all processes.
+    """The mean probability of each class over the training images so far, on all processes.
 
     It is part of the loss's `state_dict`, so that a resumed run continues the estimate.
+
+    Args:
+        forgetting: over the newer images only, at least half and at most three quarters of them:
+            what an untrained model predicts, near 0.5 for every class, must not count for ever.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, forgetting: bool = False) -> None:
         super().__init__()
+        self.forgetting = forgetting
 
         # float64 [K + 1]: the sum of the probabilities per class, and the number of images.
         self.sums: Tensor | None = None
+        self.before: Tensor | None = None  # of the window before, which counts too
+        self.updates = 0
 
     def update(self, probability: Tensor) -> None:
         """Add the probabilities of a batch, [B, K]; all processes must call this equally often."""
@@ -193,20 +200,30 @@ class PriorEstimate(nn.Module):
         else:
             self.sums = self.sums.to(batch_sums.device) + batch_sums
 
+        # A window ends whenever the number of batches has doubled.
+        self.updates += 1
+        if self.forgetting and self.updates & (self.updates - 1) == 0:
+            self.before, self.sums = self.sums, torch.zeros_like(self.sums)
+
     def value(self) -> Tensor | None:
         """Return the estimate, float32 [K] in [0, 1]; None before the first batch."""
         if self.sums is None:
             return None
 
-        return (self.sums[:-1] / self.sums[-1].clamp(min=1)).float()
+        sums = self.sums
+        if self.before is not None:
+            sums = sums + self.before.to(sums.device)
+        return (sums[:-1] / sums[-1].clamp(min=1)).float()
 
     def get_extra_state(self) -> dict[str, Tensor]:
         """Return the sums: no buffer, as the number of classes is unknown in the constructor."""
-        return {} if self.sums is None else {"sums": self.sums}
+        state = {"sums": self.sums, "before": self.before, "updates": torch.tensor(self.updates)}
+        return {name: value for name, value in state.items() if value is not None}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
         """Continue from the sums of a state_dict."""
-        self.sums = state.get("sums")
+        self.sums, self.before = state.get("sums"), state.get("before")
+        self.updates = int(state["updates"])
 
 
 def read_prior(path: str | Path) -> list[float]:

@@ -98,6 +98,16 @@ def test_a_resumed_run_selects_by_the_estimate_so_far(tmp_path: Path) -> None:
     assert PartialAsymmetricLoss().state_dict() == {}
 
 
+def test_the_estimate_that_selects_forgets_the_beginning() -> None:
+    loss = PartialAsymmetricLoss(mode="selective", class_prior="estimate")
+    batches = [torch.full((3, 4), 4.0), *torch.linspace(-3, -1, 6)[:, None, None].expand(6, 3, 4)]
+    for batch in batches:
+        loss(batch, LABELS[:3])
+    # Of seven batches those from the third on count: windows end after 1, 2 and 4 batches.
+    expected = torch.cat(batches[2:]).sigmoid().mean(0)
+    torch.testing.assert_close(loss.prior(), expected)
+
+
 def in_a_process(rank: int, world_size: int, folder: str) -> None:
     loss = PartialAsymmetricLoss(mode="ignore", class_prior="estimate")
     share = slice(0, 2) if rank == 0 else slice(2, 6)
