@@ -53,7 +53,8 @@ class HFBackbone(Backbone):
             network under the names of transformers (.safetensors, .bin).
         image_size: pixels per side of the images, for a network that does not take every size
             (Swin, PVT): it is tried out when built. None for the size in the config.
-        drop_path: highest rate of stochastic depth, in [0, 1); it replaces that of the config.
+        drop_path: highest rate of stochastic depth, in [0, 1); None for that of the config; 0 is
+            off.
         checkpointing: recompute activations in the backward pass, which saves memory and costs
             time.
         feature_norm: the norm of the tokens. `auto`: the one that the network has behind its
@@ -75,7 +76,7 @@ class HFBackbone(Backbone):
         *,
         pretrained: bool | str = False,
         image_size: int | None = None,
-        drop_path: float = 0.0,
+        drop_path: float | None = None,
         checkpointing: bool = False,
         feature_norm: FeatureNorm = "auto",
         mean: Sequence[float] | None = None,
@@ -155,7 +156,7 @@ class HFBackbone(Backbone):
             arguments["std"] = arguments.get("std") or std
         return arguments
 
-    def _create(self, config: Mapping[str, Any], drop_path: float) -> Any:
+    def _create(self, config: Mapping[str, Any], drop_path: float | None) -> Any:
         """Build the network of a recorded config, without weights and without its classifier."""
         transformers = _import_transformers()
         config_class = _config_class(config.get("model_type"))
@@ -174,9 +175,11 @@ class HFBackbone(Backbone):
             network_config = config_class(**settings)
             is_cvt = config_class.model_type == "cvt"
             if is_cvt:
-                # It has one rate per stage, and `_mend_cvt` adds ours.
+                # It has one rate per stage, of which the last counts; `_mend_cvt` sets it.
+                if drop_path is None:
+                    drop_path = network_config.drop_path_rate[-1]
                 network_config.drop_path_rate = [0.0 for _ in network_config.depth]
-            elif "drop_path_rate" in known:
+            elif drop_path is not None and "drop_path_rate" in known:
                 network_config.drop_path_rate = float(drop_path)
             network_class = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[config_class]
             # DeiT and LeViT have two, without and with a second classifier for distillation.
@@ -189,7 +192,7 @@ class HFBackbone(Backbone):
                 f"({brief(error)})"
             ) from error
         if is_cvt:
-            _mend_cvt(network, drop_path)
+            _mend_cvt(network, drop_path or 0.0)
 
         # Norms stay, because one of them may belong to the tokens.
         for child, module in list(network.named_children()):

@@ -95,9 +95,9 @@ class Backbone(nn.Module):
         return ConfigError(f"backbone.{setting}: {self._name} {fault}; leave it out")
 
 
-def check_drop_path(drop_path: float) -> None:
+def check_drop_path(drop_path: float | None) -> None:
     """Raise a `ConfigError` unless the rate is in [0, 1)."""
-    if not 0 <= drop_path < 1:
+    if drop_path is not None and not 0 <= drop_path < 1:
         raise ConfigError(f"backbone.drop_path={drop_path}: give a rate in [0, 1)")
 
 
@@ -179,7 +179,8 @@ class TimmBackbone(Backbone):
             weights of this network (.safetensors, .pth).
         image_size: pixels per side, for a network that fixes it when built (ViT, Swin, Mixer); None
             for the default of timm.
-        drop_path: highest rate of stochastic depth, in [0, 1).
+        drop_path: highest rate of stochastic depth, in [0, 1); None for the network's own, such as
+            0.1 of Swin; 0 is off.
         checkpointing: recompute activations in the backward pass, which saves memory and costs
             time.
         feature_norm: the norm of the tokens. `auto`: the one that the network has behind its
@@ -199,7 +200,7 @@ class TimmBackbone(Backbone):
         *,
         pretrained: bool | str = False,
         image_size: int | None = None,
-        drop_path: float = 0.0,
+        drop_path: float | None = None,
         checkpointing: bool = False,
         feature_norm: FeatureNorm = "auto",
         mean: Sequence[float] | None = None,
@@ -216,7 +217,7 @@ class TimmBackbone(Backbone):
             )
         if image_size is not None:
             arguments["img_size"] = image_size
-        if drop_path:
+        if drop_path is not None:
             arguments["drop_path_rate"] = drop_path
 
         network = _create(name, num_classes=0, **arguments)
