@@ -94,7 +94,11 @@ class Best:
     value: float = -math.inf
     weights: str = "raw"  # or "ema": the set of weights that reached the value
     epoch: int = 0
-    evaluations_since: int = 0  # none of which was better
+    # Since the last one that was better, or in which the raw weights were better than ever.
+    evaluations_since: int = 0
+    raw: float | None = None  # the best value of the raw weights
+    average: float | None = None  # and that of their moving average
+    falls: bool = True  # whether the average, if there is one, did not improve in the last one
 
 
 @dataclass(frozen=True)

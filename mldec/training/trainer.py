@@ -5,6 +5,7 @@ Below it stand its checkpoint files, and what the log and run.json say of a run.
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -122,10 +123,12 @@ class Trainer:
         if self.epoch >= train.last_epoch:
             return f"train.stop_epoch is {train.stop_epoch}, of {train.epochs} planned epochs"
 
-        if train.patience is not None and best.evaluations_since >= train.patience:
+        # While the moving average still improves, it may become the best.
+        waited = train.patience is not None and best.evaluations_since >= train.patience
+        if waited and best.falls:
             return (
-                f"train.patience is {train.patience}, "
-                f"evaluations since the best one in epoch {best.epoch}: {best.evaluations_since}"
+                f"train.patience is {train.patience}, evaluations without progress: "
+                f"{best.evaluations_since}, the best one was in epoch {best.epoch}"
             )
         return None
 
@@ -492,13 +495,29 @@ class CheckpointFiles:
 
 
 def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: int) -> Best:
-    """Return the best result after one more evaluation; of equal ones the earliest."""
+    """Return the best result after one more evaluation; of equal ones the earliest.
+
+    What ends a run with `train.patience` is Query2Label's rule (main_mlc.py of its code).
+    """
+    values = {weights: result.metrics[metric] for weights, result in results.items()}
     best = dataclasses.replace(best, evaluations_since=best.evaluations_since + 1)
-    for weights, result in results.items():
-        value = result.metrics[metric]
+    for weights, value in values.items():
         if value > best.value:
-            best = Best(metric, value, weights, epoch)
-    return best
+            best = dataclasses.replace(
+                best, metric=metric, value=value, weights=weights, epoch=epoch, evaluations_since=0
+            )
+
+    if values["raw"] > _value(best.raw):
+        best = dataclasses.replace(best, raw=values["raw"], evaluations_since=0)
+    average = values.get("ema", -math.inf)
+    if average > _value(best.average):
+        return dataclasses.replace(best, average=average, falls=False)
+    return dataclasses.replace(best, falls=True)
+
+
+def _value(best: float | None) -> float:
+    """Return the best value so far; minus infinity if there is none."""
+    return -math.inf if best is None else best
 
 
 def opening(trainer: Trainer, wanted: Precision) -> str:
@@ -554,15 +573,17 @@ def images_per_batch_norm(trainer: Trainer) -> int | None:
 def few_per_batch_norm(trainer: Trainer) -> str | None:
     """Return a warning if the statistics of batch norms come from few images."""
     images, train = images_per_batch_norm(trainer), trainer.config.train
-    if images is None or images >= ENOUGH_FOR_BATCH_NORM or train.sync_batchnorm:
+    if images is None or images >= ENOUGH_FOR_BATCH_NORM:
         return None
 
     advice = "raise train.batch_size, lower train.accumulate,"
     if train.batch_per_gpu is not None:
         advice = "raise train.batch_per_gpu,"
+    if not train.sync_batchnorm:
+        advice += " on several GPUs pass train.sync_batchnorm=true,"
     return (
         f"each batch norm sees only {images} images at a time, and results may suffer below "
-        f"{ENOUGH_FOR_BATCH_NORM}: {advice} or on several GPUs pass train.sync_batchnorm=true"
+        f"{ENOUGH_FOR_BATCH_NORM}: {advice} or choose a network without batch norm"
     )
 
 

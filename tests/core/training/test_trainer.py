@@ -115,7 +115,9 @@ def test_patience_and_a_late_average_go_on(tmp_path: Path) -> None:
     make = partial(trainer, settings(*words, "train.save_every_steps=1"))
     resumed = check_resume(make, tmp_path, step=15)
     assert resumed.epoch == 5
-    assert resumed.ended == "train.patience is 2, evaluations since the best one in epoch 3: 2"
+    assert resumed.ended == (
+        "train.patience is 2, evaluations without progress: 2, the best one was in epoch 3"
+    )
     averaged = [line["epoch"] for line in numbers(tmp_path / "whole") if "val_raw/mAP" in line]
     assert averaged == [3, 4, 5]
 
@@ -123,7 +125,9 @@ def test_patience_and_a_late_average_go_on(tmp_path: Path) -> None:
     resume(longer, tmp_path / "parts")
     fit(longer, tmp_path / "parts")
     assert longer.ended == "train.epochs is 7"
-    assert longer.best == Best("mAP", 70.0, "ema", 6, evaluations_since=1)
+    best = longer.best
+    assert (best.value, best.weights, best.epoch) == (70.0, "ema", 6)
+    assert best.evaluations_since == 1
 
 
 @pytest.mark.usefixtures("fp16_on_a_cpu")
@@ -140,13 +144,21 @@ def estimating() -> nn.Module:
 @pytest.mark.parametrize(
     ("before", "scores", "after"),
     [
-        (Best(), {"ema": 4.0, "raw": 5.0}, Best("mAP", 5.0, "raw", 7)),
-        (Best(), {"raw": 0.0}, Best("mAP", 0.0, "raw", 7)),
-        (Best(), {"ema": 5.0, "raw": 5.0}, Best("mAP", 5.0, "ema", 7)),
-        (Best("mAP", 5.0, "raw", 3), {"ema": 5.0, "raw": 5.0}, Best("mAP", 5.0, "raw", 3, 1)),
-        (Best("mAP", 5.0, "raw", 3, 2), {"ema": 5.1}, Best("mAP", 5.1, "ema", 7)),
-        (Best(), {"ema": math.nan, "raw": 1.0}, Best("mAP", 1.0, "raw", 7)),
-        (Best(), {"ema": math.nan}, Best(evaluations_since=1)),
+        (Best(), {"ema": 4.0, "raw": 5.0}, Best("mAP", 5.0, "raw", 7, 0, 5.0, 4.0, False)),
+        (Best(), {"raw": 0.0}, Best("mAP", 0.0, "raw", 7, 0, 0.0)),
+        (Best(), {"ema": 5.0, "raw": 5.0}, Best("mAP", 5.0, "ema", 7, 0, 5.0, 5.0, False)),
+        (
+            Best("mAP", 5.0, "raw", 3, 0, 5.0, 5.0),
+            {"ema": 5.0, "raw": 5.0},
+            Best("mAP", 5.0, "raw", 3, 1, 5.0, 5.0),
+        ),
+        # The raw weights improve below the best of the average: the count begins anew.
+        (
+            Best("mAP", 5.0, "ema", 3, 2, 3.0, 5.0),
+            {"ema": 4.0, "raw": 4.5},
+            Best("mAP", 5.0, "ema", 3, 0, 4.5, 5.0),
+        ),
+        (Best(), {"ema": math.nan, "raw": 1.0}, Best("mAP", 1.0, "raw", 7, 0, 1.0)),
     ],
 )
 def test_the_highest_and_of_equal_ones_the_earliest_is_the_best(
