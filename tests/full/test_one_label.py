@@ -54,26 +54,10 @@ def test_the_whole_way_with_the_parts_of_the_imagenet_recipe(
     assert after["top1"] == metrics["top1"]
     assert after["ECE"] == pytest.approx(content["fitted"]["ECE"])
 
-    for command, words in (
-        ("calibrate", ["--objective", "f1"]),
-        ("evaluate", ["--threshold", "0.5"]),
-    ):
-        status, _, err = cli(command, best, "--plugin", "patches", *words)
-        assert status == 1
-        one_line(err, f"{words[0]} has no effect: an image of this data has one label")
-
 
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (
-            ["mix.mixup=0.2", "loss=asl_single_label"],
-            ["mix makes soft labels", "choose loss=bce or cross_entropy"],
-        ),
-        (
-            ["loss.target_threshold=0.2"],
-            ["loss.target_threshold: CrossEntropy takes no such argument"],
-        ),
         (
             ["train.repeats=3", "train.batch_size=72"],
             ["train.repeats 3 needs as many images as a batch", "72"],
@@ -82,12 +66,7 @@ def test_the_whole_way_with_the_parts_of_the_imagenet_recipe(
             ["loss=asl"],
             ["AsymmetricLoss is for several labels per image, the data has one label per image"],
         ),
-        (
-            ["data=digits"],
-            ["CrossEntropy is for one label per image, the data has several labels per image"],
-        ),
         (["data.top_k=11"], ["data.top_k 11 needs as many classes; there are 10"]),
-        (["backbone.drop_path=0.1"], ["backbone.drop_path: Patches takes no such argument"]),
     ],
 )
 def test_parts_that_do_not_fit_are_refused_at_the_start(
@@ -98,38 +77,3 @@ def test_parts_that_do_not_fit_are_refused_at_the_start(
     assert status == 1
     one_line(err, *parts)
     assert not list(tmp_path.rglob("*.pt"))
-
-
-def test_drop_path_on_a_network_of_timm_without_it_is_refused_at_the_start(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = [
-        "backbone=tresnet_m",
-        "backbone.name=vgg11",
-        "backbone.pretrained=false",
-        "backbone.drop_path=0.1",
-    ]
-    status, _, err = cli("train", "+experiment=digits_single", "device=cpu", *words)
-    assert status == 1
-    one_line(err, "backbone.name=vgg11: timm cannot build it", "argument 'drop_path_rate'")
-
-
-def test_top_5_of_three_classes_is_refused_at_the_start(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for split in ("train", "val"):
-        for number, name in enumerate(("cat", "dog", "emu")):
-            folder = tmp_path / "own" / split / name
-            folder.mkdir(parents=True)
-            for image in range(8):
-                Image.new("RGB", (32, 32), (80 * number, image, 0)).save(folder / f"{image}.png")
-    words = [word for word in ONE if not word.startswith("data.")]
-    words += ["data=folders", "data.root=own", "data.cache_dir=cache", "data.image_size=32"]
-    status, _, err = cli("train", *words, "data.top_k=5")
-    assert status == 1
-    one_line(err, "data.top_k 5 needs as many classes; there are 3")
-    assert not list(tmp_path.rglob("*.pt"))
-    status, _, err = cli("train", *words, "train.batch_size=8", "train.epochs=1")
-    assert status == 0, err
