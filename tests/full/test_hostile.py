@@ -16,7 +16,7 @@ from torch import nn
 import mldec
 from mldec import checkpoint
 from mldec.data.word_vectors import read_vectors
-from mldec.errors import UserError, printable
+from mldec.errors import UserError
 
 ROOT = Path(mldec.__file__).parents[1]
 # The config and the shapes of the head are not looked at when a run starts from the file, and none
@@ -147,11 +147,6 @@ def test_any_bytes_are_one_line_or_success(
     fault_of(lambda: checkpoint.load_model(path), path)
     fault_of(lambda: checkpoint.initialise(model, path), path)
     fault_of(lambda: words(path), path)
-
-
-def test_a_message_cannot_steer_the_terminal() -> None:
-    assert printable("a\x1b]0;b\x07\n c\ud800") == "a?]0;b? c?"
-    assert printable("Stra\u00dfe \u65e5") == "Stra\u00dfe \u65e5"
 
 
 def test_the_floors_of_versions_are_those_that_security_md_explains() -> None:
