@@ -2,16 +2,13 @@
 
 import logging
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import fake_hub
 import hostile
 import huggingface_hub
 import pytest
-import torch
 
-from mldec import checkpoint
 from mldec.checkpoint import Checkpoint, load_model, local, published
 from mldec.checkpoint.published import CONFIG, WEIGHTS
 from mldec.checkpoint.sources import require_token, upload
@@ -63,7 +60,7 @@ def test_a_checkpoint_is_downloaded_once_and_its_commit_is_said(
         f"GET /{NAME}/resolve/{commit}/{WEIGHTS}",
     ]
 
-    # A branch is asked for once more, a commit never again.
+    # A branch is asked for once more, a commit never again; a tag stays where the branch moves on.
     hub.asked.clear()
     assert local(f"hf:{NAME}@main") == path
     assert [line for line in hub.asked if "resolve" in line] == []
@@ -71,25 +68,10 @@ def test_a_checkpoint_is_downloaded_once_and_its_commit_is_said(
     hub.asked.clear()
     assert local(f"hf:{NAME}@{commit}") == path
     assert hub.asked == []
-
-
-def test_a_branch_moves_and_a_tag_and_a_commit_stay(
-    hub: fake_hub.Hub, commit: str, folder: Path, tmp_path: Path
-) -> None:
-    repository = hub.repositories[NAME]
-    repository.refs["v1"] = commit
-    before = load_model(f"hf:{NAME}")
-
-    saved = checkpoint.load(folder / WEIGHTS)
-    changed = replace(saved, model={name: tensor + 1 for name, tensor in saved.model.items()})
-    published.write(tmp_path, published.with_weights(changed, "raw", tmp_path))
-    newer = repository.commit({path.name: path.read_bytes() for path in tmp_path.glob("*.*s*n*")})
-
+    hub.repositories[NAME].refs["v1"] = commit
+    newer = hub.repositories[NAME].commit({"README.md": b"newer"})
     assert local(f"hf:{NAME}").parent.name == newer
-    for revision in ("v1", commit):
-        again = load_model(f"hf:{NAME}@{revision}")
-        same = zip(before.model.parameters(), again.model.parameters(), strict=True)
-        assert all(torch.equal(first, second) for first, second in same)
+    assert local(f"hf:{NAME}@v1") == path
 
 
 def test_without_a_network_the_cache_serves(
@@ -208,6 +190,3 @@ def test_an_upload_that_is_not_allowed_is_one_line(
     (wrong / "README.md").write_text("---\nlicense: nonsense\n---\n")
     with pytest.raises(CheckpointError, match=r"hf:me/mine.*license"):
         upload(wrong, NAME, private=False)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(CheckpointError, match=r"\(ConnectError.* check the network"):
-        upload(folder, NAME, private=False)

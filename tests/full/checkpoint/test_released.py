@@ -218,17 +218,6 @@ def test_a_zero_shot_file_of_the_official_code(
         torch.testing.assert_close(logits, head(tokens, words))
 
 
-def test_a_file_without_names_has_none_to_write(
-    cli: Callable[..., Any], save: Callable[..., Path], medium: dict[str, Tensor], tmp_path: Path
-) -> None:
-    path = save(official.zero_shot_file(medium), "zsl.pth")
-    words = ["--image-size", "64", "--write-classes", tmp_path / "names.txt"]
-    status, _, err = cli("evaluate", path, *words)
-    assert status == 1
-    one_line(err, f"--write-classes: {path} names no classes, it scores those of word vectors")
-    assert not (tmp_path / "names.txt").exists()
-
-
 @pytest.mark.parametrize("self_attention", [False, True])
 @pytest.mark.parametrize("network", ["resnet101", "tresnet_l", "tresnet_v2_l"])
 def test_query2label_files(tmp_path: Path, network: str, self_attention: bool) -> None:
@@ -272,18 +261,12 @@ def test_predict_and_evaluate_take_released_files(
 ) -> None:
     path = save({"model": medium})
     Image.new("RGB", (50, 40), (200, 30, 30)).save(tmp_path / "red.png")
-    status, out, err = cli(
-        "predict", path, tmp_path / "red.png", "--image-size", "64", "--top", "2", "--device", "cpu"
-    )
+    options = ["--image-size", "64", "--top", "2", "--device", "cpu"]
+    status, out, err = cli("predict", path, tmp_path / "red.png", *options)
     assert status == 0, err
     assert out.startswith(f"{tmp_path / 'red.png'}: ")
-    words = [
-        f"data.root={sample_data / 'coco2014_mini'}",
-        "train.workers=0",
-        "device=cpu",
-        "--image-size",
-        "64",
-    ]
+    words = [f"data.root={sample_data / 'coco2014_mini'}", "train.workers=0", "device=cpu"]
+    words += ["--image-size", "64"]
     assert cli("evaluate", path, *words, "--json", tmp_path / "report.json")[0] == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["images"] == 38
@@ -323,9 +306,8 @@ def test_a_released_open_images_file_is_evaluated_on_the_data(
     cli: Callable[..., Any], save: Callable[..., Path], tmp_path: Path
 ) -> None:
     mids = [f"/m/{index:05}" for index in range(9605)]
-    names = {
-        mid: f" 'Thing {index % 9600}'" for index, mid in enumerate(mids)
-    }  # ten classes share five names
+    # Ten classes share five names.
+    names = {mid: f" 'Thing {index % 9600}'" for index, mid in enumerate(mids)}
     file = "tresnet_m_open_images_200_groups_86_8.pth"
     weights = from_keys("tresnet_m_openimages_224")
     path = save({"model": weights, "idx_to_class": dict(enumerate(names.values()))}, file)
@@ -338,12 +320,8 @@ def test_a_released_open_images_file_is_evaluated_on_the_data(
         Image.new("RGB", (20, 20), (90 * number, 30, 60)).save(root / f"test/{number}.jpg")
         rows.append(f"test/{number}.jpg,['{one}'],['{other}'],val")
     (root / "data.csv").write_text("\n".join(rows) + "\n")
-    words = [
-        "data=openimages_miil",
-        f"data.root={root}",
-        "data.class_list=classes.txt",
-        "train.workers=0",
-    ]
+    words = ["data=openimages_miil", f"data.root={root}", "data.class_list=classes.txt"]
+    words += ["train.workers=0"]
     words += [f"data.cache_dir={tmp_path}", "device=cpu", "--json", str(tmp_path / "r.json")]
     status, _, err = cli("evaluate", path, *words)
     assert status == 0, err
@@ -378,7 +356,7 @@ def normalised(images: Tensor) -> Tensor:
     return (images.float() / 255 - mean) / std
 
 
-def test_a_swin_gives_the_logits_of_timm_under_its_own_renaming(cli: Cli, tmp_path: Path) -> None:
+def test_a_swin_gives_the_logits_of_timm_under_its_own_renaming(tmp_path: Path) -> None:
     state = random_weights(swin_shapes("swin_tiny_patch4_window7_224", 64))
     head = Query2Label(768, 80, **SIZES).eval()
     path = saved(tmp_path / "q2l.pkl", state, head)
@@ -398,13 +376,6 @@ def test_a_swin_gives_the_logits_of_timm_under_its_own_renaming(cli: Cli, tmp_pa
         tokens = network.forward_features(normalised(images)).flatten(1, 2)
         torch.testing.assert_close(loaded.model.backbone(images), tokens)
         torch.testing.assert_close(loaded.model(images), head(tokens))
-
-    # The size that is built in can be named again.
-    Image.new("RGB", (50, 40), (200, 30, 30)).save(tmp_path / "red.png")
-    words = ["--image-size", "224", "--device", "cpu", "--top", "1"]
-    status, out, err = cli("predict", path, tmp_path / "red.png", *words)
-    assert status == 0, err
-    assert out.startswith(f"{tmp_path / 'red.png'}: ")
 
 
 def test_a_cvt_gives_the_logits_of_the_official_formulas(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Loader processes that die, hang or cannot hand over what they loaded."""
 
-import errno
 import multiprocessing
 import os
 import resource
@@ -86,17 +85,6 @@ def test_a_worker_killed_between_two_batches_is_noticed_at_the_next_wait() -> No
     wait_until(lambda: process_state(worker.pid) == "Z")
     with pytest.raises(DataError, match=r"a loader process died"):
         list(batches)
-
-
-def test_workers_that_cannot_be_started_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as for semaphores, in /dev/shm
-
-    monkeypatch.setattr(multiprocessing.Process, "start", full)
-    loader = eval_loader(as_data(Numbers(4)), batch_size=1, workers=1, pin=False)
-    message = r"a loader process cannot be used .*No space left.*--shm-size"
-    with pytest.raises(DataError, match=message):
-        list(unwrap(loader))
 
 
 def test_loader_processes_can_be_ended_though_they_do_not_answer() -> None:

@@ -31,19 +31,10 @@ LARGE: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+SWIN = {"depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8]}
 # Of transformers: type, settings, side of the image in pixels.
 OF_TRANSFORMERS: list[tuple[str, dict[str, Any], int]] = [
-    (
-        "swin",
-        {
-            "depths": [1, 1, 1, 1],
-            "embed_dim": 16,
-            "num_heads": [1, 2, 4, 8],
-            "image_size": 96,
-            "window_size": 3,
-        },
-        96,
-    ),
+    ("swin", {**SWIN, "embed_dim": 16, "image_size": 96, "window_size": 3}, 96),
     ("cvt", {"embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}, 64),
 ]
 

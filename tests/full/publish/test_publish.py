@@ -1,9 +1,7 @@
 """From a run to a repository on a hub and back, as a user does it."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -72,29 +70,3 @@ def test_a_run_is_published_and_used_from_the_hub(
     [example] = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
     Image.fromarray(image.permute(1, 2, 0).numpy()).save("photo.jpg")
     exec(compile(example, "README.md", "exec"), {})
-
-
-def run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that must succeed, in a process."""
-    command = [sys.executable, "-m", *map(str, words)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def test_real_processes_publish_and_predict(
-    hub: fake_hub.Hub, digits_run: Path, tmp_path: Path
-) -> None:
-    done = run("mldec.publish", digits_run, "me/digits", *WORDS, HF_TOKEN=fake_hub.WRITER)
-    [_, commit] = hub.repositories["me/digits"].commits
-    assert f"published: hf:me/digits@{commit}\n" in done.stdout
-    assert done.stderr == ""
-
-    Image.fromarray(np.full((64, 64, 3), 90, np.uint8)).save(tmp_path / "photo.png")
-    rows = []
-    for name in ("hf:me/digits", digits_run):
-        words = ["mldec.predict", name, tmp_path / "photo.png", *WORDS, "--json", "-"]
-        rows.append(json.loads(run(*words, HF_TOKEN=fake_hub.WRITER).stdout))
-    assert rows[0] == rows[1] != []
