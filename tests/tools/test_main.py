@@ -33,7 +33,6 @@ def test_the_list_has_every_command() -> None:
 @pytest.mark.parametrize(
     ("words", "status", "answer"),
     [
-        ([], 0, "python -m mldec.train"),
         (["-h"], 0, "python -m mldec.evaluate"),
         (["--version"], 0, VERSION),
         (

@@ -12,20 +12,9 @@ from pictures import picture
 from support import one_line
 
 from mldec import benchmark
-from mldec.benchmark import parser
 from mldec.runtime import facts
 
 Cli = Callable[..., Any]
-
-
-def test_options_of_the_jobs() -> None:
-    args = parser().parse_args(["throughput"])
-    assert (args.experiment, args.classes, args.repeats) == ("coco_tresnet_l", 80, 20)
-    args = parser().parse_args(["profile", "--trace", "x.json"])
-    assert args.trace == "x.json"
-    # Only settings choose the device of an experiment.
-    assert not hasattr(args, "device")
-    assert parser().parse_args(["predict", "x.pt", "photos", "--device", "cpu"]).device == "cpu"
 
 
 def test_figures_are_printed_and_written(

@@ -12,9 +12,7 @@ from support import one_line
 
 from mldec.benchmark import data as measure_data
 from mldec.benchmark.data import PARTS, Way, official, ours
-from mldec.data.images import read_image
 from mldec.data.randomness import SampleRandom
-from mldec.data.transforms import TrainTransform
 
 pytest.importorskip("torchcodec", reason="the fast path needs it")
 
@@ -63,14 +61,6 @@ def test_a_folder_without_images_is_refused(cli: Callable[..., Any], tmp_path: P
     one_line(err, f"{tmp_path}: the folder holds no image")
 
 
-def test_files_are_made_smaller_as_for_shards(tmp_path: Path) -> None:
-    large = saved(picture(1200, 900), tmp_path / "large.jpg")
-    made = measure_data._smaller(large, tmp_path / "made.jpg")
-    assert read_image(made).size == (597, 448)
-    small = saved(picture(500, 400), tmp_path / "small.jpg")
-    assert measure_data._smaller(small, tmp_path / "unused.jpg") == small
-
-
 @pytest.fixture
 def photo(tmp_path: Path) -> str:
     return str(saved(picture(120, 90), tmp_path / "photo.jpg", quality=90))
@@ -91,11 +81,3 @@ def test_the_official_transform_has_our_pixels(photo: str) -> None:
         assert image.dtype == torch.float32
         expected = through(our_own, photo, seed)
         assert torch.equal((255 * image).round().to(torch.uint8), expected), seed
-
-
-@pytest.mark.parametrize("resize", ["pillow", "tensor"])
-def test_our_steps_are_those_of_the_transform(photo: str, resize: str) -> None:
-    transform = TrainTransform(image_size=64, resize=resize)
-    for seed in range(20):
-        expected = transform(read_image(photo), SampleRandom(seed))
-        assert torch.equal(through(ours(64, resize=resize), photo, seed), expected)

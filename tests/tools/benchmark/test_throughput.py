@@ -1,8 +1,6 @@
 """Images per second of experiments of every kind; each can be timed, and how jobs are timed."""
 
 import argparse
-import itertools
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +9,6 @@ import pytest
 import torch
 
 from mldec.benchmark.throughput import Trial, in_turns, prepare, settings, times_as_long
-from mldec.model import TokenClassifier
 
 SMALL = ["data.image_size=32", "train.batch_size=4", "device=cpu"]
 HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
@@ -69,14 +66,6 @@ def test_random_batches_are_those_of_a_loader() -> None:
     assert first.targets.dtype == torch.float32
 
 
-def test_stored_tokens_are_trained_on() -> None:
-    trial = tried("finetune_frozen", "train.freeze=[backbone]")
-    assert isinstance(trial.trained, TokenClassifier)
-    [first, _] = trial.random_batches()
-    assert first.images.shape[2] == trial.model.backbone.num_features
-    assert not first.images.requires_grad
-
-
 CPU = torch.device("cpu")
 
 
@@ -90,13 +79,3 @@ def test_jobs_take_turns() -> None:
     # The second round was disturbed on both sides: a ratio compares within rounds.
     times = {"a": [2.0, 20.0, 2.2], "b": [1.0, 10.0, 1.0]}
     assert times_as_long(times, "a", "b") == pytest.approx(2)
-
-
-@pytest.mark.parametrize(("threads", "clock"), [(1, "process_time"), (2, "perf_counter")])
-def test_one_thread_is_measured_in_processor_time(
-    threads: int, clock: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ticks = itertools.count()
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(time, clock, lambda: next(ticks))
-    assert in_turns({"job": lambda: None}, device=CPU, rounds=2)["job"] == [1, 1]

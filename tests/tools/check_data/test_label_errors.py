@@ -217,23 +217,6 @@ def test_images_and_labels_that_are_missing_are_left_out(judge, cli: Cli, tmp_pa
     one_line(err, "no validation image can be scored", "an empty file")
 
 
-def test_what_cannot_be_used_is_one_line(judge, cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for option, target in (("--errors", "/nowhere/e.csv"), ("--out", tmp_path / "file" / "in")):
-        status, out, err = cli("check_data", *words(judge), option, target)
-        assert (status, out) == (1, "")
-        one_line(err, f"cannot write {target}")
-
-    root = tmp_path / "single"
-    shutil.copytree(judge.root, root)
-    rows = [f"{number}.png,{('red', 'green', 'blue')[number % 3]},train" for number in range(9)]
-    (root / "data.csv").write_text("\n".join(["path,labels,split", *rows]) + "\n")
-    settings = [f"data.root={root}", f"data.cache_dir={tmp_path}", "data.exclusive=true"]
-    status, _, err = cli("check_data", *words(judge), *settings)
-    assert status == 1
-    one_line(err, "--checkpoint: wrong labels are looked for where an image may have several")
-
-
 # ---------------------------------------------------------------------------------------- the page
 
 

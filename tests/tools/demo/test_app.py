@@ -163,7 +163,7 @@ def test_an_exported_file_has_scores_but_no_heat_maps(tmp_path: Path) -> None:
     assert "An exported file has no heat maps" in client.get("/").text
 
 
-def test_the_model_and_the_routes_are_described(client: TestClient, engine: TorchEngine) -> None:
+def test_the_model_is_described(client: TestClient, engine: TorchEngine) -> None:
     model = client.get("/api/model").json()
     assert model["classes"] == [*engine.classes.names]
     assert model["thresholds"] == pytest.approx(engine.thresholds)
@@ -171,30 +171,15 @@ def test_the_model_and_the_routes_are_described(client: TestClient, engine: Torc
 
     # FastAPI's own pages would load scripts from another host.
     assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
-    api = client.get("/openapi.json").json()
-    assert set(api["paths"]) == {"/api/model", PREDICT}
-    [(kind, body)] = api["paths"][PREDICT]["post"]["requestBody"]["content"].items()
-    assert kind == "multipart/form-data"
-    settings = api["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]["properties"]
-    assert set(settings) == {"photos", "threshold", "top", "classes", "heat_maps", "pictures"}
-    assert all(setting["description"] for setting in settings.values())
+    assert set(client.get("/openapi.json").json()["paths"]) == {"/api/model", PREDICT}
 
 
 # Limits
 
 
-def test_threshold_and_top(client: TestClient) -> None:
-    [row] = rows_of(client, png(1), threshold=0, top=2)
-    assert [(item["threshold"], item["present"]) for item in row["predictions"]] == [(0, True)] * 2
-    [row] = rows_of(client, png(1), threshold=1, top=100)
-    assert [item["present"] for item in row["predictions"]] == [False] * networks.CLASSES
-
-
 def test_wrong_parameters_are_told_in_one_sentence(client: TestClient) -> None:
     for settings, status, reason in (
         ({"threshold": 2}, 422, "threshold: Input should be less than or equal to 1"),
-        ({"threshold": "nan"}, 422, "threshold: Input should be"),
-        ({"top": 0}, 422, "top: Input should be greater than or equal to 1"),
         ({"classes": "zebra"}, 400, "it is no zero-shot model"),
     ):
         response = ask(client, png(1), **settings)
@@ -278,13 +263,7 @@ def test_a_token_is_asked_for(engine: TorchEngine) -> None:
         assert refused.status_code == 401
         assert refused.headers["www-authenticate"].startswith("Basic ")
         assert client.get(path, auth=("anyone", "a:secret")).status_code == 200
-    for given, status in (
-        ("Bearer a:secret", 200),
-        ("Bearer a:secre", 401),
-        ("Bearer", 401),
-        ("Basic !", 401),
-        ("Bearer \xe9", 401),
-    ):
+    for given, status in (("Bearer a:secret", 200), ("Bearer a:secre", 401), ("Basic \xe9", 401)):
         headers = {"authorization": given.encode("latin-1")}
         assert client.get("/api/model", headers=headers).status_code == status
 

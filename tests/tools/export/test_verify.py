@@ -95,7 +95,6 @@ def test_answers_of_another_form_are_refused(loaded: Loaded, mistake: Any, part:
     [
         ("fp16", (80.0, 80.2), "half precision changes the mAP from 80.200 to 80.000"),
         ("fp16", (80.0, 80.05), None),
-        ("fp16", None, None),
         ("int8", (70.0, 80.0), None),
     ],
 )

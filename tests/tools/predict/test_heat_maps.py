@@ -20,7 +20,7 @@ from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 from mldec.predict import answers, heat_maps
 from mldec.predict.answers import Pictures, Prediction
-from mldec.predict.heat_maps import Explainer, Finding, Typeface, draw, file_name, heated, save
+from mldec.predict.heat_maps import Explainer, Typeface, file_name, heated, save
 from mldec.predict.inputs import Item
 
 IN, CLASSES, SIDE = 6, 7, 3
@@ -255,8 +255,6 @@ def test_tokens_that_are_no_map_are_refused_and_frozen_ones_have_no_shift() -> N
 
 # ----------------------------------------------------------------------------------------- pictures
 
-PLAIN = Typeface()
-
 
 def heat(row: int = 1, column: int = 6) -> np.ndarray:
     values = np.zeros((8, 8))
@@ -276,26 +274,6 @@ def test_a_heat_map_is_brightest_at_its_maximum() -> None:
     assert (pixels[30:, :30] == untouched[0, 0].astype(int).sum()).all()
     light = heat_maps.RAMP @ (0.2126, 0.7152, 0.0722)
     assert (np.diff(light) > 5).all(), "colours are lighter the more heat"
-
-
-def test_texts_are_those_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = []
-    monkeypatch.setattr(
-        heat_maps.ImageDraw.ImageDraw, "text", lambda self, at, text, *_: written.append(text)
-    )
-    finding = Finding("a very long name of a class that nobody could read", 0.98765, heat())
-    draw(picture(), "photo.jpg", [finding], "gradient times attention", PLAIN)
-    assert written[:2] + written[3:4] == ["photo.jpg", "", "0.988"]
-    assert written[2].startswith("a very long name")
-    assert written[2].endswith("...")
-    assert "Gradient times attention." in " ".join(written[4:])
-
-    # Letters that the font lacks are replaced; matplotlib brings a font that has more.
-    assert PLAIN.writable("cafe\u0301 \u65e5\u672c \n \udcff") == "cafe ?? ? ?"
-    matplotlib = pytest.importorskip("matplotlib")
-    file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
-    text = "\u0434\u043e\u043c caf\u00e9"
-    assert Typeface(str(file)).writable(text) == text
 
 
 def test_two_images_have_two_files_which_are_written_whole(tmp_path: Path) -> None:

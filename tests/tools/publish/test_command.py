@@ -51,8 +51,6 @@ def test_the_folder_of_a_dry_run_is_a_checkpoint(cli: Cli) -> None:
     [
         (["best.pt", "mine"], ["mldec: mine: 'mine' is no repository; write owner/name"]),
         (["best.pt", "me/mine"], ["there is no token for the hub", "--dry-run FOLDER"]),
-        (["best.pt", "me/mine", "--dry-run", "file"], ["--dry-run file:", "is a file"]),
-        (["none.pt", "me/mine", "--dry-run", "x"], ["no file at none.pt"]),
         (["clip:ViT-B-32", "me/mine", "--dry-run", "x"], ["is a model of others"]),
         (["best.pt", "me/mine", "--dry-run", "x", "--results", "file"], ["file", "JSON"]),
     ],

@@ -28,12 +28,9 @@ from mldec.runtime.facts import count_parameters, multiply_accumulates
     [
         ("/home/me/photos", ".../photos"),
         ("~/secret/x.csv", ".../x.csv"),
-        ("/data", ".../data"),
         ("[/home/me/a.tar, 'b/c', \"~/d e.tar\"]", "[.../a.tar, 'b/c', \".../d e.tar\"]"),
-        ("clip:/home/me/tower", "clip:.../tower"),
         ("clip:ViT-B-32:~/w.pt", "clip:ViT-B-32:.../w.pt"),
-        *((text, text) for text in ("clip:ViT-B-32:openai", "clip:hf-hub:me/x")),
-        *((text, text) for text in ("", "/", ";", "data/voc", "../x", "zoo:x", "https://a.org/b")),
+        *((text, text) for text in ("clip:ViT-B-32:openai", "", "data/voc", "https://a.org/b")),
     ],
 )
 def test_folders_of_absolute_paths_are_left_out(text: str, shown: str) -> None:
@@ -62,12 +59,6 @@ def with_backbone(loaded: Loaded, **node: Any) -> Loaded:
             "unknown: they were read from a file; timm states apache-2.0 for the weights of that",
         ),
         (
-            {"pretrained": "w.pth", "name": "resnet50.none"},
-            "the file w.pth in resnet50.none",
-            "unknown: they were read from a file",
-        ),
-        ({"pretrained": True, "name": "none"}, "timm's weights of none", "unknown to timm"),
-        (
             {"pretrained": True, "_target_": "mldec.backbones.HFBackbone", "name": "/home/me/x"},
             "published weights of .../x",
             "unknown: they are not from timm",
@@ -84,21 +75,13 @@ def test_what_a_run_started_from(
     assert start.base_model == ("timm/resnet50.a1_in1k" if licence == "apache-2.0" else None)
 
 
-def test_other_starts_are_unknown(saved: Checkpoint, loaded: Loaded) -> None:
-    begun = replace(saved, config={**saved.config, "init": "/home/me/x.pth"})
-    assert start_of(begun, loaded)[:2] == ("init=.../x.pth", "unknown: see these weights")
-    of_authors = replace(saved, step=0)
-    assert start_of(of_authors, loaded).licence.startswith("unknown: the weights are not those")
-
-
 def test_the_cost_is_computed_and_what_the_run_says(loaded: Loaded, tmp_path: Path) -> None:
     costs = dict(cost_of(loaded, tmp_path / "best.pt"))
     size = loaded.transform.image_size
     macs = multiply_accumulates(loaded.model, size) / 1e9
     assert costs["Parameters"] == f"{count_parameters(loaded.model)[1]:,}"
-    assert (
-        costs["Multiply-accumulates"] == f"{macs:,.3f} billion per image, at {size} x {size} pixels"
-    )
+    shown = f"{macs:,.3f} billion per image, at {size} x {size} pixels"
+    assert costs["Multiply-accumulates"] == shown
     assert costs["Training time"].startswith("unknown")
     assert command_of(tmp_path / "best.pt") is None
 
@@ -154,8 +137,6 @@ def test_a_file_of_results_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixt
     [
         ({"weights": "raw"}, "it is of the raw weights, and the ema ones are published"),
         ({"per_class": {"a": {}}}, "it is of other classes"),
-        ({"per_class": {"a": {"AP": "high"}, "b": {}}}, "cannot be used"),
-        ({"metrics": []}, "cannot be used"),
         ({"intervals": {"mAP": [1]}}, r"cannot be used .* pass a file that mldec\.report --json"),
     ],
 )

@@ -17,7 +17,6 @@ import pytest
 from PIL import Image
 from support import CONFIGS, QUICK, one_line
 
-from mldec import checkpoint
 from mldec.report import make
 from mldec.report.make import to_dict
 from mldec.report.page import Content, page
@@ -215,11 +214,8 @@ def test_one_label_and_unseen_classes(cli: Cli, contents: list[Content], experim
     ("words", "part"),
     [
         (["--out", "-"], "--out -: a report is written to a file"),
-        (["--out", "{folder}"], "cannot write {folder}: it is a folder"),
         (["--out", "{folder}/no/r.html"], "there is no folder {folder}/no"),
         (["--out", "r.html", "--compare", "{folder}/no.pt"], "no file at {folder}/no.pt"),
-        (["--out", "r.html", "data=coco", "data.root={folder}/no"], "{folder}/no is not a folder"),
-        (["--out", "r.html", "data.val_image=1"], "data.val_image"),
     ],
 )
 def test_what_cannot_be_reported_is_one_line(
@@ -260,20 +256,6 @@ def test_models_that_cannot_be_compared_are_refused_before_the_first_image(
     status, _, err = cli("report", "no.pt", "--out", "r.html")
     assert status == 1
     one_line(err, "a report needs plotly, not installed here; run pip install 'mldec[report]'")
-
-
-def test_classes_in_another_order_are_compared_by_their_names(
-    cli: Cli, digits_run: Path, contents: list[Content]
-) -> None:
-    names = checkpoint.load_model(digits_run, plugins=["patches"]).classes.names
-    Path("names.txt").write_text("\n".join(names[::-1]) + "\n")
-    words = [*WORDS, "--class-names", "names.txt", "--out", "r.html"]
-    status, out, err = cli("report", digits_run, *words)
-    assert status == 0, err
-    assert "in another order: its logits are reordered" in out
-    assert contents[0].table.names == names
-    metrics = evaluated(cli, digits_run, "--class-names", "names.txt")["metrics"]
-    assert contents[0].metrics["mAP"].value == metrics["mAP"]
 
 
 def test_a_run_has_a_cost_and_curves(digits_run: Path, tmp_path: Path) -> None:

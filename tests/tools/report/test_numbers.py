@@ -25,7 +25,6 @@ from mldec.report.statistics import (
     draw,
     histograms,
     interval,
-    meaning,
     metrics,
     normalise,
     pairs_of_classes,
@@ -200,15 +199,6 @@ def test_counts_at_an_edge_are_exact() -> None:
             assert counted.positives[k, place:].sum() == (above & (answers.labels[:, k] == 1)).sum()
             assert counted.negatives[k, place:].sum() == (above & (answers.labels[:, k] == 0)).sum()
 
-    # Many classes have wider bins and no edges of their own.
-    for edges, most in (
-        (bin_edges(80, np.linspace(0.1, 0.9, 80)), 320),
-        (bin_edges(9_605, np.linspace(0, 1, 9_605)), 90),
-    ):
-        assert len(edges) < most
-        assert (edges[0], edges[-1]) == (0, 1)
-        assert (np.diff(edges) > 1e-9).all()
-
 
 def test_pairs_of_classes_and_confusions_are_counted() -> None:
     answers = made(classes=MOST_PAIRED + 4)
@@ -228,21 +218,6 @@ def test_pairs_of_classes_and_confusions_are_counted() -> None:
     pairs = pairs_of_classes(Answers(logits=logits, labels=labels, exclusive=True, lowest=None))
     assert np.array_equal(pairs.predictions, confusion_matrix(truth, logits.argmax(1)))
     assert np.array_equal(pairs.labels, np.diag(np.bincount(truth)))
-
-
-@pytest.mark.parametrize(
-    ("name", "start"),
-    [
-        ("mAP_skip_empty", "mAP without the classes"),
-        ("OF1@3", "Harmonic mean of OP and OR, if the 3 highest scores of an image are predicted"),
-        ("zsl_all_F1@5", "Harmonic mean of P and R, among the classes that training did not see,"),
-        ("classes_valid", "A number"),
-        ("my_own", ""),
-    ],
-)
-def test_a_metric_has_a_meaning(name: str, start: str) -> None:
-    assert meaning(name).startswith(start)
-    assert bool(meaning(name)) == bool(start)
 
 
 # ------------------------------------------------------------------------------------- two models
@@ -291,26 +266,6 @@ def test_pairs_that_changed_sides_are_found(most: int, monkeypatch: pytest.Monke
         assert change.other_score == pytest.approx(other_score, abs=1e-6)
     gaps = [abs(change.score - change.other_score) for change in surest]
     assert gaps == sorted(gaps, reverse=True)
-
-
-def test_an_image_of_one_label_changes_sides_once() -> None:
-    rng = np.random.default_rng(0)
-    truth = rng.integers(4, size=50)
-    labels = np.eye(4, dtype=np.int8)[truth]
-    labels[0] = 0
-    models = []
-    for _ in range(2):
-        logits = (rng.normal(size=labels.shape) + labels).astype(np.float32)
-        normalise(logits)
-        models.append(Answers(logits=logits, labels=labels, exclusive=True, lowest=None))
-    right, other_right = (model.predicted == truth for model in models)
-    surest, num_fixed, num_broken = changes(models[0], models[1])
-    assert num_fixed == (right & ~other_right)[1:].sum()
-    assert num_broken == (~right & other_right)[1:].sum()
-    for change in surest:
-        assert (change.class_index, change.present) == (truth[change.row], True)
-        own = models[1].logits[change.row, change.class_index]
-        assert change.other_score == pytest.approx(np.exp(own), abs=1e-6)
 
 
 def test_paired_intervals_are_narrower_and_tell_a_real_difference() -> None:
