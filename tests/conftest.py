@@ -3,7 +3,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,15 +59,16 @@ class Outcome(NamedTuple):
     err: str
 
 
-@pytest.fixture
-def cli(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Outcome]:
-    """Run a command in this process, as its console script would; return what a user sees."""
+class Commands:
+    """Runs commands in this process, as their console scripts would."""
 
-    def run(command: str, *words: str | Path) -> Outcome:
-        monkeypatch.setattr(sys, "argv", [f"mldec-{command}", *map(str, words)])
-        capsys.readouterr()
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capsys, self.monkeypatch = capsys, monkeypatch
+
+    def __call__(self, command: str, *words: str | Path) -> Outcome:
+        """Run a command; return what a user sees."""
+        self.monkeypatch.setattr(sys, "argv", [f"mldec-{command}", *map(str, words)])
+        self.capsys.readouterr()
         random_state, log = torch.get_rng_state(), logging.getLogger("mldec")
         handlers, level = list(log.handlers), log.level
         try:
@@ -78,9 +79,24 @@ def cli(
         torch.set_rng_state(random_state)
         log.handlers[:] = handlers
         log.setLevel(level)
-        return Outcome(status, *capsys.readouterr())
+        return Outcome(status, *self.capsys.readouterr())
 
-    return run
+    def out(self, command: str, *words: str | Path) -> str:
+        """Run a command that must succeed; return what it prints."""
+        status, out, err = self(command, *words)
+        assert status == 0, err
+        return out
+
+    def fault(self, command: str, *words: str | Path) -> str:
+        """Run a command that must be refused; return what it says."""
+        status, _, err = self(command, *words)
+        assert status == 1, err
+        return err
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+    return Commands(capsys, monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -57,8 +57,7 @@ def test_half_precision_of_a_run_is_left_out_on_a_cpu(
     state = read_torch(path)
     state["config"]["train"]["precision"] = "bf16"
     torch.save(state, tmp_path / "half.pt")
-    status, out, err = cli("evaluate", tmp_path / "half.pt", "--plugin", "patches")
-    assert status == 0, err
+    out = cli.out("evaluate", tmp_path / "half.pt", "--plugin", "patches")
     assert "evaluated in fp32 on a CPU, not in train.precision=bf16" in out
 
 
@@ -84,8 +83,7 @@ def test_an_existing_run_is_not_overwritten(
 ) -> None:
     monkeypatch.chdir(digits_run.parents[1])
     before = (digits_run / "checkpoints" / "last.pt").read_bytes()
-    status, _, err = cli("train", *QUICK)
-    assert status == 1
+    err = cli.fault("train", *QUICK)
     one_line(err, "digits holds a run: pass resume=auto to go on, or name=... for a new run")
     assert (digits_run / "checkpoints" / "last.pt").read_bytes() == before
 
@@ -95,8 +93,7 @@ def test_evaluate_gives_the_number_of_the_run_and_writes_it(
 ) -> None:
     best = digits_run / "checkpoints" / "best.pt"
     words = ["--plugin", "patches", "--json", tmp_path / "r.json", "--csv", tmp_path / "r.csv"]
-    status, out, err = cli("evaluate", best, *words)
-    assert status == 0, err
+    out = cli.out("evaluate", best, *words)
     found = json.loads((tmp_path / "r.json").read_text())
     state = read_torch(best)
     assert found["metrics"]["mAP"] == pytest.approx(state["best"]["value"], abs=1e-9)
@@ -120,8 +117,7 @@ def test_evaluate_takes_settings_and_other_weights(
     last, path = digits_run / "checkpoints" / "last.pt", tmp_path / "r.json"
 
     def evaluated(*words: str) -> dict[str, Any]:
-        status, _, err = cli("evaluate", last, "--plugin", "patches", "--json", path, *words)
-        assert status == 0, err
+        cli.out("evaluate", last, "--plugin", "patches", "--json", path, *words)
         return json.loads(path.read_text())
 
     metrics = read_torch(last)["metrics"]
@@ -171,8 +167,7 @@ def test_train_refuses_in_one_line(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], parts: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status, _, err = cli("train", *words)
-    assert status == 1
+    err = cli.fault("train", *words)
     one_line(err, *parts)
     assert not list(tmp_path.rglob("*.pt"))
 
@@ -181,8 +176,7 @@ def test_a_non_finite_loss_names_the_step_and_the_images(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status, _, err = cli("train", *QUICK, "loss._target_=patches.Exploding")
-    assert status == 1
+    err = cli.fault("train", *QUICK, "loss._target_=patches.Exploding")
     one_line(err, "in step 3 (epoch 1)", "digit scene ", "no checkpoint was written yet")
 
 
@@ -191,16 +185,14 @@ def test_resume_ends_where_the_run_would_have(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli("train", *QUICK, "train.epochs=1")[0] == 0
-    status, out, err = cli("train", *QUICK, "resume=auto")
-    assert status == 0, err
+    out = cli.out("train", *QUICK, "resume=auto")
     assert "epoch 2 of 2" in out
     steps = [
         json.loads(line)["step"]
         for line in Path("outputs/digits/metrics.jsonl").read_text().splitlines()
     ]
     assert steps == [2, 4, 4, 6, 8, 8]
-    status, _, err = cli("train", *QUICK, "resume=auto", "optim.lr=1")
-    assert status == 1
+    err = cli.fault("train", *QUICK, "resume=auto", "optim.lr=1")
     one_line(err, "optim.lr: 0.01 -> 1.0")
 
 
@@ -210,8 +202,7 @@ def test_a_resumed_run_whose_loss_counts_labels_equals_one_that_was_not_stopped(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for setting in ("name=whole", "name=parts train.stop_epoch=1", "name=parts resume=auto"):
-        status, _, err = cli("train", *QUICK, *words, *setting.split())
-        assert status == 0, err
+        cli.out("train", *QUICK, *words, *setting.split())
 
     # The training scenes are drawn anew in each process, the labels are counted in each.
     files = [Path("outputs", name, "checkpoints", "last.pt") for name in ("whole", "parts")]
@@ -226,21 +217,18 @@ def test_a_run_that_has_ended_says_so_and_goes_on_when_its_end_is_moved(
     folder = Path("outputs/digits")
     words = [*QUICK, "train.epochs=3"]
 
-    status, out, err = cli("train", *words, "train.stop_epoch=1")
-    assert status == 0, err
+    out = cli.out("train", *words, "train.stop_epoch=1")
     reason = "train.stop_epoch is 1, of 3 planned epochs"
     assert f"ended after epoch 1: {reason}" in out
     assert json.loads((folder / "run.json").read_text())["ended"] == reason
     before = (folder / "checkpoints" / "last.pt").read_bytes()
 
-    status, out, err = cli("train", *words, "train.stop_epoch=1", "resume=auto")
-    assert status == 0, err
+    out = cli.out("train", *words, "train.stop_epoch=1", "resume=auto")
     assert "ended after epoch 1, nothing is left to train" in out
     assert (folder / "checkpoints" / "last.pt").read_bytes() == before
     assert cli("summary").out.splitlines()[1].split()[8:10] == ["1/3", "finished"]
 
-    status, out, err = cli("train", *words, "resume=auto")
-    assert status == 0, err
+    out = cli.out("train", *words, "resume=auto")
     assert "epoch 2 of 3" in out
     assert "ended after epoch 3: train.epochs is 3" in out
 
@@ -251,8 +239,7 @@ def test_a_batch_per_gpu_replaces_the_batch_size(
     monkeypatch.chdir(tmp_path)
     words = [*QUICK, "train.accumulate=2"]
 
-    status, out, err = cli("train", *words, "train.batch_per_gpu=4", "train.epochs=1")
-    assert status == 0, err
+    out = cli.out("train", *words, "train.batch_per_gpu=4", "train.epochs=1")
     assert (
         "batches of 8 images (train.batch_per_gpu 4 x 1 processes x train.accumulate 2, "
         "in place of train.batch_size)" in out
@@ -272,10 +259,9 @@ def test_init_starts_a_new_run_from_weights(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     best = digits_run / "checkpoints" / "best.pt"
-    status, out, err = cli(
+    out = cli.out(
         "train", *QUICK, f"init={best}", "train.epochs=1", "optim.lr=1e-9", "train.ema_decay=null"
     )
-    assert status == 0, err
     assert "tensors loaded" in out
     assert f"start weights: init={best}" in Path("outputs/digits/train.log").read_text()
     began = read_torch(best)

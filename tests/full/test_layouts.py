@@ -56,8 +56,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
 
 
 def report(cli: Cli, checkpoint: Path, *words: str | Path) -> dict:
-    status, _, err = cli("evaluate", checkpoint, *PLUGIN, *words, "--json", "report.json")
-    assert status == 0, err
+    cli.out("evaluate", checkpoint, *PLUGIN, *words, "--json", "report.json")
     return json.loads(Path("report.json").read_text())
 
 
@@ -74,8 +73,7 @@ def test_a_layout_is_checked_trained_on_and_evaluated(
     train, val = (47, 23) if layout == "coco" else (48, 24)
     assert f"train: {train} " in out
     assert f"val: {val} " in out
-    status, _, err = cli("train", f"+experiment={name}", f"data.root={root}", *TINY)
-    assert status == 0, err
+    cli.out("train", f"+experiment={name}", f"data.root={root}", *TINY)
     last = json.loads(Path("outputs", name, "metrics.jsonl").read_text().splitlines()[-1])
     found = report(cli, Path("outputs", name, "checkpoints", "best.pt"))
     metric = FIRST.get(layout, "mAP")
@@ -101,8 +99,7 @@ def test_shards_give_the_metrics_of_the_files(
 
     reports = []
     for name, data in (("files", files), ("shards", ["data=shards", "data.root=shards"])):
-        status, _, err = cli("train", *shared, *data, f"name={name}")
-        assert status == 0, err
+        cli.out("train", *shared, *data, f"name={name}")
         last = Path("outputs", name, "checkpoints", "last.pt")
         reports.append(report(cli, last, "--weights", "raw"))
     for key in ("metrics", "per_class"):
@@ -122,8 +119,7 @@ def test_estimated_priors_are_kept_over_a_stop_and_written_at_the_end(
     assert status == 143, err
     monkeypatch.delenv("PATCHES_SIGNAL")
     assert not Path("outputs/stopped/class_prior.csv").exists()
-    status, out, err = cli("train", *words, "name=stopped", "resume=auto")
-    assert status == 0, err
+    out = cli.out("train", *words, "name=stopped", "resume=auto")
     assert "outputs/stopped/class_prior.csv" in out
     whole, stopped = (Path("outputs", name) for name in ("whole", "stopped"))
     assert (whole / "class_prior.csv").read_bytes() == (stopped / "class_prior.csv").read_bytes()
@@ -132,8 +128,7 @@ def test_estimated_priors_are_kept_over_a_stop_and_written_at_the_end(
     )
     assert all(0 < prior < 1 for prior in read_prior(whole / "class_prior.csv"))
     second = ["name=second", "loss=partial_selective", f"loss.class_prior={whole}/class_prior.csv"]
-    status, _, err = cli("train", *words, *second)
-    assert status == 0, err
+    cli.out("train", *words, *second)
     assert not Path("outputs/second/class_prior.csv").exists(), "nothing was estimated"
 
 
@@ -160,8 +155,7 @@ def test_an_experiment_trains_two_steps(cli: Cli, tree: Callable[[str], Path], n
     # The decoder of TINY is no setting of the GAP head.
     tiny = [word for word in TINY if not (word.startswith("head.") and "partial" in name)]
     words = [f"+experiment={name}", f"data.root={root}", *tiny, "train.batch_size=24", *words]
-    status, _, err = cli("train", *words)
-    assert status == 0, err
+    cli.out("train", *words)
     state = read_torch(Path("outputs", name, "checkpoints", "last.pt"))
     assert (state["step"], state["epoch"]) == (2, 1)
 
@@ -171,9 +165,8 @@ def test_reports_call_counts_counts_and_name_confusions(
 ) -> None:
     for layout in ("openimages", "imagenet"):
         words = [f"+experiment=digits_{layout}", f"data.root={tree(layout)}"]
-        status, _, err = cli("train", *words, *TINY)
-        assert status == 0, err
-    status, out, _ = cli("evaluate", "outputs/digits_openimages/checkpoints/best.pt", *PLUGIN)
+        cli.out("train", *words, *TINY)
+    out = cli.out("evaluate", "outputs/digits_openimages/checkpoints/best.pt", *PLUGIN)
     percent, _, counts = out.partition("number of classes:\n")
     assert "classes_" not in percent
     assert re.search(r"^  classes_valid +10$", counts, re.MULTILINE)

@@ -28,11 +28,9 @@ def test_whatever_names_are_trained_on_can_be_read_again(cli: Cli) -> None:
         split = "train" if number < 16 else "val"
         rows.append(f'{number}.png,"{names[number % len(names)]}",{split}\n')
     (folder / "data.csv").write_text("path,labels,split\n" + "".join(rows))
-    status, _, err = cli("train", *WORDS, "data=csv", "data.root=own", "name=odd")
-    assert status == 0, err
+    cli.out("train", *WORDS, "data=csv", "data.root=own", "name=odd")
     words = ["own/0.png", "--plugin", "patches", "--json", "-"]
-    status, out, err = cli("predict", "outputs/odd/checkpoints/best.pt", *words)
-    assert status == 0, err
+    out = cli.out("predict", "outputs/odd/checkpoints/best.pt", *words)
     (answer,) = json.loads(out)
     assert {item["name"] for item in answer["predictions"]} <= set(names)
 
@@ -47,9 +45,7 @@ def test_a_thin_image_is_left_out_and_named(cli: Cli, caplog: pytest.LogCaptureF
     thin = Path("own", "val", "dog", "thin.png")
     Image.new("RGB", (10_000_000, 1)).save(thin)
     words = [*WORDS, "data=folders", "data.root=own", "loss=cross_entropy", "data.test_crop=0.5"]
-    status, _, err = cli("train", *words, "data.bad_images=skip")
-    assert status == 0, err
+    cli.out("train", *words, "data.bad_images=skip")
     assert "thin.png: its 10,000,000 x 1 pixels need" in caplog.text
-    status, _, err = cli("train", *words, "name=stop")
-    assert status == 1
+    err = cli.fault("train", *words, "name=stop")
     one_line(err, "thin.png: its 10,000,000 x 1 pixels need", "restore the file")

@@ -23,33 +23,28 @@ def test_the_whole_way_with_the_parts_of_the_imagenet_recipe(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [word for word in ONE if head != "gap" or not word.startswith("head.")]
-    status, _, err = cli("train", *words, *A2, f"head={head}")
-    assert status == 0, err
+    cli.out("train", *words, *A2, f"head={head}")
     best = "outputs/digits_single/checkpoints/best.pt"
-    status, _, err = cli("evaluate", best, "--plugin", "patches", "--json", "results.json")
-    assert status == 0, err
+    cli.out("evaluate", best, "--plugin", "patches", "--json", "results.json")
     metrics = json.loads(Path("results.json").read_text())["metrics"]
     assert list(metrics) == ["top1", "top5", "class_accuracy", "ECE"]
     for index in range(2):
         Image.fromarray(
             fixed_sample(made(digit).val.dataset, index)[0].permute(1, 2, 0).numpy()
         ).save(f"{index}.png")
-    status, out, err = cli("predict", best, "0.png", "1.png", "--plugin", "patches", "--json", "-")
-    assert status == 0, err
+    out = cli.out("predict", best, "0.png", "1.png", "--plugin", "patches", "--json", "-")
     for answer in json.loads(out):  # a softmax: one label an image, however the model was trained
         assert {item["name"] for item in answer["predictions"]} == set(NAMES)
         assert sum(item["score"] for item in answer["predictions"]) == pytest.approx(1)
 
     # Calibration changes the scores by a temperature, and nothing else.
-    status, out, err = cli("calibrate", best, "--plugin", "patches", "--json", "calibrated.json")
-    assert status == 0, err
+    cli.out("calibrate", best, "--plugin", "patches", "--json", "calibrated.json")
     content = json.loads(Path("calibrated.json").read_text())
     assert content["uncalibrated"] == pytest.approx(
         {name: metrics[name] for name in ("top1", "ECE")}
     )
     copy = best.replace("best.pt", "best.calibrated.pt")
-    status, _, err = cli("evaluate", copy, "--plugin", "patches", "--json", "results.json")
-    assert status == 0, err
+    cli.out("evaluate", copy, "--plugin", "patches", "--json", "results.json")
     after = json.loads(Path("results.json").read_text())["metrics"]
     assert after["top1"] == metrics["top1"]
     assert after["ECE"] == pytest.approx(content["fitted"]["ECE"])
@@ -73,7 +68,6 @@ def test_parts_that_do_not_fit_are_refused_at_the_start(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], parts: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status, _, err = cli("train", *ONE, *words)
-    assert status == 1
+    err = cli.fault("train", *ONE, *words)
     one_line(err, *parts)
     assert not list(tmp_path.rglob("*.pt"))

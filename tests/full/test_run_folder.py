@@ -49,16 +49,14 @@ def test_a_second_run_is_stopped_and_a_killed_one_gives_its_folder_free(
         wait_until(lambda: first.poll() is not None or (last.exists() and log.exists()))
         assert first.poll() is None
         for word in ("seed=1", "resume=auto", f"resume={folder}/checkpoints/last.pt"):
-            status, _, err = cli("train", *QUICK, word)
-            assert status == 1
+            err = cli.fault("train", *QUICK, word)
             one_line(err, f"another run is using this folder (process {first.pid} on ", "name=...")
     finally:
         first.kill()
         first.wait()
 
     # Its loader process may still live; the folder is free nevertheless.
-    status, _, err = cli("train", *words, "resume=auto", "seed=1")
-    assert status == 1
+    err = cli.fault("train", *words, "resume=auto", "seed=1")
     one_line(err, "is of a run with other settings (seed: 0 -> 1)")
     steps = [line["step"] for line in numbers(folder)]
     assert steps == sorted(steps)
@@ -72,8 +70,7 @@ def test_the_checkpoint_of_another_run_does_not_replace_this_one(
     other.parent.mkdir()
     shutil.copy(run / "checkpoints" / "last.pt", other)
     before = content(run)
-    status, _, err = cli("train", *QUICK, f"resume={other}")
-    assert status == 1
+    err = cli.fault("train", *QUICK, f"resume={other}")
     one_line(err, f"resume={other}: {run} holds another run, which it would replace; pass name=...")
     assert content(run) == before
 
@@ -158,8 +155,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_repeats_images_of_rare_classes(photos: Path, cli: Cli) -> None:
     # 16 images of two classes: each appears sqrt(1 / (1 / 2)) times, together 22.6 times.
     words = ["data.repeat_threshold=1", "data.sampler=repeat_factor"]
-    status, out, err = cli("train", *ON_PHOTOS, f"data.root={photos}", *words)
-    assert status == 0, err
+    out = cli.out("train", *ON_PHOTOS, f"data.root={photos}", *words)
     assert "16 training and 8 validation images (23 images per epoch: data.sampler=rep" in out
     assert "0 of 3 steps done" in out
 
@@ -169,13 +165,11 @@ def test_a_run_leaves_its_fold_out_and_goes_on_with_no_other(photos: Path, cli: 
     # Of the 16 training images; the 8 others are not read.
     (photos / "20.png").unlink()
     folds = [sha256(f"0 {number}.png".encode()).digest()[7] % 2 for number in range(16)]
-    status, out, err = cli("train", *base, "data.fold=2/2")
-    assert status == 0, err
+    out = cli.out("train", *base, "data.fold=2/2")
     assert f"{folds.count(0)} training and {folds.count(1)} validation images" in out
     assert "fold: 2/2" in Path("outputs/fold/config.yaml").read_text()
 
-    status, _, err = cli("train", *base, "data.fold=1/2", "resume=auto", "train.epochs=2")
-    assert status == 1
+    err = cli.fault("train", *base, "data.fold=1/2", "resume=auto", "train.epochs=2")
     one_line(err, "is of a run with other settings (data.fold: 2/2 -> 1/2): put them back")
 
 
@@ -183,8 +177,7 @@ def test_a_change_of_the_data_is_refused_at_a_resume(
     photos: Path, cli: Cli, tmp_path: Path
 ) -> None:
     words = [*ON_PHOTOS, f"data.root={photos}"]
-    status, _, err = cli("train", *words)
-    assert status == 0, err
+    cli.out("train", *words)
     last = tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt"
     before = last.read_bytes()
     table = (photos / "data.csv").read_text()
@@ -196,8 +189,7 @@ def test_a_change_of_the_data_is_refused_at_a_resume(
     ]:
         assert old in table
         (photos / "data.csv").write_text(table.replace(old, new, 1))
-        status, _, err = cli("train", *more)
-        assert status == 1
+        err = cli.fault("train", *more)
         one_line(err, f"{last} was trained on other data (", said, "data.changed=allow")
         assert last.read_bytes() == before
 

@@ -208,8 +208,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs").write_text("a file where the folder should be")
-    status, _, err = cli("train", *QUICK)
-    assert status == 1
+    err = cli.fault("train", *QUICK)
     one_line(err, "cannot use ", "outputs")
 
 
@@ -217,6 +216,5 @@ def test_out_of_memory_names_what_lowers_it(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status, _, err = cli("train", *QUICK, "loss._target_=patches.Hungry")
-    assert status == 1
+    err = cli.fault("train", *QUICK, "loss._target_=patches.Hungry")
     one_line(err, "out of memory on cpu: 16 training images at a time", "train.accumulate=2")

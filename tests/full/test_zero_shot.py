@@ -163,8 +163,7 @@ def test_one_threshold_serves_the_classes_of_any_words(
     assert len(thresholds) == 1
 
     words = ["--plugin", "patches", "--json", tmp_path / "r.json"]
-    status, text, err = cli("evaluate", out, *words)
-    assert status == 0, err
+    text = cli.out("evaluate", out, *words)
     assert "which were fitted on these images" in text
     metrics = json.loads((tmp_path / "r.json").read_text())["metrics"]
     assert metrics["gzsl_OF1"] == pytest.approx(content["fitted"]["OF1"])
@@ -183,8 +182,7 @@ def test_a_head_of_another_width_than_the_vectors(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = [f"data.root={folder / 'data'}", f"data.cache_dir={tmp_path}", "head.word_dim=15"]
-    status, _, err = cli("train", *QUICK, *settings)
-    assert status == 1
+    err = cli.fault("train", *QUICK, *settings)
     one_line(err, "head.word_dim=15 needs word queries of that width, [K, 15] floating point, got ")
 
 
@@ -195,8 +193,7 @@ def test_other_classes_from_the_checkpoint_alone_after_a_text_encoder(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = f"clip:{siglip_folder(tmp_path / 'tower')}"
     settings = [f"data.root={folder / 'data'}", f"data.vectors={source}", "data.prompts=simple7"]
-    status, _, err = cli("train", *QUICK, *settings, "head.word_dim=16")
-    assert status == 0, err
+    cli.out("train", *QUICK, *settings, "head.word_dim=16")
     best = tmp_path / "outputs/zsl/checkpoints/best.pt"
     origin = checkpoint.load(best).classes.origin
     assert origin is not None
@@ -205,8 +202,7 @@ def test_other_classes_from_the_checkpoint_alone_after_a_text_encoder(
 
     def predicted(path: Path, *words: str | Path) -> dict[str, float]:
         options = ["--plugin", "patches", "--classes", "zebra, traffic jam", *words]
-        status, out, err = cli("predict", path, some_image(folder), *options, "--json", "-")
-        assert status == 0, err
+        out = cli.out("predict", path, some_image(folder), *options, "--json", "-")
         [row] = json.loads(out)
         return {item["name"]: item["score"] for item in row["predictions"]}
 
@@ -220,20 +216,17 @@ def test_other_classes_from_the_checkpoint_alone_after_a_text_encoder(
 
     # The published form has no folder of this machine, and takes the encoder by its name.
     out = tmp_path / "published"
-    status, _, err = cli("publish", best, "me/x", "--plugin", "patches", "--dry-run", out)
-    assert status == 0, err
+    cli.out("publish", best, "me/x", "--plugin", "patches", "--dry-run", out)
     assert str(tmp_path) not in (out / "config.json").read_text()
     assert predicted(out, "--vectors", source) == pytest.approx(alone, abs=1e-6)
     words = ["--plugin", "patches", "--classes", "zebra"]
-    status, _, err = cli("predict", out, some_image(folder), *words)
-    assert status == 1
+    err = cli.fault("predict", out, some_image(folder), *words)
     one_line(err, "makes word vectors by clip:.../tower (sha256 ", "with --vectors clip:MODEL:FILE")
 
 
 def test_check_data_lists_the_nearest_seen_classes(cli: Cli, folder: Path, tmp_path: Path) -> None:
     words = ["data=nuswide_zsl", f"data.root={folder / 'data'}", f"data.cache_dir={tmp_path}"]
-    status, out, err = cli("check_data", *words, "--json", tmp_path / "r.json")
-    assert status == 0, err
+    out = cli.out("check_data", *words, "--json", tmp_path / "r.json")
     near = json.loads((tmp_path / "r.json").read_text())["nearest_seen"]
     assert len(near) == 8
     for name, found in near.items():
@@ -254,22 +247,18 @@ def test_a_zero_shot_file_of_the_official_code_is_given_names_and_vectors(
     data = ["data=nuswide_zsl", "data.root=data", "data.cache_dir=cache", "train.workers=0"]
 
     report = tmp_path / "r.json"
-    status, out, err = cli("evaluate", path, *size, *data, "device=cpu", "--json", report)
-    assert status == 0, err
+    out = cli.out("evaluate", path, *size, *data, "device=cpu", "--json", report)
     assert "pixels" not in out  # the data's own 224 do not replace --image-size
     assert len(json.loads(report.read_text())["per_class"]) == 40
     classes = ["--classes", "redfive,bluetwo", "--vectors", "data/wordvec_array.pth"]
-    status, out, err = cli("predict", path, some_image(folder), *size, *classes)
-    assert status == 0, err
+    out = cli.out("predict", path, some_image(folder), *size, *classes)
     assert "redfive " in out
     assert "bluetwo " in out
 
-    status, _, err = cli("predict", path, some_image(folder), *size)
-    assert status == 1
+    err = cli.fault("predict", path, some_image(folder), *size)
     one_line(err, f"{path} names no classes and holds no word vectors: pass --classes and --vect")
 
-    status, _, err = cli("calibrate", path, *size, *data, "device=cpu")
-    assert status == 1
+    err = cli.fault("calibrate", path, *size, *data, "device=cpu")
     one_line(err, f"{path} names no classes and holds no word vectors: thresholds cannot be stored")
 
 

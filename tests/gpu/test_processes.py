@@ -60,7 +60,7 @@ def cuda_device() -> str:
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=CUDA_MARKS)],
+    ["cpu", pytest.param("cuda", marks=CUDA_MARKS)],
 )
 def test_two_processes_train_as_one(tmp_path: Path, kind: str) -> None:
     device = "cpu" if kind == "cpu" else cuda_device()

@@ -21,7 +21,7 @@ CUDA_MARKS = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 CASES = [
-    pytest.param("cpu", "fp32", marks=pytest.mark.slow),
+    ("cpu", "fp32"),
     *[pytest.param("cuda", precision, marks=CUDA_MARKS) for precision in ("fp32", "fp16", "bf16")],
 ]
 

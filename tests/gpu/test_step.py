@@ -22,8 +22,10 @@ CUDA_MARKS = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-CUDA = torch.device("cuda:0")
-DEVICES = [torch.device("cpu"), pytest.param(CUDA, marks=CUDA_MARKS, id="cuda")]
+DEVICES = [
+    torch.device("cpu"),
+    pytest.param(torch.device("cuda:0"), marks=CUDA_MARKS, id="cuda"),
+]
 
 
 class Network(nn.Module):
@@ -106,12 +108,12 @@ def test_a_step_that_is_not_finite_changes_nothing(
     assert not torch.equal(after["head.pool_weight"], before["head.pool_weight"])
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("device", DEVICES[1:])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
-def test_a_step_never_waits_for_the_device(precision: str, name: str) -> None:
+def test_a_step_never_waits_for_the_device(device: torch.device, precision: str, name: str) -> None:
     settings = [f"train.precision={precision}", f"optim.name={name}", "train.clip_grad=1"]
-    ours = learner(CUDA, AsymmetricLoss(), *settings)
+    ours = learner(device, AsymmetricLoss(), *settings)
     pinned = Batch(*(tensor.pin_memory() for tensor in batch()[:3]))
     # The first step builds the state of the optimiser.
     ours.learn([pinned], 6)
@@ -144,9 +146,7 @@ def logits_and_gradients(model: nn.Module, images: Tensor) -> list[Tensor]:
     return [logits.detach(), *(gradient.clone() for gradient in gradients)]
 
 
-@pytest.mark.parametrize(
-    "device", [pytest.param(torch.device("cpu"), marks=pytest.mark.slow), DEVICES[1]]
-)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_a_compiled_model_is_one_graph_and_computes_the_same(
     device: torch.device, memory_format: torch.memory_format

@@ -35,15 +35,13 @@ def test_every_command_takes_a_published_folder(
     assert len(tables[0]) > 5
 
     # A calibrated copy is a file of the other kind, beside it.
-    status, _, err = cli("calibrate", folder, *FEW)
-    assert status == 0, err
+    cli.out("calibrate", folder, *FEW)
     copy = load_model(folder / "model.calibrated.pt", plugins=["patches"])
     assert copy.calibration is not None
 
     assert " of " in checkpoint.initialise(copy.model, folder)
     for name in (str(weights), "hf:me/mine"):
-        status, _, err = cli("train", *QUICK, f"resume={name}", "name=again")
-        assert status == 1
+        err = cli.fault("train", *QUICK, f"resume={name}", "name=again")
         one_line(err, "a published checkpoint holds no training state", f"pass init={name}")
 
 
@@ -63,8 +61,7 @@ def changed(best: Path, path: Path, names: list[str] | None) -> Path:
 
 def test_names_and_order_of_the_data_are_followed(cli: Cli, best: Path, tmp_path: Path) -> None:
     def evaluated(path: Path, *words: str | Path) -> dict[str, Any]:
-        status, _, err = cli("evaluate", path, *FEW, "--json", tmp_path / "r.json", *words)
-        assert status == 0, err
+        cli.out("evaluate", path, *FEW, "--json", tmp_path / "r.json", *words)
         return json.loads((tmp_path / "r.json").read_text())
 
     expected = evaluated(best)
@@ -75,23 +72,19 @@ def test_names_and_order_of_the_data_are_followed(cli: Cli, best: Path, tmp_path
         assert report["per_class"][name] == pytest.approx(values)
 
     names = tmp_path / "names.txt"
-    status, out, err = cli("evaluate", best, "--plugin", "patches", "--write-classes", names)
-    assert status == 0, err
+    out = cli.out("evaluate", best, "--plugin", "patches", "--write-classes", names)
     assert out == f"{names}: the names of the 10 classes of {best}\n"
 
     # The file gives the names back to a checkpoint that lost them.
     path = changed(best, tmp_path / "numbered.pt", [f"class {index}" for index in range(10)])
-    status, _, err = cli("evaluate", path, *FEW)
-    assert status == 1
+    err = cli.fault("evaluate", path, *FEW)
     one_line(err, "the data has no 'class 0' (10 of 10)", "--class-names FILE")
     assert evaluated(path, "--class-names", names)["per_class"] == expected["per_class"]
 
 
 def test_bad_names_end_in_one_line(cli: Cli, best: Path, tmp_path: Path) -> None:
     # The file is read first: there is no checkpoint yet.
-    status, _, err = cli("evaluate", "no.pt", "--class-names", tmp_path / "none.txt")
-    assert status == 1
+    err = cli.fault("evaluate", "no.pt", "--class-names", tmp_path / "none.txt")
     one_line(err, "none.txt cannot be read (No such file or directory)")
-    status, _, err = cli("evaluate", "no.pt", "--write-classes", "names.txt", "data.root=x")
-    assert status == 1
+    err = cli.fault("evaluate", "no.pt", "--write-classes", "names.txt", "data.root=x")
     one_line(err, "--write-classes evaluates nothing: leave out the settings, --json, --csv")

@@ -25,8 +25,6 @@ from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import Query2Label
 from mldec.model import Classifier
 
-Cli = Callable[..., Any]
-
 
 def from_keys(name: str) -> dict[str, Tensor]:
     """Return the rebuilt weights of a released file, under the released names."""
@@ -262,8 +260,7 @@ def test_predict_and_evaluate_take_released_files(
     path = save({"model": medium})
     Image.new("RGB", (50, 40), (200, 30, 30)).save(tmp_path / "red.png")
     options = ["--image-size", "64", "--top", "2", "--device", "cpu"]
-    status, out, err = cli("predict", path, tmp_path / "red.png", *options)
-    assert status == 0, err
+    out = cli.out("predict", path, tmp_path / "red.png", *options)
     assert out.startswith(f"{tmp_path / 'red.png'}: ")
     words = [f"data.root={sample_data / 'coco2014_mini'}", "train.workers=0", "device=cpu"]
     words += ["--image-size", "64"]
@@ -274,8 +271,7 @@ def test_predict_and_evaluate_take_released_files(
 
     # Its calibrated copy is a checkpoint of ours, of the same model.
     copy = tmp_path / "copy.pth"
-    status, _, err = cli("calibrate", path, *words, "--out", copy)
-    assert status == 0, err
+    cli.out("calibrate", path, *words, "--out", copy)
     assert cli("evaluate", copy, *words[:3], "--json", tmp_path / "copy.json")[0] == 0
     calibrated = json.loads((tmp_path / "copy.json").read_text())
     assert calibrated["metrics"]["mAP"] == pytest.approx(report["metrics"]["mAP"])
@@ -323,8 +319,7 @@ def test_a_released_open_images_file_is_evaluated_on_the_data(
     words = ["data=openimages_miil", f"data.root={root}", "data.class_list=classes.txt"]
     words += ["train.workers=0"]
     words += [f"data.cache_dir={tmp_path}", "device=cpu", "--json", str(tmp_path / "r.json")]
-    status, _, err = cli("evaluate", path, *words)
-    assert status == 0, err
+    cli.out("evaluate", path, *words)
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["metrics"]["classes_valid"] == 2
     assert list(found["per_class"])[4:6] == ["Thing 4 (4)", "Thing 5"]

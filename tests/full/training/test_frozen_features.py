@@ -30,8 +30,7 @@ def train(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     Path("own/data.csv").write_text("".join(rows))
 
     def run(name: str, *words: str) -> Any:
-        status, _, err = cli("train", *WORDS, f"name={name}", *words)
-        assert status == 0, err
+        cli.out("train", *WORDS, f"name={name}", *words)
         return torch.load(Path("outputs", name, "checkpoints", "last.pt"), weights_only=True)
 
     return run
@@ -46,8 +45,7 @@ def test_a_run_on_tokens_is_the_run_of_a_frozen_backbone(train: Any, cli: Any) -
 
     # The checkpoint is that of the whole network: it needs no tokens.
     shutil.rmtree("cache")
-    status, out, err = cli("evaluate", "outputs/cached/checkpoints/last.pt", "--plugin", "patches")
-    assert status == 0, err
+    out = cli.out("evaluate", "outputs/cached/checkpoints/last.pt", "--plugin", "patches")
     assert f"{with_cache['metrics']['val/mAP']:.3f}" in out
 
 

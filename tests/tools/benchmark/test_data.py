@@ -32,8 +32,7 @@ def test_the_job_writes_its_figures(cli: Callable[..., Any], tmp_path: Path, sma
     (photos / "notes.txt").write_text("no image")
 
     threads = torch.get_num_threads()
-    status, out, err = cli("benchmark", "data", photos, "--json", tmp_path / "r.json")
-    assert status == 0, err
+    out = cli.out("benchmark", "data", photos, "--json", tmp_path / "r.json")
     assert torch.get_num_threads() == threads
     assert "milliseconds per image, of the photos" in out
     assert out.count("official transform") == 2
@@ -56,8 +55,7 @@ def test_the_job_writes_its_figures(cli: Callable[..., Any], tmp_path: Path, sma
 
 
 def test_a_folder_without_images_is_refused(cli: Callable[..., Any], tmp_path: Path) -> None:
-    status, _, err = cli("benchmark", "data", tmp_path)
-    assert status == 1
+    err = cli.fault("benchmark", "data", tmp_path)
     one_line(err, f"{tmp_path}: the folder holds no image")
 
 

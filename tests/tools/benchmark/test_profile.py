@@ -47,8 +47,7 @@ def test_the_parts_add_up_to_the_step(
     file, trace = tmp_path / "profile.json", tmp_path / "trace.json"
     trace.write_text("an older trace")
     words = ["--experiment", "digits", "--repeats", "2", "--json", file, "--trace", trace]
-    status, out, err = cli("benchmark", "profile", *words, *SMALL)
-    assert status == 0, err
+    out = cli.out("benchmark", "profile", *words, *SMALL)
 
     figures = json.loads(file.read_text())["figures"]
     parts = {name for name in PARTS if f"{name}_ms" in figures}
@@ -82,8 +81,7 @@ def test_without_its_data_an_experiment_has_random_images(
     settings = ["backbone=tiny", "data.image_size=32", "train.batch_size=4", "device=cpu"]
     settings += ["head.embed_dim=16", "head.mlp_dim=16", f"data.root={tmp_path / 'absent'}"]
     words = ["--experiment", "nuswide_zsl_tresnet_m", "--repeats", "1", "--classes", "7"]
-    status, out, err = cli("benchmark", "profile", *words, *settings)
-    assert status == 0, err
+    out = cli.out("benchmark", "profile", *words, *settings)
     lines = out.splitlines()
     assert "7 classes" in lines[0]
     assert lines[1].startswith(f"data: random images: {tmp_path / 'absent'}")

@@ -31,8 +31,7 @@ def test_evaluate_and_predict_use_the_stored_thresholds(
     cli: Cli, best: Path, tmp_path: Path
 ) -> None:
     words = [*WORDS, "--json", tmp_path / "c.json", "--csv", tmp_path / "c.csv"]
-    status, out, err = cli("calibrate", best, *words)
-    assert status == 0, err
+    out = cli.out("calibrate", best, *words)
     calibrated = best.with_name("best.calibrated.pt")
     assert f"{calibrated}: a calibrated copy of {best}" in out
     assert "cross-fitted   same images        at 0.5" in out
@@ -40,8 +39,7 @@ def test_evaluate_and_predict_use_the_stored_thresholds(
     # The numbers of the same images are those that evaluate then prints, class by class.
     content = json.loads((tmp_path / "c.json").read_text())
     words = [*WORDS, "--json", tmp_path / "e.json"]
-    status, out, err = cli("evaluate", calibrated, *words)
-    assert status == 0, err
+    out = cli.out("evaluate", calibrated, *words)
     assert "which were fitted on these images: they are too good" in out
     report = json.loads((tmp_path / "e.json").read_text())
     for name in ("CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1"):
@@ -79,8 +77,7 @@ def test_a_threshold_of_the_command_line_comes_first(cli: Cli, best: Path, tmp_p
     metrics = []
     for more in ([], ["--threshold", "0.9999"], ["data.threshold=0.9999"]):
         words = [*WORDS, *more, "--json", tmp_path / "e.json"]
-        status, text, err = cli("evaluate", out, *words)
-        assert status == 0, err
+        text = cli.out("evaluate", out, *words)
         assert ("at the thresholds of" in text) == (not more)
         metrics.append(json.loads((tmp_path / "e.json").read_text())["metrics"])
     assert metrics[0]["OR"] >= 80
@@ -92,8 +89,7 @@ def test_classes_without_positives_and_unreachable_objectives_are_named(
     cli: Cli, best: Path, tmp_path: Path
 ) -> None:
     words = ["--objective", "precision:1", "--min-positives", "30", "--out", tmp_path / "x.pt"]
-    status, out, err = cli("calibrate", best, *WORDS, *words, "--json", tmp_path / "c.json")
-    assert status == 0, err
+    out = cli.out("calibrate", best, *WORDS, *words, "--json", tmp_path / "c.json")
     per_class = json.loads((tmp_path / "c.json").read_text())["per_class"]
     sharing = [name for name, values in per_class.items() if values["shares_threshold"]]
     missed = [name for name, values in per_class.items() if not values["objective_reached"]]
@@ -117,8 +113,7 @@ def test_a_run_goes_on_from_a_calibrated_copy(
     assert after.calibration is not None
     assert_equal(replace(after, calibration=None).to_state(), before.to_state())
 
-    status, _, err = cli("train", *QUICK, "name=more", "resume=x.pt", "train.epochs=3")
-    assert status == 0, err
+    cli.out("train", *QUICK, "name=more", "resume=x.pt", "train.epochs=3")
     resumed = checkpoint.load(Path("outputs/more/checkpoints/last.pt"))
     assert (resumed.epoch, resumed.calibration) == (3, None)
 
@@ -137,8 +132,7 @@ def test_what_cannot_be_used_is_one_line(
 ) -> None:
     filled = [word.format(folder=tmp_path, best=best) for word in words]
     out = [] if "--out" in words else ["--out", tmp_path / "x.pt"]
-    status, _, err = cli("calibrate", best, "--plugin", "patches", *filled, *out)
-    assert status == 1
+    err = cli.fault("calibrate", best, "--plugin", "patches", *filled, *out)
     one_line(err, part.format(folder=tmp_path, best=best))
     assert not (tmp_path / "x.pt").exists()
 

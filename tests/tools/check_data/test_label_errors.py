@@ -126,8 +126,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 def test_flipped_labels_are_found(judge, cli: Cli, tmp_path: Path) -> None:
     files = ["--errors", tmp_path / "e.csv", "--json", tmp_path / "r.json"]
-    status, out, err = cli("check_data", *words(judge), *files, "--out", tmp_path / "new/pictures")
-    assert status == 0, err
+    out = cli.out("check_data", *words(judge), *files, "--out", tmp_path / "new/pictures")
 
     # All pairs, once each, in the order of their suspicion.
     rows = read(tmp_path / "e.csv")
@@ -171,8 +170,7 @@ def test_one_model_judges_its_fold_or_what_it_was_trained_on_and_says_so(
     files = ["--rows", "all", "--errors", tmp_path / "e.csv"]
     names = {}
     for split in ("val", "train"):
-        status, out, err = cli("check_data", *words(judge), *files, "--split", split)
-        assert status == 0, err
+        out = cli.out("check_data", *words(judge), *files, "--split", split)
         warning = f"{judge.run} was trained on these images, and their wrong labels too"
         assert (warning in out) == (split == "train")
         names[split] = {row["image"] for row in read(tmp_path / "e.csv")}
@@ -181,12 +179,11 @@ def test_one_model_judges_its_fold_or_what_it_was_trained_on_and_says_so(
 
     # The fold and the image size are kept where data=NAME replaces the node of the data.
     again = ["data=csv", f"data.root={judge.root}", f"data.cache_dir={judge.root.parent}"]
-    status, out, err = cli("check_data", *words(judge), *again, *files)
-    assert status == 0, err
+    out = cli.out("check_data", *words(judge), *again, *files)
     assert "pixels" not in out
     assert {row["image"] for row in read(tmp_path / "e.csv")} == names["val"]
 
-    status, out, err = cli("check_data", *words(judge), "data.fold=null")
+    out = cli.out("check_data", *words(judge), "data.fold=null")
     assert " training images, now 200): if these images were among it" in out
 
 
@@ -205,15 +202,13 @@ def test_images_and_labels_that_are_missing_are_left_out(judge, cli: Cli, tmp_pa
 
     name = Path(read(target)[0]["image"]).name
     (root / name).write_bytes(b"")
-    status, out, err = cli("check_data", *words(judge), *settings, "--json", tmp_path / "r.json")
-    assert status == 0, err
+    out = cli.out("check_data", *words(judge), *settings, "--json", tmp_path / "r.json")
     assert f"left out: {root / name}: an empty file" in out
     assert len(json.loads((tmp_path / "r.json").read_text())["left_out"]) == 1
 
     for path in root.glob("*.png"):
         path.write_bytes(b"")
-    status, _, err = cli("check_data", *words(judge), *settings)
-    assert status == 1
+    err = cli.fault("check_data", *words(judge), *settings)
     one_line(err, "no validation image can be scored", "an empty file")
 
 

@@ -98,8 +98,7 @@ def test_all_formats_at_once(cli: Cli, best: Path, photos: Path) -> None:
     for option, read in (("--jsonl", rows_of), ("--json", json.loads)):
         status, out, err = cli("predict", best, photos / "0.png", *SHARED, option, "-")
         assert (status, err, read(out)) == (0, "", rows[:1])
-    status, _, err = cli("predict", best, photos / "0.png", *SHARED, "--json", "/dev/full")
-    assert status == 1
+    err = cli.fault("predict", best, photos / "0.png", *SHARED, "--json", "/dev/full")
     one_line(err, "cannot write /dev/full: No space left on device")
 
 
@@ -146,8 +145,7 @@ def test_other_options_or_another_checkpoint_are_refused(
         (best, [photos / "0.png"], "the images"),
         ("other.pt", [], "the checkpoint"),
     ):
-        status, _, err = cli("predict", checkpoint, photos, *SHARED, "--jsonl", "r.jsonl", *words)
-        assert status == 1
+        err = cli.fault("predict", checkpoint, photos, *SHARED, "--jsonl", "r.jsonl", *words)
         one_line(err, f"r.jsonl was begun with {part}", "name another file, or pass --overwrite")
     assert Path("r.jsonl").read_bytes() == content
 
@@ -310,8 +308,7 @@ def test_what_cannot_be_scored_is_one_line(
         raise MemoryError
 
     monkeypatch.setattr(engine, "probabilities", full)
-    status, _, err = cli("predict", best, photo, *SHARED, "--batch-size", "7")
-    assert status == 1
+    err = cli.fault("predict", best, photo, *SHARED, "--batch-size", "7")
     one_line(err, "out of memory on cpu: batches of 1, images of 64 pixels; pass a smaller --batch")
 
 
@@ -348,8 +345,7 @@ def test_several_processes_to_a_pipe_are_refused(
     cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    status, _, err = cli("predict", best, photos, *SHARED)
-    assert status == 1
+    err = cli.fault("predict", best, photos, *SHARED)
     one_line(err, "several processes write to a file only: pass --jsonl FILE, for example")
 
 

@@ -41,8 +41,7 @@ def test_the_folder_of_a_dry_run_is_a_checkpoint(cli: Cli) -> None:
     assert cli("publish", folder, "me/mine", "--dry-run", "again").status == 0
     for name in ("model.safetensors", "config.json"):
         assert (folder / name).read_bytes() == Path("again", name).read_bytes()
-    status, _, err = cli(*words)
-    assert status == 1
+    err = cli.fault(*words)
     one_line(err, "--dry-run files/mine: it holds files")
 
 
@@ -58,7 +57,6 @@ def test_the_folder_of_a_dry_run_is_a_checkpoint(cli: Cli) -> None:
 def test_wrong_words_are_one_line_and_write_nothing(
     cli: Cli, words: list[str], parts: list[str]
 ) -> None:
-    status, _, err = cli("publish", *words)
-    assert status == 1
+    err = cli.fault("publish", *words)
     one_line(err, *parts)
     assert not Path("x").exists()

@@ -43,7 +43,7 @@ def squares(cli: Cli, tmp_path: Path) -> Path:
     (root / "7.png").write_bytes(b"damaged")
 
     words = [word for word in QUICK if not word.startswith(("data.", "head.", "--config"))]
-    status, _, err = cli(
+    cli.out(
         "train",
         *words,
         f"--config-dir={CONFIGS}",
@@ -51,7 +51,6 @@ def squares(cli: Cli, tmp_path: Path) -> Path:
         *("data.fold=1/2", "data.image_size=16", "data.augment=none", "data.cutout=0"),
         *("data.bad_images=skip", "name=squares", "data.test_crop=0.5"),
     )
-    assert status == 0, err
     return tmp_path / "outputs" / "squares"
 
 
@@ -76,8 +75,7 @@ def contents(few_resamples: None, monkeypatch: pytest.MonkeyPatch) -> list[Conte
 
 def evaluated(cli: Cli, path: Path, *words: str | Path) -> dict[str, dict[str, float]]:
     """Return the JSON of evaluate."""
-    status, _, err = cli("evaluate", path, *WORDS, *words, "--json", "evaluated.json")
-    assert status == 0, err
+    cli.out("evaluate", path, *WORDS, *words, "--json", "evaluated.json")
     return json.loads(Path("evaluated.json").read_text())
 
 
@@ -89,8 +87,7 @@ def test_a_report_on_a_run_and_its_comparison(
     assert cli("calibrate", best, *WORDS, *small, "--out", "calibrated.pt")[0] == 0
     words = [*small, "--compare", digits_run / "checkpoints" / "last.pt"]
     words += ["--out", "r.html", "--json", "r.json"]
-    status, out, err = cli("report", "calibrated.pt", *WORDS, *words)
-    assert status == 0, err
+    out = cli.out("report", "calibrated.pt", *WORDS, *words)
     assert re.search(r"^r.html: a report on calibrated.pt, \d+\.\d MB, made in \d+ s$", out, re.M)
 
     # The JSON is that of evaluate with intervals, and the other model is at its own thresholds.
@@ -170,8 +167,7 @@ def test_a_fold_of_files_with_a_damaged_one(
     cli: Cli, squares: Path, contents: list[Content]
 ) -> None:
     for words in (["data.fold=2/2"], ["--threshold", "0.3"]):
-        status, _, err = cli("report", squares, *WORDS, *words, "--out", "r.html")
-        assert status == 0, err
+        cli.out("report", squares, *WORDS, *words, "--out", "r.html")
     [message] = contents[0].unreadable + contents[1].unreadable
     assert "7.png" in message
 
@@ -193,11 +189,9 @@ def test_a_fold_of_files_with_a_damaged_one(
 
 @pytest.mark.parametrize("experiment", ["digits_single", "digits_zsl"])
 def test_one_label_and_unseen_classes(cli: Cli, contents: list[Content], experiment: str) -> None:
-    status, _, err = cli("train", f"+experiment={experiment}", *QUICK[1:], "train.epochs=1")
-    assert status == 0, err
+    cli.out("train", f"+experiment={experiment}", *QUICK[1:], "train.epochs=1")
     run = Path("outputs", experiment)
-    status, _, err = cli("report", run, *WORDS, "--compare", run, "--out", "r.html")
-    assert status == 0, err
+    cli.out("report", run, *WORDS, "--compare", run, "--out", "r.html")
 
     [content] = contents
     metrics = evaluated(cli, run)["metrics"]
@@ -228,8 +222,7 @@ def test_what_cannot_be_reported_is_one_line(
 ) -> None:
     monkeypatch.setattr(make, "gather", None)  # which scores the images
     filled = [word.format(folder=tmp_path) for word in words]
-    status, _, err = cli("report", digits_run, *WORDS, *filled)
-    assert status == 1
+    err = cli.fault("report", digits_run, *WORDS, *filled)
     one_line(err, part.format(folder=tmp_path))
     assert not Path("r.html").exists()
 
@@ -238,23 +231,20 @@ def test_models_that_cannot_be_compared_are_refused_before_the_first_image(
     cli: Cli, digits_run: Path, squares: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(make, "gather", None)
-    status, _, err = cli("report", digits_run, *WORDS, "--compare", squares, "--out", "r.html")
-    assert status == 1
+    err = cli.fault("report", digits_run, *WORDS, "--compare", squares, "--out", "r.html")
     one_line(err, f"{squares} knows 3 classes, the data has 10")
 
     words = ["+experiment=digits_single", *QUICK[1:], "train.epochs=1"]
     assert cli("train", *words)[0] == 0
     words = [*WORDS, "--compare", "outputs/digits_single", "--out", "r.html"]
-    status, _, err = cli("report", digits_run, *words)
-    assert status == 1
+    err = cli.fault("report", digits_run, *words)
     one_line(err, "one of the models is for one label per image")
 
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name)
     )
-    status, _, err = cli("report", "no.pt", "--out", "r.html")
-    assert status == 1
+    err = cli.fault("report", "no.pt", "--out", "r.html")
     one_line(err, "a report needs plotly, not installed here; run pip install 'mldec[report]'")
 
 
