@@ -21,9 +21,8 @@ PLUGIN = ["--plugin", "patches"]
 
 
 def test_a_model_from_training_to_export(
-    cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_resamples: None
+    cli: Cli, digits_run: Path, here: Path, monkeypatch: pytest.MonkeyPatch, few_resamples: None
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     run = Path("outputs/digits")
 
     # A signal in the middle of an epoch stops the run; resumed, it ends like one without a stop.

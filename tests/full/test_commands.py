@@ -164,26 +164,19 @@ def test_evaluate_refuses_in_one_line(
     ],
 )
 def test_train_refuses_in_one_line(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], parts: list[str]
+    cli: Cli, here: Path, words: list[str], parts: list[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     err = cli.fault("train", *words)
     one_line(err, *parts)
-    assert not list(tmp_path.rglob("*.pt"))
+    assert not list(here.rglob("*.pt"))
 
 
-def test_a_non_finite_loss_names_the_step_and_the_images(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_non_finite_loss_names_the_step_and_the_images(cli: Cli, here: Path) -> None:
     err = cli.fault("train", *QUICK, "loss._target_=patches.Exploding")
     one_line(err, "in step 3 (epoch 1)", "digit scene ", "no checkpoint was written yet")
 
 
-def test_resume_ends_where_the_run_would_have(
-    cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_resume_ends_where_the_run_would_have(cli: Cli, digits_run: Path, here: Path) -> None:
     assert cli("train", *QUICK, "train.epochs=1")[0] == 0
     out = cli.out("train", *QUICK, "resume=auto")
     assert "epoch 2 of 2" in out
@@ -198,9 +191,8 @@ def test_resume_ends_where_the_run_would_have(
 
 @pytest.mark.parametrize("words", [["loss=distribution_balanced"], ["loss.pos_weight=auto"]])
 def test_a_resumed_run_whose_loss_counts_labels_equals_one_that_was_not_stopped(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+    cli: Cli, here: Path, words: list[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     for setting in ("name=whole", "name=parts train.stop_epoch=1", "name=parts resume=auto"):
         cli.out("train", *QUICK, *words, *setting.split())
 
@@ -211,9 +203,8 @@ def test_a_resumed_run_whose_loss_counts_labels_equals_one_that_was_not_stopped(
 
 
 def test_a_run_that_has_ended_says_so_and_goes_on_when_its_end_is_moved(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, here: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     folder = Path("outputs/digits")
     words = [*QUICK, "train.epochs=3"]
 
@@ -233,10 +224,7 @@ def test_a_run_that_has_ended_says_so_and_goes_on_when_its_end_is_moved(
     assert "ended after epoch 3: train.epochs is 3" in out
 
 
-def test_a_batch_per_gpu_replaces_the_batch_size(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_batch_per_gpu_replaces_the_batch_size(cli: Cli, here: Path) -> None:
     words = [*QUICK, "train.accumulate=2"]
 
     out = cli.out("train", *words, "train.batch_per_gpu=4", "train.epochs=1")
@@ -254,10 +242,7 @@ def test_a_batch_per_gpu_replaces_the_batch_size(
     assert cli("train", *words, "train.batch_size=8", "resume=auto").status == 0
 
 
-def test_init_starts_a_new_run_from_weights(
-    cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_init_starts_a_new_run_from_weights(cli: Cli, digits_run: Path, here: Path) -> None:
     best = digits_run / "checkpoints" / "best.pt"
     out = cli.out(
         "train", *QUICK, f"init={best}", "train.epochs=1", "optim.lr=1e-9", "train.ema_decay=null"

@@ -80,21 +80,20 @@ def test_two_processes_with_accumulation_fine_tune_as_one(tmp_path: Path) -> Non
 
 
 def test_averaged_batch_norm_statistics_are_those_of_all_images(
-    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Callable[..., Any], here: Path
 ) -> None:
     words = ["+experiment=digits", "backbone=tiny", "data.train_images=8", "data.val_images=8"]
     words += ["train.batch_size=8", "train.epochs=1", "train.workers=0", "device=cpu"]
     done = finish(
-        tmp_path / "two", torchrun(2, "-m", "mldec.train", *words, "train.average_batchnorm=true")
+        here / "two", torchrun(2, "-m", "mldec.train", *words, "train.average_batchnorm=true")
     )
     assert done.returncode == 0, done.stderr
-    monkeypatch.chdir(tmp_path)
     assert cli("train", *words).status == 0
 
     # The run is one step. The first batch norm sees the same features in both runs, half of the
     # images on each of two processes.
     last = "outputs/digits/checkpoints/last.pt"
-    one, two = (read_torch(run / last)["model"] for run in (tmp_path, tmp_path / "two"))
+    one, two = (read_torch(run / last)["model"] for run in (here, here / "two"))
     first = next(name for name in one if name.endswith("running_mean"))
     assert one[first].abs().max() > 0.01
     torch.testing.assert_close(two[first], one[first], rtol=1e-5, atol=1e-7)

@@ -42,15 +42,14 @@ def script(monkeypatch: pytest.MonkeyPatch, name: str, *words: str | Path) -> No
 
 
 @pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+def tree(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """Write a layout; the parsed labels go to a cache of the test's own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
 
     def write(layout: str) -> Path:
         words = ["--layout", layout, "--train", "48", "--val", "24", "--size", "32"]
-        script(monkeypatch, "make_digits", *words, tmp_path / layout)
-        return tmp_path / layout
+        script(monkeypatch, "make_digits", *words, here / layout)
+        return here / layout
 
     return write
 

@@ -1,4 +1,4 @@
-"""Odd data through the commands: odd names of classes, and an image that is left out and named."""
+"""Odd names of classes, from training to prediction."""
 
 import json
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from support import QUICK, one_line
+from support import QUICK
 
 Cli = Callable[..., tuple[int, str, str]]
 WORDS = [word for word in QUICK if not word.startswith("data.")]
@@ -33,19 +33,3 @@ def test_whatever_names_are_trained_on_can_be_read_again(cli: Cli) -> None:
     out = cli.out("predict", "outputs/odd/checkpoints/best.pt", *words)
     (answer,) = json.loads(out)
     assert {item["name"] for item in answer["predictions"]} <= set(names)
-
-
-def test_a_thin_image_is_left_out_and_named(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
-    for split in ("train", "val"):
-        for name in ("cat", "dog"):
-            folder = Path("own", split, name)
-            folder.mkdir(parents=True)
-            for image in range(8):
-                Image.new("RGB", (32, 32), (80, image, 0)).save(folder / f"{image}.png")
-    thin = Path("own", "val", "dog", "thin.png")
-    Image.new("RGB", (10_000_000, 1)).save(thin)
-    words = [*WORDS, "data=folders", "data.root=own", "loss=cross_entropy", "data.test_crop=0.5"]
-    cli.out("train", *words, "data.bad_images=skip")
-    assert "thin.png: its 10,000,000 x 1 pixels need" in caplog.text
-    err = cli.fault("train", *words, "name=stop")
-    one_line(err, "thin.png: its 10,000,000 x 1 pixels need", "restore the file")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from support import QUICK, made, one_line
+from support import QUICK, made
 
 from mldec.data.digits import NAMES, digit
 from mldec.data.types import fixed_sample
@@ -19,9 +19,8 @@ A2 += ["optim.name=lamb", "schedule.name=cosine_epochs", "schedule.cooldown_epoc
 
 @pytest.mark.parametrize("head", ["ml_decoder_small", "gap"])
 def test_the_whole_way_with_the_parts_of_the_imagenet_recipe(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str
+    cli: Cli, here: Path, head: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     words = [word for word in ONE if head != "gap" or not word.startswith("head.")]
     cli.out("train", *words, *A2, f"head={head}")
     best = "outputs/digits_single/checkpoints/best.pt"
@@ -48,26 +47,3 @@ def test_the_whole_way_with_the_parts_of_the_imagenet_recipe(
     after = json.loads(Path("results.json").read_text())["metrics"]
     assert after["top1"] == metrics["top1"]
     assert after["ECE"] == pytest.approx(content["fitted"]["ECE"])
-
-
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (
-            ["train.repeats=3", "train.batch_size=72"],
-            ["train.repeats 3 needs as many images as a batch", "72"],
-        ),
-        (
-            ["loss=asl"],
-            ["AsymmetricLoss is for several labels per image, the data has one label per image"],
-        ),
-        (["data.top_k=11"], ["data.top_k 11 needs as many classes; there are 10"]),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused_at_the_start(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], parts: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    err = cli.fault("train", *ONE, *words)
-    one_line(err, *parts)
-    assert not list(tmp_path.rglob("*.pt"))

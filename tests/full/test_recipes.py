@@ -98,15 +98,14 @@ DATA: dict[str, Callable[[Path], None]] = {
 
 @pytest.fixture
 def train(
-    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Callable[..., Any], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., dict[str, Any]]:
     """Train an experiment for two steps on data of its form; return the checkpoint."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
 
     def train(name: str, *words: str) -> dict[str, Any]:
         reader = compose([f"+experiment={name}"]).data["_target_"].rpartition(".")[2]
-        DATA[reader](tmp_path / "data")
+        DATA[reader](here / "data")
         settings = [f"+experiment={name}", "data.root=data", *SMALL, *SHORT, *words]
         cli.out("train", *settings)
 

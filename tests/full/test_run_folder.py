@@ -21,11 +21,10 @@ Cli = Callable[..., Any]
 
 
 @pytest.fixture
-def run(digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(digits_run: Path, here: Path) -> Path:
     """A finished run that a test may spoil, in the working folder."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(digits_run, tmp_path / "outputs" / "digits")
-    return tmp_path / "outputs" / "digits"
+    shutil.copytree(digits_run, here / "outputs" / "digits")
+    return here / "outputs" / "digits"
 
 
 def content(run: Path) -> dict[str, bytes]:
@@ -35,14 +34,13 @@ def content(run: Path) -> dict[str, bytes]:
 
 
 def test_a_second_run_is_stopped_and_a_killed_one_gives_its_folder_free(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, here: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "outputs" / "digits"
+    folder = here / "outputs" / "digits"
     words = [*QUICK, "train.epochs=1000", "train.log_every=1", "train.workers=1"]
     words += ["train.save_every_steps=1"]
     first = subprocess.Popen(
-        [sys.executable, "-m", "mldec.train", *words], cwd=tmp_path, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "mldec.train", *words], cwd=here, stdout=subprocess.DEVNULL
     )
     try:
         log, last = folder / "metrics.jsonl", folder / "checkpoints" / "last.pt"
@@ -90,16 +88,13 @@ def test_a_restart_goes_on_from_its_own_checkpoint(
     assert (status, "ended after epoch 2, nothing is left to train" in out) == (0, True)
 
 
-def test_the_runs_of_a_sweep_each_have_their_folder(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_runs_of_a_sweep_each_have_their_folder(cli: Cli, here: Path) -> None:
     words = [*QUICK, "-m", "seed=0,1", "hydra.sweep.dir=sweep", "train.epochs=1"]
     assert cli("train", *words).status == 0
-    runs = sorted(path.parent for path in tmp_path.rglob("train.log"))
+    runs = sorted(path.parent for path in here.rglob("train.log"))
     assert len(runs) == 2
     assert all((folder / "train.log").read_text().count("best mAP") == 1 for folder in runs)
-    assert not list(tmp_path.rglob("run.lock"))
+    assert not list(here.rglob("run.lock"))
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "train.log"])
@@ -138,10 +133,9 @@ ON_PHOTOS += ["data=csv", "data.image_size=32", "train.batch_size=8", "train.epo
 
 
 @pytest.fixture
-def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def photos(here: Path) -> Path:
     """A CSV data set of small images, in the working folder."""
-    monkeypatch.chdir(tmp_path)
-    root = tmp_path / "photos"
+    root = here / "photos"
     root.mkdir()
     rows = ["path,labels,split"]
     for number in range(24):

@@ -40,14 +40,8 @@ def same_end(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize(("name", "forward"), MOMENTS)
 def test_a_signal_saves_and_ends_with_its_status(
-    name: str,
-    forward: int,
-    cli: Cli,
-    digits_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, forward: int, cli: Cli, digits_run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(patches, "forwards", 0)
     monkeypatch.setenv("PATCHES_SIGNAL", f"{name}:{forward}")
     before = signal.getsignal(signal.SIGTERM)
@@ -59,19 +53,18 @@ def test_a_signal_saves_and_ends_with_its_status(
     assert signal.getsignal(signal.SIGTERM) == before
     monkeypatch.delenv("PATCHES_SIGNAL")
     assert cli("train", *QUICK, "resume=auto").status == 0
-    same_end(digits_run, tmp_path / "outputs" / "digits")
+    same_end(digits_run, here / "outputs" / "digits")
 
 
 @pytest.mark.parametrize("forward", [2, 6])
 def test_a_killed_run_goes_on_as_if_it_had_not_been(
-    forward: int, cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    forward: int, cli: Cli, digits_run: Path, here: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     command = [sys.executable, "-m", "mldec.train", *QUICK, "train.save_every_steps=1"]
     env = {**os.environ, "PATCHES_SIGNAL": f"SIGKILL:{forward}"}
     assert subprocess.run(command, env=env, capture_output=True).returncode == -signal.SIGKILL
     assert cli("train", *QUICK, "resume=auto", "train.workers=1").status == 0
-    same_end(digits_run, tmp_path / "outputs" / "digits")
+    same_end(digits_run, here / "outputs" / "digits")
 
 
 def loader_processes() -> list[Any]:
@@ -80,9 +73,8 @@ def loader_processes() -> list[Any]:
 
 @pytest.mark.parametrize("forward", [3, 5], ids=["training", "evaluation"])
 def test_a_killed_loader_process_is_one_line_and_nothing_is_lost(
-    forward: int, cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    forward: int, cli: Cli, digits_run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     forwards = iter(range(1, 100))
 
     def kill_workers() -> None:
@@ -99,17 +91,16 @@ def test_a_killed_loader_process_is_one_line_and_nothing_is_lost(
     one_line(
         err, "a loader process died", "lower train.workers", "saved in ", "resume=auto goes on"
     )
-    last = tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt"
+    last = here / "outputs" / "digits" / "checkpoints" / "last.pt"
     assert read_torch(last)["step"] == min(forward, 4)
     assert cli("train", *QUICK, "resume=auto").status == 0
-    same_end(digits_run, tmp_path / "outputs" / "digits")
+    same_end(digits_run, here / "outputs" / "digits")
 
 
 @pytest.mark.parametrize("forward", [3, 5], ids=["training", "evaluation"])
 def test_a_stop_ends_a_wait_for_data_that_does_not_come(
-    forward: int, cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    forward: int, cli: Cli, digits_run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(signals, "PATIENCE", 0.5)
     forwards = iter(range(1, 100))
 
@@ -133,7 +124,7 @@ def test_a_stop_ends_a_wait_for_data_that_does_not_come(
     one_line(err, "stopped by SIGTERM ", ", waiting for data; saved in ", "resume=auto goes on")
     assert ("in the evaluation" in err) == (forward == 5)
     assert cli("train", *QUICK, "resume=auto").status == 0
-    same_end(digits_run, tmp_path / "outputs" / "digits")
+    same_end(digits_run, here / "outputs" / "digits")
 
 
 def test_the_soak_script_finds_nothing(tmp_path: Path) -> None:
@@ -149,11 +140,10 @@ def test_the_soak_script_finds_nothing(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def run(digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(digits_run: Path, here: Path) -> Path:
     """A finished run that a test may spoil, in the working folder."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(digits_run, tmp_path / "outputs" / "digits")
-    return tmp_path / "outputs" / "digits"
+    shutil.copytree(digits_run, here / "outputs" / "digits")
+    return here / "outputs" / "digits"
 
 
 def test_a_damaged_checkpoint_falls_back_on_the_one_before(
@@ -188,33 +178,26 @@ def test_a_half_written_log_is_cut_back(run: Path, cli: Cli, digits_run: Path) -
 
 
 def test_a_folder_deleted_in_mid_run_is_made_again(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     # Files are written before training goes on: rmtree fails if a file disappears under its hands.
     monkeypatch.setattr(torch_files.Writer, "submit", lambda _, job: job())
     forwards = iter(range(1, 100))
     monkeypatch.setattr(
         patches,
         "interrupt",
-        lambda: shutil.rmtree(tmp_path / "outputs") if next(forwards) == 8 else None,
+        lambda: shutil.rmtree(here / "outputs") if next(forwards) == 8 else None,
     )
     assert cli("train", *QUICK).status == 0
-    assert read_torch(tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt")["epoch"] == 2
+    assert read_torch(here / "outputs" / "digits" / "checkpoints" / "last.pt")["epoch"] == 2
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "outputs").write_text("a file where the folder should be")
+def test_a_folder_that_cannot_be_written_is_one_line(cli: Cli, here: Path) -> None:
+    (here / "outputs").write_text("a file where the folder should be")
     err = cli.fault("train", *QUICK)
     one_line(err, "cannot use ", "outputs")
 
 
-def test_out_of_memory_names_what_lowers_it(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_out_of_memory_names_what_lowers_it(cli: Cli, here: Path) -> None:
     err = cli.fault("train", *QUICK, "loss._target_=patches.Hungry")
     one_line(err, "out of memory on cpu: 16 training images at a time", "train.accumulate=2")

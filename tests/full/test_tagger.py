@@ -150,20 +150,6 @@ def test_export_holds_the_classes_that_are_named(
     assert answers[0] == answers[1]
 
 
-def test_the_web_page_takes_typed_classes(folder: Path) -> None:
-    from mldec.demo import parser
-    from mldec.demo.app import Answerer, Settings, open_engine
-
-    args = parser().parse_args([f"clip:{folder}", "--device", "cpu"])
-    answerer = Answerer(open_engine(args), args.vectors)
-    assert answerer.model.typed_classes
-    picture = Image.new("RGB", (40, 30), "red")
-    picture.save("red.png")
-    photos = [("red.png", Path("red.png").read_bytes())]
-    [row] = answerer.answer(photos, Settings(classes=CLASSES))
-    assert sum(item.score for item in row.predictions) == pytest.approx(1, abs=1e-4)
-
-
 def test_bad_input_is_one_line(
     folder: Path, photos: Path, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:

@@ -139,28 +139,3 @@ def test_processes_share_the_images_and_others_go_on(
     assert start(command(digits_run, photos, tmp_path), tmp_path).wait(timeout=240) == 1
     assert f"{128 * done:,} images are done, going on" in (tmp_path / "log.txt").read_text()
     check(tmp_path, whole)
-
-
-def test_processes_finish_together(
-    digits_run: Path, photos: Path, tmp_path: Path, whole: Path
-) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    status = start(command(digits_run, photos, tmp_path, *torchrun), tmp_path).wait(timeout=240)
-    log = (tmp_path / "log.txt").read_text()
-    assert status == 1, log
-    assert log.count(f"{IMAGES:,} images, 40 without an answer") == 1
-    check(tmp_path, whole)
-
-
-def test_a_full_disk_half_way_keeps_what_is_written(
-    digits_run: Path, photos: Path, tmp_path: Path, whole: Path
-) -> None:
-    # A limit on the size of files stands for a full disk: the joined array is above it.
-    words = " ".join(command(digits_run, photos, tmp_path))
-    limited = ["bash", "-c", f"trap '' XFSZ; ulimit -f 200; exec {words}"]
-    assert start(limited, tmp_path).wait(timeout=240) == 1
-    log = (tmp_path / "log.txt").read_text()
-    assert "File too large; free space" in log.splitlines()[-1]
-    assert blocks(tmp_path) == -(-IMAGES // 128)
-    assert start(command(digits_run, photos, tmp_path), tmp_path).wait(timeout=240) == 1
-    check(tmp_path, whole)

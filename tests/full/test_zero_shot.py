@@ -177,24 +177,20 @@ def test_one_threshold_serves_the_classes_of_any_words(
         assert {item["threshold"]} == thresholds
 
 
-def test_a_head_of_another_width_than_the_vectors(
-    cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    settings = [f"data.root={folder / 'data'}", f"data.cache_dir={tmp_path}", "head.word_dim=15"]
+def test_a_head_of_another_width_than_the_vectors(cli: Cli, folder: Path, here: Path) -> None:
+    settings = [f"data.root={folder / 'data'}", f"data.cache_dir={here}", "head.word_dim=15"]
     err = cli.fault("train", *QUICK, *settings)
     one_line(err, "head.word_dim=15 needs word queries of that width, [K, 15] floating point, got ")
 
 
 def test_other_classes_from_the_checkpoint_alone_after_a_text_encoder(
-    cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, folder: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    source = f"clip:{siglip_folder(tmp_path / 'tower')}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    source = f"clip:{siglip_folder(here / 'tower')}"
     settings = [f"data.root={folder / 'data'}", f"data.vectors={source}", "data.prompts=simple7"]
     cli.out("train", *QUICK, *settings, "head.word_dim=16")
-    best = tmp_path / "outputs/zsl/checkpoints/best.pt"
+    best = here / "outputs/zsl/checkpoints/best.pt"
     origin = checkpoint.load(best).classes.origin
     assert origin is not None
     assert origin.source == source
@@ -215,9 +211,9 @@ def test_other_classes_from_the_checkpoint_alone_after_a_text_encoder(
     assert [alone["zebra"], alone["traffic jam"]] == pytest.approx(wanted, abs=1e-6)
 
     # The published form has no folder of this machine, and takes the encoder by its name.
-    out = tmp_path / "published"
+    out = here / "published"
     cli.out("publish", best, "me/x", "--plugin", "patches", "--dry-run", out)
-    assert str(tmp_path) not in (out / "config.json").read_text()
+    assert str(here) not in (out / "config.json").read_text()
     assert predicted(out, "--vectors", source) == pytest.approx(alone, abs=1e-6)
     words = ["--plugin", "patches", "--classes", "zebra"]
     err = cli.fault("predict", out, some_image(folder), *words)

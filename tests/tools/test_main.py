@@ -1,6 +1,5 @@
 """The list of commands, help, version and shell completion, which need no torch."""
 
-import os
 import subprocess
 import sys
 import tomllib
@@ -63,24 +62,3 @@ def test_help_is_instant_and_needs_no_torch(command: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_says_our_version(command: str, cli: Any) -> None:
     assert cli(command, "--version")[:2] == (0, VERSION + "\n")
-
-
-def test_a_bash_completes_after_the_installation(tmp_path: Path) -> None:
-    script = tmp_path / "mldec-train"
-    script.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m mldec.train \"$@\"\n")
-    script.chmod(0o755)
-    lines = [
-        'eval "$(mldec-train -sc install=bash)"',
-        "complete -p mldec-train",
-        'COMP_LINE="mldec-train +experiment=digits_z" COMP_CWORD=1 COMP_POINT=32',
-        "hydra_bash_completion",
-        'echo "${COMPREPLY[0]}"',
-    ]
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(lines)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PATH": path},
-    )
-    assert done.stdout.splitlines()[-1] == "+experiment=digits_zsl", done.stderr

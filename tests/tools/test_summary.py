@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from support import one_line
 
 from mldec import checkpoint
 from mldec.errors import CheckpointError
-from mldec.figures import save
 from mldec.files.torch_files import read_torch
-from mldec.summary import COLUMNS, Run, draw, gather, style, table
+from mldec.summary import COLUMNS, Run, draw, gather
 from mldec.training.log import Evaluation, Progress, read_progress
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -180,21 +178,6 @@ def test_the_panels_show_curves_and_costs() -> None:
         "left out of the plot: d",
         "left out of the plot: e",
     ]
-
-
-def test_fifty_runs_differ_in_more_than_colour_and_their_names_fit(tmp_path: Path) -> None:
-    styles = [tuple(style(number).values()) for number in range(56)]
-    assert len({looks[1:] for looks in styles}) == 32, "every line style with every marker"
-    assert len(set(styles)) == 56
-
-    # A name is neither a formula nor a command to the terminal.
-    odd = made("$\\frac{\x1b[2J", [1.0])
-    assert "\x1b" not in table([odd])
-    runs = [made(f"run_{number}_{'x' * 40}", [80 + number / 10]) for number in range(49)] + [odd]
-    figure, _ = draw(runs, cost="hours")
-    figure.draw_without_rendering()
-    save(figure, tmp_path / "plot.png")
-    assert Image.open(tmp_path / "plot.png").width == 1300
 
 
 @pytest.mark.parametrize("suffix", HEADS)

@@ -22,11 +22,8 @@ def best(digits_run: Path) -> Path:
     return digits_run / "checkpoints" / "best.pt"
 
 
-def test_every_command_takes_a_published_folder(
-    cli: Cli, best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    saved, folder = checkpoint.load(best), tmp_path / "mine"
+def test_every_command_takes_a_published_folder(cli: Cli, best: Path, here: Path) -> None:
+    saved, folder = checkpoint.load(best), here / "mine"
     published.write(folder, published.with_weights(saved, saved.best.weights, best))
     weights = folder / published.WEIGHTS
     outcomes = [cli("evaluate", path, *FEW) for path in (best, folder, weights)]

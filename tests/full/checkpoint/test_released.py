@@ -14,7 +14,6 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from support import one_line
 from timm.models.swin_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
@@ -276,26 +275,6 @@ def test_predict_and_evaluate_take_released_files(
     calibrated = json.loads((tmp_path / "copy.json").read_text())
     assert calibrated["metrics"]["mAP"] == pytest.approx(report["metrics"]["mAP"])
     assert calibrated["metrics"]["CF1"] > report["metrics"]["CF1"]
-
-
-def test_bad_released_files_end_in_one_line(
-    cli: Callable[..., Any], save: Callable[..., Path], medium: dict[str, Tensor], tmp_path: Path
-) -> None:
-    good = save({"model": medium})
-    Image.new("RGB", (50, 40)).save(tmp_path / "x.png")
-    half, page = tmp_path / "half.pth", tmp_path / "page.pth"
-    half.write_bytes(good.read_bytes()[: good.stat().st_size // 2])
-    page.write_text("<!DOCTYPE html><html>no such file</html>")
-    for path, words, part in [
-        (half, [], "cannot be used (BadZipFile"),
-        (page, [], "a web page: download it again"),
-        (good, ["--image-size", "100"], "not a multiple of 32"),
-        ("zoo:tresnet_l_coco_44", [], "tresnet_l_coco_448"),
-    ]:
-        status, out, err = cli("predict", path, tmp_path / "x.png", *words)
-        assert status == 1
-        assert out == ""
-        one_line(err, part)
 
 
 def test_a_released_open_images_file_is_evaluated_on_the_data(

@@ -34,10 +34,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
-def test_the_javascript_of_the_page_runs_in_a_browser(
-    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_javascript_of_the_page_runs_in_a_browser(cli: Callable[..., Any], here: Path) -> None:
     subprocess.run(["npm", "pack", "onnxruntime-web@1.30.0"], check=True, capture_output=True)
     with tarfile.open("onnxruntime-web-1.30.0.tgz") as archive:
         for name in ENGINE:
@@ -52,7 +49,7 @@ def test_the_javascript_of_the_page_runs_in_a_browser(
     assert cli("export", "best.pt", "digits.onnx", "--any-size").status == 0
     assert cli("evaluate", "best.pt", "--write-classes", "classes.txt").status == 0
 
-    handler = partial(Quiet, directory=str(tmp_path))
+    handler = partial(Quiet, directory=str(here))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         try:

@@ -24,10 +24,9 @@ def test_a_run_is_published_and_used_from_the_hub(
     hub: fake_hub.Hub,
     digits_run: Path,
     few_resamples: None,
-    tmp_path: Path,
+    here: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     few = [*WORDS, "data.val_images=40"]
     cli.out("report", digits_run, *few, "--out", "r.html", "--json", "r.json")
     monkeypatch.setenv("HF_TOKEN", fake_hub.WRITER)
@@ -41,7 +40,7 @@ def test_a_run_is_published_and_used_from_the_hub(
     files = hub.repositories["me/digits"].commits[address[1][-40:]]
     assert files.keys() == {".gitattributes", "README.md", "config.json", "model.safetensors"}
     for name in ("README.md", "config.json"):
-        for folder in (tmp_path, digits_run.parent, Path(sys.executable).parent):
+        for folder in (here, digits_run.parent, Path(sys.executable).parent):
             assert str(folder).encode() not in files[name]
     card = ModelCard(files["README.md"].decode())
     report = json.loads(Path("r.json").read_text())

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from mldec.benchmark.throughput import prepare, settings
-from mldec.errors import ConfigError
 from mldec.heads.ml_decoder import MLDecoder
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "compare_with_official.py"
@@ -85,9 +84,3 @@ def test_the_job_times_both_sides(
     figures = content["figures"]
     ratio = figures["official_step_ms"] / figures["step_ms"]
     assert figures["times_official_step"] == pytest.approx(ratio)
-
-
-@pytest.mark.parametrize("setting", ["loss=bce", "head=gap"])
-def test_what_the_official_code_does_not_have_is_refused(script: ModuleType, setting: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{setting.partition('=')[0]}: the official side has"):
-        script.step(script.parse(["step", "--experiment", "digits", setting]))

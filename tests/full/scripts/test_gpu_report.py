@@ -23,10 +23,6 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-S", "-c", code]
 
 
-def rates(train: float, infer: float = 1.0) -> dict[str, float]:
-    return {"train_images_per_second": train, "infer_images_per_second": infer}
-
-
 def test_the_parts_come_in_the_order_of_their_value(script: dict[str, Any], tmp_path: Path) -> None:
     parts = script["parts"](tmp_path, {"BATCH_SIZE": "128"})
     names = list(dict.fromkeys(part.name.partition(".")[0] for part in parts))
@@ -74,33 +70,6 @@ def test_what_takes_too_long_is_ended_with_its_processes(
     assert (outcome["status"], outcome["last_lines"]) == ("timed out after 9 s", ["begun"])
     numbers = [int(number) for number in file.read_text().split()]
     wait_until(lambda: all(process_state(number) == "Z" for number in numbers))
-
-
-def test_the_goals_of_a_device(script: dict[str, Any]) -> None:
-    throughput = {
-        "eager": rates(1500, 5000),
-        "channels_last": rates(1600, 5500),
-        "compile": rates(1700, 5200),
-        "gap": rates(1550, 9000),
-    }
-    report = {"environment": {"device": "NVIDIA H200"}, "parts": {}, "throughput": throughput}
-    compared = script["goals"](report)
-    assert compared == {
-        "train_images_per_second": {"value": 1700, "goal": 1820, "met": False},
-        "infer_images_per_second": {"value": 5500, "goal": 5460, "met": True},
-        "head_percent": {"value": pytest.approx(100 * 50 / 1550), "goal": 4, "met": True},
-        "times_eager": {"value": 1700 / 1600, "goal": 1.15, "met": False},
-    }
-    assert script["goal_lines"](compared) == [
-        "missed: images/s in training: 1,700 (goal: at least 1,820)",
-        "met: images/s in inference: 5,500 (goal: at least 5,460)",
-        "met: percent of the step for the head: 3.226 (goal: at most 4)",
-        "missed: times the speed with torch.compile: 1.062 (goal: at least 1.15)",
-    ]
-
-    report["environment"] = {"device": "NVIDIA H100 80GB HBM3"}
-    goal = script["goals"](report)["train_images_per_second"]["goal"]
-    assert goal == pytest.approx(0.9 * 1820)
 
 
 def test_the_whole_report_on_a_cpu(tmp_path: Path) -> None:

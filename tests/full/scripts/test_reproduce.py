@@ -50,9 +50,8 @@ def test_every_section_is_one_of_datasets_md() -> None:
 
 @pytest.fixture
 def reproduce(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], here: Path
 ) -> Callable[..., tuple[int, str, str]]:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLDEC_DATA", raising=False)
 
     def call(*args: str) -> tuple[int, str, str]:
@@ -108,9 +107,8 @@ def test_it_trains_what_is_not_finished_and_says_what_came_out(
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
+def tiny(here: Path) -> object:
     """A row of the digits, which no test here trains, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
     return rows.Row("tiny", "GAP", ["+experiment=digits", "head=gap"], {"mAP": 50.0})
 
 

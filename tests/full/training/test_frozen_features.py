@@ -17,9 +17,8 @@ WORDS += ["train.ema_decay=null", "train.channels_last=false", "optim.name=adamw
 
 
 @pytest.fixture
-def train(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def train(cli: Any, here: Path) -> Any:
     """Return a function that trains on 24 pictures; it returns the checkpoint."""
-    monkeypatch.chdir(tmp_path)
     Path("own").mkdir()
     rows = ["path,labels,split\n"]
     for number in range(24):

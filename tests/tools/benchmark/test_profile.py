@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from mldec.benchmark import profile
-from mldec.benchmark.profile import PARTS, Stopwatch, product_flops, published
-from mldec.runtime.devices import Precision
+from mldec.benchmark.profile import PARTS, Stopwatch
 
 SMALL = [
     "data.image_size=32",
@@ -85,43 +84,3 @@ def test_without_its_data_an_experiment_has_random_images(
     lines = out.splitlines()
     assert "7 classes" in lines[0]
     assert lines[1].startswith(f"data: random images: {tmp_path / 'absent'}")
-
-
-def test_a_product_is_measured_in_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    dtypes = []
-    matmul = torch.Tensor.__matmul__
-
-    def noted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        dtypes.append(a.dtype)
-        return matmul(a, b)
-
-    monkeypatch.setattr(torch.Tensor, "__matmul__", noted)
-    for precision in (Precision.auto, Precision.fp32, Precision.bf16):
-        assert 1e6 < product_flops(torch.device("cpu"), precision) < 1e15
-    assert list(dict.fromkeys(dtypes)) == [torch.float32, torch.bfloat16]
-
-    # Two operations per product, by the fastest round.
-    monkeypatch.setattr(profile, "in_turns", lambda *_, **__: {"product": [0.5, 0.1, 0.3]})
-    assert product_flops(torch.device("cpu"), Precision.fp32) == pytest.approx(2 * 64**3 / 0.1)
-
-
-@pytest.mark.parametrize(
-    ("name", "precision", "tf32", "teraflops"),
-    [
-        ("NVIDIA H100 80GB HBM3", Precision.bf16, False, 989.5),
-        ("NVIDIA A100-SXM4-80GB", Precision.fp32, True, 156),
-        ("NVIDIA A100-SXM4-80GB", Precision.fp32, False, 19.5),
-    ],
-)
-def test_published_peaks(
-    name: str,
-    precision: Precision,
-    tf32: bool,
-    teraflops: float,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
-    value, source = published(name, precision) or (0, "")
-    assert value == pytest.approx(teraflops * 1e12)
-    assert "data sheet" in source
-    assert published("Some GPU", precision) is None

@@ -103,10 +103,7 @@ def test_classes_without_positives_and_unreachable_objectives_are_named(
     assert all(f"{name} (" in out for name in missed)
 
 
-def test_a_run_goes_on_from_a_calibrated_copy(
-    cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_goes_on_from_a_calibrated_copy(cli: Cli, digits_run: Path, here: Path) -> None:
     last = digits_run / "checkpoints" / "last.pt"
     assert cli("calibrate", last, *WORDS, "--out", "x.pt")[0] == 0
     before, after = checkpoint.load(last), checkpoint.load(Path("x.pt"))

@@ -141,9 +141,8 @@ def test_a_zero_shot_file_may_have_its_classes_inside(
     ],
 )
 def test_wrong_options_are_one_line(
-    cli: Cli, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, words: list[str], message: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(exporting, "traced", lambda *_: pytest.fail("traced"))
     if words == ["x.onnx"]:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -204,13 +203,8 @@ def test_images_of_the_training_calibrate_eight_bits(checkpoint: Path, tmp_path:
 
 
 def test_the_python_of_the_page_runs(
-    cli: Cli,
-    checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli, checkpoint: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     picture(90, 70).save("photo.png")
     status, printed, err = cli("export", checkpoint, "digits.onnx")
     assert (status, err) == (0, "")

@@ -20,11 +20,9 @@ from pictures import picture
 from PIL import Image
 from support import one_line
 
-from mldec.checkpoint import load_model
 from mldec.files.run_lock import RunLock
 from mldec.files.torch_files import read_torch
 from mldec.predict import answers, engine, results
-from mldec.predict.heat_maps import Explainer
 from mldec.predict.run import FORMATS
 from mldec.runtime.devices import MAX_IMAGE_SIZE
 
@@ -279,15 +277,6 @@ def test_pictures_are_of_the_same_classes_as_the_scores(
     assert [(item.name, item.score) for item in findings] == shown
     assert (image.size, title) == ((64, 64), "0.png")
     assert method.startswith("attention of the query of the class")
-
-    # Of the whole list of classes, the map of each name is its own.
-    loaded = load_model(best, plugins=["patches"])
-    explainer = Explainer(loaded.model, 64)
-    classes = [*range(len(loaded.classes))]
-    maps = explainer.maps(loaded.transform(image)[None], [classes])[0]
-    for item in findings:
-        expected = maps[loaded.classes.names.index(item.name)].numpy()
-        np.testing.assert_allclose(item.heat, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_what_cannot_be_scored_is_one_line(

@@ -129,9 +129,8 @@ def test_a_list_has_a_path_per_line_or_a_column(
     ],
 )
 def test_what_cannot_be_a_list_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, words: Any, message: str
+    here: Path, content: str, words: Any, message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("list.csv").write_text(content)
     with pytest.raises((DataError, ConfigError), match=message):
         list(Inputs([], **{"listing": "list.csv", **words}))

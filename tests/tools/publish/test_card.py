@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from mldec.checkpoint import Calibration, Checkpoint, Loaded
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.types import Classes
-from mldec.publish import MOST_CLASSES, UNDEFINED, Known, Measured, Start, card, escaped, number
+from mldec.publish import MOST_CLASSES, UNDEFINED, Known, Measured, Start, card
 
 NASTY = "a|b`<img src=x>`[c](https://evil.example)*\\ "
 CALIBRATION = Calibration(
@@ -162,11 +162,3 @@ def test_settings_cannot_end_their_block(known: Callable[..., Known], saved: Che
     first, last = (number for number, line in enumerate(lines) if line.startswith("`````"))
     assert (lines[first], lines[last]) == ("`````yaml", "`````")
     assert yaml.safe_load("\n".join(lines[first + 1 : last])) == config
-
-
-def test_numbers_are_short_and_text_is_shown_as_it_is() -> None:
-    values = [None, float("nan"), 3, 1234.0, 0.126]
-    assert [number(value) for value in values] == [UNDEFINED, UNDEFINED, "3", "1,234", "0.13"]
-    assert escaped("a_b*c") == "a\\_b\\*c"
-    assert escaped("line\nbreak\x1b[2J") == "line break?\\[2J"
-    assert escaped("12:30") == "12:30"

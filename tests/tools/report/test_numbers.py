@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import bootstrap
 from sklearn.metrics import average_precision_score, confusion_matrix
 
 from mldec.evaluators import Evaluator
@@ -11,7 +10,7 @@ from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.report import comparison, statistics
-from mldec.report.comparison import changes, compare, p_value
+from mldec.report.comparison import changes, compare
 from mldec.report.statistics import (
     BINS,
     MOST_PAIRED,
@@ -106,22 +105,7 @@ def test_average_precision_with_weights_is_that_of_scikit_learn() -> None:
     assert np.isnan(average_precision(scores, np.minimum(labels, 0), weights)).all()
 
 
-def test_intervals_are_about_those_of_the_usual_bootstrap_and_hold_the_truth() -> None:
-    scores, labels = one_class(600)
-    low, high = interval(average_precision(scores, labels, draw(600, 1)))
-    usual = bootstrap(
-        (labels == 1, scores),
-        average_precision_score,
-        paired=True,
-        vectorized=False,
-        n_resamples=200,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    width = usual.high - usual.low
-    assert low == pytest.approx(usual.low, abs=0.2 * width)
-    assert high == pytest.approx(usual.high, abs=0.2 * width)
-
+def test_intervals_hold_the_truth() -> None:
     # The average precision of ten thousand images stands for the truth.
     truth = average_precision_score(*one_class(10_000)[::-1])
     inside = 0
@@ -290,16 +274,3 @@ def test_paired_intervals_are_narrower_and_tell_a_real_difference() -> None:
     assert result.p_value == pytest.approx(2 / 201)
     assert "200 resamples" in result.test
     assert "at least 0.010" in result.test
-
-
-def test_without_a_difference_p_values_are_spread_evenly() -> None:
-    values = []
-    for seed in range(200):
-        weights = np.random.default_rng(seed).standard_exponential((1, 120, 100), np.float32)
-        gaps = []
-        for answers in two_models(120, 3, seed=seed):
-            pairs = zip(answers.logits.T, answers.labels.T, strict=True)
-            gaps.append(np.mean([average_precision(*pair, weights) for pair in pairs], axis=0))
-        values.append(p_value(gaps[0] - gaps[1]))
-    for level in (0.1, 0.3, 0.5, 0.7, 0.9):
-        assert np.mean(np.array(values) <= level) == pytest.approx(level, abs=0.1)
