@@ -1,6 +1,5 @@
 """A run that is stopped, killed or loses files ends like one that was not interrupted."""
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -125,18 +124,6 @@ def test_a_stop_ends_a_wait_for_data_that_does_not_come(
     assert ("in the evaluation" in err) == (forward == 5)
     assert cli("train", *QUICK, "resume=auto").status == 0
     same_end(digits_run, here / "outputs" / "digits")
-
-
-def test_the_soak_script_finds_nothing(tmp_path: Path) -> None:
-    words = ["--kills", "2", "--signals", "1", "--flips", "5", "--worlds", "--no-saving"]
-    script, target = ROOT / "scripts" / "soak.py", tmp_path / "soak.json"
-    command = [sys.executable, str(script), *words, "--json", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(target.read_text())["figures"]
-    assert figures["kills"]["kills"] == figures["kills"]["equal"] == 2
-    assert figures["flips"]["noticed"] == 5
-    assert figures["signals"]["equal"] == figures["signals"]["sent"]
 
 
 @pytest.fixture
