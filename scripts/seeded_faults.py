@@ -276,7 +276,7 @@ def failing_test(folder: Path, patterns: str) -> str | None:
     tests: list[Path] = []
     for pattern in patterns.split():
         tests += sorted(folder.glob(f"tests/{pattern}"))
-    words = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not gpu and not slow"]
+    words = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not gpu"]
     command = [sys.executable, "-m", "pytest", *words, *map(str, tests)]
     environment = {**os.environ, "PYTHONPATH": str(folder), "MLDEC_SAMPLE_DATA": DATA}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
