@@ -38,12 +38,6 @@ def test_a_small_tree_is_learnt_by_heart(cli: Cli, folder: Path) -> None:
     assert report["metrics"]["mAP"] > 95
 
 
-def test_real_photos_are_learnt_by_heart(cli: Cli, sample_data: Path) -> None:
-    report = own_map(cli, sample_data / "coco2014_mini")
-    assert report["images"] == 59
-    assert report["metrics"]["mAP"] >= 95
-
-
 def test_an_image_that_breaks_in_training_is_one_line_and_the_checkpoint_stays(
     cli: Cli, folder: Path
 ) -> None:

@@ -61,23 +61,6 @@ def test_half_precision_of_a_run_is_left_out_on_a_cpu(
     assert "evaluated in fp32 on a CPU, not in train.precision=bf16" in out
 
 
-def test_tensorboard_reads_the_run(digits_run: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.util.tensor_util import make_ndarray
-
-    events = EventAccumulator(str(digits_run / "tensorboard"), size_guidance={"images": 0})
-    events.Reload()
-    assert [event.step for event in events.Scalars("val/mAP")] == [4, 8]
-    assert [event.step for event in events.Images("val_images")] == [4, 8]
-
-    # The micro curve holds the overall precision and recall at the threshold of the evaluation.
-    for event in events.Tensors("val_pr/micro"):
-        curve = make_ndarray(event.tensor_proto)
-        for row, metric in ((4, "val/OP"), (5, "val/OR")):
-            (value,) = [one.value for one in events.Scalars(metric) if one.step == event.step]
-            assert 100 * curve[row, 50] == pytest.approx(value)
-
-
 def test_an_existing_run_is_not_overwritten(
     cli: Cli, digits_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ The form "nuswide" is not here: its data are zero-shot, see tests/full/scripts/t
 """
 
 import json
-import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -157,20 +156,3 @@ def test_an_experiment_trains_two_steps(cli: Cli, tree: Callable[[str], Path], n
     cli.out("train", *words)
     state = read_torch(Path("outputs", name, "checkpoints", "last.pt"))
     assert (state["step"], state["epoch"]) == (2, 1)
-
-
-def test_reports_call_counts_counts_and_name_confusions(
-    cli: Cli, tree: Callable[[str], Path]
-) -> None:
-    for layout in ("openimages", "imagenet"):
-        words = [f"+experiment=digits_{layout}", f"data.root={tree(layout)}"]
-        cli.out("train", *words, *TINY)
-    out = cli.out("evaluate", "outputs/digits_openimages/checkpoints/best.pt", *PLUGIN)
-    percent, _, counts = out.partition("number of classes:\n")
-    assert "classes_" not in percent
-    assert re.search(r"^  classes_valid +10$", counts, re.MULTILINE)
-    found = report(cli, Path("outputs/digits_imagenet/checkpoints/best.pt"))
-    wrong = sum(pair["images"] for pair in found["confusions"])
-    assert wrong == round(24 * (1 - found["metrics"]["top1"] / 100))
-    assert all(pair["label"] != pair["prediction"] for pair in found["confusions"])
-    assert {pair["prediction"] for pair in found["confusions"]} <= found["per_class"].keys()

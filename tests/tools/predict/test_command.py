@@ -1,15 +1,12 @@
 """The command: what is printed and written, how it goes on, and what is refused."""
 
 import csv
-import io
 import json
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -216,20 +213,6 @@ def test_a_second_ctrl_c_keeps_the_list_too(
     assert status == 130
     one_line(err, "interrupted")
     assert len(json.loads(out)) == 2
-
-
-def test_a_list_on_standard_input_may_name_a_missing_image(
-    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = SimpleNamespace(buffer=io.BytesIO(b"0.png\nmissing.png\n1.png\n"))
-    monkeypatch.setattr(sys, "stdin", given)
-    words = ["--list", "-", "--root", photos, *SHARED, "--jsonl", "-"]
-    status, out, err = cli("predict", best, *words)
-    assert status == 1
-    one_line(err, "missing.png: no such file")
-    rows = rows_of(out)
-    assert [row["image"] for row in rows] == ["0.png", "missing.png", "1.png"]
-    assert ["error" in row for row in rows] == [False, True, False]
 
 
 def test_the_rows_of_an_exported_file_are_those_of_its_checkpoint(
