@@ -1,11 +1,8 @@
-import importlib
-import logging
 import os
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -17,8 +14,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import fake_hub
 import huggingface_hub
-import torch
-from support import QUICK
+from support import QUICK, Cli
 
 from mldec.runtime.devices import Precision
 
@@ -51,52 +47,9 @@ def sample_data() -> Path:
     return folder
 
 
-class Outcome(NamedTuple):
-    """What a command left behind."""
-
-    status: int
-    out: str
-    err: str
-
-
-class Commands:
-    """Runs commands in this process, as their console scripts would."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.capsys, self.monkeypatch = capsys, monkeypatch
-
-    def __call__(self, command: str, *words: str | Path) -> Outcome:
-        """Run a command; return what a user sees."""
-        self.monkeypatch.setattr(sys, "argv", [f"mldec-{command}", *map(str, words)])
-        self.capsys.readouterr()
-        random_state, log = torch.get_rng_state(), logging.getLogger("mldec")
-        handlers, level = list(log.handlers), log.level
-        try:
-            importlib.import_module(f"mldec.{command}").main()
-            status = 0
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        torch.set_rng_state(random_state)
-        log.handlers[:] = handlers
-        log.setLevel(level)
-        return Outcome(status, *self.capsys.readouterr())
-
-    def out(self, command: str, *words: str | Path) -> str:
-        """Run a command that must succeed; return what it prints."""
-        status, out, err = self(command, *words)
-        assert status == 0, err
-        return out
-
-    def fault(self, command: str, *words: str | Path) -> str:
-        """Run a command that must be refused; return what it says."""
-        status, _, err = self(command, *words)
-        assert status == 1, err
-        return err
-
-
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(capsys, monkeypatch)
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    return Cli(capsys, monkeypatch)
 
 
 @pytest.fixture
@@ -114,6 +67,12 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder / "outputs" / "digits"
+
+
+@pytest.fixture(scope="session")
+def best(digits_run: Path) -> Path:
+    """The best checkpoint of that run."""
+    return digits_run / "checkpoints" / "best.pt"
 
 
 @pytest.fixture

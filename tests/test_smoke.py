@@ -3,20 +3,18 @@
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
-from support import QUICK, assert_equal, made, numbers
+from support import QUICK, Cli, assert_equal, made, numbers
 
 from mldec.data.digits import NAMES, digits
 from mldec.data.types import fixed_sample
 from mldec.files.torch_files import read_torch
 from mldec.training.step import Learner
 
-Cli = Callable[..., Any]
 PLUGIN = ["--plugin", "patches"]
 
 

@@ -1,16 +1,13 @@
 """The smoke run on image files: train, then evaluate on the training images themselves."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support import one_line, write_coco
+from support import Cli, one_line, write_coco
 
 from mldec import checkpoint
 
-Cli = Callable[..., Any]
 LAST = Path("outputs/coco_smoke/checkpoints/last.pt")
 
 

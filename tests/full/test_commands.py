@@ -5,21 +5,18 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from support import QUICK, one_line
+from support import QUICK, Cli, one_line
 
 import mldec
 from mldec import checkpoint
 from mldec.data.digits import NAMES
 from mldec.files.torch_files import read_torch
-
-Cli = Callable[..., tuple[int, str, str]]
 
 
 def test_a_run_leaves_what_the_readme_says(digits_run: Path) -> None:
@@ -72,9 +69,8 @@ def test_an_existing_run_is_not_overwritten(
 
 
 def test_evaluate_gives_the_number_of_the_run_and_writes_it(
-    cli: Cli, digits_run: Path, tmp_path: Path
+    cli: Cli, best: Path, tmp_path: Path
 ) -> None:
-    best = digits_run / "checkpoints" / "best.pt"
     words = ["--plugin", "patches", "--json", tmp_path / "r.json", "--csv", tmp_path / "r.csv"]
     out = cli.out("evaluate", best, *words)
     found = json.loads((tmp_path / "r.json").read_text())
@@ -225,8 +221,7 @@ def test_a_batch_per_gpu_replaces_the_batch_size(cli: Cli, here: Path) -> None:
     assert cli("train", *words, "train.batch_size=8", "resume=auto").status == 0
 
 
-def test_init_starts_a_new_run_from_weights(cli: Cli, digits_run: Path, here: Path) -> None:
-    best = digits_run / "checkpoints" / "best.pt"
+def test_init_starts_a_new_run_from_weights(cli: Cli, best: Path, here: Path) -> None:
     out = cli.out(
         "train", *QUICK, f"init={best}", "train.epochs=1", "optim.lr=1e-9", "train.ema_decay=null"
     )

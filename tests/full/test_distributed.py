@@ -5,13 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from support import QUICK, numbers, wait_until
+from support import QUICK, Cli, numbers, wait_until
 
 from mldec.files.run_lock import RunLock
 from mldec.files.torch_files import read_torch
@@ -79,9 +77,7 @@ def test_two_processes_with_accumulation_fine_tune_as_one(tmp_path: Path) -> Non
     assert len(one["optimizer"]["param_groups"]) == len(two["optimizer"]["param_groups"]) > 4
 
 
-def test_averaged_batch_norm_statistics_are_those_of_all_images(
-    cli: Callable[..., Any], here: Path
-) -> None:
+def test_averaged_batch_norm_statistics_are_those_of_all_images(cli: Cli, here: Path) -> None:
     words = ["+experiment=digits", "backbone=tiny", "data.train_images=8", "data.val_images=8"]
     words += ["train.batch_size=8", "train.epochs=1", "train.workers=0", "device=cpu"]
     done = finish(
@@ -149,7 +145,7 @@ def test_float64_losses_depend_neither_on_the_processes_nor_on_accumulation(
 
 
 def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
-    cli: Callable[..., Any], digits_run: Path, tmp_path: Path
+    cli: Cli, digits_run: Path, tmp_path: Path
 ) -> None:
     # 41 images in batches of 16: 4 processes leave one without any.
     words = [digits_run / "checkpoints" / "best.pt", "--plugin", "patches"]

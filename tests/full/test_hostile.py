@@ -4,13 +4,13 @@ import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import hostile
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import Cli
 from torch import nn
 
 import mldec
@@ -111,9 +111,7 @@ def test_pickle_and_torch_themselves_run_what_the_corpus_holds(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("command", ["predict", "demo --port 0", "evaluate", "benchmark predict"])
-def test_no_command_opens_a_pt2_file(
-    command: str, corpus: list[Path], cli: Callable[..., Any]
-) -> None:
+def test_no_command_opens_a_pt2_file(command: str, corpus: list[Path], cli: Cli) -> None:
     (path,) = (path for path in corpus if path.name == "program.pt2")
     images = [path] if "predict" in command else []
     status, out, err = cli(*command.split(), path, *images)

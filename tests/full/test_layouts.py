@@ -11,12 +11,11 @@ from pathlib import Path
 
 import patches
 import pytest
-from support import QUICK, assert_equal
+from support import QUICK, Cli, assert_equal
 
 from mldec.files.torch_files import read_torch
 from mldec.losses.partial import read_prior
 
-Cli = Callable[..., tuple[int, str, str]]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 DATA = {
     "coco": "coco",

@@ -1,14 +1,12 @@
 """Odd names of classes, from training to prediction."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from support import QUICK
+from support import QUICK, Cli
 
-Cli = Callable[..., tuple[int, str, str]]
 WORDS = [word for word in QUICK if not word.startswith("data.")]
 WORDS += ["data.cache_dir=cache", "data.image_size=32", "train.batch_size=8", "train.epochs=1"]
 

@@ -1,17 +1,15 @@
 """Data with one label per image: train, evaluate, predict, and what is refused before."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from support import QUICK, made
+from support import QUICK, Cli, made
 
 from mldec.data.digits import NAMES, digit
 from mldec.data.types import fixed_sample
 
-Cli = Callable[..., tuple[int, str, str]]
 ONE = ["+experiment=digits_single", *(word for word in QUICK if not word.startswith("+experiment"))]
 A2 = ["mix.mixup=0.1", "mix.cutmix=1.0", "loss=bce_threshold", "train.repeats=3"]
 A2 += ["optim.name=lamb", "schedule.name=cosine_epochs", "schedule.cooldown_epochs=1"]

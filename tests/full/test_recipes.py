@@ -9,7 +9,7 @@ import pytest
 import torch
 import trees
 from readers import write_picture
-from support import write_coco
+from support import Cli, write_coco
 
 from mldec.config.compose import compose, experiments
 from mldec.files.torch_files import read_torch
@@ -97,9 +97,7 @@ DATA: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.fixture
-def train(
-    cli: Callable[..., Any], here: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., dict[str, Any]]:
+def train(cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Train an experiment for two steps on data of its form; return the checkpoint."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
 

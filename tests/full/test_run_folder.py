@@ -5,19 +5,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
-from support import QUICK, numbers, one_line, wait_until
+from support import QUICK, Cli, numbers, one_line, wait_until
 
 from mldec import checkpoint
 from mldec.files.torch_files import read_torch
-
-Cli = Callable[..., Any]
 
 
 @pytest.fixture

@@ -7,20 +7,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import patches
 import pytest
-from support import QUICK, assert_equal, numbers, one_line, process_state, wait_until
+from support import QUICK, Cli, assert_equal, numbers, one_line, process_state, wait_until
 
 from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
 from mldec.runtime import signals
 
-Cli = Callable[..., Any]
-ROOT = Path(__file__).parents[2]
 # Forward passes of an epoch: 1 to 4 train; 5 and 6 evaluate the average and the weights on a batch,
 # and with batches of 20 images 7 and 8 on another one.
 MOMENTS = [("SIGTERM", 3), ("SIGTERM", 5), ("SIGUSR1", 8), ("SIGINT", 4), ("SIGINT", 10)]

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import open_clip
@@ -13,6 +11,7 @@ import torch
 from clip_towers import clip_folder, siglip_folder
 from PIL import Image
 from sklearn.metrics import average_precision_score
+from support import Cli
 
 NAMES = ("zebra", "traffic jam", "cat")
 CLASSES = ",".join(NAMES)
@@ -63,9 +62,7 @@ def logits_of_open_clip(folder: Path, photos: list[Path]) -> np.ndarray:
     return np.asarray(logits)
 
 
-def test_predict_names_any_classes(
-    folder: Path, photos: Path, tmp_path: Path, cli: Callable[..., Any]
-) -> None:
+def test_predict_names_any_classes(folder: Path, photos: Path, tmp_path: Path, cli: Cli) -> None:
     files = sorted(photos.glob("*.jpg"))
     words = ["--classes", CLASSES, "--content", "scores", "--json", "scores.json"]
     assert cli("predict", f"clip:{folder}", *files, *words, "--features", "f.npy").status == 0
@@ -78,7 +75,7 @@ def test_predict_names_any_classes(
 
 
 def test_evaluate_and_calibrate_on_several_labels(
-    folder: Path, photos: Path, tmp_path: Path, cli: Callable[..., Any]
+    folder: Path, photos: Path, tmp_path: Path, cli: Cli
 ) -> None:
     source, data = f"clip:{folder}", ["data=csv", f"data.root={photos}"]
     settings = [*data, f"data.classes=[{CLASSES}]", "train.workers=0"]
@@ -108,9 +105,7 @@ def test_evaluate_and_calibrate_on_several_labels(
 
 
 @pytest.mark.usefixtures("few_resamples")
-def test_report_on_several_labels(
-    folder: Path, photos: Path, tmp_path: Path, cli: Callable[..., Any]
-) -> None:
+def test_report_on_several_labels(folder: Path, photos: Path, tmp_path: Path, cli: Cli) -> None:
     settings = ["data=csv", f"data.root={photos}", f"data.classes=[{CLASSES}]", "train.workers=0"]
     other = f"clip:{siglip_folder(tmp_path / 'siglip', seed=3)}"
     words = ["--compare", other, "--out", "report.html"]
@@ -119,7 +114,7 @@ def test_report_on_several_labels(
 
 
 def test_evaluate_and_calibrate_on_one_label(
-    folder: Path, photos: Path, tmp_path: Path, cli: Callable[..., Any]
+    folder: Path, photos: Path, tmp_path: Path, cli: Cli
 ) -> None:
     settings = ["data=folders", f"data.root={photos / 'folders'}", "data.train=val"]
     settings += ["train.workers=0"]
@@ -135,9 +130,7 @@ def test_evaluate_and_calibrate_on_one_label(
     assert cli("predict", "c.pt", files[0]).status == 0
 
 
-def test_export_holds_the_classes_that_are_named(
-    folder: Path, photos: Path, cli: Callable[..., Any]
-) -> None:
+def test_export_holds_the_classes_that_are_named(folder: Path, photos: Path, cli: Cli) -> None:
     words = ["--classes", CLASSES, "--verify", photos / "folders" / "val" / "cat"]
     done = cli("export", f"clip:{folder}", "tagger.onnx", *words)
     assert done.status == 0, done.err
@@ -150,9 +143,7 @@ def test_export_holds_the_classes_that_are_named(
     assert answers[0] == answers[1]
 
 
-def test_bad_input_is_one_line(
-    folder: Path, photos: Path, tmp_path: Path, cli: Callable[..., Any]
-) -> None:
+def test_bad_input_is_one_line(folder: Path, photos: Path, tmp_path: Path, cli: Cli) -> None:
     photo, source = next(photos.glob("*.jpg")), f"clip:{folder}"
     other = f"clip:{siglip_folder(tmp_path / 'siglip', seed=3)}"
     for words, message in (

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import official
 import pytest
 import torch
 from clip_towers import siglip_folder
-from support import CONFIGS, one_line
+from support import CONFIGS, Cli, one_line
 
 from mldec import checkpoint
 from mldec.checkpoint import load_model
@@ -20,7 +21,6 @@ from mldec.data.transforms import read_image
 from mldec.data.word_vectors import read_vectors
 from mldec.files.torch_files import read_torch
 
-Cli = Callable[..., tuple[int, str, str]]
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_digits.py"
 QUICK = [
     "+experiment=nuswide_zsl_tresnet_m",
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+def command(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.chdir(folder)
 
     def command(name: str, *words: str | Path) -> tuple[int, str, str]:
@@ -65,7 +65,9 @@ def some_image(folder: Path) -> Path:
     return min((folder / "data" / "images").iterdir())
 
 
-def test_evaluate_gives_the_number_of_the_run(command: Cli, folder: Path, tmp_path: Path) -> None:
+def test_evaluate_gives_the_number_of_the_run(
+    command: Callable[..., Any], folder: Path, tmp_path: Path
+) -> None:
     state = read_torch(folder / "outputs/zsl/checkpoints/best.pt")
     assert state["best"]["metric"] == "zsl_mAP"
     assert state["classes"]["queries"].shape == (40, 14)
@@ -78,7 +80,7 @@ def test_evaluate_gives_the_number_of_the_run(command: Cli, folder: Path, tmp_pa
 
 
 def test_evaluate_on_all_images_and_on_other_unseen_classes(
-    command: Cli, folder: Path, tmp_path: Path
+    command: Callable[..., Any], folder: Path, tmp_path: Path
 ) -> None:
     status, out, err = command("evaluate", "data.val_images=all")
     assert status == 0, err
@@ -98,7 +100,7 @@ def test_evaluate_on_all_images_and_on_other_unseen_classes(
 
 
 def test_predict_knows_its_own_classes_and_new_ones(
-    command: Cli, folder: Path, tmp_path: Path
+    command: Callable[..., Any], folder: Path, tmp_path: Path
 ) -> None:
     image = some_image(folder)
 
@@ -139,7 +141,7 @@ def test_predict_knows_its_own_classes_and_new_ones(
     ],
 )
 def test_predict_refuses_in_one_line(
-    command: Cli, folder: Path, words: list[str], part: str
+    command: Callable[..., Any], folder: Path, words: list[str], part: str
 ) -> None:
     # A file of the same width that has one name of the training, with other numbers.
     numbers = "-0.5 " * 14
@@ -151,7 +153,7 @@ def test_predict_refuses_in_one_line(
 
 
 def test_one_threshold_serves_the_classes_of_any_words(
-    command: Cli, cli: Cli, folder: Path, tmp_path: Path
+    command: Callable[..., Any], cli: Cli, folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "x.pt"
     status, text, err = command("calibrate", "--out", out, "--json", tmp_path / "c.json")
@@ -258,7 +260,7 @@ def test_a_zero_shot_file_of_the_official_code_is_given_names_and_vectors(
     one_line(err, f"{path} names no classes and holds no word vectors: thresholds cannot be stored")
 
 
-def test_data_of_another_image_size_is_noticed(command: Cli) -> None:
+def test_data_of_another_image_size_is_noticed(command: Callable[..., Any]) -> None:
     data = ["data=nuswide_zsl", "data.root=data", "data.cache_dir=cache", "train.workers=0"]
     warning = "evaluated at 224 pixels, the default of this data; outputs/zsl/checkpoints/best.pt"
     advice = " is for 32: pass data.image_size=32 for that\n"
@@ -268,7 +270,9 @@ def test_data_of_another_image_size_is_noticed(command: Cli) -> None:
         assert (warning + advice in out) is is_warned
 
 
-def test_names_are_not_given_where_they_have_no_effect(command: Cli, folder: Path) -> None:
+def test_names_are_not_given_where_they_have_no_effect(
+    command: Callable[..., Any], folder: Path
+) -> None:
     names = ["--class-names", "data/wordvec_array.txt"]
     status, _, err = command("evaluate", *names)
     assert status == 1

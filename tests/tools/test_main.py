@@ -4,10 +4,9 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support import cpu_seconds
+from support import Cli, cpu_seconds
 
 import mldec
 from mldec.__main__ import COMMANDS, overview
@@ -60,5 +59,5 @@ def test_help_is_instant_and_needs_no_torch(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_says_our_version(command: str, cli: Any) -> None:
+def test_every_command_says_our_version(command: str, cli: Cli) -> None:
     assert cli(command, "--version")[:2] == (0, VERSION + "\n")

@@ -4,13 +4,13 @@ import csv
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import one_line
+from support import Cli, one_line
 
 from mldec import checkpoint
 from mldec.errors import CheckpointError
@@ -18,7 +18,6 @@ from mldec.files.torch_files import read_torch
 from mldec.summary import COLUMNS, Run, draw, gather
 from mldec.training.log import Evaluation, Progress, read_progress
 
-Cli = Callable[..., tuple[int, str, str]]
 HEADS = {".png": b"\x89PNG", ".SVG": b"<?xml", ".pdf": b"%PDF"}
 
 

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import timm
 import torch
 import yaml
 from safetensors.torch import save_file
+from support import Cli
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -157,7 +157,7 @@ def save_cvt(folder: Path) -> None:
 
 
 def test_a_run_is_trained_and_loaded_without_the_folder_of_its_network(
-    cli: Callable[..., Any], tmp_path: Path
+    cli: Cli, tmp_path: Path
 ) -> None:
     model = tmp_path / "model"
     save_cvt(model)

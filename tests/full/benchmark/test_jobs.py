@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import Cli
 
 from mldec import build
 from mldec.benchmark import profile
@@ -56,7 +57,7 @@ def test_the_committed_costs_are_those_of_the_command() -> None:
 
 @pytest.fixture
 def profiled(
-    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., dict[str, Any]]:
     """Profile a small step of digits, and return its figures."""
     monkeypatch.setitem(profile.SIDE, "cpu", 64)

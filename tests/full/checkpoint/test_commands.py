@@ -1,25 +1,18 @@
 """Commands with a published folder, and with names of classes in files."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import QUICK, one_line
+from support import QUICK, Cli, one_line
 
 from mldec import checkpoint
 from mldec.checkpoint import load_model, published
 from mldec.files.torch_files import read_torch, save
 
-Cli = Callable[..., Any]
 ORDER = [3, 1, 4, 9, 5, 2, 6, 8, 7, 0]  # of the ten classes in the reordered checkpoint
 FEW = ["--plugin", "patches", "data.val_images=20", "device=cpu"]
-
-
-@pytest.fixture
-def best(digits_run: Path) -> Path:
-    return digits_run / "checkpoints" / "best.pt"
 
 
 def test_every_command_takes_a_published_folder(cli: Cli, best: Path, here: Path) -> None:

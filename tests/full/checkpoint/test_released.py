@@ -14,6 +14,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from support import Cli
 from timm.models.swin_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
@@ -250,7 +251,7 @@ def test_a_resnet_with_the_official_head(save: Callable[..., Path]) -> None:
 
 
 def test_predict_and_evaluate_take_released_files(
-    cli: Callable[..., Any],
+    cli: Cli,
     save: Callable[..., Path],
     medium: dict[str, Tensor],
     tmp_path: Path,
@@ -278,7 +279,7 @@ def test_predict_and_evaluate_take_released_files(
 
 
 def test_a_released_open_images_file_is_evaluated_on_the_data(
-    cli: Callable[..., Any], save: Callable[..., Path], tmp_path: Path
+    cli: Cli, save: Callable[..., Path], tmp_path: Path
 ) -> None:
     mids = [f"/m/{index:05}" for index in range(9605)]
     # Ten classes share five names.

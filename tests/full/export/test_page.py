@@ -4,12 +4,10 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import hostile
 import pytest
@@ -17,6 +15,7 @@ import torch
 from browser import opened
 from pictures import picture
 from selenium.webdriver.support.wait import WebDriverWait
+from support import Cli
 
 from mldec.checkpoint import load_model
 from mldec.data.images import load_image
@@ -34,7 +33,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
-def test_the_javascript_of_the_page_runs_in_a_browser(cli: Callable[..., Any], here: Path) -> None:
+def test_the_javascript_of_the_page_runs_in_a_browser(cli: Cli, here: Path) -> None:
     subprocess.run(["npm", "pack", "onnxruntime-web@1.30.0"], check=True, capture_output=True)
     with tarfile.open("onnxruntime-web-1.30.0.tgz") as archive:
         for name in ENGINE:

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import fake_hub
@@ -12,6 +11,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from PIL import Image
+from support import Cli
 
 from mldec.checkpoint import load_model
 from mldec.predict.engine import TorchEngine
@@ -20,7 +20,7 @@ WORDS = ["--plugin", "patches"]
 
 
 def test_a_run_is_published_and_used_from_the_hub(
-    cli: Callable[..., tuple[int, str, str]],
+    cli: Cli,
     hub: fake_hub.Hub,
     digits_run: Path,
     few_resamples: None,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from pictures import picture, saved
-from support import QUICK, assert_equal
+from support import QUICK, Cli, assert_equal
 
 CACHED = ["train.freeze=[backbone]", "train.cache_features=true"]
 WORDS = [word for word in QUICK if not word.startswith("data.")]
@@ -17,7 +17,7 @@ WORDS += ["train.ema_decay=null", "train.channels_last=false", "optim.name=adamw
 
 
 @pytest.fixture
-def train(cli: Any, here: Path) -> Any:
+def train(cli: Cli, here: Path) -> Any:
     """Return a function that trains on 24 pictures; it returns the checkpoint."""
     Path("own").mkdir()
     rows = ["path,labels,split\n"]
@@ -35,7 +35,7 @@ def train(cli: Any, here: Path) -> Any:
     return run
 
 
-def test_a_run_on_tokens_is_the_run_of_a_frozen_backbone(train: Any, cli: Any) -> None:
+def test_a_run_on_tokens_is_the_run_of_a_frozen_backbone(train: Any, cli: Cli) -> None:
     with_cache, without = train("cached", *CACHED), train("frozen", CACHED[0])
     assert with_cache["model"].keys() == without["model"].keys()
     for key, value in without["model"].items():

@@ -1,20 +1,16 @@
 """The command `mldec.benchmark`: its options, what it prints and writes, and the job `predict`."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import hostile
 import pytest
 import torch
 from pictures import picture
-from support import one_line
+from support import Cli, one_line
 
 from mldec import benchmark
 from mldec.runtime import facts
-
-Cli = Callable[..., Any]
 
 
 def test_figures_are_printed_and_written(

@@ -1,12 +1,10 @@
 """The work per image that the paper states, against ours."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support import decoder_macs
+from support import Cli, decoder_macs
 
 from mldec.benchmark import cost as measure_cost
 from mldec.benchmark.cost import POINTS, ROWS, TOLERANCE, built
@@ -31,7 +29,7 @@ def test_the_paper_is_met() -> None:
 
 
 def test_the_command_prints_a_table_and_writes_what_is_committed(
-    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The others take as long.
     monkeypatch.setattr(measure_cost, "ROWS", ROWS[3:6])

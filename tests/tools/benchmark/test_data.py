@@ -1,14 +1,13 @@
 """The benchmark of the training transform measures every part of every way."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pictures import picture, saved
-from support import one_line
+from support import Cli, one_line
 
 from mldec.benchmark import data as measure_data
 from mldec.benchmark.data import PARTS, Way, official, ours
@@ -24,7 +23,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(measure_data, name, value)
 
 
-def test_the_job_writes_its_figures(cli: Callable[..., Any], tmp_path: Path, small: None) -> None:
+def test_the_job_writes_its_figures(cli: Cli, tmp_path: Path, small: None) -> None:
     photos = tmp_path / "photos"
     (photos / "deeper").mkdir(parents=True)
     for number in range(3):
@@ -54,7 +53,7 @@ def test_the_job_writes_its_figures(cli: Callable[..., Any], tmp_path: Path, sma
     assert figures["file_kib"] > 50
 
 
-def test_a_folder_without_images_is_refused(cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_folder_without_images_is_refused(cli: Cli, tmp_path: Path) -> None:
     err = cli.fault("benchmark", "data", tmp_path)
     one_line(err, f"{tmp_path}: the folder holds no image")
 

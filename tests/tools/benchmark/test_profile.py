@@ -1,12 +1,11 @@
 """A training step, taken apart."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from support import Cli
 
 from mldec.benchmark import profile
 from mldec.benchmark.profile import PARTS, Stopwatch
@@ -40,7 +39,7 @@ def test_every_moment_belongs_to_one_part(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_parts_add_up_to_the_step(
-    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profile, "TRACED", 1)
     file, trace = tmp_path / "profile.json", tmp_path / "trace.json"
@@ -74,9 +73,7 @@ def test_the_parts_add_up_to_the_step(
     assert "aten::convolution" in names
 
 
-def test_without_its_data_an_experiment_has_random_images(
-    cli: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_without_its_data_an_experiment_has_random_images(cli: Cli, tmp_path: Path) -> None:
     settings = ["backbone=tiny", "data.image_size=32", "train.batch_size=4", "device=cpu"]
     settings += ["head.embed_dim=16", "head.mlp_dim=16", f"data.root={tmp_path / 'absent'}"]
     words = ["--experiment", "nuswide_zsl_tresnet_m", "--repeats", "1", "--classes", "7"]

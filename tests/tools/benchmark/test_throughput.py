@@ -1,12 +1,11 @@
 """Images per second of experiments of every kind; each can be timed, and how jobs are timed."""
 
 import argparse
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
+from support import Cli
 
 from mldec.benchmark.throughput import Trial, in_turns, prepare, settings, times_as_long
 
@@ -22,9 +21,7 @@ HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
         ("nuswide_zsl_tresnet_m", ["backbone=tiny", *HEAD]),  # word queries
     ],
 )
-def test_an_experiment_trains_and_infers(
-    cli: Callable[..., Any], experiment: str, changed: list[str]
-) -> None:
+def test_an_experiment_trains_and_infers(cli: Cli, experiment: str, changed: list[str]) -> None:
     options = ["--experiment", experiment, "--classes", "7", "--repeats", "1"]
     out = cli.out("benchmark", "throughput", *options, *SMALL, *changed)
     figures = dict(line.split(maxsplit=1) for line in out.splitlines())

@@ -3,19 +3,16 @@
 import csv
 import json
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
-from support import QUICK, assert_equal, one_line
+from support import QUICK, Cli, assert_equal, one_line
 
 from mldec import checkpoint
 from mldec.calibrate import in_order, target
 
-Cli = Callable[..., Any]
 WORDS = ["--plugin", "patches", "data.val_images=120"]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
-from support import one_line, write_coco
+from support import Cli, one_line, write_coco
 
 from mldec.check_data.examine import (
     OFFICIAL,
@@ -26,7 +26,6 @@ from mldec.data.table import COCO_NAMES, VOC, Labels, from_dense, from_single
 from mldec.data.types import Classes, Split
 from mldec.figures import NAME_LENGTH, save
 
-Cli = Callable[..., tuple[int, str, str]]
 NAMES = ("thing 0", "thing 1", "thing 2")
 DENSE = np.array([[1, 0, -1], [0, 0, 0], [1, 1, 0], [-1, 0, 0]], np.int8)
 PUBLISHED = "82,081 or 82,783 or 117,266 or 118,287"

@@ -7,18 +7,16 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from support import one_line
+from support import Cli, one_line
 
 from mldec.check_data.label_errors import COLUMNS, Suspect, page
 from mldec.evaluators.label_errors import calibrated, platt, rank, suspected_labels
 
-Cli = Callable[..., tuple[int, str, str]]
 EVIL = '<script>alert("&")</script>\'\x1b[31m\n\udcff'
 SHOWN = '<script>alert("&")</script>\'?[31m??'
 

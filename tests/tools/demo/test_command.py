@@ -1,20 +1,16 @@
 """The command of the web page: its options, its address, and the model that it opens."""
 
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import networks
 import pytest
-from support import one_line
+from support import Cli, one_line
 
 from mldec.demo import announce, listener, parser
 from mldec.demo.app import open_engine
 from mldec.errors import CheckpointError, ConfigError
 from mldec.predict.engine import ExportedEngine
-
-Cli = Callable[..., Any]
 
 
 def options(*words: str | Path) -> Namespace:

@@ -1,7 +1,6 @@
 """The command: what it writes, says and refuses."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from networks import metadata, save_calibrated
 from pictures import picture
 from PIL import Image
-from support import one_line
+from support import Cli, one_line
 
 from mldec import export as exporting
 from mldec.checkpoint import load_model
@@ -20,8 +19,6 @@ from mldec.data.transforms import to_tensor
 from mldec.errors import ConfigError
 from mldec.files.torch_files import sha256_of
 from mldec.predict.engine import Metadata, parse, scores
-
-Cli = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 from pictures import picture
 from PIL import Image
-from support import one_line
+from support import Cli, one_line
 
 from mldec.files.run_lock import RunLock
 from mldec.files.torch_files import read_torch
@@ -23,7 +22,6 @@ from mldec.predict import answers, engine, results
 from mldec.predict.run import FORMATS
 from mldec.runtime.devices import MAX_IMAGE_SIZE
 
-Cli = Callable[..., Any]
 SHARED = ["--plugin", "patches", "--device", "cpu", "--threshold", "0", "--top", "2"]
 BLOCK = 4
 
@@ -32,11 +30,6 @@ BLOCK = 4
 def small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "BLOCK", BLOCK)
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def best(digits_run: Path) -> Path:
-    return digits_run / "checkpoints" / "best.pt"
 
 
 @pytest.fixture

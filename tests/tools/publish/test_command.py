@@ -1,16 +1,13 @@
 """What `mldec.publish` writes without a hub, says and refuses."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import hostile
 import pytest
 import torch
-from support import one_line
+from support import Cli, one_line
 
 from mldec.checkpoint import load_model
-
-Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)

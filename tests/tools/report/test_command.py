@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,14 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support import CONFIGS, QUICK, one_line
+from support import CONFIGS, QUICK, Cli, one_line
 
 from mldec.report import make
 from mldec.report.make import to_dict
 from mldec.report.page import Content, page
 from mldec.report.training import MOST_POINTS, learning_curves, of_run
 
-Cli = Callable[..., tuple[int, str, str]]
 WORDS = ["--plugin", "patches"]
 
 
@@ -80,9 +78,8 @@ def evaluated(cli: Cli, path: Path, *words: str | Path) -> dict[str, dict[str, f
 
 
 def test_a_report_on_a_run_and_its_comparison(
-    cli: Cli, digits_run: Path, contents: list[Content]
+    cli: Cli, best: Path, digits_run: Path, contents: list[Content]
 ) -> None:
-    best = digits_run / "checkpoints" / "best.pt"
     small = ["data.val_images=90"]
     assert cli("calibrate", best, *WORDS, *small, "--out", "calibrated.pt")[0] == 0
     words = [*small, "--compare", digits_run / "checkpoints" / "last.pt"]
