@@ -104,15 +104,6 @@ def test_evaluate_and_calibrate_on_several_labels(
     )
 
 
-@pytest.mark.usefixtures("few_resamples")
-def test_report_on_several_labels(folder: Path, photos: Path, tmp_path: Path, cli: Cli) -> None:
-    settings = ["data=csv", f"data.root={photos}", f"data.classes=[{CLASSES}]", "train.workers=0"]
-    other = f"clip:{siglip_folder(tmp_path / 'siglip', seed=3)}"
-    words = ["--compare", other, "--out", "report.html"]
-    assert cli("report", f"clip:{folder}", *settings, *words).status == 0
-    assert "heat maps need tokens of its parts" in (tmp_path / "report.html").read_text()
-
-
 def test_evaluate_and_calibrate_on_one_label(
     folder: Path, photos: Path, tmp_path: Path, cli: Cli
 ) -> None:

@@ -127,9 +127,7 @@ def test_a_run_of_the_same_settings_is_the_rows(tiny) -> None:
     assert "resume=auto" in words
 
 
-@pytest.mark.parametrize(
-    "setting", ["train.epochs=3", "init=other.pt", "seed=7", "data.image_size=32"]
-)
+@pytest.mark.parametrize("setting", ["train.epochs=3", "init=other.pt"])
 def test_another_run_is_never_taken_for_a_row(tiny, setting: str) -> None:
     record("tiny", *tiny.settings, setting)
     own, lines = run.own_name(tiny, 0, [])
@@ -139,16 +137,6 @@ def test_another_run_is_never_taken_for_a_row(tiny, setting: str) -> None:
     assert "name=tiny_2" in words
     assert "resume=auto" not in words
     assert run.result(tiny, 0, []) is None
-
-
-def test_a_micro_batch_fits_a_gpu() -> None:
-    flagship = ("+experiment=coco_tresnet_l",)
-    assert costs.accumulation(flagship, 1) == 1, "the official batch on one GPU"
-    a2 = ("+experiment=imagenet_resnet50_a2",)
-    parts = costs.accumulation(a2, 1)
-    assert 2048 // parts * costs.gmac(a2) <= costs.FITS < 2048 // (parts // 2) * costs.gmac(a2)
-    assert costs.accumulation(a2, 8) == 1, "256 images on each GPU, as published"
-    assert costs.accumulation(("+experiment=digits",), 1) == 1
 
 
 def test_gpu_hours_follow_from_the_published_cost() -> None:
