@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support import Cli, one_line, write_coco
+from support import one_line, write_coco
 
 from mldec import checkpoint
 
@@ -12,13 +12,13 @@ LAST = Path("outputs/coco_smoke/checkpoints/last.pt")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The working folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def own_map(cli: Cli, root: Path, *words: str) -> dict:
+def own_map(cli, root, *words):
     """Train on a COCO tree and return the report of an evaluation on its training images."""
     settings = [f"data.root={root}", "data.cache_dir=cache", "train.workers=1", "device=cpu"]
     cli.out("train", "+experiment=coco_smoke", *settings, *words)
@@ -26,7 +26,7 @@ def own_map(cli: Cli, root: Path, *words: str) -> dict:
     return json.loads(Path("results.json").read_text())
 
 
-def test_a_small_tree_is_learnt_by_heart(cli: Cli, folder: Path) -> None:
+def test_a_small_tree_is_learnt_by_heart(cli, folder):
     write_coco(folder / "coco", classes=3, images=18)
     words = ["data.image_size=64", "train.epochs=25", "train.batch_size=6", "train.eval_every=25"]
     report = own_map(cli, folder / "coco", *words)
@@ -35,9 +35,7 @@ def test_a_small_tree_is_learnt_by_heart(cli: Cli, folder: Path) -> None:
     assert report["metrics"]["mAP"] > 95
 
 
-def test_an_image_that_breaks_in_training_is_one_line_and_the_checkpoint_stays(
-    cli: Cli, folder: Path
-) -> None:
+def test_an_image_that_breaks_in_training_is_one_line_and_the_checkpoint_stays(cli, folder):
     root = folder / "coco"
     write_coco(root, classes=3, images=12)
     words = ["+experiment=coco_smoke", "data.root=coco", "data.cache_dir=cache", "device=cpu"]

@@ -6,12 +6,11 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
-from support import QUICK, Cli, one_line
+from support import QUICK, one_line
 
 import mldec
 from mldec import checkpoint
@@ -19,7 +18,7 @@ from mldec.data.digits import NAMES
 from mldec.files.torch_files import read_torch
 
 
-def test_a_run_leaves_what_the_readme_says(digits_run: Path) -> None:
+def test_a_run_leaves_what_the_readme_says(digits_run):
     files = [path.relative_to(digits_run) for path in digits_run.rglob("*") if path.is_file()]
     names = {path.name for path in files if path.parent.name != "tensorboard"}
     checkpoints = ("last.pt", "last.1.pt", "best.pt")
@@ -35,7 +34,7 @@ def test_a_run_leaves_what_the_readme_says(digits_run: Path) -> None:
     assert "val_raw/mAP" in lines[-1]
 
 
-def test_the_log_begins_with_the_command_the_version_and_the_commit(digits_run: Path) -> None:
+def test_the_log_begins_with_the_command_the_version_and_the_commit(digits_run):
     first, second = (digits_run / "train.log").read_text().splitlines()[:2]
     assert "-m mldec.train +experiment=digits" in first
     assert "data.train_images=64" in first
@@ -47,9 +46,7 @@ def test_the_log_begins_with_the_command_the_version_and_the_commit(digits_run: 
     assert facts["command"] in first
 
 
-def test_half_precision_of_a_run_is_left_out_on_a_cpu(
-    cli: Cli, digits_run: Path, tmp_path: Path
-) -> None:
+def test_half_precision_of_a_run_is_left_out_on_a_cpu(cli, digits_run, tmp_path):
     path = digits_run / "checkpoints" / "best.pt"
     state = read_torch(path)
     state["config"]["train"]["precision"] = "bf16"
@@ -58,9 +55,7 @@ def test_half_precision_of_a_run_is_left_out_on_a_cpu(
     assert "evaluated in fp32 on a CPU, not in train.precision=bf16" in out
 
 
-def test_an_existing_run_is_not_overwritten(
-    cli: Cli, digits_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_existing_run_is_not_overwritten(cli, digits_run, monkeypatch):
     monkeypatch.chdir(digits_run.parents[1])
     before = (digits_run / "checkpoints" / "last.pt").read_bytes()
     err = cli.fault("train", *QUICK)
@@ -68,9 +63,7 @@ def test_an_existing_run_is_not_overwritten(
     assert (digits_run / "checkpoints" / "last.pt").read_bytes() == before
 
 
-def test_evaluate_gives_the_number_of_the_run_and_writes_it(
-    cli: Cli, best: Path, tmp_path: Path
-) -> None:
+def test_evaluate_gives_the_number_of_the_run_and_writes_it(cli, best, tmp_path):
     words = ["--plugin", "patches", "--json", tmp_path / "r.json", "--csv", tmp_path / "r.csv"]
     out = cli.out("evaluate", best, *words)
     found = json.loads((tmp_path / "r.json").read_text())
@@ -90,12 +83,10 @@ def test_evaluate_gives_the_number_of_the_run_and_writes_it(
     assert float(rows[3]["AP"]) == pytest.approx(found["per_class"]["three"]["AP"])
 
 
-def test_evaluate_takes_settings_and_other_weights(
-    cli: Cli, digits_run: Path, tmp_path: Path
-) -> None:
+def test_evaluate_takes_settings_and_other_weights(cli, digits_run, tmp_path):
     last, path = digits_run / "checkpoints" / "last.pt", tmp_path / "r.json"
 
-    def evaluated(*words: str) -> dict[str, Any]:
+    def evaluated(*words):
         cli.out("evaluate", last, "--plugin", "patches", "--json", path, *words)
         return json.loads(path.read_text())
 
@@ -116,9 +107,7 @@ def test_evaluate_takes_settings_and_other_weights(
         (["--json", "/nowhere/r.json"], ["cannot write /nowhere/r.json"]),
     ],
 )
-def test_evaluate_refuses_in_one_line(
-    cli: Cli, digits_run: Path, words: list[str], parts: list[str]
-) -> None:
+def test_evaluate_refuses_in_one_line(cli, digits_run, words, parts):
     status, out, err = cli(
         "evaluate", digits_run / "checkpoints" / "best.pt", "--plugin", "patches", *words
     )
@@ -142,20 +131,18 @@ def test_evaluate_refuses_in_one_line(
         (["+experiment=digits", "resume=nothing.pt"], ["resume=nothing.pt: there is no such file"]),
     ],
 )
-def test_train_refuses_in_one_line(
-    cli: Cli, here: Path, words: list[str], parts: list[str]
-) -> None:
+def test_train_refuses_in_one_line(cli, here, words, parts):
     err = cli.fault("train", *words)
     one_line(err, *parts)
     assert not list(here.rglob("*.pt"))
 
 
-def test_a_non_finite_loss_names_the_step_and_the_images(cli: Cli, here: Path) -> None:
+def test_a_non_finite_loss_names_the_step_and_the_images(cli, here):
     err = cli.fault("train", *QUICK, "loss._target_=patches.Exploding")
     one_line(err, "in step 3 (epoch 1)", "digit scene ", "no checkpoint was written yet")
 
 
-def test_resume_ends_where_the_run_would_have(cli: Cli, digits_run: Path, here: Path) -> None:
+def test_resume_ends_where_the_run_would_have(cli, digits_run, here):
     assert cli("train", *QUICK, "train.epochs=1")[0] == 0
     out = cli.out("train", *QUICK, "resume=auto")
     assert "epoch 2 of 2" in out
@@ -169,9 +156,7 @@ def test_resume_ends_where_the_run_would_have(cli: Cli, digits_run: Path, here: 
 
 
 @pytest.mark.parametrize("words", [["loss=distribution_balanced"], ["loss.pos_weight=auto"]])
-def test_a_resumed_run_whose_loss_counts_labels_equals_one_that_was_not_stopped(
-    cli: Cli, here: Path, words: list[str]
-) -> None:
+def test_a_resumed_run_whose_loss_counts_labels_equals_one_that_was_not_stopped(cli, here, words):
     for setting in ("name=whole", "name=parts train.stop_epoch=1", "name=parts resume=auto"):
         cli.out("train", *QUICK, *words, *setting.split())
 
@@ -181,9 +166,7 @@ def test_a_resumed_run_whose_loss_counts_labels_equals_one_that_was_not_stopped(
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
 
 
-def test_a_run_that_has_ended_says_so_and_goes_on_when_its_end_is_moved(
-    cli: Cli, here: Path
-) -> None:
+def test_a_run_that_has_ended_says_so_and_goes_on_when_its_end_is_moved(cli, here):
     folder = Path("outputs/digits")
     words = [*QUICK, "train.epochs=3"]
 
@@ -203,7 +186,7 @@ def test_a_run_that_has_ended_says_so_and_goes_on_when_its_end_is_moved(
     assert "ended after epoch 3: train.epochs is 3" in out
 
 
-def test_a_batch_per_gpu_replaces_the_batch_size(cli: Cli, here: Path) -> None:
+def test_a_batch_per_gpu_replaces_the_batch_size(cli, here):
     words = [*QUICK, "train.accumulate=2"]
 
     out = cli.out("train", *words, "train.batch_per_gpu=4", "train.epochs=1")
@@ -221,7 +204,7 @@ def test_a_batch_per_gpu_replaces_the_batch_size(cli: Cli, here: Path) -> None:
     assert cli("train", *words, "train.batch_size=8", "resume=auto").status == 0
 
 
-def test_init_starts_a_new_run_from_weights(cli: Cli, best: Path, here: Path) -> None:
+def test_init_starts_a_new_run_from_weights(cli, best, here):
     out = cli.out(
         "train", *QUICK, f"init={best}", "train.epochs=1", "optim.lr=1e-9", "train.ema_decay=null"
     )
@@ -234,7 +217,7 @@ def test_init_starts_a_new_run_from_weights(cli: Cli, best: Path, here: Path) ->
     assert not math.isnan(read_torch(Path("outputs/digits/checkpoints/last.pt"))["best"]["value"])
 
 
-def test_a_full_disk_under_standard_output_ends_a_run_in_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_under_standard_output_ends_a_run_in_one_line(tmp_path):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "mldec.train", *QUICK],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import QUICK, Cli, numbers, wait_until
+from support import QUICK, numbers, wait_until
 
 from mldec.files.run_lock import RunLock
 from mldec.files.torch_files import read_torch
@@ -18,21 +18,19 @@ PLUGINS = Path(__file__).parents[1] / "plugins"
 TRAIN = ["-m", "mldec.train", *QUICK, "head.dropout=0.0", "optim.name=sgd", "train.epochs=1"]
 
 
-def torchrun(processes: int, *words: str | Path) -> list[str]:
+def torchrun(processes, *words):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return [sys.executable, *launcher, *map(str, words)]
 
 
-def finish(
-    folder: Path, command: list[str], **environment: str
-) -> subprocess.CompletedProcess[str]:
+def finish(folder, command, **environment):
     folder.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two(tmp_path_factory):
     """The folder of a run by two processes."""
     folder = tmp_path_factory.mktemp("two")
     done = finish(folder, torchrun(2, *TRAIN))
@@ -41,7 +39,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "outputs" / "digits"
 
 
-def test_two_processes_train_as_one(tmp_path: Path, two: Path) -> None:
+def test_two_processes_train_as_one(tmp_path, two):
     done = finish(tmp_path, [sys.executable, *TRAIN])
     assert done.returncode == 0, done.stderr
     one = tmp_path / "outputs" / "digits"
@@ -51,7 +49,7 @@ def test_two_processes_train_as_one(tmp_path: Path, two: Path) -> None:
         assert a == pytest.approx(b, rel=1e-3)
 
 
-def test_two_processes_with_accumulation_fine_tune_as_one(tmp_path: Path) -> None:
+def test_two_processes_with_accumulation_fine_tune_as_one(tmp_path):
     # Batch norms see a part of a batch each, unless they are frozen.
     train = [word for word in TRAIN if word != "backbone=patches"]
     train += [
@@ -77,7 +75,7 @@ def test_two_processes_with_accumulation_fine_tune_as_one(tmp_path: Path) -> Non
     assert len(one["optimizer"]["param_groups"]) == len(two["optimizer"]["param_groups"]) > 4
 
 
-def test_averaged_batch_norm_statistics_are_those_of_all_images(cli: Cli, here: Path) -> None:
+def test_averaged_batch_norm_statistics_are_those_of_all_images(cli, here):
     words = ["+experiment=digits", "backbone=tiny", "data.train_images=8", "data.val_images=8"]
     words += ["train.batch_size=8", "train.epochs=1", "train.workers=0", "device=cpu"]
     done = finish(
@@ -95,9 +93,7 @@ def test_averaged_batch_norm_statistics_are_those_of_all_images(cli: Cli, here: 
     torch.testing.assert_close(two[first], one[first], rtol=1e-5, atol=1e-7)
 
 
-def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(
-    tmp_path: Path, two: Path
-) -> None:
+def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(tmp_path, two):
     launch = torchrun(2, "--max-restarts", "1", *TRAIN, "train.save_every_steps=1")
     done = finish(tmp_path, launch, PATCHES_SIGNAL="SIGKILL:3:1")
     assert done.returncode == 0, done.stderr
@@ -109,7 +105,7 @@ def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(
     assert "2 of 4 steps done" in done.stdout
 
 
-def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path: Path) -> None:
+def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path):
     log = tmp_path / "outputs" / "digits" / "metrics.jsonl"
     command = torchrun(2, *TRAIN, "train.epochs=1000", "train.log_every=1")
     process = subprocess.Popen(
@@ -124,8 +120,8 @@ def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path: Path) -> None:
 
 
 def test_float64_losses_depend_neither_on_the_processes_nor_on_accumulation(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     outcomes = []
     for processes, accumulate in ((1, 1), (2, 2)):
         folder = tmp_path / str(processes)
@@ -144,9 +140,7 @@ def test_float64_losses_depend_neither_on_the_processes_nor_on_accumulation(
     assert averaged == [2], "the moving average starts in the second epoch"
 
 
-def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
-    cli: Cli, digits_run: Path, tmp_path: Path
-) -> None:
+def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(cli, digits_run, tmp_path):
     # 41 images in batches of 16: 4 processes leave one without any.
     words = [digits_run / "checkpoints" / "best.pt", "--plugin", "patches"]
     words += ["data.val_images=41", "train.eval_batch_size=16"]
@@ -160,18 +154,18 @@ def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(
     assert target.read_text() == (tmp_path / "1.json").read_text()
 
 
-def faults(done: subprocess.CompletedProcess[str]) -> list[str]:
+def faults(done):
     """Return the lines that name a user's fault."""
     assert done.returncode != 0
     return [line for line in done.stderr.splitlines() if line.startswith("mldec: ")]
 
 
-def test_a_user_fault_of_all_processes_is_said_once(tmp_path: Path) -> None:
+def test_a_user_fault_of_all_processes_is_said_once(tmp_path):
     [line] = faults(finish(tmp_path, torchrun(2, *TRAIN, "train.batch_size=15")))
     assert line.startswith("mldec: train.batch_size 15 is not divisible by 2 processes x ")
 
 
-def test_a_user_fault_of_one_process_is_said_with_its_rank(tmp_path: Path) -> None:
+def test_a_user_fault_of_one_process_is_said_with_its_rank(tmp_path):
     script = tmp_path / "one_fault.py"
     script.write_text(
         "import os, sys\n"
@@ -184,7 +178,7 @@ def test_a_user_fault_of_one_process_is_said_with_its_rank(tmp_path: Path) -> No
     assert faults(done) == ["mldec: rank 1: train.epochs is 0: it must be at least 1"]
 
 
-def test_no_process_waits_for_one_that_found_the_folder_in_use(tmp_path: Path) -> None:
+def test_no_process_waits_for_one_that_found_the_folder_in_use(tmp_path):
     folder = tmp_path / "outputs" / "digits"
     folder.mkdir(parents=True)
     with RunLock(folder) as lock:

@@ -6,12 +6,11 @@ The form "nuswide" is not here: its data are zero-shot, see tests/full/scripts/t
 import json
 import runpy
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import patches
 import pytest
-from support import QUICK, Cli, assert_equal
+from support import QUICK, assert_equal
 
 from mldec.files.torch_files import read_torch
 from mldec.losses.partial import read_prior
@@ -33,18 +32,18 @@ TINY += ["data.image_size=32", "train.epochs=1"]
 PLUGIN = ["--plugin", "patches"]
 
 
-def script(monkeypatch: pytest.MonkeyPatch, name: str, *words: str | Path) -> None:
+def script(monkeypatch, name, *words):
     """Run a script in this process."""
     monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
     runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
 
 
 @pytest.fixture
-def tree(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+def tree(here, monkeypatch):
     """Write a layout; the parsed labels go to a cache of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
 
-    def write(layout: str) -> Path:
+    def write(layout):
         words = ["--layout", layout, "--train", "48", "--val", "24", "--size", "32"]
         script(monkeypatch, "make_digits", *words, here / layout)
         return here / layout
@@ -52,15 +51,13 @@ def tree(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     return write
 
 
-def report(cli: Cli, checkpoint: Path, *words: str | Path) -> dict:
+def report(cli, checkpoint, *words):
     cli.out("evaluate", checkpoint, *PLUGIN, *words, "--json", "report.json")
     return json.loads(Path("report.json").read_text())
 
 
 @pytest.mark.parametrize("layout", DATA)
-def test_a_layout_is_checked_trained_on_and_evaluated(
-    cli: Cli, tree: Callable[[str], Path], layout: str
-) -> None:
+def test_a_layout_is_checked_trained_on_and_evaluated(cli, tree, layout):
     root, name = tree(layout), f"digits_{layout}"
     words = ["data.class_map=folders"] if layout == "imagenet" else []
     words += [f"data={DATA[layout]}", f"data.root={root}", "train.workers=0"]
@@ -81,9 +78,7 @@ def test_a_layout_is_checked_trained_on_and_evaluated(
 
 
 @pytest.mark.parametrize("layout", LOSS)
-def test_shards_give_the_metrics_of_the_files(
-    cli: Cli, tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, layout: str
-) -> None:
+def test_shards_give_the_metrics_of_the_files(cli, tree, monkeypatch, layout):
     root = tree(layout)
     files = [f"data={DATA[layout]}", f"data.root={root}"]
     shared = ["+experiment=digits", *TINY, "data.augment=none", "data.cutout=0"]
@@ -103,9 +98,7 @@ def test_shards_give_the_metrics_of_the_files(
         assert reports[0][key] == reports[1][key]
 
 
-def test_estimated_priors_are_kept_over_a_stop_and_written_at_the_end(
-    cli: Cli, tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimated_priors_are_kept_over_a_stop_and_written_at_the_end(cli, tree, monkeypatch):
     root = tree("openimages")
     words = ["+experiment=digits_openimages", f"data.root={root}", *TINY]
     words += ["loss=partial_selective_one_run", "train.epochs=2"]
@@ -140,7 +133,7 @@ TWO_STEPS = {
 
 
 @pytest.mark.parametrize("name", TWO_STEPS)
-def test_an_experiment_trains_two_steps(cli: Cli, tree: Callable[[str], Path], name: str) -> None:
+def test_an_experiment_trains_two_steps(cli, tree, name):
     layout, words = TWO_STEPS[name]
     root = tree(layout)
     if layout == "voc":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from support import QUICK, Cli, made
+from support import QUICK, made
 
 from mldec.data.digits import NAMES, digit
 from mldec.data.types import fixed_sample
@@ -16,9 +16,7 @@ A2 += ["optim.name=lamb", "schedule.name=cosine_epochs", "schedule.cooldown_epoc
 
 
 @pytest.mark.parametrize("head", ["ml_decoder_small", "gap"])
-def test_the_whole_way_with_the_parts_of_the_imagenet_recipe(
-    cli: Cli, here: Path, head: str
-) -> None:
+def test_the_whole_way_with_the_parts_of_the_imagenet_recipe(cli, here, head):
     words = [word for word in ONE if head != "gap" or not word.startswith("head.")]
     cli.out("train", *words, *A2, f"head={head}")
     best = "outputs/digits_single/checkpoints/best.pt"

@@ -1,15 +1,13 @@
 """Recipes: each trains two steps; those of the papers with a small network of the family."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import trees
 from readers import write_picture
-from support import Cli, write_coco
+from support import write_coco
 
 from mldec.config.compose import compose, experiments
 from mldec.files.torch_files import read_torch
@@ -40,7 +38,7 @@ SMALL_HEAD = ["head.embed_dim=32", "head.mlp_dim=32"]
 SPLITS = {"train": range(8), "val": range(8, 16)}
 
 
-def write_voc(root: Path) -> None:
+def write_voc(root):
     """Write both years, each image with one object."""
     numbers = {**SPLITS, "trainval": SPLITS["train"], "test": SPLITS["val"]}
     splits = {
@@ -51,7 +49,7 @@ def write_voc(root: Path) -> None:
         trees.write_voc(root / "VOCdevkit" / f"VOC{year}", splits)
 
 
-def write_nuswide(root: Path) -> None:
+def write_nuswide(root):
     """Write both forms; val shows the unseen class too."""
     rows = []
     for split, numbers in SPLITS.items():
@@ -65,7 +63,7 @@ def write_nuswide(root: Path) -> None:
     (root / "benchmark_81_v0.json").write_text(json.dumps(roles))
 
 
-def write_vg500(root: Path) -> None:
+def write_vg500(root):
     for split, file in (("train", "train_list_500.txt"), ("val", "test_list_500.txt")):
         names = [f"{number}.jpg" for number in SPLITS[split]]
         for number, name in enumerate(names):
@@ -75,7 +73,7 @@ def write_vg500(root: Path) -> None:
     (root / "vg_category_500_labels_index.json").write_text(json.dumps(labels))
 
 
-def write_own(root: Path) -> None:
+def write_own(root):
     """Write a table for `data=csv`."""
     lines = ["path,labels,split"]
     for split, numbers in SPLITS.items():
@@ -86,7 +84,7 @@ def write_own(root: Path) -> None:
 
 
 # The reader that an experiment names, and the writer of its small tree.
-DATA: dict[str, Callable[[Path], None]] = {
+DATA = {
     "coco": lambda root: write_coco(root, images=8),
     "voc": write_voc,
     "nuswide81": write_nuswide,
@@ -97,11 +95,11 @@ DATA: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.fixture
-def train(cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+def train(cli, here, monkeypatch):
     """Train an experiment for two steps on data of its form; return the checkpoint."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
 
-    def train(name: str, *words: str) -> dict[str, Any]:
+    def train(name, *words):
         reader = compose([f"+experiment={name}"]).data["_target_"].rpartition(".")[2]
         DATA[reader](here / "data")
         settings = [f"+experiment={name}", "data.root=data", *SMALL, *SHORT, *words]
@@ -115,7 +113,7 @@ def train(cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if "cvt" not in name])
-def test_a_recipe_trains_two_steps(name: str, train: Callable[..., dict[str, Any]]) -> None:
+def test_a_recipe_trains_two_steps(name, train):
     network = next(settings for family, settings in NETWORKS.items() if family in name)
     head = [*SMALL_HEAD, "head.input_proj=true"] if name.startswith("q2l") else []
     state = train(name, *network, *head)
@@ -125,9 +123,7 @@ def test_a_recipe_trains_two_steps(name: str, train: Callable[..., dict[str, Any
         assert any(key.startswith(prefix) for key in state["model"]), prefix
 
 
-def test_the_recipe_with_cvt_trains_two_steps(
-    train: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
+def test_the_recipe_with_cvt_trains_two_steps(train, tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs the extra hf")
     small = transformers.CvtConfig(embed_dim=[8, 8, 16], num_heads=[1, 1, 2], depth=[1, 2, 3])
     small.save_pretrained(tmp_path / "cvt")
@@ -136,7 +132,7 @@ def test_the_recipe_with_cvt_trains_two_steps(
     train("q2l_coco_cvt_w24_384", *SMALL_HEAD, "head.input_proj=true", "backbone.name=cvt")
 
 
-def test_recipes_are_those_of_the_official_commands() -> None:
+def test_recipes_are_those_of_the_official_commands():
     config = compose(["+experiment=q2l_coco_resnet101_448"])
     assert config.head == {"_target_": "mldec.heads.Query2Label"}
     assert config.data["annotated_only"] is False
@@ -164,9 +160,7 @@ ENCODERS = {
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_a_recipe_for_a_later_network_trains_two_steps(
-    name: str, train: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_recipe_for_a_later_network_trains_two_steps(name, train, tmp_path):
     # The text encoder is not here: a file has vectors of its width.
     config = compose([f"+experiment={name}"])
     width = config.head.get("word_dim", 1)
@@ -188,9 +182,7 @@ def test_a_recipe_for_a_later_network_trains_two_steps(
 
 
 @pytest.mark.parametrize("name", ["finetune", "finetune_frozen"])
-def test_a_recipe_for_own_photos_trains_two_steps(
-    name: str, train: Callable[..., dict[str, Any]]
-) -> None:
+def test_a_recipe_for_own_photos_trains_two_steps(name, train):
     state = train(name, "train.ema_decay=0.9")
 
     # The average of the weights moves where they do.

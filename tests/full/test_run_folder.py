@@ -10,28 +10,26 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from support import QUICK, Cli, numbers, one_line, wait_until
+from support import QUICK, numbers, one_line, wait_until
 
 from mldec import checkpoint
 from mldec.files.torch_files import read_torch
 
 
 @pytest.fixture
-def run(digits_run: Path, here: Path) -> Path:
+def run(digits_run, here):
     """A finished run that a test may spoil, in the working folder."""
     shutil.copytree(digits_run, here / "outputs" / "digits")
     return here / "outputs" / "digits"
 
 
-def content(run: Path) -> dict[str, bytes]:
+def content(run):
     """Return every file of a run but its lock."""
     files = [path for path in run.rglob("*") if path.is_file() and path.name != "run.lock"]
     return {str(path.relative_to(run)): path.read_bytes() for path in files}
 
 
-def test_a_second_run_is_stopped_and_a_killed_one_gives_its_folder_free(
-    cli: Cli, here: Path
-) -> None:
+def test_a_second_run_is_stopped_and_a_killed_one_gives_its_folder_free(cli, here):
     folder = here / "outputs" / "digits"
     words = [*QUICK, "train.epochs=1000", "train.log_every=1", "train.workers=1"]
     words += ["train.save_every_steps=1"]
@@ -57,9 +55,7 @@ def test_a_second_run_is_stopped_and_a_killed_one_gives_its_folder_free(
     assert not (folder / "run.lock").exists()
 
 
-def test_the_checkpoint_of_another_run_does_not_replace_this_one(
-    run: Path, cli: Cli, tmp_path: Path
-) -> None:
+def test_the_checkpoint_of_another_run_does_not_replace_this_one(run, cli, tmp_path):
     other = tmp_path / "elsewhere" / "last.pt"
     other.parent.mkdir()
     shutil.copy(run / "checkpoints" / "last.pt", other)
@@ -75,16 +71,14 @@ def test_the_checkpoint_of_another_run_does_not_replace_this_one(
     assert cli("train", *QUICK, "resume=outputs/digits/checkpoints/last.1.pt").status == 0
 
 
-def test_a_restart_goes_on_from_its_own_checkpoint(
-    run: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_goes_on_from_its_own_checkpoint(run, cli, tmp_path, monkeypatch):
     shutil.copy(run / "checkpoints" / "last.1.pt", tmp_path / "start.pt")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     status, out, _ = cli("train", *QUICK, "resume=start.pt")
     assert (status, "ended after epoch 2, nothing is left to train" in out) == (0, True)
 
 
-def test_the_runs_of_a_sweep_each_have_their_folder(cli: Cli, here: Path) -> None:
+def test_the_runs_of_a_sweep_each_have_their_folder(cli, here):
     words = [*QUICK, "-m", "seed=0,1", "hydra.sweep.dir=sweep", "train.epochs=1"]
     assert cli("train", *words).status == 0
     runs = sorted(path.parent for path in here.rglob("train.log"))
@@ -94,7 +88,7 @@ def test_the_runs_of_a_sweep_each_have_their_folder(cli: Cli, here: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "train.log"])
-def test_a_full_disk_at_a_resume_is_one_line(name: str, run: Path, cli: Cli) -> None:
+def test_a_full_disk_at_a_resume_is_one_line(name, run, cli):
     full = run / (name if name == "train.log" else f"{name}.tmp")
     full.unlink(missing_ok=True)
     full.symlink_to("/dev/full")
@@ -110,7 +104,7 @@ def test_a_full_disk_at_a_resume_is_one_line(name: str, run: Path, cli: Cli) -> 
 
 @pytest.mark.parametrize("kibibytes", [4, 8, 16, 40, 200])
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_small_disk_is_one_line(kibibytes: int, tmp_path: Path) -> None:
+def test_a_small_disk_is_one_line(kibibytes, tmp_path):
     command = (
         f"mount -t tmpfs -o size={kibibytes}k none {tmp_path} && cd {tmp_path} && "
         f"{sys.executable} -m mldec.train " + " ".join(f"'{word}'" for word in QUICK)
@@ -129,7 +123,7 @@ ON_PHOTOS += ["data=csv", "data.image_size=32", "train.batch_size=8", "train.epo
 
 
 @pytest.fixture
-def photos(here: Path) -> Path:
+def photos(here):
     """A CSV data set of small images, in the working folder."""
     root = here / "photos"
     root.mkdir()
@@ -142,7 +136,7 @@ def photos(here: Path) -> Path:
     return root
 
 
-def test_a_run_repeats_images_of_rare_classes(photos: Path, cli: Cli) -> None:
+def test_a_run_repeats_images_of_rare_classes(photos, cli):
     # 16 images of two classes: each appears sqrt(1 / (1 / 2)) times, together 22.6 times.
     words = ["data.repeat_threshold=1", "data.sampler=repeat_factor"]
     out = cli.out("train", *ON_PHOTOS, f"data.root={photos}", *words)
@@ -150,7 +144,7 @@ def test_a_run_repeats_images_of_rare_classes(photos: Path, cli: Cli) -> None:
     assert "0 of 3 steps done" in out
 
 
-def test_a_run_leaves_its_fold_out_and_goes_on_with_no_other(photos: Path, cli: Cli) -> None:
+def test_a_run_leaves_its_fold_out_and_goes_on_with_no_other(photos, cli):
     base = [*ON_PHOTOS, f"data.root={photos}", "train.batch_size=4", "name=fold"]
     # Of the 16 training images; the 8 others are not read.
     (photos / "20.png").unlink()
@@ -163,9 +157,7 @@ def test_a_run_leaves_its_fold_out_and_goes_on_with_no_other(photos: Path, cli: 
     one_line(err, "is of a run with other settings (data.fold: 2/2 -> 1/2): put them back")
 
 
-def test_a_change_of_the_data_is_refused_at_a_resume(
-    photos: Path, cli: Cli, tmp_path: Path
-) -> None:
+def test_a_change_of_the_data_is_refused_at_a_resume(photos, cli, tmp_path):
     words = [*ON_PHOTOS, f"data.root={photos}"]
     cli.out("train", *words)
     last = tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt"
@@ -193,12 +185,10 @@ def test_a_change_of_the_data_is_refused_at_a_resume(
     assert cli("train", *words).status == 0
 
 
-def test_an_older_checkpoint_without_a_fingerprint_goes_on_with_a_warning(
-    run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_checkpoint_without_a_fingerprint_goes_on_with_a_warning(run, cli, monkeypatch):
     load_newest = checkpoint.load_newest
 
-    def older(path: Path) -> tuple[Path, checkpoint.Checkpoint]:
+    def older(path):
         path, saved = load_newest(path)
         return path, dataclasses.replace(saved, fingerprint=None)
 

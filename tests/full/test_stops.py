@@ -8,11 +8,10 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import patches
 import pytest
-from support import QUICK, Cli, assert_equal, numbers, one_line, process_state, wait_until
+from support import QUICK, assert_equal, numbers, one_line, process_state, wait_until
 
 from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
@@ -23,7 +22,7 @@ from mldec.runtime import signals
 MOMENTS = [("SIGTERM", 3), ("SIGTERM", 5), ("SIGUSR1", 8), ("SIGINT", 4), ("SIGINT", 10)]
 
 
-def same_end(one: Path, other: Path) -> None:
+def same_end(one, other):
     """Compare what two runs left, to the last bit, but for settings that change no number."""
     for name in ("last.pt", "best.pt"):
         states = [read_torch(run / "checkpoints" / name) for run in (one, other)]
@@ -35,9 +34,7 @@ def same_end(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "forward"), MOMENTS)
-def test_a_signal_saves_and_ends_with_its_status(
-    name: str, forward: int, cli: Cli, digits_run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_saves_and_ends_with_its_status(name, forward, cli, digits_run, here, monkeypatch):
     monkeypatch.setattr(patches, "forwards", 0)
     monkeypatch.setenv("PATCHES_SIGNAL", f"{name}:{forward}")
     before = signal.getsignal(signal.SIGTERM)
@@ -53,9 +50,7 @@ def test_a_signal_saves_and_ends_with_its_status(
 
 
 @pytest.mark.parametrize("forward", [2, 6])
-def test_a_killed_run_goes_on_as_if_it_had_not_been(
-    forward: int, cli: Cli, digits_run: Path, here: Path
-) -> None:
+def test_a_killed_run_goes_on_as_if_it_had_not_been(forward, cli, digits_run, here):
     command = [sys.executable, "-m", "mldec.train", *QUICK, "train.save_every_steps=1"]
     env = {**os.environ, "PATCHES_SIGNAL": f"SIGKILL:{forward}"}
     assert subprocess.run(command, env=env, capture_output=True).returncode == -signal.SIGKILL
@@ -63,17 +58,17 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
     same_end(digits_run, here / "outputs" / "digits")
 
 
-def loader_processes() -> list[Any]:
+def loader_processes():
     return [child for child in multiprocessing.active_children() if child.daemon]
 
 
 @pytest.mark.parametrize("forward", [3, 5], ids=["training", "evaluation"])
 def test_a_killed_loader_process_is_one_line_and_nothing_is_lost(
-    forward: int, cli: Cli, digits_run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    forward, cli, digits_run, here, monkeypatch
+):
     forwards = iter(range(1, 100))
 
-    def kill_workers() -> None:
+    def kill_workers():
         if next(forwards) == forward:
             # The signal of their death comes in the middle of this step.
             for worker in loader_processes():
@@ -95,12 +90,12 @@ def test_a_killed_loader_process_is_one_line_and_nothing_is_lost(
 
 @pytest.mark.parametrize("forward", [3, 5], ids=["training", "evaluation"])
 def test_a_stop_ends_a_wait_for_data_that_does_not_come(
-    forward: int, cli: Cli, digits_run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    forward, cli, digits_run, here, monkeypatch
+):
     monkeypatch.setattr(signals, "PATIENCE", 0.5)
     forwards = iter(range(1, 100))
 
-    def halt_workers() -> None:
+    def halt_workers():
         if next(forwards) == forward:
             processes = [worker.pid for worker in loader_processes()]
             for process in processes:
@@ -108,8 +103,8 @@ def test_a_stop_ends_a_wait_for_data_that_does_not_come(
             wait_until(lambda: all(process_state(process) == "T" for process in processes))
             threading.Thread(target=stop_in_a_wait).start()
 
-    def stop_in_a_wait() -> None:
-        request = signal.getsignal(signal.SIGTERM).__self__  # type: ignore[union-attr]
+    def stop_in_a_wait():
+        request = signal.getsignal(signal.SIGTERM).__self__
         wait_until(lambda: request._waiting)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -124,15 +119,13 @@ def test_a_stop_ends_a_wait_for_data_that_does_not_come(
 
 
 @pytest.fixture
-def run(digits_run: Path, here: Path) -> Path:
+def run(digits_run, here):
     """A finished run that a test may spoil, in the working folder."""
     shutil.copytree(digits_run, here / "outputs" / "digits")
     return here / "outputs" / "digits"
 
 
-def test_a_damaged_checkpoint_falls_back_on_the_one_before(
-    run: Path, cli: Cli, digits_run: Path
-) -> None:
+def test_a_damaged_checkpoint_falls_back_on_the_one_before(run, cli, digits_run):
     last = run / "checkpoints" / "last.pt"
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1
@@ -144,7 +137,7 @@ def test_a_damaged_checkpoint_falls_back_on_the_one_before(
     same_end(digits_run, run)
 
 
-def test_an_older_checkpoint_alone_is_a_run_too(run: Path, cli: Cli, digits_run: Path) -> None:
+def test_an_older_checkpoint_alone_is_a_run_too(run, cli, digits_run):
     (run / "checkpoints" / "last.pt").unlink()
     status, _, err = cli("train", *QUICK)
     assert status == 1
@@ -153,7 +146,7 @@ def test_an_older_checkpoint_alone_is_a_run_too(run: Path, cli: Cli, digits_run:
     same_end(digits_run, run)
 
 
-def test_a_half_written_log_is_cut_back(run: Path, cli: Cli, digits_run: Path) -> None:
+def test_a_half_written_log_is_cut_back(run, cli, digits_run):
     (run / "checkpoints" / "last.pt").unlink()
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 9, "tra')
@@ -161,9 +154,7 @@ def test_a_half_written_log_is_cut_back(run: Path, cli: Cli, digits_run: Path) -
     same_end(digits_run, run)
 
 
-def test_a_folder_deleted_in_mid_run_is_made_again(
-    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_deleted_in_mid_run_is_made_again(cli, here, monkeypatch):
     # Files are written before training goes on: rmtree fails if a file disappears under its hands.
     monkeypatch.setattr(torch_files.Writer, "submit", lambda _, job: job())
     forwards = iter(range(1, 100))
@@ -176,12 +167,12 @@ def test_a_folder_deleted_in_mid_run_is_made_again(
     assert read_torch(here / "outputs" / "digits" / "checkpoints" / "last.pt")["epoch"] == 2
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(cli: Cli, here: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(cli, here):
     (here / "outputs").write_text("a file where the folder should be")
     err = cli.fault("train", *QUICK)
     one_line(err, "cannot use ", "outputs")
 
 
-def test_out_of_memory_names_what_lowers_it(cli: Cli, here: Path) -> None:
+def test_out_of_memory_names_what_lowers_it(cli, here):
     err = cli.fault("train", *QUICK, "loss._target_=patches.Hungry")
     one_line(err, "out of memory on cpu: 16 training images at a time", "train.accumulate=2")

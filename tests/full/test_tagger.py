@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import open_clip
@@ -11,7 +10,6 @@ import torch
 from clip_towers import clip_folder, siglip_folder
 from PIL import Image
 from sklearn.metrics import average_precision_score
-from support import Cli
 
 NAMES = ("zebra", "traffic jam", "cat")
 CLASSES = ",".join(NAMES)
@@ -19,12 +17,12 @@ PHOTOS = 8
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return clip_folder(tmp_path_factory.mktemp("tagger") / "clip")
 
 
 @pytest.fixture(scope="module")
-def photos(folder: Path, tmp_path_factory: pytest.TempPathFactory, sample_data: Path) -> Path:
+def photos(folder, tmp_path_factory, sample_data):
     """Real photos, with labels that the model gets mostly right, in a CSV file and in folders."""
     place = tmp_path_factory.mktemp("photos")
     found = sorted((sample_data / "coco2014_mini").rglob("*.jpg"))[:PHOTOS]
@@ -47,13 +45,13 @@ def photos(folder: Path, tmp_path_factory: pytest.TempPathFactory, sample_data: 
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
 
 @torch.no_grad()
-def logits_of_open_clip(folder: Path, photos: list[Path]) -> np.ndarray:
+def logits_of_open_clip(folder, photos):
     """Return the logits of the photos and `NAMES` as open_clip computes them itself."""
     model, _, prepare = open_clip.create_model_and_transforms(f"local-dir:{folder}")
     tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
@@ -62,7 +60,7 @@ def logits_of_open_clip(folder: Path, photos: list[Path]) -> np.ndarray:
     return np.asarray(logits)
 
 
-def test_predict_names_any_classes(folder: Path, photos: Path, tmp_path: Path, cli: Cli) -> None:
+def test_predict_names_any_classes(folder, photos, tmp_path, cli):
     files = sorted(photos.glob("*.jpg"))
     words = ["--classes", CLASSES, "--content", "scores", "--json", "scores.json"]
     assert cli("predict", f"clip:{folder}", *files, *words, "--features", "f.npy").status == 0
@@ -74,9 +72,7 @@ def test_predict_names_any_classes(folder: Path, photos: Path, tmp_path: Path, c
     assert np.load(tmp_path / "f.npy").shape == (PHOTOS, 16)
 
 
-def test_evaluate_and_calibrate_on_several_labels(
-    folder: Path, photos: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_evaluate_and_calibrate_on_several_labels(folder, photos, tmp_path, cli):
     source, data = f"clip:{folder}", ["data=csv", f"data.root={photos}"]
     settings = [*data, f"data.classes=[{CLASSES}]", "train.workers=0"]
     assert cli("evaluate", source, *settings, "--json", "e.json").status == 0
@@ -104,9 +100,7 @@ def test_evaluate_and_calibrate_on_several_labels(
     )
 
 
-def test_evaluate_and_calibrate_on_one_label(
-    folder: Path, photos: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_evaluate_and_calibrate_on_one_label(folder, photos, tmp_path, cli):
     settings = ["data=folders", f"data.root={photos / 'folders'}", "data.train=val"]
     settings += ["train.workers=0"]
     source = f"clip:{folder}"
@@ -121,7 +115,7 @@ def test_evaluate_and_calibrate_on_one_label(
     assert cli("predict", "c.pt", files[0]).status == 0
 
 
-def test_export_holds_the_classes_that_are_named(folder: Path, photos: Path, cli: Cli) -> None:
+def test_export_holds_the_classes_that_are_named(folder, photos, cli):
     words = ["--classes", CLASSES, "--verify", photos / "folders" / "val" / "cat"]
     done = cli("export", f"clip:{folder}", "tagger.onnx", *words)
     assert done.status == 0, done.err
@@ -134,7 +128,7 @@ def test_export_holds_the_classes_that_are_named(folder: Path, photos: Path, cli
     assert answers[0] == answers[1]
 
 
-def test_bad_input_is_one_line(folder: Path, photos: Path, tmp_path: Path, cli: Cli) -> None:
+def test_bad_input_is_one_line(folder, photos, tmp_path, cli):
     photo, source = next(photos.glob("*.jpg")), f"clip:{folder}"
     other = f"clip:{siglip_folder(tmp_path / 'siglip', seed=3)}"
     for words, message in (

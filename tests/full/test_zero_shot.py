@@ -4,15 +4,13 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import official
 import pytest
 import torch
 from clip_towers import siglip_folder
-from support import CONFIGS, Cli, one_line
+from support import CONFIGS, one_line
 
 from mldec import checkpoint
 from mldec.checkpoint import load_model
@@ -41,7 +39,7 @@ QUICK = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Digits in the NUS-WIDE layout, and a finished run on them; tests must not change it."""
     folder = tmp_path_factory.mktemp("zsl")
     made = f"{SCRIPT} --layout nuswide data --train 96 --val 48 --size 32".split()
@@ -52,22 +50,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def command(cli, folder, monkeypatch):
     monkeypatch.chdir(folder)
 
-    def command(name: str, *words: str | Path) -> tuple[int, str, str]:
+    def command(name, *words):
         return cli(name, "outputs/zsl/checkpoints/best.pt", "--plugin", "patches", *words)
 
     return command
 
 
-def some_image(folder: Path) -> Path:
+def some_image(folder):
     return min((folder / "data" / "images").iterdir())
 
 
-def test_evaluate_gives_the_number_of_the_run(
-    command: Callable[..., Any], folder: Path, tmp_path: Path
-) -> None:
+def test_evaluate_gives_the_number_of_the_run(command, folder, tmp_path):
     state = read_torch(folder / "outputs/zsl/checkpoints/best.pt")
     assert state["best"]["metric"] == "zsl_mAP"
     assert state["classes"]["queries"].shape == (40, 14)
@@ -79,9 +75,7 @@ def test_evaluate_gives_the_number_of_the_run(
     assert f"{state['best']['value']:.3f}" in out
 
 
-def test_evaluate_on_all_images_and_on_other_unseen_classes(
-    command: Callable[..., Any], folder: Path, tmp_path: Path
-) -> None:
+def test_evaluate_on_all_images_and_on_other_unseen_classes(command, folder, tmp_path):
     status, out, err = command("evaluate", "data.val_images=all")
     assert status == 0, err
     assert "zsl_all_mAP" in out
@@ -99,12 +93,10 @@ def test_evaluate_on_all_images_and_on_other_unseen_classes(
     assert [name for name, row in rows.items() if row["unseen"]] == unseen
 
 
-def test_predict_knows_its_own_classes_and_new_ones(
-    command: Callable[..., Any], folder: Path, tmp_path: Path
-) -> None:
+def test_predict_knows_its_own_classes_and_new_ones(command, folder, tmp_path):
     image = some_image(folder)
 
-    def predicted(*words: str | Path) -> dict[str, float]:
+    def predicted(*words):
         status, out, err = command("predict", image, *words, "--json", "-")
         assert status == 0, err
         return {item["name"]: item["score"] for item in json.loads(out)[0]["predictions"]}
@@ -140,9 +132,7 @@ def test_predict_knows_its_own_classes_and_new_ones(
         (["--classes", "zebra", "--vectors", "nowhere.txt"], "nowhere.txt cannot be used"),
     ],
 )
-def test_predict_refuses_in_one_line(
-    command: Callable[..., Any], folder: Path, words: list[str], part: str
-) -> None:
+def test_predict_refuses_in_one_line(command, folder, words, part):
     # A file of the same width that has one name of the training, with other numbers.
     numbers = "-0.5 " * 14
     name = checkpoint.load(folder / "outputs/zsl/checkpoints/best.pt").classes.names[0]
@@ -152,9 +142,7 @@ def test_predict_refuses_in_one_line(
     one_line(err, part)
 
 
-def test_one_threshold_serves_the_classes_of_any_words(
-    command: Callable[..., Any], cli: Cli, folder: Path, tmp_path: Path
-) -> None:
+def test_one_threshold_serves_the_classes_of_any_words(command, cli, folder, tmp_path):
     out = tmp_path / "x.pt"
     status, text, err = command("calibrate", "--out", out, "--json", tmp_path / "c.json")
     assert status == 0, err
@@ -179,15 +167,15 @@ def test_one_threshold_serves_the_classes_of_any_words(
         assert {item["threshold"]} == thresholds
 
 
-def test_a_head_of_another_width_than_the_vectors(cli: Cli, folder: Path, here: Path) -> None:
+def test_a_head_of_another_width_than_the_vectors(cli, folder, here):
     settings = [f"data.root={folder / 'data'}", f"data.cache_dir={here}", "head.word_dim=15"]
     err = cli.fault("train", *QUICK, *settings)
     one_line(err, "head.word_dim=15 needs word queries of that width, [K, 15] floating point, got ")
 
 
 def test_other_classes_from_the_checkpoint_alone_after_a_text_encoder(
-    cli: Cli, folder: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cli, folder, here, monkeypatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
     source = f"clip:{siglip_folder(here / 'tower')}"
     settings = [f"data.root={folder / 'data'}", f"data.vectors={source}", "data.prompts=simple7"]
@@ -198,7 +186,7 @@ def test_other_classes_from_the_checkpoint_alone_after_a_text_encoder(
     assert origin.source == source
     assert len(origin.templates) == 7
 
-    def predicted(path: Path, *words: str | Path) -> dict[str, float]:
+    def predicted(path, *words):
         options = ["--plugin", "patches", "--classes", "zebra, traffic jam", *words]
         out = cli.out("predict", path, some_image(folder), *options, "--json", "-")
         [row] = json.loads(out)
@@ -222,7 +210,7 @@ def test_other_classes_from_the_checkpoint_alone_after_a_text_encoder(
     one_line(err, "makes word vectors by clip:.../tower (sha256 ", "with --vectors clip:MODEL:FILE")
 
 
-def test_check_data_lists_the_nearest_seen_classes(cli: Cli, folder: Path, tmp_path: Path) -> None:
+def test_check_data_lists_the_nearest_seen_classes(cli, folder, tmp_path):
     words = ["data=nuswide_zsl", f"data.root={folder / 'data'}", f"data.cache_dir={tmp_path}"]
     out = cli.out("check_data", *words, "--json", tmp_path / "r.json")
     near = json.loads((tmp_path / "r.json").read_text())["nearest_seen"]
@@ -235,8 +223,8 @@ def test_check_data_lists_the_nearest_seen_classes(cli: Cli, folder: Path, tmp_p
 
 
 def test_a_zero_shot_file_of_the_official_code_is_given_names_and_vectors(
-    cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cli, folder, tmp_path, monkeypatch
+):
     monkeypatch.chdir(folder)
     body = official.rebuilt(official.read("tresnet_m_coco_224.keys"))
     path = tmp_path / "official.pth"
@@ -260,7 +248,7 @@ def test_a_zero_shot_file_of_the_official_code_is_given_names_and_vectors(
     one_line(err, f"{path} names no classes and holds no word vectors: thresholds cannot be stored")
 
 
-def test_data_of_another_image_size_is_noticed(command: Callable[..., Any]) -> None:
+def test_data_of_another_image_size_is_noticed(command):
     data = ["data=nuswide_zsl", "data.root=data", "data.cache_dir=cache", "train.workers=0"]
     warning = "evaluated at 224 pixels, the default of this data; outputs/zsl/checkpoints/best.pt"
     advice = " is for 32: pass data.image_size=32 for that\n"
@@ -270,9 +258,7 @@ def test_data_of_another_image_size_is_noticed(command: Callable[..., Any]) -> N
         assert (warning + advice in out) is is_warned
 
 
-def test_names_are_not_given_where_they_have_no_effect(
-    command: Callable[..., Any], folder: Path
-) -> None:
+def test_names_are_not_given_where_they_have_no_effect(command, folder):
     names = ["--class-names", "data/wordvec_array.txt"]
     status, _, err = command("evaluate", *names)
     assert status == 1

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support import Cli, cpu_seconds
+from support import cpu_seconds
 
 import mldec
 from mldec.__main__ import COMMANDS, overview
@@ -15,11 +15,11 @@ from mldec.runtime.cli import VERSION
 ROOT = Path(mldec.__file__).parents[1]
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run(*words):
     return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
 
 
-def test_the_list_has_every_command() -> None:
+def test_the_list_has_every_command():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts.pop("mldec") == "mldec.__main__:main"
     assert {
@@ -41,14 +41,14 @@ def test_the_list_has_every_command() -> None:
         (["predcit"], 2, "there is no command 'predcit'; did you mean 'predict'?"),
     ],
 )
-def test_without_a_command(words: list[str], status: int, answer: str) -> None:
+def test_without_a_command(words, status, answer):
     done = run("mldec", *words)
     assert done.returncode == status
     assert answer in (done.stderr if status else done.stdout)
 
 
 @pytest.mark.parametrize("command", ["train", "predict", "evaluate"])
-def test_help_is_instant_and_needs_no_torch(command: str) -> None:
+def test_help_is_instant_and_needs_no_torch(command):
     # 0.2 to 0.8; with torch 5 to 7
     assert cpu_seconds([sys.executable, "-m", f"mldec.{command}", "--help"]) < 2
     script = (
@@ -59,5 +59,5 @@ def test_help_is_instant_and_needs_no_torch(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_says_our_version(command: str, cli: Cli) -> None:
+def test_every_command_says_our_version(command, cli):
     assert cli(command, "--version")[:2] == (0, VERSION + "\n")

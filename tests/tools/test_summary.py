@@ -4,13 +4,11 @@ import csv
 import json
 import math
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from support import Cli, one_line
+from support import one_line
 
 from mldec import checkpoint
 from mldec.errors import CheckpointError
@@ -22,13 +20,13 @@ HEADS = {".png": b"\x89PNG", ".SVG": b"<?xml", ".pdf": b"%PDF"}
 
 
 @pytest.fixture
-def outputs(digits_run: Path, tmp_path: Path) -> Path:
+def outputs(digits_run, tmp_path):
     """A folder of runs with one finished run, "a"."""
     shutil.copytree(digits_run, tmp_path / "outputs" / "a")
     return tmp_path / "outputs"
 
 
-def copy(outputs: Path, name: str, **changed: object) -> Path:
+def copy(outputs, name, **changed):
     """Copy the run, and change parts of its run.json."""
     folder = Path(shutil.copytree(outputs / "a", outputs / name))
     path = folder / "run.json"
@@ -36,7 +34,7 @@ def copy(outputs: Path, name: str, **changed: object) -> Path:
     return folder
 
 
-def test_a_finished_run(outputs: Path) -> None:
+def test_a_finished_run(outputs):
     (run,) = gather(outputs)
     state = read_torch(outputs / "a" / "checkpoints" / "best.pt")
     best = state["best"]
@@ -56,7 +54,7 @@ def test_a_finished_run(outputs: Path) -> None:
     assert run.commit[:10] == str(state["git"])[:10] if state["git"] else run.commit == "-"
 
 
-def test_unfinished_and_resumed_runs(outputs: Path) -> None:
+def test_unfinished_and_resumed_runs(outputs):
     half = copy(outputs, "b", ended=None, best={})
     lines = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
     first = next(number for number, line in enumerate(lines) if '"val/' in line)
@@ -80,9 +78,7 @@ def test_unfinished_and_resumed_runs(outputs: Path) -> None:
     assert (runs[0].value, runs[0].weights, runs[-1].time) == (99.5, "ema", "0:00:00")
 
 
-def test_what_cannot_be_read_is_named_in_a_line_and_the_rest_is_shown(
-    cli: Cli, outputs: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_read_is_named_in_a_line_and_the_rest_is_shown(cli, outputs, tmp_path):
     (copy(outputs, "broken") / "run.json").unlink()
     (copy(outputs, "odd") / "run.json").write_text("[1]")
     shutil.rmtree(copy(outputs, "empty") / "checkpoints")
@@ -102,7 +98,7 @@ def test_what_cannot_be_read_is_named_in_a_line_and_the_rest_is_shown(
     assert (row[0], row[2], len(row)) == ("a", "mAP", 12)
 
 
-def test_an_evaluation_has_the_better_value_and_the_time_of_every_process(tmp_path: Path) -> None:
+def test_an_evaluation_has_the_better_value_and_the_time_of_every_process(tmp_path):
     path = tmp_path / "metrics.jsonl"
     assert read_progress(path) == Progress()
     lines = [
@@ -132,13 +128,13 @@ def test_an_evaluation_has_the_better_value_and_the_time_of_every_process(tmp_pa
 
 
 def made(
-    name: str,
-    values: Sequence[float],
+    name,
+    values,
     *,
-    metric: str | None = "mAP",
-    hours: float = 2.0,
-    gmacs: float | None = 5.0,
-) -> Run:
+    metric="mAP",
+    hours=2.0,
+    gmacs=5.0,
+):
     evaluations = [
         Evaluation(epoch, 9.0, "mAP", value, "raw") for epoch, value in enumerate(values, start=1)
     ]
@@ -148,11 +144,11 @@ def made(
     return Run(name, name, metric, best, "raw", 1.0, gmacs, 64, *state, progress)
 
 
-def lines(axes: Any) -> list[tuple[list[float], list[float]]]:
+def lines(axes):
     return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()]
 
 
-def test_the_panels_show_curves_and_costs() -> None:
+def test_the_panels_show_curves_and_costs():
     runs = [made("b", [10.0, math.nan, 30.0]), made("a", [20.0, 15.0], hours=0.5)]
     figure, messages = draw(runs, cost="hours")
     curves, costs = figure.axes
@@ -180,7 +176,7 @@ def test_the_panels_show_curves_and_costs() -> None:
 
 
 @pytest.mark.parametrize("suffix", HEADS)
-def test_the_suffix_says_the_format_of_the_plot(cli: Cli, outputs: Path, suffix: str) -> None:
+def test_the_suffix_says_the_format_of_the_plot(cli, outputs, suffix):
     plot = outputs / f"plot{suffix}"
     status, out, err = cli("summary", outputs, "--plot", plot)
     assert (status, err) == (0, "")
@@ -201,9 +197,7 @@ def test_the_suffix_says_the_format_of_the_plot(cli: Cli, outputs: Path, suffix:
         (["started", "--plot", "p.png"], "--plot: no run has an evaluation"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
-    cli: Cli, outputs: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], fault: str
-) -> None:
+def test_what_cannot_be_done_is_one_line(cli, outputs, monkeypatch, words, fault):
     monkeypatch.chdir(outputs.parent)
     Path("full.png").symlink_to("/dev/full")
     started = copy(outputs, "started", ended=None, best={})

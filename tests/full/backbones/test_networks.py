@@ -5,15 +5,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import timm
 import torch
 import yaml
 from safetensors.torch import save_file
-from support import Cli
-from torch import Tensor
 from torch.nn import functional as F
 
 from mldec.backbones import TimmBackbone
@@ -50,15 +47,13 @@ NETWORKS = [
 ]
 
 
-def photos(size: int, count: int = 2) -> Tensor:
+def photos(size, count=2):
     generator = torch.Generator().manual_seed(1)
     return torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
 
 
 @pytest.mark.parametrize(("name", "settings", "size", "count"), NETWORKS)
-def test_their_tokens_and_their_weights_fit(
-    tmp_path: Path, name: str, settings: dict[str, Any], size: int, count: int
-) -> None:
+def test_their_tokens_and_their_weights_fit(tmp_path, name, settings, size, count):
     torch.manual_seed(0)
     backbone, images = TimmBackbone(name, **settings).eval(), photos(size)
     with torch.no_grad():
@@ -96,9 +91,7 @@ ENCODERS = [
 
 @pytest.mark.parametrize(("name", "prefix", "patch"), ENCODERS)
 @torch.no_grad()
-def test_weights_of_encoders_serve_other_image_sizes(
-    name: str, prefix: int, patch: int, tmp_path: Path
-) -> None:
+def test_weights_of_encoders_serve_other_image_sizes(name, prefix, patch, tmp_path):
     shallow = {"embed_dim": 32, "depth": 1, "num_heads": 2}
     state = timm.create_model(name, num_classes=0, **shallow).state_dict()
     save_file(state, tmp_path / "weights.safetensors")
@@ -124,7 +117,7 @@ def test_weights_of_encoders_serve_other_image_sizes(
 
 
 @pytest.mark.parametrize("path", OPTIONS, ids=lambda path: path.stem)
-def test_an_option_gives_tokens_and_says_its_size(path: Path) -> None:
+def test_an_option_gives_tokens_and_says_its_size(path):
     node = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert node.pop("_target_") == "mldec.backbones.TimmBackbone"
     settings = {key: 224 if value == "${data.image_size}" else value for key, value in node.items()}
@@ -147,7 +140,7 @@ def test_an_option_gives_tokens_and_says_its_size(path: Path) -> None:
         assert backbone.num_features == 2048
 
 
-def save_cvt(folder: Path) -> None:
+def save_cvt(folder):
     """Save a small CvT as transformers does."""
     transformers = pytest.importorskip("transformers", reason="needs the extra hf")
     config = transformers.CvtConfig(**CVT)
@@ -156,9 +149,7 @@ def save_cvt(folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(text)
 
 
-def test_a_run_is_trained_and_loaded_without_the_folder_of_its_network(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_run_is_trained_and_loaded_without_the_folder_of_its_network(cli, tmp_path):
     model = tmp_path / "model"
     save_cvt(model)
     sizes = ["data.train_images=64", "data.val_images=32", "train.batch_size=32", "train.epochs=1"]
@@ -192,8 +183,8 @@ for attempt in (
 
 
 def test_without_a_network_the_cache_is_used_and_all_else_is_one_line_at_once(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     cached = [tmp_path / f"models--{name}" for name in ("timm--resnet10t.c3_in1k", "owner--cached")]
     for folder in cached:
         (folder / "refs").mkdir(parents=True)

@@ -1,11 +1,9 @@
 """Commands with a published folder, and with names of classes in files."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
-from support import QUICK, Cli, one_line
+from support import QUICK, one_line
 
 from mldec import checkpoint
 from mldec.checkpoint import load_model, published
@@ -15,7 +13,7 @@ ORDER = [3, 1, 4, 9, 5, 2, 6, 8, 7, 0]  # of the ten classes in the reordered ch
 FEW = ["--plugin", "patches", "data.val_images=20", "device=cpu"]
 
 
-def test_every_command_takes_a_published_folder(cli: Cli, best: Path, here: Path) -> None:
+def test_every_command_takes_a_published_folder(cli, best, here):
     saved, folder = checkpoint.load(best), here / "mine"
     published.write(folder, published.with_weights(saved, saved.best.weights, best))
     weights = folder / published.WEIGHTS
@@ -35,7 +33,7 @@ def test_every_command_takes_a_published_folder(cli: Cli, best: Path, here: Path
         one_line(err, "a published checkpoint holds no training state", f"pass init={name}")
 
 
-def changed(best: Path, path: Path, names: list[str] | None) -> Path:
+def changed(best, path, names):
     """Copy a checkpoint with its classes in `ORDER`, or with other names in the old order."""
     state = read_torch(best)
     if names is not None:
@@ -49,8 +47,8 @@ def changed(best: Path, path: Path, names: list[str] | None) -> Path:
     return path
 
 
-def test_names_and_order_of_the_data_are_followed(cli: Cli, best: Path, tmp_path: Path) -> None:
-    def evaluated(path: Path, *words: str | Path) -> dict[str, Any]:
+def test_names_and_order_of_the_data_are_followed(cli, best, tmp_path):
+    def evaluated(path, *words):
         cli.out("evaluate", path, *FEW, "--json", tmp_path / "r.json", *words)
         return json.loads((tmp_path / "r.json").read_text())
 
@@ -72,7 +70,7 @@ def test_names_and_order_of_the_data_are_followed(cli: Cli, best: Path, tmp_path
     assert evaluated(path, "--class-names", names)["per_class"] == expected["per_class"]
 
 
-def test_bad_names_end_in_one_line(cli: Cli, best: Path, tmp_path: Path) -> None:
+def test_bad_names_end_in_one_line(cli, best, tmp_path):
     # The file is read first: there is no checkpoint yet.
     err = cli.fault("evaluate", "no.pt", "--class-names", tmp_path / "none.txt")
     one_line(err, "none.txt cannot be read (No such file or directory)")

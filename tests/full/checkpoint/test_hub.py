@@ -18,7 +18,7 @@ NAME = "me/mine"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """The files of a repository; tests must not change them."""
     folder = tmp_path_factory.mktemp("published")
     saved = Checkpoint.from_state(hostile.good(), folder)
@@ -28,14 +28,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def commit(hub: fake_hub.Hub, folder: Path) -> str:
+def commit(hub, folder):
     """The commit of a published checkpoint."""
     hub.repositories[NAME] = fake_hub.Repository()
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     return hub.repositories[NAME].commit(files)
 
 
-def refused(address: str, *parts: str) -> str:
+def refused(address, *parts):
     with pytest.raises(UserError) as caught:
         load_model(f"hf:{address}")
     message = str(caught.value)
@@ -46,9 +46,7 @@ def refused(address: str, *parts: str) -> str:
     return message
 
 
-def test_a_checkpoint_is_downloaded_once_and_its_commit_is_said(
-    hub: fake_hub.Hub, commit: str, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_is_downloaded_once_and_its_commit_is_said(hub, commit, folder, caplog):
     with caplog.at_level(logging.INFO, "mldec"):
         path = local(f"hf:{NAME}")
     assert f"hf:{NAME} is commit {commit}" in caplog.text
@@ -75,11 +73,11 @@ def test_a_checkpoint_is_downloaded_once_and_its_commit_is_said(
 
 
 def test_without_a_network_the_cache_serves(
-    hub: fake_hub.Hub,
-    commit: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    hub,
+    commit,
+    caplog,
+    monkeypatch,
+):
     path = local(f"hf:{NAME}")
 
     # A server that fails, one that is not there, and one that must not be asked.
@@ -95,9 +93,7 @@ def test_without_a_network_the_cache_serves(
     refused("me/other", "(OfflineModeIsEnabled")
 
 
-def test_what_the_hub_refuses_is_one_line(
-    hub: fake_hub.Hub, commit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_hub_refuses_is_one_line(hub, commit, monkeypatch):
     refused("me/none", "Repository Not Found", "make sure you are authenticated")
     refused(f"{NAME}@v9", "Revision Not Found")
     hub.status = 500
@@ -124,9 +120,7 @@ def test_what_the_hub_refuses_is_one_line(
         ({CONFIG: b"[" * 9999, WEIGHTS: b""}, "RecursionError"),
     ],
 )
-def test_a_repository_of_something_else_is_refused_before_its_weights(
-    hub: fake_hub.Hub, files: dict[str, bytes], fault: str
-) -> None:
+def test_a_repository_of_something_else_is_refused_before_its_weights(hub, files, fault):
     hub.repositories["me/else"] = fake_hub.Repository()
     hub.repositories["me/else"].commit(files)
     with pytest.raises(CheckpointError, match=fault):
@@ -134,9 +128,7 @@ def test_a_repository_of_something_else_is_refused_before_its_weights(
     assert not [line for line in hub.asked if line.endswith((WEIGHTS, ".pth", ".bin", ".pt"))]
 
 
-def test_damaged_weights_are_refused_with_a_remedy_that_helps(
-    hub: fake_hub.Hub, commit: str, folder: Path
-) -> None:
+def test_damaged_weights_are_refused_with_a_remedy_that_helps(hub, commit, folder):
     repository = hub.repositories[NAME]
     good = (folder / WEIGHTS).read_bytes()
     repository.commit({WEIGHTS: good[:-1] + bytes([good[-1] ^ 1])})
@@ -153,9 +145,7 @@ def test_damaged_weights_are_refused_with_a_remedy_that_helps(
     assert load_model(f"hf:{NAME}").weights == "raw"
 
 
-def test_an_upload_is_one_commit_that_can_be_loaded(
-    hub: fake_hub.Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_is_one_commit_that_can_be_loaded(hub, folder, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", fake_hub.WRITER)
     commit = upload(folder, NAME, private=False)
     repository = hub.repositories[NAME]
@@ -173,9 +163,7 @@ def test_an_upload_is_one_commit_that_can_be_loaded(
     assert len(repository.commits) == 2
 
 
-def test_an_upload_that_is_not_allowed_is_one_line(
-    hub: fake_hub.Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_that_is_not_allowed_is_one_line(hub, folder, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"no token .* hf auth login, or set HF_TOKEN"):
         require_token()
     monkeypatch.setenv("HF_TOKEN", fake_hub.READER)

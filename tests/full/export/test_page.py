@@ -15,7 +15,6 @@ import torch
 from browser import opened
 from pictures import picture
 from selenium.webdriver.support.wait import WebDriverWait
-from support import Cli
 
 from mldec.checkpoint import load_model
 from mldec.data.images import load_image
@@ -28,12 +27,12 @@ ENGINE = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thread
 class Quiet(SimpleHTTPRequestHandler):
     """A web server that says nothing."""
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Drop the line of a request."""
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
-def test_the_javascript_of_the_page_runs_in_a_browser(cli: Cli, here: Path) -> None:
+def test_the_javascript_of_the_page_runs_in_a_browser(cli, here):
     subprocess.run(["npm", "pack", "onnxruntime-web@1.30.0"], check=True, capture_output=True)
     with tarfile.open("onnxruntime-web-1.30.0.tgz") as archive:
         for name in ENGINE:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from PIL import Image
-from support import Cli
 
 from mldec.checkpoint import load_model
 from mldec.predict.engine import TorchEngine
@@ -20,13 +19,13 @@ WORDS = ["--plugin", "patches"]
 
 
 def test_a_run_is_published_and_used_from_the_hub(
-    cli: Cli,
-    hub: fake_hub.Hub,
-    digits_run: Path,
-    few_resamples: None,
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    cli,
+    hub,
+    digits_run,
+    few_resamples,
+    here,
+    monkeypatch,
+):
     few = [*WORDS, "data.val_images=40"]
     cli.out("report", digits_run, *few, "--out", "r.html", "--json", "r.json")
     monkeypatch.setenv("HF_TOKEN", fake_hub.WRITER)

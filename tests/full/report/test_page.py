@@ -2,16 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from browser import opened
-from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
@@ -19,7 +15,7 @@ from support import QUICK, wait_until
 
 from mldec import report
 from mldec.report.make import gather, prepare, prepare_other
-from mldec.report.page import Content, page
+from mldec.report.page import page
 from mldec.report.statistics import Interval
 
 HOSTILE = "<b>&amp;</b><img src=x onerror=\"document.title='hacked'\"></script>\u2028{{ 7 * 7 }}"
@@ -27,14 +23,14 @@ SHOWN = HOSTILE.replace("\u2028", "?")  # as `mldec.errors.visible` does
 UNDEFINED = "\N{EN DASH}"
 
 
-def content_of(run: Path, other: Path) -> Content:
+def content_of(run, other):
     words = [str(run), "--plugin", "patches", "--compare", str(other), "--out", "r.html"]
     args = report.parser().parse_intermixed_args(words)
     subject = prepare(args)
     return gather(subject, prepare_other(args, subject))
 
 
-def hostile(content: Content) -> Content:
+def hostile(content):
     """Give a class, a picture and a message a name that wants to run, and a class no number."""
     names = (*content.table.names[:4], HOSTILE, *content.table.names[5:])
     columns = {name: [*values[:-1], np.nan] for name, values in content.table.columns.items()}
@@ -61,7 +57,7 @@ def hostile(content: Content) -> Content:
 
 
 @pytest.fixture(scope="module")
-def contents(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Content]:
+def contents(digits_run, tmp_path_factory):
     """Reports on runs on the digits: of several labels and of one label per image."""
     folder = tmp_path_factory.mktemp("runs")
     words = ["+experiment=digits_single", *QUICK[1:]]
@@ -78,14 +74,14 @@ def contents(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 class Shown:
     """A browser that shows one of the reports; what a test needs to look at and to do."""
 
-    def __init__(self, browser: Chrome, folder: Path) -> None:
+    def __init__(self, browser, folder):
         self.browser = browser
         self.folder = folder
         # A page that still scrolls cannot be clicked on.
         calm = {"name": "prefers-reduced-motion", "value": "reduce"}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [calm]})
 
-    def report(self, name: str, width: int = 1600) -> "Shown":
+    def report(self, name, width=1600):
         """Show a report in a window of this width, unless it is shown already."""
         size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -95,7 +91,7 @@ class Shown:
         self.wait()
         return self
 
-    def wait(self) -> None:
+    def wait(self):
         """Wait until the script of the page has drawn everything, and its images are there."""
         ready = (
             "return document.getElementById('content').ariaBusy == 'false'"
@@ -103,37 +99,37 @@ class Shown:
         )
         wait_until(lambda: self.script(ready), lambda: str(self.browser.get_log("browser")))
 
-    def script(self, text: str, *arguments: Any) -> Any:
+    def script(self, text, *arguments):
         return self.browser.execute_script(text, *arguments)
 
-    def one(self, selector: str) -> Any:
+    def one(self, selector):
         return self.browser.find_element(By.CSS_SELECTOR, selector)
 
-    def all(self, selector: str) -> list[Any]:
+    def all(self, selector):
         return self.browser.find_elements(By.CSS_SELECTOR, selector)
 
-    def texts(self, selector: str) -> list[str]:
+    def texts(self, selector):
         """Return the texts of elements, hidden ones too."""
         return self.script(
             "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)",
             selector,
         )
 
-    def cells(self, table: str) -> list[list[str]]:
+    def cells(self, table):
         return self.script(
             "return [...document.querySelector(arguments[0]).tBodies[0].rows]"
             ".map((row) => [...row.cells].map((cell) => cell.textContent))",
             table,
         )
 
-    def chart(self, name: str) -> dict[str, dict[str, Any]]:
+    def chart(self, name):
         """Return the traces of a chart by name."""
         traces = self.script(
             "return JSON.parse(JSON.stringify(document.getElementById(arguments[0]).data))", name
         )
         return {trace.get("name"): trace for trace in traces}
 
-    def sort(self, heading: str) -> str:
+    def sort(self, heading):
         """Click on a heading of the table of classes; return the state that it announces."""
         for cell in self.all("#class-table th[scope=col]"):
             if cell.text.split("\xa0")[0].replace("\n", " ") == heading:
@@ -141,16 +137,14 @@ class Shown:
                 return str(cell.get_attribute("aria-sort"))
         raise AssertionError(heading)
 
-    def type(self, selector: str, text: str) -> None:
+    def type(self, selector, text):
         field = self.one(selector)
         field.clear()
         field.send_keys(text)
 
 
 @pytest.fixture(scope="module")
-def shown(
-    contents: dict[str, Content], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Shown]:
+def shown(contents, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     for name, content in contents.items():
         (folder / f"{name}.html").write_text(page(content), encoding="utf-8")
@@ -158,7 +152,7 @@ def shown(
         yield Shown(browser, folder)
 
 
-def outcome(content: Content, k: int, edge: int) -> list[float]:
+def outcome(content, k, edge):
     """Return precision, recall, F1, predicted, true and false positives, and missed, by numpy."""
     counts = content.histograms.positives[k], content.histograms.negatives[k]
     right, wrong = (own[edge:].sum() for own in counts)
@@ -170,12 +164,12 @@ def outcome(content: Content, k: int, edge: int) -> list[float]:
     return [precision, recall, f1, right + wrong, right, wrong, missed]
 
 
-def numbers(cells: list[str]) -> list[float]:
+def numbers(cells):
     texts = [cell.replace("\N{MINUS SIGN}", "-").replace(",", "") for cell in cells]
     return [np.nan if text == UNDEFINED else float(text) for text in texts]
 
 
-def test_the_table_sorts_and_filters(shown: Shown, contents: dict[str, Content]) -> None:
+def test_the_table_sorts_and_filters(shown, contents):
     page, table = shown.report("several"), contents["several"].table
     names = [SHOWN if name == HOSTILE else name for name in table.names]
     precision = table.columns["AP"]
@@ -204,7 +198,7 @@ def test_the_table_sorts_and_filters(shown: Shown, contents: dict[str, Content])
     assert len(page.cells("#class-table")) == sum(count > 0 for count in table.columns["positives"])
 
 
-def test_a_row_of_the_table_shows_its_class(shown: Shown, contents: dict[str, Content]) -> None:
+def test_a_row_of_the_table_shows_its_class(shown, contents):
     page, content = shown.report("several"), contents["several"]
     page.script("document.getElementById('filter').reset()")
     counted = content.histograms
@@ -235,7 +229,7 @@ def test_a_row_of_the_table_shows_its_class(shown: Shown, contents: dict[str, Co
     page.one(".show-heat").click()
 
 
-def test_the_slider_moves_numbers_and_marks(shown: Shown, contents: dict[str, Content]) -> None:
+def test_the_slider_moves_numbers_and_marks(shown, contents):
     page, content = shown.report("several"), contents["several"]
     k, edges = 1, content.histograms.edges
     Select(page.one("#class-select")).select_by_index(k)
@@ -271,9 +265,7 @@ def test_the_slider_moves_numbers_and_marks(shown: Shown, contents: dict[str, Co
     assert page.one("#no-examples").is_displayed()
 
 
-def test_pairs_and_confusions_are_shares_of_the_row(
-    shown: Shown, contents: dict[str, Content]
-) -> None:
+def test_pairs_and_confusions_are_shares_of_the_row(shown, contents):
     for name in ("several", "single"):
         page, pairs = shown.report(name), contents[name].pairs
         z = page.script("return document.getElementById('pairs-chart').data[0].z")
@@ -295,9 +287,7 @@ def test_pairs_and_confusions_are_shares_of_the_row(
     assert "labelled" not in page.one("#fixed").text
 
 
-def test_a_comparison_names_differences_and_images(
-    shown: Shown, contents: dict[str, Content]
-) -> None:
+def test_a_comparison_names_differences_and_images(shown, contents):
     page, comparison = shown.report("several"), contents["several"].comparison
     assert comparison is not None
     text = " ".join(page.one("section[aria-labelledby=comparison]").text.split())
@@ -311,7 +301,7 @@ def test_a_comparison_names_differences_and_images(
     assert images == [sum(one.fixed == fixed for one in comparison.changed) for fixed in (1, 0)]
 
 
-def test_names_from_outside_are_text(shown: Shown) -> None:
+def test_names_from_outside_are_text(shown):
     page = shown.report("several")
     Select(page.one("#class-select")).select_by_index(4)
     assert page.texts("#class-name") == [SHOWN]
@@ -326,7 +316,7 @@ def test_names_from_outside_are_text(shown: Shown) -> None:
 
 
 @pytest.mark.parametrize("name", ["several", "single"])
-def test_a_page_has_no_error_and_fits_narrow_and_wide_windows(shown: Shown, name: str) -> None:
+def test_a_page_has_no_error_and_fits_narrow_and_wide_windows(shown, name):
     page = shown.report(name)
     too_wide = (
         "return [document.documentElement, ...document.querySelectorAll('main *')].filter((one) =>"

@@ -6,7 +6,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).parents[3] / "scripts" / "ask_addresses.py"
 
 
-def test_addresses_are_those_of_the_zoo_and_of_the_data_sets() -> None:
+def test_addresses_are_those_of_the_zoo_and_of_the_data_sets():
     script = runpy.run_path(str(SCRIPT))
     listed = script["addresses"]()
     assert any(address.endswith("tresnet_l_COCO__448_90_0.pth") for address in listed)

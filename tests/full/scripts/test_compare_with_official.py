@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ OFFICIAL = ["optim.name=adam", "optim.weight_decay=1e-4", "schedule.pct_start=0.
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script():
     spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
     assert spec
     assert spec.loader
@@ -35,8 +34,8 @@ def script() -> ModuleType:
 
 
 def test_the_head_gives_the_logits_and_gradients_of_ours(
-    script: ModuleType,
-) -> None:
+    script,
+):
     sizes = {"num_groups": 4, "embed_dim": 8, "num_heads": 2, "mlp_dim": 12, "dropout": 0.0}
     official, ours = script.OfficialHead(6, 10, **sizes), MLDecoder(6, 10, **sizes)
     ours.load_state_dict(official.state_dict())
@@ -51,7 +50,7 @@ def test_the_head_gives_the_logits_and_gradients_of_ours(
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_both_sides_train_alike(script: ModuleType) -> None:
+def test_both_sides_train_alike(script):
     args = argparse.Namespace(experiment="digits", settings=[*SMALL, *OFFICIAL])
     tried = prepare(settings(args), 7)
     loop = script.official_loop(tried)

@@ -6,7 +6,6 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support import process_state, wait_until
@@ -15,15 +14,15 @@ TOP = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def script() -> dict[str, Any]:
+def script():
     return runpy.run_path(str(TOP / "scripts" / "gpu_report.py"))
 
 
-def python(code: str) -> list[str]:
+def python(code):
     return [sys.executable, "-S", "-c", code]
 
 
-def test_the_parts_come_in_the_order_of_their_value(script: dict[str, Any], tmp_path: Path) -> None:
+def test_the_parts_come_in_the_order_of_their_value(script, tmp_path):
     parts = script["parts"](tmp_path, {"BATCH_SIZE": "128"})
     names = list(dict.fromkeys(part.name.partition(".")[0] for part in parts))
     order = "throughput profile official processes digits tests"
@@ -42,7 +41,7 @@ def test_the_parts_come_in_the_order_of_their_value(script: dict[str, Any], tmp_
     assert "tests" not in [part.name for part in script["parts"](tmp_path, {"TESTS": "0"})]
 
 
-def test_what_fails_is_recorded_with_its_last_lines(script: dict[str, Any]) -> None:
+def test_what_fails_is_recorded_with_its_last_lines(script):
     part = script["Part"]("x", 9, [python("print('first')"), python("print('last'); 1 / 0")])
     outcome = script["run"](part, 9)
     assert outcome["status"] == "failed with status 1"
@@ -50,15 +49,13 @@ def test_what_fails_is_recorded_with_its_last_lines(script: dict[str, Any]) -> N
     assert outcome["last_lines"][-1].startswith("ZeroDivisionError")
 
 
-def test_what_takes_too_long_is_ended_with_its_processes(
-    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_takes_too_long_is_ended_with_its_processes(script, tmp_path, monkeypatch):
     # A shell with a child in a session of its own, as torchrun's are, which has a child too.
     file, wait = tmp_path / "pids", subprocess.Popen.wait
     child = f"sleep 600 & echo $$ $! > {file}; wait"
     command = ["sh", "-c", f"echo begun; setsid sh -c '{child}' & wait"]
 
-    def until_all_run(process: Any, limit: float | None = None) -> int:
+    def until_all_run(process, limit=None):
         """Let the time be over when all of them run."""
         if limit is None:
             return wait(process)
@@ -72,7 +69,7 @@ def test_what_takes_too_long_is_ended_with_its_processes(
     wait_until(lambda: all(process_state(number) == "Z" for number in numbers))
 
 
-def test_the_whole_report_on_a_cpu(tmp_path: Path) -> None:
+def test_the_whole_report_on_a_cpu(tmp_path):
     out = tmp_path / "report.json"
     command = [str(TOP / "scripts" / "gpu_report.sh"), str(out)]
     environment = {**os.environ, "DEVICE": "cpu", "MINUTES": "60"}

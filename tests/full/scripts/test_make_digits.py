@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +31,7 @@ Make = Callable[..., Path]
 
 # ImageNet is trained on with crops.
 WHOLE = {"crop": 1, "test_crop": None, "flip": False}
-READERS: dict[str, tuple[Any, dict[str, Any]]] = {
+READERS = {
     "coco": (readers.coco, {}),
     "voc": (readers.voc, {"difficult_train": "ignore"}),
     "openimages": (readers.openimages_miil, {}),
@@ -42,8 +41,8 @@ READERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    def make(layout: str, *args: str, out: str = "out") -> Path:
+def make(tmp_path, monkeypatch):
+    def make(layout, *args, out="out"):
         counts = ["--train", str(TRAIN), "--val", str(VAL), "--size", "32"]
         words = ["make_digits.py", "--layout", layout, str(tmp_path / out), *counts, *args]
         monkeypatch.setattr(sys, "argv", words)
@@ -53,13 +52,13 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
-def scenes(**least_and_most: int) -> list:
+def scenes(**least_and_most):
     args = argparse.Namespace(train=TRAIN, val=VAL, size=32, seed=0, layout="")
     return list(make_digits.scenes(args, **least_and_most))
 
 
 @pytest.mark.parametrize("layout", READERS)
-def test_a_reader_finds_the_labels_of_each_scene(make: Make, layout: str, tmp_path: Path) -> None:
+def test_a_reader_finds_the_labels_of_each_scene(make, layout, tmp_path):
     reader, arguments = READERS[layout]
     plain = {"image_size": 32, "augment": "none", "cutout": 0.0, "cache_dir": str(tmp_path)}
     data = made(reader, root=str(make(layout)), **plain, **arguments)
@@ -89,7 +88,7 @@ def test_a_reader_finds_the_labels_of_each_scene(make: Make, layout: str, tmp_pa
     assert (unknown > 0) == (layout in ("voc", "openimages"))
 
 
-def test_nuswide(make: Make) -> None:
+def test_nuswide(make):
     out, drawn = make("nuswide"), scenes(least=1)
     with (out / "data.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
@@ -118,20 +117,18 @@ def test_nuswide(make: Make) -> None:
         assert np.abs(light - make_digits.COLOURS[colour]).max() < 0.1
 
 
-def content(folder: Path) -> dict[str, bytes]:
+def content(folder):
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize("layout", sorted(make_digits.LAYOUTS))
-def test_the_same_words_give_the_same_files(make: Make, layout: str) -> None:
+def test_the_same_words_give_the_same_files(make, layout):
     one, two = make(layout, out="a"), make(layout, out="b")
     assert content(one) == content(two) != content(make(layout, "--seed", "1", out="c"))
 
 
-def test_an_existing_folder_and_wrong_numbers_are_refused_in_one_line(
-    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_existing_folder_and_wrong_numbers_are_refused_in_one_line(make, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("precious")
     for args, message in (

@@ -3,9 +3,7 @@
 import importlib
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ TOP = Path(__file__).parents[3]
 FOLDER = TOP / "scripts" / "reproduce"
 
 
-def load(name: str) -> ModuleType:
+def load(name):
     sys.path.insert(0, str(FOLDER))
     try:
         return importlib.import_module(name)
@@ -30,31 +28,29 @@ RUNS = {row.run: row for _, table in rows.TABLES.values() for row in table}
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_run_composes(name: str) -> None:
+def test_every_run_composes(name):
     config = costs.composed((*RUNS[name].settings, f"name={name}"))
     assert costs.dataset(config) is not None
 
 
-def test_a_run_has_the_same_settings_in_every_table() -> None:
+def test_a_run_has_the_same_settings_in_every_table():
     for _, table in rows.TABLES.values():
         for row in table:
             assert row.settings == RUNS[row.run].settings
             assert not row.runs or row.paper or "not found" in row.note
 
 
-def test_every_section_is_one_of_datasets_md() -> None:
+def test_every_section_is_one_of_datasets_md():
     text = "".join(path.read_text() for path in TOP.glob("DATASETS*.md"))
     for data in costs.DATASETS.values():
         assert re.search(rf"^## {re.escape(data.section)}\b", text, re.MULTILINE), data.section
 
 
 @pytest.fixture
-def reproduce(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], here: Path
-) -> Callable[..., tuple[int, str, str]]:
+def reproduce(monkeypatch, capsys, here):
     monkeypatch.delenv("MLDEC_DATA", raising=False)
 
-    def call(*args: str) -> tuple[int, str, str]:
+    def call(*args):
         monkeypatch.setattr(sys, "argv", ["run.py", *args])
         status = 0
         try:
@@ -66,7 +62,7 @@ def reproduce(
     return call
 
 
-def test_a_dry_run_prints_the_commands_and_an_empty_table(reproduce, tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_commands_and_an_empty_table(reproduce, tmp_path):
     words = ["table1", "--dry-run", "--seeds", "2", "--gpus", "8", "train.workers=2"]
     status, out, _ = reproduce(*words)
     assert status == 0
@@ -79,15 +75,13 @@ def test_a_dry_run_prints_the_commands_and_an_empty_table(reproduce, tmp_path: P
     assert "| GAP | mAP | 87.0 | - | 0 | 0.0 | - | not run; our choice: " in table
 
 
-def test_missing_data_ends_with_its_section(reproduce) -> None:
+def test_missing_data_ends_with_its_section(reproduce):
     status, _, err = reproduce("voc", "--data-root", "nowhere", "--gpus", "1")
     assert status == 1
     one_line(err, "nowhere/voc is not there", "see DATASETS.md, section Pascal VOC 2007 and 2012")
 
 
-def test_it_trains_what_is_not_finished_and_says_what_came_out(
-    reproduce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_trains_what_is_not_finished_and_says_what_came_out(reproduce, tmp_path, monkeypatch):
     settings = ["+experiment=digits", "head=gap", "data.image_size=16", "train.workers=0"]
     settings += ["data.train_images=32", "data.val_images=32"]
     row = rows.Row("tiny", "GAP", settings, {"mAP": 50.0, "CF1": 40.0}, "made up")
@@ -107,19 +101,19 @@ def test_it_trains_what_is_not_finished_and_says_what_came_out(
 
 
 @pytest.fixture
-def tiny(here: Path) -> object:
+def tiny(here):
     """A row of the digits, which no test here trains, in an empty folder."""
     return rows.Row("tiny", "GAP", ["+experiment=digits", "head=gap"], {"mAP": 50.0})
 
 
-def record(folder: str, *settings: str) -> None:
+def record(folder, *settings):
     """Leave the config of a run in its folder, as a run does."""
     Path("outputs", folder, "checkpoints").mkdir(parents=True)
     Path("outputs", folder, "checkpoints", "last.pt").touch()
     Path("outputs", folder, "config.yaml").write_text(to_yaml(costs.composed(settings)))
 
 
-def test_a_run_of_the_same_settings_is_the_rows(tiny) -> None:
+def test_a_run_of_the_same_settings_is_the_rows(tiny):
     record("tiny", *tiny.settings, "seed=0", "train.workers=1", "train.accumulate=2")
     assert run.own_name(tiny, 0, []) == ("tiny", [])
     words = run.command(tiny, 0, 0, [])
@@ -128,7 +122,7 @@ def test_a_run_of_the_same_settings_is_the_rows(tiny) -> None:
 
 
 @pytest.mark.parametrize("setting", ["train.epochs=3", "init=other.pt"])
-def test_another_run_is_never_taken_for_a_row(tiny, setting: str) -> None:
+def test_another_run_is_never_taken_for_a_row(tiny, setting):
     record("tiny", *tiny.settings, setting)
     own, lines = run.own_name(tiny, 0, [])
     assert own == "tiny_2"
@@ -139,7 +133,7 @@ def test_another_run_is_never_taken_for_a_row(tiny, setting: str) -> None:
     assert run.result(tiny, 0, []) is None
 
 
-def test_gpu_hours_follow_from_the_published_cost() -> None:
+def test_gpu_hours_follow_from_the_published_cost():
     hours = costs.gpu_hours(("+experiment=coco_tresnet_l",))
     by_hand = 82_081 * 40 * 36.2e9 * 2 * 3 / costs.SUSTAINED / 3600
     assert hours == pytest.approx(by_hand, rel=0.01)
@@ -147,7 +141,7 @@ def test_gpu_hours_follow_from_the_published_cost() -> None:
 
 
 @pytest.mark.parametrize("row", rows.TABLES["recipes"][1], ids=lambda row: row.run)
-def test_the_header_of_a_recipe_says_what_it_costs(row) -> None:
+def test_the_header_of_a_recipe_says_what_it_costs(row):
     experiment = row.settings[0].removeprefix("+experiment=")
     header = (TOP / "configs" / "experiment" / f"{experiment}.yaml").read_text()
     said = [float(hours) for hours in re.findall(r"([\d.]+)(?: H100 hours| at 644)", header)]

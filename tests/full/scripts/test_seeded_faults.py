@@ -6,7 +6,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).parents[3] / "scripts" / "seeded_faults.py"
 
 
-def test_the_table_is_whole() -> None:
+def test_the_table_is_whole():
     script = runpy.run_path(str(SCRIPT))
     faults = script["read_faults"]()
     assert [fault.number for fault in faults] == list(range(1, 61))

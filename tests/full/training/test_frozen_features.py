@@ -2,12 +2,11 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from pictures import picture, saved
-from support import QUICK, Cli, assert_equal
+from support import QUICK, assert_equal
 
 CACHED = ["train.freeze=[backbone]", "train.cache_features=true"]
 WORDS = [word for word in QUICK if not word.startswith("data.")]
@@ -17,7 +16,7 @@ WORDS += ["train.ema_decay=null", "train.channels_last=false", "optim.name=adamw
 
 
 @pytest.fixture
-def train(cli: Cli, here: Path) -> Any:
+def train(cli, here):
     """Return a function that trains on 24 pictures; it returns the checkpoint."""
     Path("own").mkdir()
     rows = ["path,labels,split\n"]
@@ -28,14 +27,14 @@ def train(cli: Cli, here: Path) -> Any:
         rows.append(f"{number}.png,{labels},{'train' if number < 16 else 'val'}\n")
     Path("own/data.csv").write_text("".join(rows))
 
-    def run(name: str, *words: str) -> Any:
+    def run(name, *words):
         cli.out("train", *WORDS, f"name={name}", *words)
         return torch.load(Path("outputs", name, "checkpoints", "last.pt"), weights_only=True)
 
     return run
 
 
-def test_a_run_on_tokens_is_the_run_of_a_frozen_backbone(train: Any, cli: Cli) -> None:
+def test_a_run_on_tokens_is_the_run_of_a_frozen_backbone(train, cli):
     with_cache, without = train("cached", *CACHED), train("frozen", CACHED[0])
     assert with_cache["model"].keys() == without["model"].keys()
     for key, value in without["model"].items():
@@ -48,7 +47,7 @@ def test_a_run_on_tokens_is_the_run_of_a_frozen_backbone(train: Any, cli: Cli) -
     assert f"{with_cache['metrics']['val/mAP']:.3f}" in out
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(train: Any) -> None:
+def test_a_stopped_run_goes_on_to_the_same_bits(train):
     whole = train("whole", *CACHED)
     train("parts", *CACHED, "train.stop_epoch=1")
     # The tokens are computed again, from the weights in the checkpoint.

@@ -1,21 +1,18 @@
 """The command `mldec.benchmark`: its options, what it prints and writes, and the job `predict`."""
 
 import json
-from pathlib import Path
 
 import hostile
 import pytest
 import torch
 from pictures import picture
-from support import Cli, one_line
+from support import one_line
 
 from mldec import benchmark
 from mldec.runtime import facts
 
 
-def test_figures_are_printed_and_written(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_are_printed_and_written(cli, tmp_path, monkeypatch):
     from mldec.benchmark import cost
 
     monkeypatch.setattr(cost, "cost", lambda args: {"seconds": 1234.5678, "name": "x"})
@@ -31,9 +28,7 @@ def test_figures_are_printed_and_written(
     assert (measured["torch"], measured["commit"]) == (torch.__version__, facts.git_commit())
 
 
-def test_wrong_words_are_refused_before_anything_is_measured(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_words_are_refused_before_anything_is_measured(cli, tmp_path, monkeypatch):
     from mldec.benchmark import cost, profile
 
     monkeypatch.setattr(cost, "cost", lambda args: pytest.fail("it was measured"))
@@ -48,12 +43,12 @@ def test_wrong_words_are_refused_before_anything_is_measured(
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+def checkpoint(tmp_path):
     torch.save(hostile.good(), tmp_path / "x.pt")
     return tmp_path / "x.pt"
 
 
-def test_predict_is_compared_with_its_bound(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+def test_predict_is_compared_with_its_bound(cli, checkpoint, tmp_path):
     for number in range(20):
         picture(seed=number).save(tmp_path / f"{number}.png")
     words = ["--count", "15", "--rounds", "1", "--device", "cpu", "--json", tmp_path / "r.json"]
@@ -66,9 +61,7 @@ def test_predict_is_compared_with_its_bound(cli: Cli, checkpoint: Path, tmp_path
     assert figures["share"] == pytest.approx(figures["predict"] / bound)
 
 
-def test_images_that_cannot_be_read_are_one_line(
-    cli: Cli, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_images_that_cannot_be_read_are_one_line(cli, checkpoint, tmp_path):
     (tmp_path / "x.png").write_text("no image")
     err = cli.fault("benchmark", "predict", checkpoint, tmp_path, "--device", "cpu")
     one_line(err, "the first images cannot be read")

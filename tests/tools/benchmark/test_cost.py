@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support import Cli, decoder_macs
+from support import decoder_macs
 
 from mldec.benchmark import cost as measure_cost
 from mldec.benchmark.cost import POINTS, ROWS, TOLERANCE, built
@@ -16,7 +16,7 @@ COMMITTED = json.loads(
 )["figures"]
 
 
-def test_the_paper_is_met() -> None:
+def test_the_paper_is_met():
     assert len(COMMITTED["rows"]) == len(ROWS)
     for row in COMMITTED["rows"]:
         assert row["difference"] == pytest.approx(row["gmac"] - row["paper_gmac"])
@@ -28,9 +28,7 @@ def test_the_paper_is_met() -> None:
             assert row["explained"]
 
 
-def test_the_command_prints_a_table_and_writes_what_is_committed(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_prints_a_table_and_writes_what_is_committed(cli, tmp_path, monkeypatch):
     # The others take as long.
     monkeypatch.setattr(measure_cost, "ROWS", ROWS[3:6])
     monkeypatch.setattr(measure_cost, "POINTS", POINTS[:2])
@@ -42,7 +40,7 @@ def test_the_command_prints_a_table_and_writes_what_is_committed(
     assert "no formula is known" in done.out
 
 
-def test_figure_6_by_hand() -> None:
+def test_figure_6_by_hand():
     plain, decoder = built(POINTS[4]), built(POINTS[5])
     macs = multiply_accumulates(plain, 224)
     # As published by torchvision.

@@ -1,29 +1,27 @@
 """The benchmark of the training transform measures every part of every way."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from pictures import picture, saved
-from support import Cli, one_line
+from support import one_line
 
 from mldec.benchmark import data as measure_data
-from mldec.benchmark.data import PARTS, Way, official, ours
+from mldec.benchmark.data import PARTS, official, ours
 from mldec.data.randomness import SampleRandom
 
 pytest.importorskip("torchcodec", reason="the fast path needs it")
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
     """Measure next to nothing."""
     for name, value in {"ROUNDS": 1, "IMAGES": 2, "SIZE": 64, "LOADED": 64, "LOADS": 1}.items():
         monkeypatch.setattr(measure_data, name, value)
 
 
-def test_the_job_writes_its_figures(cli: Cli, tmp_path: Path, small: None) -> None:
+def test_the_job_writes_its_figures(cli, tmp_path, small):
     photos = tmp_path / "photos"
     (photos / "deeper").mkdir(parents=True)
     for number in range(3):
@@ -53,24 +51,24 @@ def test_the_job_writes_its_figures(cli: Cli, tmp_path: Path, small: None) -> No
     assert figures["file_kib"] > 50
 
 
-def test_a_folder_without_images_is_refused(cli: Cli, tmp_path: Path) -> None:
+def test_a_folder_without_images_is_refused(cli, tmp_path):
     err = cli.fault("benchmark", "data", tmp_path)
     one_line(err, f"{tmp_path}: the folder holds no image")
 
 
 @pytest.fixture
-def photo(tmp_path: Path) -> str:
+def photo(tmp_path):
     return str(saved(picture(120, 90), tmp_path / "photo.jpg", quality=90))
 
 
-def through(way: Way, path: Any, seed: int) -> torch.Tensor:
+def through(way, path, seed):
     rng = SampleRandom(seed)
     for step in way.values():
         path = step(path, rng)
     return path
 
 
-def test_the_official_transform_has_our_pixels(photo: str) -> None:
+def test_the_official_transform_has_our_pixels(photo):
     theirs, our_own = official(64), ours(64)
     assert tuple(theirs) == tuple(our_own) == PARTS
     for seed in range(150):

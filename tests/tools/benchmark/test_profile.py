@@ -1,11 +1,9 @@
 """A training step, taken apart."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from support import Cli
 
 from mldec.benchmark import profile
 from mldec.benchmark.profile import PARTS, Stopwatch
@@ -23,11 +21,11 @@ SMALL = [
 
 
 @pytest.fixture(autouse=True)
-def small_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_product(monkeypatch):
     monkeypatch.setitem(profile.SIDE, "cpu", 64)
 
 
-def test_every_moment_belongs_to_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_moment_belongs_to_one_part(monkeypatch):
     moments = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0])
     monkeypatch.setattr(profile.time, "perf_counter", lambda: next(moments))
     stopwatch = Stopwatch(torch.device("cpu"))
@@ -38,9 +36,7 @@ def test_every_moment_belongs_to_one_part(monkeypatch: pytest.MonkeyPatch) -> No
     assert stopwatch.seconds() == {**dict.fromkeys(PARTS, 0.0), **expected}
 
 
-def test_the_parts_add_up_to_the_step(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_parts_add_up_to_the_step(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(profile, "TRACED", 1)
     file, trace = tmp_path / "profile.json", tmp_path / "trace.json"
     trace.write_text("an older trace")
@@ -73,7 +69,7 @@ def test_the_parts_add_up_to_the_step(
     assert "aten::convolution" in names
 
 
-def test_without_its_data_an_experiment_has_random_images(cli: Cli, tmp_path: Path) -> None:
+def test_without_its_data_an_experiment_has_random_images(cli, tmp_path):
     settings = ["backbone=tiny", "data.image_size=32", "train.batch_size=4", "device=cpu"]
     settings += ["head.embed_dim=16", "head.mlp_dim=16", f"data.root={tmp_path / 'absent'}"]
     words = ["--experiment", "nuswide_zsl_tresnet_m", "--repeats", "1", "--classes", "7"]

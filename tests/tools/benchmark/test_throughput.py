@@ -5,9 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from support import Cli
 
-from mldec.benchmark.throughput import Trial, in_turns, prepare, settings, times_as_long
+from mldec.benchmark.throughput import in_turns, prepare, settings, times_as_long
 
 SMALL = ["data.image_size=32", "train.batch_size=4", "device=cpu"]
 HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
@@ -21,7 +20,7 @@ HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
         ("nuswide_zsl_tresnet_m", ["backbone=tiny", *HEAD]),  # word queries
     ],
 )
-def test_an_experiment_trains_and_infers(cli: Cli, experiment: str, changed: list[str]) -> None:
+def test_an_experiment_trains_and_infers(cli, experiment, changed):
     options = ["--experiment", experiment, "--classes", "7", "--repeats", "1"]
     out = cli.out("benchmark", "throughput", *options, *SMALL, *changed)
     figures = dict(line.split(maxsplit=1) for line in out.splitlines())
@@ -40,12 +39,12 @@ TINY = [
 ]
 
 
-def tried(experiment: str, *changed: str) -> Trial:
+def tried(experiment, *changed):
     args = argparse.Namespace(experiment=experiment, settings=[*TINY, *changed])
     return prepare(settings(args), 12)
 
 
-def test_random_batches_are_those_of_a_loader() -> None:
+def test_random_batches_are_those_of_a_loader():
     # Several labels per image.
     trial = tried("digits")
     batches = trial.random_batches()
@@ -65,8 +64,8 @@ def test_random_batches_are_those_of_a_loader() -> None:
 CPU = torch.device("cpu")
 
 
-def test_jobs_take_turns() -> None:
-    calls: list[str] = []
+def test_jobs_take_turns():
+    calls = []
     jobs = {name: partial(calls.append, name) for name in ("a", "b")}
     times = in_turns(jobs, device=CPU, rounds=2, warmup=1)
     assert calls == ["a", "b"] * 3

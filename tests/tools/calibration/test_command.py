@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from support import QUICK, Cli, assert_equal, one_line
+from support import QUICK, assert_equal, one_line
 
 from mldec import checkpoint
 from mldec.calibrate import in_order, target
@@ -17,16 +17,14 @@ WORDS = ["--plugin", "patches", "data.val_images=120"]
 
 
 @pytest.fixture(scope="module")
-def best(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def best(digits_run, tmp_path_factory):
     """A copy of the run's best checkpoint, which tests may put files beside."""
     path = tmp_path_factory.mktemp("calibrated") / "best.pt"
     path.write_bytes((digits_run / "checkpoints" / "best.pt").read_bytes())
     return path
 
 
-def test_evaluate_and_predict_use_the_stored_thresholds(
-    cli: Cli, best: Path, tmp_path: Path
-) -> None:
+def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
     words = [*WORDS, "--json", tmp_path / "c.json", "--csv", tmp_path / "c.csv"]
     out = cli.out("calibrate", best, *words)
     calibrated = best.with_name("best.calibrated.pt")
@@ -66,7 +64,7 @@ def test_evaluate_and_predict_use_the_stored_thresholds(
             assert present[name] == {**item, "threshold": threshold}
 
 
-def test_a_threshold_of_the_command_line_comes_first(cli: Cli, best: Path, tmp_path: Path) -> None:
+def test_a_threshold_of_the_command_line_comes_first(cli, best, tmp_path):
     out = tmp_path / "x.pt"
     words = ["--scope", "global", "--objective", "recall:0.8", "--platt", "--out", out]
     assert cli("calibrate", best, *WORDS, *words)[0] == 0
@@ -82,9 +80,7 @@ def test_a_threshold_of_the_command_line_comes_first(cli: Cli, best: Path, tmp_p
     assert metrics[1] == metrics[2]
 
 
-def test_classes_without_positives_and_unreachable_objectives_are_named(
-    cli: Cli, best: Path, tmp_path: Path
-) -> None:
+def test_classes_without_positives_and_unreachable_objectives_are_named(cli, best, tmp_path):
     words = ["--objective", "precision:1", "--min-positives", "30", "--out", tmp_path / "x.pt"]
     out = cli.out("calibrate", best, *WORDS, *words, "--json", tmp_path / "c.json")
     per_class = json.loads((tmp_path / "c.json").read_text())["per_class"]
@@ -100,7 +96,7 @@ def test_classes_without_positives_and_unreachable_objectives_are_named(
     assert all(f"{name} (" in out for name in missed)
 
 
-def test_a_run_goes_on_from_a_calibrated_copy(cli: Cli, digits_run: Path, here: Path) -> None:
+def test_a_run_goes_on_from_a_calibrated_copy(cli, digits_run, here):
     last = digits_run / "checkpoints" / "last.pt"
     assert cli("calibrate", last, *WORDS, "--out", "x.pt")[0] == 0
     before, after = checkpoint.load(last), checkpoint.load(Path("x.pt"))
@@ -121,9 +117,7 @@ def test_a_run_goes_on_from_a_calibrated_copy(cli: Cli, digits_run: Path, here: 
         (["data.val_images=1", "data.seed=3"], "no label is positive"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(
-    cli: Cli, best: Path, tmp_path: Path, words: list[str], part: str
-) -> None:
+def test_what_cannot_be_used_is_one_line(cli, best, tmp_path, words, part):
     filled = [word.format(folder=tmp_path, best=best) for word in words]
     out = [] if "--out" in words else ["--out", tmp_path / "x.pt"]
     err = cli.fault("calibrate", best, "--plugin", "patches", *filled, *out)
@@ -131,7 +125,7 @@ def test_what_cannot_be_used_is_one_line(
     assert not (tmp_path / "x.pt").exists()
 
 
-def test_a_copy_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_a_copy_has_a_name_of_its_own(tmp_path):
     path = tmp_path / "best.pt"
     args = Namespace(out=None, checkpoint="outputs/digits")
     assert target(args, path) == str(tmp_path / "best.calibrated.pt")
@@ -141,7 +135,7 @@ def test_a_copy_has_a_name_of_its_own(tmp_path: Path) -> None:
     assert target(args, tmp_path / "model.safetensors") == "model.calibrated.pt"
 
 
-def test_values_return_to_the_order_of_the_checkpoint() -> None:
+def test_values_return_to_the_order_of_the_checkpoint():
     assert in_order([3.0, 1.0, 2.0], ("c", "a", "b"), ("a", "b", "c")) == (1.0, 2.0, 3.0)
     assert in_order([0.5], ("c", "a", "b"), ("a", "b", "c")) == (0.5,)
     assert in_order([], ("c", "a", "b"), ("a", "b", "c")) == ()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from support import Cli, one_line
+from support import one_line
 
 from mldec.check_data.label_errors import COLUMNS, Suspect, page
 from mldec.evaluators.label_errors import calibrated, platt, rank, suspected_labels
@@ -21,9 +21,7 @@ EVIL = '<script>alert("&")</script>\'\x1b[31m\n\udcff'
 SHOWN = '<script>alert("&")</script>\'?[31m??'
 
 
-def planted(
-    *, images: int = 600, classes: int = 8, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def planted(*, images=600, classes=8, seed=0):
     """Return logits [N, K], labels of which 5 % are flipped, and which those are.
 
     As after training with the asymmetric loss, the logits of each class have a scale and an offset
@@ -40,7 +38,7 @@ def planted(
     return logits.astype(np.float32), (truth ^ flipped).astype(np.int8), flipped
 
 
-def test_a_class_with_one_label_only_has_probabilities_near_it_and_no_suspects() -> None:
+def test_a_class_with_one_label_only_has_probabilities_near_it_and_no_suspects():
     logits = np.random.default_rng(0).normal(size=(50, 2))
     labels = np.zeros((50, 2), np.int8)
     labels[:, 1] = 1
@@ -50,7 +48,7 @@ def test_a_class_with_one_label_only_has_probabilities_near_it_and_no_suspects()
     assert not suspected_labels(probabilities, labels).any()
 
 
-def test_suspected_labels_are_those_of_loops() -> None:
+def test_suspected_labels_are_those_of_loops():
     rng = np.random.default_rng(1)
     probabilities = rng.random((60, 4)) * [1, 1, 0.6, 0.9]
     labels = rng.integers(-1, 2, (60, 4)).astype(np.int8)
@@ -67,7 +65,7 @@ def test_suspected_labels_are_those_of_loops() -> None:
             assert suspected[index, k] == expected
 
 
-def test_the_ranking_is_that_of_loops() -> None:
+def test_the_ranking_is_that_of_loops():
     logits, labels, _ = planted(images=90)
     labels[np.random.default_rng(2).random(labels.shape) < 0.1] = -1
 
@@ -94,7 +92,7 @@ def test_the_ranking_is_that_of_loops() -> None:
     assert equal.images.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_planted_errors_are_among_the_first_tenth() -> None:
+def test_planted_errors_are_among_the_first_tenth():
     logits, labels, flipped = planted()
     ranking = rank(logits, labels)
     found = flipped[ranking.images, ranking.classes]
@@ -113,16 +111,16 @@ def test_planted_errors_are_among_the_first_tenth() -> None:
 # ------------------------------------------------------------------------------------- the command
 
 
-def words(judge) -> list[str]:
+def words(judge):
     return ["--plugin", "patches", "device=cpu", "--checkpoint", judge.run]
 
 
-def read(path: Path) -> list[dict[str, str]]:
+def read(path):
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def test_flipped_labels_are_found(judge, cli: Cli, tmp_path: Path) -> None:
+def test_flipped_labels_are_found(judge, cli, tmp_path):
     files = ["--errors", tmp_path / "e.csv", "--json", tmp_path / "r.json"]
     out = cli.out("check_data", *words(judge), *files, "--out", tmp_path / "new/pictures")
 
@@ -162,9 +160,7 @@ def test_flipped_labels_are_found(judge, cli: Cli, tmp_path: Path) -> None:
     assert read(tmp_path / "7.csv") == rows[:7]
 
 
-def test_one_model_judges_its_fold_or_what_it_was_trained_on_and_says_so(
-    judge, cli: Cli, tmp_path: Path
-) -> None:
+def test_one_model_judges_its_fold_or_what_it_was_trained_on_and_says_so(judge, cli, tmp_path):
     files = ["--rows", "all", "--errors", tmp_path / "e.csv"]
     names = {}
     for split in ("val", "train"):
@@ -185,7 +181,7 @@ def test_one_model_judges_its_fold_or_what_it_was_trained_on_and_says_so(
     assert " training images, now 200): if these images were among it" in out
 
 
-def test_images_and_labels_that_are_missing_are_left_out(judge, cli: Cli, tmp_path: Path) -> None:
+def test_images_and_labels_that_are_missing_are_left_out(judge, cli, tmp_path):
     root = tmp_path / "mine"
     shutil.copytree(judge.root, root)
     header, *rows = (root / "data.csv").read_text().splitlines()
@@ -213,7 +209,7 @@ def test_images_and_labels_that_are_missing_are_left_out(judge, cli: Cli, tmp_pa
 # ---------------------------------------------------------------------------------------- the page
 
 
-def test_pairs_are_listed_with_their_pictures_and_every_text_is_escaped() -> None:
+def test_pairs_are_listed_with_their_pictures_and_every_text_is_escaped():
     picture = Image.new("RGB", (1000, 500), (200, 0, 0))
     pairs = [
         (Suspect(1, "a.jpg", "dog", True, 0.12345, suspected=True), picture),

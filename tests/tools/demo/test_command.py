@@ -1,11 +1,8 @@
 """The command of the web page: its options, its address, and the model that it opens."""
 
-from argparse import Namespace
-from pathlib import Path
-
 import networks
 import pytest
-from support import Cli, one_line
+from support import one_line
 
 from mldec.demo import announce, listener, parser
 from mldec.demo.app import open_engine
@@ -13,18 +10,18 @@ from mldec.errors import CheckpointError, ConfigError
 from mldec.predict.engine import ExportedEngine
 
 
-def options(*words: str | Path) -> Namespace:
+def options(*words):
     return parser().parse_args([*map(str, words)])
 
 
-def test_a_missing_extra_names_the_pip_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_names_the_pip_command(cli, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     status, out, err = cli("demo", "absent.pt")
     assert (status, out) == (1, "")
     one_line(err, "needs fastapi", "run pip install 'mldec[demo]'")
 
 
-def test_a_port_in_use_is_named_before_the_model_is_loaded(cli: Cli) -> None:
+def test_a_port_in_use_is_named_before_the_model_is_loaded(cli):
     with listener("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         status, out, err = cli("demo", "absent.pt", "--port", str(port))
@@ -34,7 +31,7 @@ def test_a_port_in_use_is_named_before_the_model_is_loaded(cli: Cli) -> None:
     )
 
 
-def test_the_console_says_who_can_reach_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_console_says_who_can_reach_the_page(capsys):
     with listener(options("x").host, 0) as server:
         announce(options("x"), server)
     out, err = capsys.readouterr()
@@ -49,7 +46,7 @@ def test_the_console_says_who_can_reach_the_page(capsys: pytest.CaptureFixture[s
         one_line(err, "--host 0.0.0.0: anyone who reaches port", risk)
 
 
-def test_a_checkpoint_and_an_exported_file_are_opened(tmp_path: Path) -> None:
+def test_a_checkpoint_and_an_exported_file_are_opened(tmp_path):
     calibrated = networks.save_calibrated(tmp_path / "calibrated.pt")
     engine = open_engine(options(calibrated, "--device", "cpu"))
     assert engine.thresholds == pytest.approx([0.2, 0.4, 0.6])
@@ -61,7 +58,7 @@ def test_a_checkpoint_and_an_exported_file_are_opened(tmp_path: Path) -> None:
         open_engine(options(calibrated, "--vectors", "x.txt"))
 
 
-def test_an_exported_zero_shot_file_needs_vectors(tmp_path: Path) -> None:
+def test_an_exported_zero_shot_file_needs_vectors(tmp_path):
     path, vectors = networks.save_onnx(tmp_path / "x.onnx", "words"), tmp_path / "vectors.txt"
     with pytest.raises(CheckpointError, match="asks for word vectors: pass --vectors FILE"):
         open_engine(options(path))

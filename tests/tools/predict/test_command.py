@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import patches
@@ -14,7 +13,7 @@ import pytest
 import torch
 from pictures import picture
 from PIL import Image
-from support import Cli, one_line
+from support import one_line
 
 from mldec.files.run_lock import RunLock
 from mldec.files.torch_files import read_torch
@@ -27,13 +26,13 @@ BLOCK = 4
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "BLOCK", BLOCK)
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photos(tmp_path):
     """A folder of ten images, the fourth of which cannot be read."""
     folder = tmp_path / "photos"
     folder.mkdir()
@@ -43,22 +42,22 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def all_files(folder: str = ".") -> dict[str, Path]:
+def all_files(folder="."):
     """Return a result file per format."""
     return {
         option: Path(folder, f"r.{option}{'.npy' * (option == 'features')}") for option in FORMATS
     }
 
 
-def options(files: dict[str, Path]) -> list[str]:
+def options(files):
     return [word for option, path in files.items() for word in (f"--{option}", str(path))]
 
 
-def rows_of(text: str) -> list[dict[str, Any]]:
+def rows_of(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_all_formats_at_once(cli: Cli, best: Path, photos: Path) -> None:
+def test_all_formats_at_once(cli, best, photos):
     parquet = pytest.importorskip("pyarrow.parquet")
     files = all_files()
     status, out, err = cli("predict", best, photos, *SHARED, *options(files), "--batch-size", "3")
@@ -90,7 +89,7 @@ def test_all_formats_at_once(cli: Cli, best: Path, photos: Path) -> None:
     one_line(err, "cannot write /dev/full: No space left on device")
 
 
-def test_a_complete_result_stays_as_it_is(cli: Cli, best: Path, photos: Path) -> None:
+def test_a_complete_result_stays_as_it_is(cli, best, photos):
     words = ["predict", best, photos, *SHARED, "--jsonl", "r.jsonl"]
     Path("r.jsonl").write_text("mine")
     status, _, err = cli(*words)
@@ -114,9 +113,7 @@ def test_a_complete_result_stays_as_it_is(cli: Cli, best: Path, photos: Path) ->
     assert len(rows_of(Path("r.jsonl").read_text())) == 11
 
 
-def test_other_options_or_another_checkpoint_are_refused(
-    cli: Cli, best: Path, photos: Path
-) -> None:
+def test_other_options_or_another_checkpoint_are_refused(cli, best, photos):
     cli("predict", best, photos, *SHARED, "--jsonl", "r.jsonl")
     content = Path("r.jsonl").read_bytes()
     # The same weights in another file are no other checkpoint; the other set of weights is.
@@ -139,9 +136,7 @@ def test_other_options_or_another_checkpoint_are_refused(
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_the_same_command_goes_on(
-    name: str, cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_command_goes_on(name, cli, best, photos, monkeypatch):
     cli("predict", best, photos, *SHARED, *options(all_files()), "--batch-size", "1")
     whole = {option: path.read_bytes() for option, path in all_files().items()}
 
@@ -175,9 +170,7 @@ def test_the_same_command_goes_on(
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGUSR1"])
-def test_a_signal_keeps_what_is_streamed(
-    name: str, cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_keeps_what_is_streamed(name, cli, best, photos, monkeypatch):
     (photos / "3.png").unlink()
     monkeypatch.setattr(patches, "forwards", 0)
     monkeypatch.setenv("PATCHES_SIGNAL", f"{name}:2")
@@ -189,12 +182,10 @@ def test_a_signal_keeps_what_is_streamed(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_second_ctrl_c_keeps_the_list_too(
-    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_ctrl_c_keeps_the_list_too(cli, best, photos, monkeypatch):
     answered = []
 
-    def slow(*arguments: Any, **options: Any) -> Any:
+    def slow(*arguments, **options):
         if len(answered) == 2:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
@@ -208,9 +199,7 @@ def test_a_second_ctrl_c_keeps_the_list_too(
     assert len(json.loads(out)) == 2
 
 
-def test_the_rows_of_an_exported_file_are_those_of_its_checkpoint(
-    cli: Cli, best: Path, photos: Path
-) -> None:
+def test_the_rows_of_an_exported_file_are_those_of_its_checkpoint(cli, best, photos):
     pytest.importorskip("onnxruntime")
     assert cli("export", best, "m.onnx", "--plugin", "patches", "--threshold", "0.4").status == 0
     rule = ["--content", "decisions"]
@@ -226,9 +215,7 @@ def test_the_rows_of_an_exported_file_are_those_of_its_checkpoint(
     assert cli("predict", "m.onnx", photos, "--device", "cuda:0").status == 1
 
 
-def test_pictures_are_of_the_same_classes_as_the_scores(
-    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_are_of_the_same_classes_as_the_scores(cli, best, photos, monkeypatch):
     (photos / "again").mkdir()
     Image.new("RGB", (90, 30)).save(photos / "again" / "0.png")
     words = ["--pictures", "drawn/here", "--json", "p.json"]
@@ -255,9 +242,7 @@ def test_pictures_are_of_the_same_classes_as_the_scores(
     assert method.startswith("attention of the query of the class")
 
 
-def test_what_cannot_be_scored_is_one_line(
-    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_scored_is_one_line(cli, best, photos, monkeypatch):
     state = read_torch(best)
     for weights in ("model", "ema"):
         state[weights]["head.pool_bias"].fill_(float("nan"))
@@ -269,7 +254,7 @@ def test_what_cannot_be_scored_is_one_line(
     [row] = rows_of(Path("p.jsonl").read_text())
     assert row == {"image": str(photo), "error": err.strip()[len("mldec: ") :]}
 
-    def full(*arguments: Any) -> None:
+    def full(*arguments):
         raise MemoryError
 
     monkeypatch.setattr(engine, "probabilities", full)
@@ -277,7 +262,7 @@ def test_what_cannot_be_scored_is_one_line(
     one_line(err, "out of memory on cpu: batches of 1, images of 64 pixels; pass a smaller --batch")
 
 
-def test_a_checkpoint_without_thresholds_is_named(cli: Cli, best: Path, photos: Path) -> None:
+def test_a_checkpoint_without_thresholds_is_named(cli, best, photos):
     words = ["predict", best, photos / "0.png", "--plugin", "patches", "--device", "cpu"]
     status, _, err = cli(*words)
     assert status == 0
@@ -298,23 +283,19 @@ def test_a_checkpoint_without_thresholds_is_named(cli: Cli, best: Path, photos: 
         (["--pictures", "p", "--font", "photos/0.png"], "0.png: not a font"),
     ],
 )
-def test_options_that_do_not_fit_are_one_line(
-    cli: Cli, best: Path, photos: Path, words: list[str], part: str
-) -> None:
+def test_options_that_do_not_fit_are_one_line(cli, best, photos, words, part):
     status, out, err = cli("predict", best, photos / "0.png", "--plugin", "patches", *words)
     assert (status, out) == (1, "")
     one_line(err, part)
 
 
-def test_several_processes_to_a_pipe_are_refused(
-    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_processes_to_a_pipe_are_refused(cli, best, photos, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     err = cli.fault("predict", best, photos, *SHARED)
     one_line(err, "several processes write to a file only: pass --jsonl FILE, for example")
 
 
-def test_numbers_out_of_range_are_refused(cli: Cli) -> None:
+def test_numbers_out_of_range_are_refused(cli):
     for option, value in (("--threshold", "nan"), ("--image-size", str(MAX_IMAGE_SIZE + 1))):
         status, out, err = cli("predict", "no.pt", "a.png", option, value)
         assert (status, out) == (2, "")

@@ -1,15 +1,13 @@
 """The model card: its metadata, its tables, and names that try to break out of them."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
 
-from mldec.checkpoint import Calibration, Checkpoint, Loaded
+from mldec.checkpoint import Calibration
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.types import Classes
 from mldec.publish import MOST_CLASSES, UNDEFINED, Known, Measured, Start, card
@@ -30,7 +28,7 @@ CALIBRATION = Calibration(
 GLOBAL = replace(CALIBRATION, scope="global", thresholds=(0.3,), slopes=(1.0, 2.0, 3.0))
 
 
-def measured(*names: str, **changes: Any) -> Measured:
+def measured(*names, **changes):
     values = {
         "images": 40,
         "metrics": {"mAP": 81.23456, "OP": None, "classes_seen": 3},
@@ -47,12 +45,10 @@ THREE = measured("zero", "one", "two")
 
 
 @pytest.fixture
-def known(saved: Checkpoint, loaded: Loaded) -> Callable[..., Known]:
+def known(saved, loaded):
     """What is known of a model of three classes, but for changes."""
 
-    def make(
-        classes: Classes | None = None, calibration: Calibration | None = None, **changes: Any
-    ) -> Known:
+    def make(classes=None, calibration=None, **changes):
         values = {
             "repository": "me/mine",
             "checkpoint": replace(saved, fingerprint=None, git=None, calibration=calibration),
@@ -69,16 +65,16 @@ def known(saved: Checkpoint, loaded: Loaded) -> Callable[..., Known]:
     return make
 
 
-def section(text: str, heading: str) -> str:
+def section(text, heading):
     return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
-def rows(text: str) -> list[list[str]]:
+def rows(text):
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line[1:-1].split(" | ")] for line in lines]
 
 
-def test_the_metadata_is_what_the_hub_reads(known: Callable[..., Known]) -> None:
+def test_the_metadata_is_what_the_hub_reads(known):
     start = Start("timm's weights of x", "apache-2.0", "timm/x")
     data = ModelCard(card(known(license="mit", start=start, measured=THREE))).data
     assert (data.license, data.library_name, data.model_name) == ("mit", "mldec", "mine")
@@ -95,7 +91,7 @@ def test_the_metadata_is_what_the_hub_reads(known: Callable[..., Known]) -> None
     assert ModelCard(text).data.eval_results is None
 
 
-def test_metrics_have_intervals_and_classes_a_table(known: Callable[..., Known]) -> None:
+def test_metrics_have_intervals_and_classes_a_table(known):
     text = card(known(measured=THREE))
     table_of_metrics = rows(section(text, "Metrics"))
     assert table_of_metrics[2][:3] == ["mAP", "81.23", "70 to 90.13"]
@@ -137,13 +133,11 @@ ZERO_SHOT = Classes(("a", "b"), queries=torch.zeros(2, 4))
         ({"plugins": ["patches"]}, "Use", "load_model(\"hf:me/mine\", plugins=['patches'])"),
     ],
 )
-def test_what_is_known_and_what_is_not_is_said(
-    known: Callable[..., Known], changes: dict[str, Any], heading: str, sentence: str
-) -> None:
+def test_what_is_known_and_what_is_not_is_said(known, changes, heading, sentence):
     assert sentence in section(card(known(**changes)), heading)
 
 
-def test_nasty_names_stay_in_their_cells(known: Callable[..., Known]) -> None:
+def test_nasty_names_stay_in_their_cells(known):
     names = (NASTY, "| x |", "# heading", "---", "&lt;b&gt;", "<!-- x", "\u202ehidden", "{{ 1 }}")
     text = card(known(Classes(names), measured=measured(*names), repository="me/_x_"))
     table_of_classes = rows(section(text, "Classes"))
@@ -155,7 +149,7 @@ def test_nasty_names_stay_in_their_cells(known: Callable[..., Known]) -> None:
         assert raw not in body.replace("\\<", "").replace("\\]", "").replace("\\&", ""), raw
 
 
-def test_settings_cannot_end_their_block(known: Callable[..., Known], saved: Checkpoint) -> None:
+def test_settings_cannot_end_their_block(known, saved):
     config = {**saved.config, "name": "x\n```\n# out\n````", "data": {"root": "a```b"}}
     text = card(known(checkpoint=replace(saved, config=config)))
     lines = section(text, "Recipe").splitlines()

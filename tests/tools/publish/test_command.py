@@ -5,13 +5,13 @@ from pathlib import Path
 import hostile
 import pytest
 import torch
-from support import Cli, one_line
+from support import one_line
 
 from mldec.checkpoint import load_model
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(tmp_path, monkeypatch):
     """Work in a folder with a checkpoint, and without a token."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
@@ -19,7 +19,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("file").touch()
 
 
-def test_the_folder_of_a_dry_run_is_a_checkpoint(cli: Cli) -> None:
+def test_the_folder_of_a_dry_run_is_a_checkpoint(cli):
     words = ["publish", "best.pt", "me/mine", "--dry-run", "files/mine", "--weights", "raw"]
     status, out, err = cli(*words)
     assert status == 0, err
@@ -51,9 +51,7 @@ def test_the_folder_of_a_dry_run_is_a_checkpoint(cli: Cli) -> None:
         (["best.pt", "me/mine", "--dry-run", "x", "--results", "file"], ["file", "JSON"]),
     ],
 )
-def test_wrong_words_are_one_line_and_write_nothing(
-    cli: Cli, words: list[str], parts: list[str]
-) -> None:
+def test_wrong_words_are_one_line_and_write_nothing(cli, words, parts):
     err = cli.fault("publish", *words)
     one_line(err, *parts)
     assert not Path("x").exists()

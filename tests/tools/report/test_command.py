@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support import CONFIGS, QUICK, Cli, one_line
+from support import CONFIGS, QUICK, one_line
 
 from mldec.report import make
 from mldec.report.make import to_dict
-from mldec.report.page import Content, page
+from mldec.report.page import page
 from mldec.report.training import MOST_POINTS, learning_curves, of_run
 
 WORDS = ["--plugin", "patches"]
 
 
 @pytest.fixture
-def squares(cli: Cli, tmp_path: Path) -> Path:
+def squares(cli, tmp_path):
     """A run on a fold of squares of mixed colours, of which one file is damaged."""
     rng = np.random.default_rng(0)
     root = tmp_path / "mine"
@@ -53,17 +53,17 @@ def squares(cli: Cli, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
-def contents(few_resamples: None, monkeypatch: pytest.MonkeyPatch) -> list[Content]:
+def contents(few_resamples, monkeypatch):
     """What the reports of a test say, while it writes them."""
-    written: list[Content] = []
+    written = []
     gather = make.gather
 
-    def keep(*subjects: object) -> Content:
+    def keep(*subjects):
         written.append(gather(*subjects))
         return written[-1]
 
@@ -71,15 +71,13 @@ def contents(few_resamples: None, monkeypatch: pytest.MonkeyPatch) -> list[Conte
     return written
 
 
-def evaluated(cli: Cli, path: Path, *words: str | Path) -> dict[str, dict[str, float]]:
+def evaluated(cli, path, *words):
     """Return the JSON of evaluate."""
     cli.out("evaluate", path, *WORDS, *words, "--json", "evaluated.json")
     return json.loads(Path("evaluated.json").read_text())
 
 
-def test_a_report_on_a_run_and_its_comparison(
-    cli: Cli, best: Path, digits_run: Path, contents: list[Content]
-) -> None:
+def test_a_report_on_a_run_and_its_comparison(cli, best, digits_run, contents):
     small = ["data.val_images=90"]
     assert cli("calibrate", best, *WORDS, *small, "--out", "calibrated.pt")[0] == 0
     words = [*small, "--compare", digits_run / "checkpoints" / "last.pt"]
@@ -122,16 +120,16 @@ def test_a_report_on_a_run_and_its_comparison(
 class Tags(HTMLParser):
     """Collect tags with their attributes."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tags = []
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
 
-def check_page(content: Content, text: str) -> None:
+def check_page(content, text):
     """A page is one file that asks for nothing; its numbers and pictures are in a block of JSON."""
     for tag, attributes in Tags(text).tags:
         assert tag not in ("link", "iframe", "base", "object")
@@ -150,9 +148,7 @@ def check_page(content: Content, text: str) -> None:
     assert np.abs(opacity - 0.8 * heat).max() <= 1
 
 
-def test_a_fold_of_files_with_a_damaged_one(
-    cli: Cli, squares: Path, contents: list[Content]
-) -> None:
+def test_a_fold_of_files_with_a_damaged_one(cli, squares, contents):
     for words in (["data.fold=2/2"], ["--threshold", "0.3"]):
         cli.out("report", squares, *WORDS, *words, "--out", "r.html")
     [message] = contents[0].unreadable + contents[1].unreadable
@@ -175,7 +171,7 @@ def test_a_fold_of_files_with_a_damaged_one(
 
 
 @pytest.mark.parametrize("experiment", ["digits_single", "digits_zsl"])
-def test_one_label_and_unseen_classes(cli: Cli, contents: list[Content], experiment: str) -> None:
+def test_one_label_and_unseen_classes(cli, contents, experiment):
     cli.out("train", f"+experiment={experiment}", *QUICK[1:], "train.epochs=1")
     run = Path("outputs", experiment)
     cli.out("report", run, *WORDS, "--compare", run, "--out", "r.html")
@@ -200,13 +196,13 @@ def test_one_label_and_unseen_classes(cli: Cli, contents: list[Content], experim
     ],
 )
 def test_what_cannot_be_reported_is_one_line(
-    cli: Cli,
-    digits_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    part: str,
-) -> None:
+    cli,
+    digits_run,
+    tmp_path,
+    monkeypatch,
+    words,
+    part,
+):
     monkeypatch.setattr(make, "gather", None)  # which scores the images
     filled = [word.format(folder=tmp_path) for word in words]
     err = cli.fault("report", digits_run, *WORDS, *filled)
@@ -215,8 +211,8 @@ def test_what_cannot_be_reported_is_one_line(
 
 
 def test_models_that_cannot_be_compared_are_refused_before_the_first_image(
-    cli: Cli, digits_run: Path, squares: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cli, digits_run, squares, monkeypatch
+):
     monkeypatch.setattr(make, "gather", None)
     err = cli.fault("report", digits_run, *WORDS, "--compare", squares, "--out", "r.html")
     one_line(err, f"{squares} knows 3 classes, the data has 10")
@@ -235,7 +231,7 @@ def test_models_that_cannot_be_compared_are_refused_before_the_first_image(
     one_line(err, "a report needs plotly, not installed here; run pip install 'mldec[report]'")
 
 
-def test_a_run_has_a_cost_and_curves(digits_run: Path, tmp_path: Path) -> None:
+def test_a_run_has_a_cost_and_curves(digits_run, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(digits_run, copy)
     best = copy / "checkpoints" / "best.pt"

@@ -5,7 +5,6 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, confusion_matrix
 
-from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
@@ -16,7 +15,6 @@ from mldec.report.statistics import (
     MOST_PAIRED,
     STEP,
     Answers,
-    Numbers,
     average_precision,
     bin_edges,
     class_table,
@@ -33,7 +31,7 @@ from mldec.report.statistics import (
 IMAGES, CLASSES = 80, 70
 
 
-def answers_of(kind: str) -> Answers:
+def answers_of(kind):
     """Return logits with many ties, and labels."""
     rng = np.random.default_rng(3)
     if kind == "single":
@@ -48,7 +46,7 @@ def answers_of(kind: str) -> Answers:
     return Answers(logits=logits, labels=labels, exclusive=kind == "single", lowest=lowest)
 
 
-def evaluator(kind: str) -> Evaluator:
+def evaluator(kind):
     if kind == "single":
         return SingleLabelEvaluator(CLASSES, top_k=3, suffix="_real")
     made = {"several": MultiLabelEvaluator, "partial": PartialLabelEvaluator}[kind](CLASSES)
@@ -60,7 +58,7 @@ def evaluator(kind: str) -> Evaluator:
     ("kind", "expected"),
     [("several", {"mAP", "CF1", "OF1"}), ("single", {"top1_real"}), ("partial", {"CF1", "OF1"})],
 )
-def test_whole_weights_give_the_metrics_of_repeated_images(kind: str, expected: set[str]) -> None:
+def test_whole_weights_give_the_metrics_of_repeated_images(kind, expected):
     answers = answers_of(kind)
     weights = np.random.default_rng(0).integers(1, 4, (1, IMAGES, 3)).astype(np.float32)
     values = metrics(evaluator(kind), answers.logits, answers.labels)
@@ -84,13 +82,13 @@ def test_whole_weights_give_the_metrics_of_repeated_images(kind: str, expected: 
     assert resample(other, answers, weights).resampled == {}
 
 
-def one_class(images: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def one_class(images, seed=0):
     rng = np.random.default_rng(seed)
     labels = (rng.random(images) < 0.3).astype(np.int8)
     return np.round(rng.normal(size=images) + labels, 1).astype(np.float32), labels
 
 
-def test_average_precision_with_weights_is_that_of_scikit_learn() -> None:
+def test_average_precision_with_weights_is_that_of_scikit_learn():
     scores, labels = one_class(200)
     labels[::9] = -1
     weights = draw(200, 1)
@@ -105,7 +103,7 @@ def test_average_precision_with_weights_is_that_of_scikit_learn() -> None:
     assert np.isnan(average_precision(scores, np.minimum(labels, 0), weights)).all()
 
 
-def test_intervals_hold_the_truth() -> None:
+def test_intervals_hold_the_truth():
     # The average precision of ten thousand images stands for the truth.
     truth = average_precision_score(*one_class(10_000)[::-1])
     inside = 0
@@ -115,7 +113,7 @@ def test_intervals_hold_the_truth() -> None:
     assert 0.89 <= inside / 200 <= 0.99
 
 
-def test_resamples_are_always_the_same_and_fewer_of_many_pairs() -> None:
+def test_resamples_are_always_the_same_and_fewer_of_many_pairs():
     assert np.array_equal(draw(7, 3), draw(7, 3))
     assert (draw(7, 3) > 0).all()
     assert draw(2_000, 1).mean() == pytest.approx(1, abs=0.01)
@@ -126,7 +124,7 @@ def test_resamples_are_always_the_same_and_fewer_of_many_pairs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["several", "single"])
-def test_the_table_of_classes_has_the_values_of_the_evaluator(kind: str) -> None:
+def test_the_table_of_classes_has_the_values_of_the_evaluator(kind):
     answers = answers_of(kind)
     used = evaluator(kind)
     values = metrics(used, answers.logits, answers.labels)
@@ -162,7 +160,7 @@ def test_the_table_of_classes_has_the_values_of_the_evaluator(kind: str) -> None
     assert columns["calibration error"][0] == pytest.approx(100 * np.abs(gaps).sum() / IMAGES)
 
 
-def made(classes: int = 3) -> Answers:
+def made(classes=3):
     rng = np.random.default_rng(0)
     logits = (3 * rng.normal(size=(300, classes))).astype(np.float32)
     logits[:40] = 0
@@ -170,7 +168,7 @@ def made(classes: int = 3) -> Answers:
     return Answers(logits=logits, labels=labels, exclusive=False, lowest=0.2)
 
 
-def test_counts_at_an_edge_are_exact() -> None:
+def test_counts_at_an_edge_are_exact():
     answers = made()
     edges = bin_edges(3, np.array([0.123456, 0.7]))
     counted = histograms(answers, edges)
@@ -184,7 +182,7 @@ def test_counts_at_an_edge_are_exact() -> None:
             assert counted.negatives[k, place:].sum() == (above & (answers.labels[:, k] == 0)).sum()
 
 
-def test_pairs_of_classes_and_confusions_are_counted() -> None:
+def test_pairs_of_classes_and_confusions_are_counted():
     answers = made(classes=MOST_PAIRED + 4)
     pairs = pairs_of_classes(answers)
     positives = (answers.labels == 1).sum(0)
@@ -207,7 +205,7 @@ def test_pairs_of_classes_and_confusions_are_counted() -> None:
 # ------------------------------------------------------------------------------------- two models
 
 
-def two_models(images: int, classes: int, *, better: float = 0.0, seed: int = 0) -> list[Answers]:
+def two_models(images, classes, *, better=0.0, seed=0):
     """Return two models that differ by noise, the first one better by so much."""
     rng = np.random.default_rng(seed)
     labels = (rng.random((images, classes)) < 0.3).astype(np.int8)
@@ -220,13 +218,13 @@ def two_models(images: int, classes: int, *, better: float = 0.0, seed: int = 0)
     return models
 
 
-def numbers_of(answers: Answers, weights: np.ndarray) -> Numbers:
+def numbers_of(answers, weights):
     evaluator = MultiLabelEvaluator(answers.labels.shape[1])
     return resample(metrics(evaluator, answers.logits, answers.labels), answers, weights)
 
 
 @pytest.mark.parametrize("most", [10, 10_000])
-def test_pairs_that_changed_sides_are_found(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_that_changed_sides_are_found(most, monkeypatch):
     monkeypatch.setattr(comparison, "MOST_CHANGED", most)
     first, second = two_models(101, 70, better=1)
     first.labels[::7, ::3] = -1
@@ -252,7 +250,7 @@ def test_pairs_that_changed_sides_are_found(most: int, monkeypatch: pytest.Monke
     assert gaps == sorted(gaps, reverse=True)
 
 
-def test_paired_intervals_are_narrower_and_tell_a_real_difference() -> None:
+def test_paired_intervals_are_narrower_and_tell_a_real_difference():
     weights = draw(200, 6)[:2]
     models = two_models(200, 6)
     first, second = (numbers_of(answers, weights) for answers in models)
