@@ -265,42 +265,6 @@ def test_the_slider_moves_numbers_and_marks(shown, contents):
     assert page.one("#no-examples").is_displayed()
 
 
-def test_pairs_and_confusions_are_shares_of_the_row(shown, contents):
-    for name in ("several", "single"):
-        page, pairs = shown.report(name), contents[name].pairs
-        z = page.script("return document.getElementById('pairs-chart').data[0].z")
-        cell = page.cells("#pairs-table")[1][3]
-        with np.errstate(invalid="ignore"):
-            labels = 100 * pairs.labels[1, 2] / pairs.labels[1, 1]
-            predictions = 100 * pairs.predictions[1, 2] / pairs.predictions[1, 1]
-        if name == "several":
-            assert z[0][0] is None
-            assert z[1][2] is None or z[1][2] == pytest.approx(predictions - labels)
-            assert cell == f"{pairs.labels[1, 2]} / {pairs.predictions[1, 2]}"
-        else:
-            assert z[1][2] == pytest.approx(100 * pairs.predictions[1, 2] / pairs.labels[1, 1])
-            assert cell == str(pairs.predictions[1, 2])
-
-    assert not page.all("#threshold, #to-best")
-    assert "Confusions" in page.texts("h2")
-    assert page.chart("precision-recall").keys() == {"precision"}
-    assert "labelled" not in page.one("#fixed").text
-
-
-def test_a_comparison_names_differences_and_images(shown, contents):
-    page, comparison = shown.report("several"), contents["several"].comparison
-    assert comparison is not None
-    text = " ".join(page.one("section[aria-labelledby=comparison]").text.split())
-    assert f"p = {comparison.p_value:.4f} for the difference of the main metric." in text
-    sides = f"Only A decides {comparison.fixed:,} pairs of image and class correctly, only B"
-    assert f"{sides} {comparison.broken:,}." in text
-    one, other, gap = comparison.metrics["mAP"]
-    assert f"mAP {one.value:.2f} {other.value:.2f}" in text
-    assert f"{gap.low:.2f} to {gap.high:.2f}".replace("-", "\N{MINUS SIGN}") in text
-    images = [len(page.all(f"#{side} img")) for side in ("fixed", "broken")]
-    assert images == [sum(one.fixed == fixed for one in comparison.changed) for fixed in (1, 0)]
-
-
 def test_names_from_outside_are_text(shown):
     page = shown.report("several")
     Select(page.one("#class-select")).select_by_index(4)
