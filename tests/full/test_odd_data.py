@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from PIL import Image
 from support import QUICK
 
@@ -11,12 +10,7 @@ WORDS = [word for word in QUICK if not word.startswith("data.")]
 WORDS += ["data.cache_dir=cache", "data.image_size=32", "train.batch_size=8", "train.epochs=1"]
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def test_whatever_names_are_trained_on_can_be_read_again(cli):
+def test_whatever_names_are_trained_on_can_be_read_again(cli, here):
     names = ["Ram C/V, 'Cargo'", "\u72ac", "\U0001f415", "1", "a  b", "x" * 1_000]
     folder = Path("own")
     folder.mkdir()

@@ -50,7 +50,6 @@ def served(home, *words, number=signal.SIGTERM, status=143):
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     match = re.match(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
     if match is None:
         pytest.fail(process.communicate()[1])

@@ -39,7 +39,6 @@ def hostile(content):
         np.concatenate([counts[:-1], 0 * counts[-1:]])
         for counts in (content.histograms.positives, content.histograms.negatives)
     )
-    assert content.comparison is not None
     gaps = [*content.comparison.per_class[:-1], Interval(np.nan)]
     return replace(
         content,

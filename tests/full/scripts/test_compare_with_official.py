@@ -26,8 +26,6 @@ OFFICIAL = ["optim.name=adam", "optim.weight_decay=1e-4", "schedule.pct_start=0.
 @pytest.fixture(scope="module")
 def script():
     spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-    assert spec
-    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

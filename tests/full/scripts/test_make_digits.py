@@ -20,8 +20,6 @@ from mldec.data.types import fixed_sample
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "make_digits.py"
 spec = importlib.util.spec_from_file_location("make_digits", SCRIPT)
-assert spec is not None
-assert spec.loader is not None
 make_digits = importlib.util.module_from_spec(spec)
 sys.modules["make_digits"] = make_digits  # dataclasses look their module up
 spec.loader.exec_module(make_digits)

@@ -23,8 +23,6 @@ from mldec.data.types import fixed_sample
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "pack_shards.py"
 spec = importlib.util.spec_from_file_location("pack_shards", SCRIPT)
-assert spec is not None
-assert spec.loader is not None
 pack_shards = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(pack_shards)
 

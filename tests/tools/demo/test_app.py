@@ -88,7 +88,6 @@ def test_scores_are_those_of_the_model_whatever_is_between_the_photos(client, en
         found = {item["name"]: item["score"] for item in predictions}
         assert found == by_name(engine.classes.names, known)
         assert [*found.values()] == sorted(found.values(), reverse=True)
-        assert engine.thresholds is not None
         lowest = {item["name"]: item["threshold"] for item in predictions}
         assert lowest == by_name(engine.classes.names, torch.tensor(engine.thresholds))
         for item in predictions:

@@ -100,7 +100,6 @@ def test_a_zero_shot_file_asks_for_word_vectors(cli, zero_shot, tmp_path):
 
     (answer, about), loaded = opened(out), load_model(zero_shot)
     assert (about.word_dim, about.classes) == (5, list(hostile.NAMES))
-    assert loaded.classes.queries is not None
     images = torch.stack([to_tensor(picture(64, 64, seed)) for seed in range(3)])
     answers, _ = answer(images, loaded.classes.queries[[2, 0]])
     torch.testing.assert_close(answers, scores(loaded, images)[:, [2, 0]])
