@@ -132,8 +132,7 @@ def test_evaluate_refuses_in_one_line(cli, digits_run, words, parts):
     ],
 )
 def test_train_refuses_in_one_line(cli, here, words, parts):
-    err = cli.fault("train", *words)
-    one_line(err, *parts)
+    one_line(cli.fault("train", *words), *parts)
     assert not list(here.rglob("*.pt"))
 
 
@@ -151,8 +150,7 @@ def test_resume_ends_where_the_run_would_have(cli, digits_run, here):
         for line in Path("outputs/digits/metrics.jsonl").read_text().splitlines()
     ]
     assert steps == [2, 4, 4, 6, 8, 8]
-    err = cli.fault("train", *QUICK, "resume=auto", "optim.lr=1")
-    one_line(err, "optim.lr: 0.01 -> 1.0")
+    one_line(cli.fault("train", *QUICK, "resume=auto", "optim.lr=1"), "optim.lr: 0.01 -> 1.0")
 
 
 @pytest.mark.parametrize("words", [["loss=distribution_balanced"], ["loss.pos_weight=auto"]])

@@ -169,8 +169,7 @@ def test_a_folder_deleted_in_mid_run_is_made_again(cli, here, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_is_one_line(cli, here):
     (here / "outputs").write_text("a file where the folder should be")
-    err = cli.fault("train", *QUICK)
-    one_line(err, "cannot use ", "outputs")
+    one_line(cli.fault("train", *QUICK), "cannot use ", "outputs")
 
 
 def test_out_of_memory_names_what_lowers_it(cli, here):

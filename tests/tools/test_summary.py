@@ -203,5 +203,4 @@ def test_what_cannot_be_done_is_one_line(cli, outputs, monkeypatch, words, fault
     started = copy(outputs, "started", ended=None, best={})
     (started / "metrics.jsonl").unlink()
     started.rename("started")
-    err = cli.fault("summary", *words)
-    one_line(err, fault)
+    one_line(cli.fault("summary", *words), fault)

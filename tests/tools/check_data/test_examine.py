@@ -242,5 +242,4 @@ def test_copies_are_found_where_pictures_are_augmented_and_come_from_one_file(cl
     ],
 )
 def test_wrong_arguments_are_one_line(cli, args, part):
-    err = cli.fault("check_data", *args)
-    one_line(err, part)
+    one_line(cli.fault("check_data", *args), part)

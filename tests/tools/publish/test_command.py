@@ -38,8 +38,7 @@ def test_the_folder_of_a_dry_run_is_a_checkpoint(cli):
     assert cli("publish", folder, "me/mine", "--dry-run", "again").status == 0
     for name in ("model.safetensors", "config.json"):
         assert (folder / name).read_bytes() == Path("again", name).read_bytes()
-    err = cli.fault(*words)
-    one_line(err, "--dry-run files/mine: it holds files")
+    one_line(cli.fault(*words), "--dry-run files/mine: it holds files")
 
 
 @pytest.mark.parametrize(
@@ -52,6 +51,5 @@ def test_the_folder_of_a_dry_run_is_a_checkpoint(cli):
     ],
 )
 def test_wrong_words_are_one_line_and_write_nothing(cli, words, parts):
-    err = cli.fault("publish", *words)
-    one_line(err, *parts)
+    one_line(cli.fault("publish", *words), *parts)
     assert not Path("x").exists()

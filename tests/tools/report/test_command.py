@@ -203,8 +203,7 @@ def test_what_cannot_be_reported_is_one_line(
 ):
     monkeypatch.setattr(make, "gather", None)  # which scores the images
     filled = [word.format(folder=tmp_path) for word in words]
-    err = cli.fault("report", digits_run, *WORDS, *filled)
-    one_line(err, part.format(folder=tmp_path))
+    one_line(cli.fault("report", digits_run, *WORDS, *filled), part.format(folder=tmp_path))
     assert not Path("r.html").exists()
 
 
