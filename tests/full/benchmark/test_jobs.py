@@ -19,7 +19,8 @@ from mldec.runtime.facts import multiply_accumulates
 # A small network in place of each, whose layers have other names than those that are frozen.
 TINY = [
     "backbone=tiny",
-    "backbone.name=resnet10t",  # some experiments name another network
+    "backbone.name=resnet10t",  # some experiments name another network, and its size of images
+    "backbone.image_size=null",
     "data.image_size=32",
     "train.batch_size=8",
     "train.accumulate=2",
