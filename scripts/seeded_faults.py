@@ -181,8 +181,8 @@ checkpoints: older versions of a damaged checkpoint are not tried
 - paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()]
 + paths = [path]
 readers: the images of COCO are in the order of the file
-- rows = {image: row for row, image in enumerate(sorted(images))}
-+ rows = {image: row for row, image in enumerate(images)}
+- rows = {image: row for row, image in enumerate(sorted(index.imgs))}
++ rows = {image: row for row, image in enumerate(index.imgs)}
 readers: of several objects of a class of VOC, the last decides
 - labels[name] = labels.get(name, DIFFICULT) if is_difficult else 1
 + labels[name] = DIFFICULT if is_difficult else 1
