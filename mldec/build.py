@@ -18,7 +18,6 @@ from mldec.data.table import Labels
 from mldec.data.types import Classes, DataModule, Sampling
 from mldec.errors import ConfigError, UserError, suggest
 from mldec.losses.common import LabelCounts
-from mldec.losses.partial import PriorEstimate
 from mldec.model import Classifier
 
 # The modules in which a part must be defined; plugins=[...] adds packages of the user's own.
@@ -263,9 +262,10 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
         raise ConfigError(f"mix makes soft labels, {loss_name} wants 0 and 1: choose {fix}")
 
     # Random queries belong to no class, and each is a positive. A buffer of one number is for all
-    # classes.
+    # classes, and an estimate of priors has its numbers after the first batch.
     per_class = [name for name, values in loss.named_buffers() if values.ndim]
-    per_class += [name for name, part in loss.named_modules() if isinstance(part, PriorEstimate)]
+    if config.loss.get("class_prior") == "estimate":
+        per_class.append("estimate")
     if config.train.random_queries and (train.exclusive or per_class):
         reason = "the data has one label per image"
         if not train.exclusive:

@@ -91,7 +91,6 @@ def _train(
 
     from mldec import build, checkpoint
     from mldec.data.loader import training_labels
-    from mldec.losses.partial import save_estimate
     from mldec.runtime import distributed
     from mldec.training.log import RunLog
     from mldec.training.trainer import Trainer
@@ -147,7 +146,9 @@ def _train(
             f"{folder}/best.pt"
         )
         # A loss for partial labels estimates the class frequencies on the way.
-        if distributed.is_main():
+        if config.loss.get("class_prior") == "estimate" and distributed.is_main():
+            from mldec.losses.partial import save_estimate
+
             priors = directory / "class_prior.csv"
             with writing(priors, of_run=True):
                 save_estimate(loss, priors, data.train.classes.names)

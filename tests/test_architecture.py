@@ -18,6 +18,7 @@ CORE = [
     ("data",),
     ("build",),
     ("checkpoint",),
+    ("open_vocabulary",),
     ("evaluation",),
     ("training",),
     ("train", "evaluate"),

@@ -16,16 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from mldec import build
-from mldec.checkpoint import clip, published, released
 from mldec.checkpoint.classes import check_count, read_class_names
-from mldec.checkpoint.sources import local
 from mldec.checkpoint.state import Calibration, Checkpoint
 from mldec.config.compose import parse, to_dict
 from mldec.config.schema import PARTS, Config
 from mldec.data.fingerprint import Fingerprint
-from mldec.data.text_encoder import PREFIX
 from mldec.data.transforms import EvalTransform
-from mldec.data.types import Classes
+from mldec.data.types import PREFIX, Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, refusing
 from mldec.files.torch_files import SUFFIX, read_torch, versions
 from mldec.model import Classifier
@@ -122,8 +119,12 @@ def load_model(
                 raise ConfigError(
                     f"--class-names has no effect: {path} has no classes of its own; leave it out"
                 )
+            from mldec.checkpoint import clip
+
             file, checkpoint = clip.convert(str(path))
         else:
+            from mldec.checkpoint.sources import local
+
             file = local(path)
             with refusing(file):
                 state = _read(file)
@@ -131,6 +132,8 @@ def load_model(
                 if of_run:
                     checkpoint = Checkpoint.from_state(state, file)
                 else:
+                    from mldec.checkpoint import released
+
                     checkpoint = released.convert(
                         state, file.name, image_size=image_size, names=names
                     )
@@ -228,17 +231,50 @@ def to_store(loaded: Loaded) -> Checkpoint:
     )
 
 
+def check_start(config: Config) -> Config:
+    """Check what a run starts from before any file is touched; return its config without init=timm.
+
+    init=timm stands where a recipe names a file of the authors that cannot be had: the backbone
+    starts from timm's copy on the Hub, as it does without `init`, and a warning says what differs.
+    """
+    for setting, path in (("init", config.init), ("resume", config.resume)):
+        if path is not None and path.startswith(PREFIX):
+            raise ConfigError(
+                f"{setting}={path}: a model of open_clip is for use without training; to train its "
+                f"image tower choose backbone=timm with backbone.pretrained=true and the network's "
+                f"name there, such as backbone.name=vit_base_patch16_clip_quickgelu_224.openai"
+            )
+    if config.init != "timm":
+        return config
+
+    if config.backbone.get("pretrained") is not True:
+        raise ConfigError(
+            "init=timm takes the weights that timm has for the backbone: pass "
+            "backbone.pretrained=true with backbone.name=... of timm, or leave init out"
+        )
+    log.warning(
+        f"init=timm: the backbone starts from timm's {config.backbone.get('name')}, whose "
+        f"pretraining its name says, and the head from random weights; files of the authors "
+        f"were trained further, on Open Images, so expect less than their figures"
+    )
+    return replace(config, init=None)
+
+
 def initialise(model: nn.Module, path: str | Path) -> str:
     """Start a model from what `local` takes; return a one-line report, see `copy_fitting`.
 
     A checkpoint of a run gives the set of weights that scored best.
     """
+    from mldec.checkpoint.sources import local
+
     path = local(path)
     with refusing(path):
         state = _read(path)
         if "format" in state:
             tensors, _ = Checkpoint.from_state(state, path).weights(None)
         else:
+            from mldec.checkpoint import released
+
             tensors = released.tensors(state)
         return copy_fitting(model, tensors, path)
 
@@ -266,6 +302,8 @@ def _parts_of(
 def _read(path: Path) -> dict[str, Any]:
     """Read an untrusted file of weights, whose top level must be a dictionary."""
     if path.suffix == SUFFIX:
+        from mldec.checkpoint import published
+
         return published.read(path)
 
     state = read_torch(path)

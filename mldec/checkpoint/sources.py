@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -22,9 +21,8 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
 from mldec.checkpoint import published
-from mldec.config.schema import Config
 from mldec.data.cache import cache_folder
-from mldec.data.text_encoder import PREFIX
+from mldec.data.types import PREFIX
 from mldec.errors import (
     CheckpointError,
     ConfigError,
@@ -43,7 +41,6 @@ from mldec.runtime.cli import on_terminal
 log = logging.getLogger("mldec")
 
 ZOO, HUB = "zoo:", "hf:"
-TIMM = "timm"  # as `init`
 CARD = "README.md"
 _UPLOADED = (CARD, published.CONFIG, published.WEIGHTS)
 _TIMEOUT = 10  # seconds
@@ -90,7 +87,7 @@ def local(path: str | Path) -> Path:
     published checkpoint. The last two are downloaded once.
     """
     text = str(path)
-    if is_tower(text):
+    if is_open_clip(text):
         raise CheckpointError(f"{text}: this needs a checkpoint, not a model of open_clip")
     if text.startswith(ZOO):
         return released_file(text.removeprefix(ZOO))
@@ -103,7 +100,7 @@ def local(path: str | Path) -> Path:
     return weights if weights.is_file() else find_checkpoint(Path(path))
 
 
-def is_tower(path: str | Path) -> bool:
+def is_open_clip(path: str | Path) -> bool:
     """Tell whether a user names a model of open_clip."""
     return str(path).startswith(PREFIX)
 
@@ -111,36 +108,6 @@ def is_tower(path: str | Path) -> bool:
 def is_download(path: str) -> bool:
     """Tell whether what a user names is not in a folder of the user's, but in a cache."""
     return path.startswith((ZOO, HUB, PREFIX))
-
-
-def check_start(config: Config) -> Config:
-    """Check what a run starts from before any file is touched; return its config without init=timm.
-
-    init=timm stands where a recipe names a file of the authors that cannot be had: the backbone
-    starts from timm's copy on the Hub, as it does without `init`, and a warning says what differs.
-    A model of open_clip is refused.
-    """
-    if config.init == TIMM:
-        if config.backbone.get("pretrained") is not True:
-            raise ConfigError(
-                "init=timm takes the weights that timm has for the backbone: pass "
-                "backbone.pretrained=true with backbone.name=... of timm, or leave init out"
-            )
-        log.warning(
-            f"init=timm: the backbone starts from timm's {config.backbone.get('name')}, whose "
-            f"pretraining its name says, and the head from random weights; files of the authors "
-            f"were trained further, on Open Images, so expect less than their figures"
-        )
-        config = replace(config, init=None)
-
-    for setting, path in (("init", config.init), ("resume", config.resume)):
-        if path is not None and is_tower(path):
-            raise ConfigError(
-                f"{setting}={path}: a model of open_clip is for use without training; to train its "
-                f"image tower choose backbone=timm with backbone.pretrained=true and the network's "
-                f"name there, such as backbone.name=vit_base_patch16_clip_quickgelu_224.openai"
-            )
-    return config
 
 
 def released_file(name: str) -> Path:

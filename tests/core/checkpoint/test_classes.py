@@ -12,11 +12,12 @@ from clip_towers import clip_folder, siglip_folder
 from torch import Tensor, nn
 
 from mldec.checkpoint import check_classes, check_queries, scoring
-from mldec.checkpoint.classes import can_make, queries_for, read_class_names
+from mldec.checkpoint.classes import can_make, read_class_names
 from mldec.data.text_encoder import TextEncoder
 from mldec.data.types import Classes, VectorOrigin
 from mldec.data.word_vectors import word_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError
+from mldec.open_vocabulary import queries_for
 
 PATH = Path("x.pt")
 ABC, CAB = Classes(("a", "b", "c")), Classes(("c", "a", "b"))

@@ -22,9 +22,10 @@ from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import CheckpointError, ConfigError, DataError
-from mldec.evaluation import Results, SomeClasses, evaluate, open_for_evaluation, with_class_list
+from mldec.evaluation import Results, evaluate, open_for_evaluation
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.open_vocabulary import SomeClasses, with_class_list
 
 Cli = Callable[..., Any]
 CPU = torch.device("cpu")
