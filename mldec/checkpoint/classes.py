@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -73,28 +74,19 @@ def scoring(model: nn.Module, trained: Classes, current: Classes, path: str | Pa
 def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
     """Raise a `CheckpointError` unless a checkpoint can score the classes of the data.
 
-    A zero-shot model scores any classes that have word vectors of the width and kind of its
-    training, another model only its own classes, in whatever order.
+    A zero-shot model needs word vectors of the width and kind of its training, another model its
+    own classes in whatever order.
     """
     if trained.queries is None:
-        _check_same_count(trained, current, path)
-        in_data, in_checkpoint = set(current.names), set(trained.names)
-        unknown = [name for name in trained.names if name not in in_data]
-        if unknown:
-            other = next(name for name in current.names if name not in in_checkpoint)
-            raise CheckpointError(
-                f"{path} has other classes than the data: the data has no '{unknown[0]}' "
-                f"({len(unknown)} of {len(trained)}), the checkpoint no '{other}'; choose data "
-                f"with its classes, or give it the data's names with --class-names FILE"
-            )
+        if set(trained.names) != set(current.names):
+            raise _other_classes(trained, current, path)
         return
 
     width = trained.queries.shape[1]
     vectors = "none"
     if current.queries is not None:
         vectors = f"vectors of {current.queries.shape[1]} numbers"
-
-    if current.queries is None or current.queries.shape[1] != width:
+    if vectors != f"vectors of {width} numbers":
         raise CheckpointError(
             f"{path} asks by word vectors of {width} numbers, the data has {vectors}: "
             f"choose the vectors of its training"
@@ -103,11 +95,7 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
 
 
 def _check_same_kind(trained: Classes, current: Classes, path: str | Path) -> None:
-    """Compare the word vectors of the classes that checkpoint and data both know.
-
-    Vectors of another source have nothing to do with those of the training, and the scores would
-    mean nothing. Other prompts of the same text encoder change them a little, and that is allowed.
-    """
+    """Compare the word vectors of classes that both know: prompts may change them a little."""
     trained = _with_known(trained, current, path)
     assert trained.queries is not None
     assert current.queries is not None
@@ -134,11 +122,7 @@ def _check_same_kind(trained: Classes, current: Classes, path: str | Path) -> No
 
 
 def _with_known(trained: Classes, current: Classes, path: str | Path) -> Classes:
-    """Return classes of a checkpoint whose word vectors are known.
-
-    A model of open_clip has none: its text encoder makes those of some classes of the data, unless
-    it made the vectors of the data itself.
-    """
+    """Return the classes of a checkpoint; for a model of open_clip some of the data, encoded."""
     origin = trained.origin
     if trained.names or origin is None or not origin.is_encoder:
         return trained
@@ -169,24 +153,19 @@ def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
             )
         return
 
-    _check_same_count(trained, current, path)
+    raise _other_classes(trained, current, path)
 
-    # With as many classes and other names, at least one name differs.
-    pairs = enumerate(zip(trained.names, current.names, strict=True))
-    index = next(index for index, (before, now) in pairs if before != now)
-    raise CheckpointError(
-        f"{path} has other classes than the data: "
-        f"number {index} is '{trained.names[index]}' there and '{current.names[index]}' here"
+
+def _other_classes(trained: Classes, current: Classes, path: str | Path) -> CheckpointError:
+    """Return the error for a checkpoint whose classes are not those of the data."""
+    # One of them may have the names of the other and more.
+    pairs = enumerate(zip_longest(trained.names, current.names))
+    index, (there, here) = next((number, pair) for number, pair in pairs if len(set(pair)) > 1)
+    return CheckpointError(
+        f"{path} has other classes than the data, {len(trained)} and {len(current)}: number "
+        f"{index} is {there!r} there and {here!r} here; choose data with its classes, or give it "
+        f"the data's names with --class-names FILE"
     )
-
-
-def _check_same_count(trained: Classes, current: Classes, path: str | Path) -> None:
-    """Raise a `CheckpointError` unless checkpoint and data have as many classes."""
-    if len(trained) != len(current):
-        raise CheckpointError(
-            f"{path} knows {len(trained)} classes, the data has {len(current)}: "
-            f"choose data with its classes"
-        )
 
 
 def can_make(trained: Classes) -> bool:

@@ -7,7 +7,6 @@ HF_HUB_OFFLINE. Two files of a repository are read, by their fixed names.
 
 import logging
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +43,6 @@ ZOO, HUB = "zoo:", "hf:"
 CARD = "README.md"
 _UPLOADED = (CARD, published.CONFIG, published.WEIGHTS)
 _TIMEOUT = 10  # seconds
-_COMMIT = re.compile("[0-9a-f]{40}")
 
 _ML_DECODER = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
 _ASL = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ASL/"
@@ -134,11 +132,7 @@ def released_file(name: str) -> Path:
 
 
 def _download(urls: Sequence[str], path: Path) -> None:
-    """Download a file from the first of the addresses that has it, and write its hash beside it.
-
-    Every reader compares the two. The authors published no hashes, and even replaced a file after
-    its release.
-    """
+    """Download a file from the first of the addresses that has it, and write its hash beside it."""
     # The bar would fill a log.
     if not on_terminal():
         disable_progress_bars()
@@ -176,50 +170,21 @@ def _get(url: str, file: BinaryIO, name: str) -> None:
 def published_file(address: str) -> Path:
     """Return the local path of the weights at `owner/name[@revision]`; config.json is beside it.
 
-    The Hub is asked which commit a branch or tag is at; without a network the one of the last time
-    counts. A commit that is in the cache needs no network.
+    Without a network the Hub's client takes what is in its cache.
     """
     repository, _, revision = address.partition("@")
     check_repository(repository)
 
     with _asking(address):
-        cached = huggingface_hub.try_to_load_from_cache(
-            repository, published.WEIGHTS, revision=revision or None
-        )
-        if isinstance(cached, str) and _COMMIT.fullmatch(revision):
-            return Path(cached)
+        api = HfApi()
+        config = Path(api.hf_hub_download(repository, published.CONFIG, revision=revision or None))
+        published.read_config(config)
 
-        try:
-            info = HfApi().model_info(repository, revision=revision or None, timeout=_TIMEOUT)
-        except Exception as error:
-            # Whoever may not see the repository any more must not get it from the cache.
-            is_answer = isinstance(error, HfHubHTTPError) and error.response.status_code < 500
-            if not isinstance(cached, str) or is_answer:
-                raise
-            commit = Path(cached).parent.name
-            log.warning(
-                f"{HUB}{address}: the hub cannot be asked ({brief(error)}); using commit {commit}, "
-                f"which is in the cache"
-            )
-            return Path(cached)
-
-        if isinstance(cached, str) and Path(cached).parent.name == info.sha:
-            path = Path(cached)
-        else:
-            path = _download_published(repository, revision or None)
-    log.info(f"{HUB}{address} is commit {path.parent.name}")
+        # The folder in the cache has the name of the commit. The branch may have moved meanwhile.
+        commit = config.parent.name
+        path = Path(api.hf_hub_download(repository, published.WEIGHTS, revision=commit))
+    log.info(f"{HUB}{address} is commit {commit}")
     return path
-
-
-def _download_published(repository: str, revision: str | None) -> Path:
-    """Download both files of one commit, the small one first, which tells what the other is."""
-    api = HfApi()
-    config = Path(api.hf_hub_download(repository, published.CONFIG, revision=revision))
-    published.read_config(config)
-
-    # The folder in the cache has the name of the commit. The branch may have moved meanwhile.
-    commit = config.parent.name
-    return Path(api.hf_hub_download(repository, published.WEIGHTS, revision=commit))
 
 
 def check_repository(repository: str) -> None:

@@ -53,10 +53,12 @@ def test_nothing_changes_in_the_same_order_or_by_word_vectors(
 
 def test_a_checkpoint_scores_its_own_classes_only() -> None:
     check_queries(ABC, CAB, "last.pt")
-    message = r"the data has no 'b' \(2 of 3\), the checkpoint no 'x'; .*--class-names"
+    message = r"data, 3 and 3: number 1 is 'b' there and 'x' here; .*--class-names"
     with pytest.raises(CheckpointError, match=message):
         scoring(Fixed(), ABC, Classes(("a", "x", "y")), "best.pt")
-    with pytest.raises(CheckpointError, match="knows 3 classes, the data has 2: choose data"):
+    with pytest.raises(
+        CheckpointError, match="3 and 2: number 2 is 'c' there and None here; choose"
+    ):
         scoring(Fixed(), ABC, Classes(("a", "b")), "best.pt")
 
 

@@ -103,8 +103,7 @@ def test_without_a_network_the_cache_serves(
     # A server that fails, one that is not there, and one that must not be asked.
     hub.status = 503
     assert local(f"hf:{NAME}") == path
-    assert "the hub cannot be asked (HfHubHTTPError: " in caplog.text
-    assert f"using commit {commit}, which is in the cache" in caplog.text
+    assert f"is commit {commit}" in caplog.text
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     assert local(f"hf:{NAME}") == path
     refused("me/other", "(ConnectError", "check the network")
@@ -128,10 +127,6 @@ def test_what_the_hub_refuses_is_one_line(
     refused(NAME, "Repository Not Found")
     monkeypatch.setenv("HF_TOKEN", fake_hub.READER)
     assert load_model(f"hf:{NAME}").weights == "raw"
-
-    # Not from the cache for someone who may not see it any more.
-    monkeypatch.delenv("HF_TOKEN")
-    refused(NAME, "Repository Not Found")
 
 
 @pytest.mark.parametrize(
