@@ -14,7 +14,7 @@ from support import assert_equal
 from mldec.checkpoint import Calibrated, Calibration
 from mldec.checkpoint.state import FORMAT, Best, Checkpoint
 from mldec.data.fingerprint import Fingerprint
-from mldec.data.types import Classes, VectorOrigin
+from mldec.data.types import VectorOrigin
 from mldec.errors import CheckpointError, DataError
 
 PATH = Path("x.pt")
