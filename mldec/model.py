@@ -33,11 +33,6 @@ class Classifier(nn.Module):
             raise ValueError(
                 f"images have the shape {list(images.shape)}: give a batch [B, 3, H, W]"
             )
-        if attention and not self.gives_attention:
-            raise ValueError(
-                f"attention=True: a {type(self.head).__name__} head has no attention; leave it out"
-            )
-
         return self.classify(self.backbone(images), queries, attention=attention)
 
     def classify(

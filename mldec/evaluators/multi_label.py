@@ -88,9 +88,6 @@ class MultiLabelEvaluator:
             value in (0, 1).
         top_k: the second rule of decision: the k highest logits of an image are predicted, and of
             equal logits the lower class.
-
-    Raises:
-        ConfigError: for a value out of its range.
     """
 
     def __init__(self, num_classes: int, *, threshold: float = 0.5, top_k: int = 3) -> None:

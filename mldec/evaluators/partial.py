@@ -24,9 +24,6 @@ class PartialLabelEvaluator:
     Args:
         num_classes: K.
         threshold: see `MultiLabelEvaluator`.
-
-    Raises:
-        ConfigError: for a threshold out of its range.
     """
 
     def __init__(self, num_classes: int, *, threshold: float = 0.5) -> None:

@@ -27,10 +27,7 @@ def renamed(key: str, names: list[tuple[str, str]]) -> str:
 
 
 class Attention(nn.Module):
-    """Multi-head attention, batch first, with parameters as `nn.MultiheadAttention` begins them.
-
-    Dropout is that of attention weights.
-    """
+    """Multi-head attention, batch first, with parameters as `nn.MultiheadAttention` begins them."""
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -71,9 +68,9 @@ class Attention(nn.Module):
         return attended, _weights(q, k).mean(1) if need_weights else None
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return the attention weights of each head, float32 [B, heads, G, N].
+        """Return the attention weights of each head, which fused kernels do not give.
 
-        A fused kernel does not give its weights: they are computed once more.
+        They are float32 [B, heads, G, N].
         """
         return _weights(self._project(query, 0), self._project(key, 1))
 
@@ -205,6 +202,15 @@ def as_tokens(features: Tensor, width: int) -> Tensor:
             f"give [B, N, {width}] or [B, {width}, H, W]"
         )
     return tokens
+
+
+def refuse_words(words: Tensor | None, head: nn.Module) -> None:
+    """Raise a `ConfigError` if a head that knows only its own classes is given word vectors."""
+    if words is not None:
+        raise ConfigError(
+            f"head {type(head).__name__} takes no word queries: use head=ml_decoder with "
+            f"head.word_dim=<width>"
+        )
 
 
 def check_words(words: Tensor | None, width: int) -> Tensor:

@@ -35,9 +35,6 @@ class WordGroupDecoder(nn.Module):
         mlp_dim: hidden width of the feed-forward part.
         num_layers: number of decoder layers.
         dropout: dropout probability in all parts of the decoder.
-
-    Raises:
-        ConfigError: for a size below 1, or a group size that does not divide embed_dim.
     """
 
     def __init__(
