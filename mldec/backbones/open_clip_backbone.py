@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import timm
-from torch import Tensor, nn
+from torch import Tensor
 
 from mldec.backbones.timm_backbone import Backbone
 from mldec.errors import ConfigError, brief
@@ -30,9 +30,6 @@ class OpenClipBackbone(Backbone):
         quick_gelu: whether the activations are OpenAI's approximation of GELU.
         mean: of the three channels, for images in [0, 1].
         std: likewise.
-
-    Raises:
-        ConfigError: if open_clip is not installed, or cannot build such a tower.
     """
 
     def __init__(
@@ -48,7 +45,6 @@ class OpenClipBackbone(Backbone):
     ) -> None:
         super().__init__(name, mean, std)
         self.num_features = embed_dim
-        self.norm = nn.Identity()
 
         # timm would also take the address of a repository or a folder, and read it.
         trunk = vision.get("timm_model_name")
