@@ -152,7 +152,7 @@ class Checkpoint:
         with refusing(path):
             _check_format(state)
             classes = _classes_of(state["classes"])
-            fingerprint, unseen = state["fingerprint"], state["unseen"]
+            fingerprint, unseen = state.get("fingerprint"), state.get("unseen")
 
             values = {name: value for name, value in state.items() if name != "format"}
             values |= {
@@ -161,7 +161,7 @@ class Checkpoint:
                 "best": Best(**state["best"]),
                 "log": LogPosition(**state["log"]),
                 "fingerprint": None if fingerprint is None else Fingerprint(**fingerprint),
-                "calibration": _calibration_of(state["calibration"], classes),
+                "calibration": _calibration_of(state.get("calibration"), classes),
                 "unseen": None if unseen is None else tuple(unseen),
             }
             return cls(**values)
@@ -197,7 +197,7 @@ def _check_format(state: dict[str, Any]) -> None:
 
 
 def _classes_of(saved: dict[str, Any]) -> Classes:
-    names, queries, origin = tuple(saved["names"]), saved["queries"], saved["origin"]
+    names, queries, origin = tuple(saved["names"]), saved["queries"], saved.get("origin")
     if queries is not None and len(queries) != len(names):
         raise DataError(f"it has {len(queries)} word vectors for {len(names)} classes")
     if origin is not None:
