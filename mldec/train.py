@@ -91,6 +91,7 @@ def _train(
 
     from mldec import build, checkpoint
     from mldec.data.loader import training_labels
+    from mldec.files.torch_files import write_text
     from mldec.runtime import distributed
     from mldec.training.log import RunLog
     from mldec.training.trainer import Trainer
@@ -140,7 +141,7 @@ def _train(
         log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
         best = trainer.best
         facts = replace(facts, best=asdict(best), ended=trainer.ended)
-        distributed.on_main(partial(_write, directory / RUN_FILE, facts.to_json()))
+        distributed.on_main(partial(write_text, directory / RUN_FILE, facts.to_json()))
         log.info(
             f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): "
             f"{folder}/best.pt"
@@ -215,15 +216,11 @@ def resume_point(config: Config, directory: Path) -> Path | None:
         return None
 
     path = Path(config.resume)
-    if config.resume.startswith("hf:") or path.suffix == ".safetensors":
-        raise CheckpointError(
-            f"resume={config.resume}: a published checkpoint holds no training state; pass "
-            f"init={config.resume} to start from its weights"
-        )
-    if not path.is_file():
-        raise CheckpointError(
-            f"resume={config.resume}: there is no such file; pass resume=auto or a checkpoint"
-        )
+    if not path.is_file() or path.suffix == ".safetensors":
+        fault = "there is no such file; pass resume=auto or a checkpoint"
+        if config.resume.startswith("hf:") or path.is_file():
+            fault = "a published checkpoint holds no training state; start from it by init="
+        raise CheckpointError(f"resume={config.resume}: {fault}")
     if holds_run and not _is_inside(path, directory):
         raise CheckpointError(
             f"resume={config.resume}: {directory} holds another run, which it would replace; "
@@ -239,22 +236,15 @@ def _is_inside(path: Path, directory: Path) -> bool:
 
 def _open_folder(directory: Path, trainer: "Trainer") -> RunFacts:
     """Create the folders of a run, write config.yaml and run.json, and return the facts in it."""
+    from mldec.files.torch_files import write_text
     from mldec.training.trainer import run_facts
 
     with writing(directory, of_run=True):
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
-    _write(directory / "config.yaml", to_yaml(trainer.config))
+    write_text(directory / "config.yaml", to_yaml(trainer.config))
     facts = run_facts(trainer)
-    _write(directory / RUN_FILE, facts.to_json())
+    write_text(directory / RUN_FILE, facts.to_json())
     return facts
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file of the run."""
-    from mldec.files import torch_files
-
-    with writing(path, of_run=True):
-        torch_files.write_text(path, text)
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")

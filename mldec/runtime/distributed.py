@@ -72,16 +72,6 @@ def prepare_device(device: torch.device, *, tf32: bool) -> None:
         torch.backends.cudnn.allow_tf32 = tf32
 
 
-def _check_environment() -> None:
-    """Refuse a group of processes that is described in part only."""
-    missing = [name for name in GROUP if not os.environ.get(name)]
-    if missing:
-        raise ConfigError(
-            f"RANK is set, {', '.join(missing)} not: start several processes with torchrun, "
-            f"which sets {', '.join(GROUP)}, or unset RANK to train with one"
-        )
-
-
 @contextmanager
 def processes(device: torch.device) -> Iterator[None]:
     """Join the group that torchrun describes, and leave it at the end.
@@ -92,7 +82,12 @@ def processes(device: torch.device) -> Iterator[None]:
         yield
         return
 
-    _check_environment()
+    missing = [name for name in GROUP if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(
+            f"RANK is set, {', '.join(missing)} not: start several processes with torchrun, "
+            f"which sets {', '.join(GROUP)}, or unset RANK to train with one"
+        )
     store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
     # After a restart by torchrun the store still holds the keys of the processes before.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
@@ -215,9 +210,8 @@ def gather(value: T) -> list[T]:
 def share_columns(rows: list[Tensor]) -> list[Tensor]:
     """Exchange rows for columns, so that no process holds the scores of all images and classes.
 
-    From blocks [n, K] of this process's images (one of 0 rows if it has none) to one block
-    [N_r, K / processes] per process, of the N_r images of its rank. The columns of a process are
-    adjacent, and in the order of the ranks; see `join_columns`.
+    From blocks [n, K] of this process's images to one block [N_r, K / processes] per process, of
+    the N_r images of its rank. Columns are in the order of the ranks; see `join_columns`.
     """
     if not dist.is_initialized():
         return rows

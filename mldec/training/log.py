@@ -17,9 +17,9 @@ import torch
 from tqdm import tqdm
 
 from mldec.config.schema import Config
-from mldec.errors import CheckpointError, writing
+from mldec.errors import writing
 from mldec.files.results import replacing
-from mldec.files.run_folder import read_log
+from mldec.files.run_folder import read_log, written_by_run
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
 from mldec.training.monitor import Details, TensorBoard, Tracker, start_trackers
@@ -257,7 +257,7 @@ def read_progress(path: Path) -> Progress:
     """Read metrics.jsonl; a run without the file has no progress."""
     lines = read_log(path)
     progress, previous_time = Progress(), 0.0
-    try:
+    with written_by_run(path):
         for line in lines:
             # Each process counts from its own start, so a resumed run begins at 0 again.
             time = line["time"]
@@ -267,8 +267,6 @@ def read_progress(path: Path) -> Progress:
 
             if any(key.startswith("val/") for key in line):
                 progress.evaluations.append(_evaluation(line, progress.seconds))
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise CheckpointError(f"{path} is not what a run writes: {error}") from error
     return progress
 
 

@@ -10,8 +10,8 @@ import importlib.util
 import logging
 import threading
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -279,8 +279,7 @@ def start_trackers(config: Config, directory: Path) -> "list[Tracker]":
     run_id = path.read_text().strip() if path.exists() else ""
     if not run_id:
         run_id = uuid.uuid4().hex[:16]
-        with writing(path, of_run=True):
-            torch_files.write_text(path, f"{run_id}\n")
+        torch_files.write_text(path, f"{run_id}\n")
     return [Tracker(name, config, directory, run_id) for name in names]
 
 
@@ -293,7 +292,7 @@ class Tracker:
     def __init__(self, name: str, config: Config, directory: Path, run_id: str) -> None:
         self.name = name
         self.run: Any = None  # None after a failure, and at the end
-        try:
+        with self._or_give_up():
             self.package = importlib.import_module(name)
             self.run = self.package.init(
                 project=config.log.project or "mldec",
@@ -305,8 +304,6 @@ class Tracker:
                 # The steps that wandb counts by itself never go back: of a resumed run it would
                 # drop all up to the last one before the stop.
                 self.run.define_metric("*", step_metric="step")
-        except Exception as error:
-            self._give_up(error)
 
     def _options(self, name: str, directory: Path, run_id: str) -> dict[str, Any]:
         """Return how a record is found again, and that only settings and numbers are sent."""
@@ -332,28 +329,26 @@ class Tracker:
         if self.run is None:
             return
 
-        try:
+        with self._or_give_up():
             images = {tag: self.package.Image(image) for tag, image in details.images.items()}
             finite = {tag: value for tag, value in details.scalars.items() if isfinite(value)}
             if self.name == "wandb":
                 self.run.log({"step": step, **finite, **images})
             else:
                 self.run.log({**finite, **images}, step=step)
-        except Exception as error:
-            self._give_up(error)
 
     def close(self) -> None:
         """End the record."""
-        if self.run is None:
-            return
+        if self.run is not None:
+            with self._or_give_up():
+                self.package.finish()
+                self.run = None
 
+    @contextmanager
+    def _or_give_up(self) -> Iterator[None]:
+        """Send nothing more after an error; a tracker may raise anything."""
         try:
-            self.package.finish()
-            self.run = None
+            yield
         except Exception as error:
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        """Send nothing more; a tracker may raise anything."""
-        self.run = None
-        log.warning(f"log.{self.name}: {brief(error)}; training goes on, nothing more is sent")
+            self.run = None
+            log.warning(f"log.{self.name}: {brief(error)}; training goes on, nothing more is sent")

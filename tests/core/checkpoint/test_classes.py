@@ -96,7 +96,10 @@ def words(names: tuple[str, ...] = ABC.names, width: int = 5, seed: int = 0) -> 
 @pytest.mark.parametrize(
     ("current", "fault"),
     [
-        (Classes(("a", "b")), "x.pt has other classes than the data, 3 and 2: number 2 is 'c' there and None"),
+        (
+            Classes(("a", "b")),
+            "x.pt has other classes than the data, 3 and 2: number 2 is 'c' there and None",
+        ),
         (CAB, "number 0 is 'a' there and 'c' here"),
     ],
 )

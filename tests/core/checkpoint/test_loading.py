@@ -91,7 +91,7 @@ def test_a_run_of_another_commit_ends_in_one_line(
     with pytest.raises(CheckpointError) as caught:
         door(tmp_path / "last.pt")
     message = str(caught.value)
-    assert message.startswith(f"{tmp_path / 'last.pt'} cannot be used: ")
+    assert message.startswith(f"{tmp_path / 'last.pt'} cannot be used")
     assert fault in message
     assert "\n" not in message
 

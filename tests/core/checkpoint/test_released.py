@@ -214,7 +214,7 @@ def test_init_takes_what_fits_and_says_so(medium: dict[str, Tensor], tmp_path: P
         ("", {}, "holds no weights"),
         ("body.conv1", {}, "is of no known network"),
         (POOL, {POOL: torch.zeros(80)}, "not enough values to unpack"),
-        (POOL, {POOL: torch.zeros(10**12, 0, 1)}, "head.embed_dim is 0"),
+        (POOL, {POOL: torch.zeros(10**12, 0, 1)}, "it misses head.pool_bias"),
         ("body.conv1.0", {"body.conv1.0.weight": torch.tensor(1.0)}, "IndexError"),
         ("-", {"body.layer1.1.conv9.0.weight": torch.zeros(1)}, "1 tensor is unexpected"),
         ("-", {f"head.decoder.layers.{'9' * 30}.norm1": torch.zeros(1)}, "1 tensor is unexpected"),
