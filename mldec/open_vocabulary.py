@@ -78,16 +78,11 @@ def _as_before(
     names: Sequence[str], origin: VectorOrigin | None, option: str, *, keep: bool
 ) -> WordVectors:
     """Make word vectors as those of the training were made."""
-    if origin is None:
-        raise CheckpointError(
-            f"{option}: the checkpoint does not say how its word vectors were made; pass --vectors "
-            f"with a file of the kind that it was trained with, or {PREFIX}MODEL:WEIGHTS"
-        )
-    if not origin.is_encoder:
-        raise CheckpointError(
-            f"{option}: the checkpoint was trained with the word vectors of {origin.described()}; "
-            f"pass this file with --vectors FILE"
-        )
+    if origin is None or not origin.is_encoder:
+        source = "the checkpoint does not say how its word vectors were made"
+        if origin is not None:
+            source = f"the checkpoint was trained with the word vectors of {origin.described()}"
+        raise CheckpointError(f"{option}: {source}; pass vectors of that kind with --vectors FILE")
 
     remedy = f"pass its weights with --vectors {PREFIX}MODEL:FILE"
     made = made_alike(names, origin, where=option, remedy=remedy, keep=keep)

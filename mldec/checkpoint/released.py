@@ -240,9 +240,6 @@ def _query2label(key: str, rename_transformer: Callable[[str], str | None]) -> s
 
 def _head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
     """Return the head's config node and the number of classes K; 0 for a zero-shot head."""
-    names = [key for key in weights if key.startswith("head.")]
-    if not names:
-        raise DataError("it has no head, only a backbone: train from it with init=")
 
     def shape(name: str) -> tuple[int, ...]:
         return _shape(weights, f"head.{name}")

@@ -263,11 +263,6 @@ class Train:
                 f"is no evaluation before the last epoch ({last}); lower that, "
                 f"or pass train.patience=null"
             )
-        if self.ema_start_epoch > 1 and self.ema_decay is None:
-            raise ConfigError(
-                f"train.ema_start_epoch is {self.ema_start_epoch}: "
-                f"it has no effect without train.ema_decay; leave one out, or set the other"
-            )
         if self.cache_features and "backbone" not in self.freeze:
             raise ConfigError(
                 "train.cache_features is for a frozen backbone: pass train.freeze=[backbone], "

@@ -120,9 +120,6 @@ def parameter_groups(
     add_weight_decay of the official code, and param_groups_layer_decay of timm.
     """
     rates = _backbone_rates(model, lr if backbone_lr is None else backbone_lr, layer_decay)
-    if (backbone_lr or layer_decay) and not rates:
-        setting = "optim.backbone_lr" if backbone_lr else "optim.layer_decay"
-        raise ConfigError(f"{setting} has no effect on a frozen backbone: leave it out")
 
     # The first two are always there, so that the groups of a checkpoint are those of its run.
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(lr, False): [], (lr, True): []}

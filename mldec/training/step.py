@@ -68,12 +68,6 @@ class Learner:
         queries: Tensor | None = None,
     ) -> None:
         train = config.train
-        for name in ("query_noise", "random_queries"):
-            if queries is None and getattr(train, name):
-                raise ConfigError(
-                    f"train.{name} has no effect: the data has no word queries; leave it out"
-                )
-
         self.memory_format = memory_format(channels_last=train.channels_last)
         # One process has all images, whatever its device.
         if train.sync_batchnorm and distributed.world_size() > 1:

@@ -208,7 +208,11 @@ def test_init_takes_what_fits_and_says_so(medium: dict[str, Tensor], tmp_path: P
 @pytest.mark.parametrize(
     ("lost", "more", "fault"),
     [
-        ("head.", {}, "has no head, only a backbone: train from it with init="),
+        (
+            "head.",
+            {},
+            "misses head.fc_weight: it is incomplete, or a start for training with init=",
+        ),
         (POOL, {}, "misses head.pool_weight"),
         ("body.layer4.2", {}, "a TResNet of blocks (3, 4, 11, 2)"),
         ("", {}, "holds no weights"),
