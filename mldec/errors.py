@@ -95,8 +95,8 @@ def refusing(
 ) -> Iterator[None]:
     """Turn whatever is raised while a file is read into one line that names the file.
 
-    It stands once around reading, parsing and building: libraries raise almost anything on damaged
-    bytes. Errors of the class `error` name a file already and pass, and so does a `MemoryError`.
+    It stands once around reading, parsing and building. Errors of the class `error` name a file
+    already and pass, and so does a `MemoryError`.
     """
     try:
         yield
@@ -180,17 +180,14 @@ def one_line() -> Iterator[None]:
 
 
 def _of_this_rank(message: str, *, shared: bool = False) -> str:
-    """Return what this process prints of a fault: rank 0 alone prints one that all ranks share.
-
-    Before the ranks know one another, each may have found the same fault. When rank 0 has ended,
-    torchrun ends the others: they wait for that before they print theirs.
-    """
+    """Return what this process prints of a fault: rank 0 alone prints one that all ranks share."""
     rank = os.environ.get("RANK", "0")
     if rank == "0":
         return message
     if shared:
         return ""
 
+    # Each may have found the same fault. Once rank 0 has ended, torchrun ends the others.
     time.sleep(MAIN_PRINTS_FIRST)
     return f"rank {rank}: {message}"
 

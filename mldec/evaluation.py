@@ -67,11 +67,8 @@ def open_for_evaluation(
 ) -> Subject:
     """Choose the data that a checkpoint is asked about, its device and its thresholds.
 
-    Args:
-        loaded: the checkpoint.
-        args: a command line with the options of a model and `settings`, perhaps with `threshold`
-            and `class_list`.
-        calibrated: use the calibration of the checkpoint, and its thresholds.
+    The command line has the options of a model and `settings`, perhaps `threshold` and
+    `class_list`. With `calibrated` the calibration of the checkpoint is used.
     """
     path = args.checkpoint
     if args.class_names and loaded.classes.queries is not None:
@@ -136,10 +133,7 @@ def chosen_data(loaded: Loaded, args: argparse.Namespace) -> tuple[Config, build
 
 
 def fit_to_device(config: Config, settings: list[str], device: torch.device) -> None:
-    """Prepare the device, and choose memory format and precision for it in the config.
-
-    On a CPU the precision is fp32 unless the user chooses another one: half precision is slow.
-    """
+    """Prepare the device, and choose memory format and precision for it in the config."""
     distributed.prepare_device(device, tf32=config.train.tf32)
     # What tensor cores want, whatever the training had.
     config.train.channels_last = device.type == "cuda"
@@ -151,6 +145,7 @@ def fit_to_device(config: Config, settings: list[str], device: torch.device) -> 
     if device.type == "cuda" or (is_chosen and recorded is Precision.bf16):
         return
 
+    # Half precision is slow on a CPU.
     config.train.precision = Precision.fp32
     if recorded.half:
         log.info(f"evaluated in fp32 on a CPU, not in train.precision={recorded.value}")
@@ -177,7 +172,7 @@ def check_size(data: DataModule, loaded: Loaded, args: argparse.Namespace) -> No
 def asked_for(loaded: Loaded, data: DataModule, path: str | Path) -> tuple[Loaded, DataModule]:
     """Give model and data the same classes, if the model takes any.
 
-    Word vectors that the data lacks are made by the text encoder that made those of the checkpoint.
+    The text encoder of the checkpoint makes word vectors that the data lacks.
     """
     trained, classes = loaded.classes, data.val.classes
     if trained.origin is None or not trained.origin.is_encoder:
@@ -216,10 +211,7 @@ def stored_thresholds(loaded: Loaded) -> list[float] | None:
 def chosen_thresholds(
     data: DataModule, loaded: Loaded, args: argparse.Namespace
 ) -> list[float] | None:
-    """Return one threshold, or one per class of the data, and say whose they are.
-
-    They are those of --threshold or of the checkpoint; None stands for `data.threshold`.
-    """
+    """Return the thresholds of --threshold or of the checkpoint; None for `data.threshold`."""
     if args.threshold is not None:
         if loaded.classes.exclusive:
             raise ConfigError(
@@ -282,9 +274,8 @@ def score(
 ) -> Iterator[tuple[Batch, list[Tensor]]]:
     """Yield each batch of validation images of this process with the logits of each model.
 
-    The models map images uint8 [B, 3, H, W] and queries [K, D] or None to logits [B, K], and are in
-    evaluation mode; the logits are float32 [b, K] on the device, or [0] if no image of the batch
-    can be read. `progress` wraps the batches, such as `tqdm`.
+    The models map images uint8 [B, 3, H, W] and queries [K, D] or None to logits [B, K]. The logits
+    are float32 [b, K] on the device, or [0] if no image of the batch can be read.
     """
     train, queries = config.train, data.val.classes.queries
     order = memory_format(channels_last=train.channels_last)
@@ -315,11 +306,7 @@ def score(
 def all_scores(
     model: nn.Module, data: DataModule, config: Config, *, device: torch.device, path: str
 ) -> Scores:
-    """Score all validation images, with a progress bar on a terminal.
-
-    The model is moved to the device, and back to the CPU. It is a `DataError` if no image can be
-    read, or a score is not finite.
-    """
+    """Score all validation images; the model is moved to the device, and back to the CPU."""
     # Filled batch by batch: two copies of all scores may not fit in memory.
     shape = len(data.val.dataset), len(data.val.classes)
     indices = np.zeros(shape[0], np.int64)
@@ -368,14 +355,12 @@ def evaluate_all(
     """Load each validation image once for all models, and compute the metrics of each.
 
     Args:
-        models: one or more, as for `score`. They are in evaluation mode meanwhile, and afterwards
-            in the mode that they were in.
+        models: as for `score`; they are in evaluation mode meanwhile.
         data: its evaluator determines the metrics.
         config: for the batch size, workers, precision and `train.channels_last`.
         device: of the models.
-        progress: wraps the batches, such as `tqdm`; None for no progress bar.
-        logit_threshold: one for all classes or float64 [K], instead of that of the data's settings;
-            see `Thresholded`.
+        progress: wraps the batches, such as `tqdm`.
+        logit_threshold: one for all classes or float64 [K], instead of that of the data's settings.
         observe: also called with each batch of this process and the logits of the first model,
             float32 [b, K].
 

@@ -47,9 +47,9 @@ def queries_for(
 
     Args:
         names: of the classes, each once.
-        vectors: a file of their word vectors, or a text encoder, see `word_vectors`; of the kind
-            that the model was trained with. None makes them as those of the training were made.
-        trained: the classes of the training, with their word vectors; None if these are not known.
+        vectors: a file of word vectors, or a text encoder, see `word_vectors`; None makes them as
+            those of the training were made.
+        trained: the classes of the training; None if these are not known.
         option: that asked for these classes, for messages.
         keep: see `word_vectors`.
     """
@@ -136,8 +136,7 @@ def with_class_list(
 ) -> tuple[nn.Module, DataModule]:
     """Return a model that scores the K classes of --class-list, and the data with these classes.
 
-    A class counts as seen if the checkpoint was trained on it, under any of its names. The metrics
-    are those of `ZeroShotEvaluator` over all images of the data.
+    A class counts as seen if the checkpoint was trained on it, under any of its names.
     """
     path, classes = args.checkpoint, data.val.classes
     if loaded.classes.queries is None:
@@ -213,11 +212,7 @@ def _trained_names(loaded: Loaded, args: argparse.Namespace) -> set[str]:
 def _queries(
     class_list: ClassList, vectors: str | None, trained: Classes, data: Classes, path: str
 ) -> Tensor:
-    """Return the word vectors of all names, [N, D_w], of the kind of the training.
-
-    Without a source they are those of the checkpoint and of the data, by name, or else made by the
-    text encoder of the training.
-    """
+    """Return the word vectors of all names, [N, D_w], of the kind of the training."""
     vector_of: dict[str, Tensor] = {}
     for classes in (data, trained):
         if classes.queries is not None:

@@ -31,8 +31,8 @@ log = logging.getLogger("mldec")
 class RunLog:
     """The log of one run: train.log, metrics.jsonl and tensorboard/ in its directory.
 
-    A resumed run goes on from `step`, by which it had written `lines` lines of metrics.jsonl; later
-    ones are dropped. With the config `tracked` its numbers go to the trackers that it chooses.
+    A resumed run goes on from `step`, by which it had written `lines` lines of metrics.jsonl. With
+    the config `tracked` its numbers go to the trackers that it chooses.
     """
 
     def __init__(
@@ -110,10 +110,7 @@ class RunLog:
         return partial(tqdm, desc="evaluate", leave=False, disable=hidden)
 
     def status(self, position: str, text: str) -> None:
-        """Show the state of the loop beside the progress bar, or without one as a line of its own.
-
-        The bar shows the position, epoch and step, by itself.
-        """
+        """Show the state of the loop beside the progress bar, or without one as a line."""
         if self._bar is not None and not self._bar.disable:
             self._bar.set_postfix_str(text)
         elif self.main:
@@ -146,8 +143,7 @@ class TextFile(logging.Handler):
 class Meter:
     """Mean loss, speed and waiting time since the last report.
 
-    `loss` and `steps` are those between the last report and an interruption; they do not count for
-    the speed.
+    `loss` and `steps` are those before an interruption; they do not count for the speed.
     """
 
     def __init__(self, *, loss: float = 0.0, steps: int = 0) -> None:
@@ -202,10 +198,7 @@ def clock(seconds: float) -> str:
 
 
 def cut_back(path: Path, lines: int) -> int:
-    """Cut metrics.jsonl back to the lines that a run had written by a checkpoint.
-
-    Returns how many remain: if the file was damaged since, some are missing.
-    """
+    """Cut metrics.jsonl back to the lines of a checkpoint; return how many there are."""
     content = path.read_bytes() if path.exists() else b""
 
     # What follows the last newline was cut off while it was written.

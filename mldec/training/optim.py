@@ -47,9 +47,8 @@ def check_trainable(config: Config) -> None:
 
 
 def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
-    """Freeze what the settings name, before the optimiser and the moving average are built.
+    """Freeze what the settings name; return the batch norms to keep in evaluation mode.
 
-    Returns the batch norms to keep in evaluation mode, in which they use and keep their statistics.
     They compute the same as Query2Label's FrozenBatchNorm2d, with the names of batch norms.
     """
     parameters = dict(model.named_parameters())
@@ -189,8 +188,7 @@ def build_optimizer(
 def step_if(go: Tensor, optimizer: Optimizer) -> None:
     """Do a step if `go`, bool [] on the device of the parameters; else leave everything as it is.
 
-    The fused kernels know the condition, as GradScaler has it: they do nothing if it is 1, and the
-    host need not wait for the device. For other optimisers it waits.
+    The fused kernels know the condition, as GradScaler has it: the host need not wait for it.
     """
     if all(group.get("fused") for group in optimizer.param_groups):
         optimizer.grad_scale, optimizer.found_inf = None, (~go).float()  # type: ignore[attr-defined]

@@ -211,7 +211,7 @@ def test_init_takes_what_fits_and_says_so(medium: dict[str, Tensor], tmp_path: P
         (
             "head.",
             {},
-            "misses head.fc_weight: it is incomplete, or a start for training with init=",
+            "misses head.fc_weight: it is incomplete, or a start for training",
         ),
         (POOL, {}, "misses head.pool_weight"),
         ("body.layer4.2", {}, "a TResNet of blocks (3, 4, 11, 2)"),
