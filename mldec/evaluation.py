@@ -99,7 +99,7 @@ def open_for_evaluation(
         thresholds = None if args.threshold is None else [args.threshold]
         network, data = with_class_list(loaded, data, args)
     else:
-        loaded, data = asked_for(loaded, data, path)
+        loaded, data = with_same_classes(loaded, data, path)
         thresholds = chosen_thresholds(data, loaded, args) if calibrated else None
         network = scorer(loaded, data, path, calibrated=calibrated)
 
@@ -169,7 +169,9 @@ def check_size(data: DataModule, loaded: Loaded, args: argparse.Namespace) -> No
         )
 
 
-def asked_for(loaded: Loaded, data: DataModule, path: str | Path) -> tuple[Loaded, DataModule]:
+def with_same_classes(
+    loaded: Loaded, data: DataModule, path: str | Path
+) -> tuple[Loaded, DataModule]:
     """Give model and data the same classes, if the model takes any.
 
     The text encoder of the checkpoint makes word vectors that the data lacks.

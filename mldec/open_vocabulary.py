@@ -111,7 +111,7 @@ class BestName(nn.Module):
         return best.scatter_reduce(1, self.class_of_name.expand_as(logits), logits, "amax")
 
 
-class SomeClasses:
+class SelectedClasses:
     """A dataset with the targets of some columns of its classes, in their order."""
 
     def __init__(self, dataset: ImageDataset, columns: Sequence[int]) -> None:
@@ -179,7 +179,7 @@ def with_class_list(
     if not seen:
         log.warning("no class is seen: there is no seen_mAP and no harmonic_mAP")
 
-    split = Split(SomeClasses(data.val.dataset, columns), Classes(own_names))
+    split = Split(SelectedClasses(data.val.dataset, columns), Classes(own_names))
     own_evaluator = data.evaluator()
 
     def evaluator(classes: Classes) -> Evaluator:

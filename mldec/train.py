@@ -158,11 +158,11 @@ def _train(
 def _describe(trainer: "Trainer", wanted: Precision, resumed: Path | None) -> None:
     """Write the first lines of the log: what is run, on what, from which weights, and warnings."""
     from mldec.runtime import distributed
-    from mldec.training.trainer import few_per_batch_norm, opening, start_weights
+    from mldec.training.trainer import describe_run, few_per_batch_norm, start_weights
 
     config, commit = trainer.config, trainer.git or "none"
     log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
-    log.info(opening(trainer, wanted))
+    log.info(describe_run(trainer, wanted))
     log.info(start_weights(config, resumed))
 
     # They are about the run: once for all processes.

@@ -20,10 +20,10 @@ from mldec.evaluation import (
     Results,
     Scores,
     Subject,
-    asked_for,
     chosen_thresholds,
     open_for_evaluation,
     scorer,
+    with_same_classes,
 )
 from mldec.evaluation import report as report_dict
 from mldec.evaluators import Thresholded
@@ -79,7 +79,7 @@ def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
         # It is asked by word vectors of its own, whatever those of the first one are.
         split = replace(split, classes=replace(split.classes, queries=None, origin=None))
     data = replace(subject.data, load_val=lambda: split)
-    loaded, data = asked_for(loaded, data, path)
+    loaded, data = with_same_classes(loaded, data, path)
     if loaded.classes.exclusive != subject.loaded.classes.exclusive:
         raise ConfigError(
             f"--compare {path}: one of the models is for one label per image, the other for "

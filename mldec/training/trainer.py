@@ -500,7 +500,7 @@ def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: 
     return dataclasses.replace(best, falls=True)
 
 
-def opening(trainer: Trainer, wanted: Precision) -> str:
+def describe_run(trainer: Trainer, wanted: Precision) -> str:
     """Describe what is about to be trained, on which data, and where it starts."""
     config, learner = trainer.config, trainer.learner
     train, val = trainer.data.train, trainer.data.val
