@@ -1,4 +1,5 @@
-"""A small tree of each data set of image files, as its reader finds it."""
+"""A small tree of each data set of image files, as its reader finds it."""from mldec import build
+
 
 import json
 import pickle
@@ -13,14 +14,12 @@ import torch
 from readers import Reader, write_picture
 from scipy.io import savemat
 
-from mldec.data import readers
-
 
 def tree(name: str, folder: Path) -> Reader:
     """Write the tree of a reader, and return the reader with it."""
     write, section = TREES[name]
     write(folder / "data")
-    return Reader(getattr(readers, name), folder / "data", section)
+    return Reader(build.locate("data", f"mldec.data.readers.{name}"), folder / "data", section)
 
 
 def write_texts(root: Path, texts: Mapping[str, str]) -> None:
