@@ -1,5 +1,4 @@
-"""A small tree of each data set of image files, as its reader finds it."""from mldec import build
-
+"""A small tree of each data set of image files, as its reader finds it."""
 
 import json
 import pickle
@@ -13,6 +12,8 @@ import numpy as np
 import torch
 from readers import Reader, write_picture
 from scipy.io import savemat
+
+from mldec import build
 
 
 def tree(name: str, folder: Path) -> Reader:
