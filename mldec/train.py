@@ -53,12 +53,14 @@ def run(config: Config, directory: Path) -> None:
     from mldec.runtime.cli import to_console
     from mldec.runtime.facts import keep_freed_memory
     from mldec.runtime.signals import listening
-    from mldec.training.monitor import require_trackers
     from mldec.training.optim import check_trainable
 
     # 1. What is wrong with the settings is said before any file or device is touched.
     keep_freed_memory()
-    require_trackers(config.log)
+    if config.log.trackers:
+        from mldec.training.trackers import require_trackers
+
+        require_trackers(config.log)
     config = checkpoint.check_start(config)
     parts = build.complete(build.check(config))
     # The recorded config has all arguments of all parts, so that later defaults do not change it.

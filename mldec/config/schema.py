@@ -389,6 +389,11 @@ class Log:
     trackio: bool = False  # likewise to trackio
     project: str | None = None  # of both; null: mldec
 
+    @property
+    def trackers(self) -> list[str]:
+        """The packages that get the numbers too."""
+        return [name for name in ("wandb", "trackio") if getattr(self, name)]
+
     def __post_init__(self) -> None:
         require = partial(_require, self, within="log.")
         require("images classes", f"from 0 to {MAX_SHOWN}", lambda number: 0 <= number <= MAX_SHOWN)

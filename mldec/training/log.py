@@ -22,7 +22,7 @@ from mldec.files.results import replacing
 from mldec.files.run_folder import read_log, written_by_run
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
-from mldec.training.monitor import Details, TensorBoard, Tracker, start_trackers
+from mldec.training.monitor import Details, TensorBoard
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
@@ -42,7 +42,7 @@ class RunLog:
         self.started = time.monotonic()
         self._bar: tqdm[Any] | None = None
         self._jsonl = directory / "metrics.jsonl"
-        self._monitors: list[TensorBoard | Tracker] = []  # on the main process
+        self._monitors: list[Any] = []  # TensorBoard and trackers, on the main process
         self._handler: logging.Handler | None = None
         self.lines = distributed.on_main(partial(self._open, directory, step, lines, tracked))
 
@@ -60,7 +60,9 @@ class RunLog:
         log.addHandler(self._handler)
 
         self._monitors.append(TensorBoard(directory / "tensorboard", purge_step=step + 1))
-        if tracked is not None:
+        if tracked is not None and tracked.log.trackers:
+            from mldec.training.trackers import start_trackers
+
             self._monitors += start_trackers(tracked, directory)
         return cut_back(self._jsonl, lines)
 
