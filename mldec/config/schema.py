@@ -227,7 +227,8 @@ class Train:
         require("query_noise random_queries", "0 or more", lambda value: value >= 0)
         require(above_0, "above 0, or null", lambda value: value > 0)
         require("ema_decay", "between 0 and 1, or null", lambda value: 0 < value < 1)
-        require("workers", "from 0 to 1,024, or null", lambda value: 0 <= value <= MAX_WORKERS)
+        workers = f"from 0 to {MAX_WORKERS:,}, or null"
+        require("workers", workers, lambda value: 0 <= value <= MAX_WORKERS)
         require("stop_epoch", up_to_last, lambda epoch: 1 <= epoch <= self.epochs)
         require("ema_start_epoch", f"at most the last epoch ({last})", lambda epoch: epoch <= last)
 
