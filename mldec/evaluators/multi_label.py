@@ -122,10 +122,7 @@ class MultiLabelEvaluator:
     def metrics(
         self, per_class_ap: Mapping[str, Tensor], at_threshold: Counts, at_top_k: Counts
     ) -> dict[str, float]:
-        """Return the metrics of `compute` from their parts, which may be of weighted images.
-
-        The average precision per class, [K], is that of each of `INTERPOLATIONS`.
-        """
+        """Return the metrics of `compute` from their parts, which may be of weighted images."""
         return {
             "mAP": 100 * per_class_ap["none"].nan_to_num(0).mean().item(),
             "mAP_skip_empty": 100 * per_class_ap["none"].nanmean().item(),
