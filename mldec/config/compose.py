@@ -47,9 +47,8 @@ def experiments() -> list[str]:
 def prepare(words: list[str]) -> list[str]:
     """Check the words of a command line for misspellings and return them as Hydra takes them.
 
-    A part takes any argument of its class, whether its YAML lists it or not: `head.num_groups=20`
-    becomes `++head.num_groups=20`, and `build.check` compares it with the signature. Flags come
-    first, because Hydra's parser loses settings behind them.
+    `head.num_groups=20` becomes `++head.num_groups=20`, whether the YAML lists it or not. Flags
+    come first, because Hydra's parser loses settings behind them.
     """
     # These belong to tab completion, where `install=bash` is no setting.
     if any(word.startswith(COMPLETION) for word in words):
@@ -180,15 +179,14 @@ def check_option(part: str, name: str) -> None:
     if name in known:
         return
 
+    fault = f"{part}={name}: there is no such option{suggest(name, known)}"
     if part == "backbone":
         import timm  # slow, and needed for a message only
 
         # A likely mistake: any model of timm is chosen by backbone.name.
         if timm.is_model(name):
-            raise ConfigError(
-                f"backbone={name} is a model of timm: write backbone=timm backbone.name={name}"
-            )
-    raise ConfigError(f"{part}={name}: there is no such option{suggest(name, known)}")
+            fault = f"backbone={name} is a model of timm: write backbone=timm backbone.name={name}"
+    raise ConfigError(fault)
 
 
 def check_key(key: str) -> None:

@@ -65,9 +65,6 @@ class SingleLabelEvaluator:
         confidence (softmax of the prediction) puts each image into one of `bins` intervals of equal
         width, (low, high]; ECE is the mean over the images of |accuracy - mean confidence| of their
         interval. Classes without an image are left out of the mean accuracy.
-
-        Raises:
-            DataError: if no image has a label.
         """
         rows = torch.cat(distributed.gather(torch.cat(self.rows, dim=1)), dim=1)
         if not rows.shape[1]:

@@ -143,8 +143,8 @@ class ZeroShotEvaluator:
     ) -> dict[str, float]:
         """Return the metrics of `compute` from their parts, which may be of weighted images.
 
-        These are the average precision of all classes, [K], that of the classes of each kind of
-        metric, and the counts by kind and k, and by kind.
+        These are the average precision of all classes, [K], and that of each kind of metric, and
+        the counts by kind and k, and by kind.
         """
         values = {}
         for kind, precision in per_class_ap.items():
@@ -167,10 +167,7 @@ class ZeroShotEvaluator:
         return metrics
 
     def per_class(self) -> dict[str, list[float]]:
-        """Return AP in percent, 1 for an unseen class, and the positives, after `compute`.
-
-        With "all", AP_zsl is the AP of an unseen class over the images with an unseen label.
-        """
+        """Return AP in percent, 1 for an unseen class, and the positives, after `compute`."""
         return {name: column.tolist() for name, column in self._per_class.items()}
 
 

@@ -155,11 +155,9 @@ class PartialAsymmetricLoss(nn.Module):
 class PriorEstimate(nn.Module):
     """The mean probability of each class over the training images so far, on all processes.
 
-    It is part of the loss's `state_dict`, so that a resumed run continues the estimate.
-
-    Args:
-        forgetting: over the newer images only, at least half and at most three quarters of them:
-            what an untrained model predicts, near 0.5 for every class, must not count for ever.
+    It is part of the loss's `state_dict`. With `forgetting` it is over the newer images only, at
+    least half and at most three quarters of them: what an untrained model predicts, near 0.5 for
+    every class, must not count for ever.
     """
 
     def __init__(self, *, forgetting: bool = False) -> None:

@@ -116,8 +116,7 @@ def processes(device: torch.device) -> Iterator[None]:
 def wrap(model: nn.Module, *, static: bool) -> nn.Module:
     """Return the model itself, or under torchrun one that averages gradients over the processes.
 
-    Every parameter must get a gradient in every step. `static` says that every step does the same
-    operations, which lets the averaging overlap more of the backward pass.
+    `static` says that every step does the same operations, so that averaging overlaps more.
     """
     if not dist.is_initialized():
         return model
@@ -147,10 +146,7 @@ def copy_buffers(model: nn.Module) -> None:
 
 
 def no_sync(model: nn.Module, *, unless: bool) -> AbstractContextManager[None]:
-    """Return a context without averaging of gradients, for all but the last micro-batch of a step.
-
-    The model is one of `wrap`; `unless` averages nevertheless.
-    """
+    """Return a context in which a model of `wrap` does not average gradients, `unless` it must."""
     if unless or not isinstance(model, DistributedDataParallel):
         return nullcontext()
     return model.no_sync()
@@ -176,8 +172,7 @@ def broadcast(value: T) -> T:
 def on_main(job: Callable[[], T]) -> T:
     """Do a job on the main process only, and return its value on all processes.
 
-    A `UserError` or an `OSError` is raised on all of them, so that none waits for one that has
-    ended; the main process prints it for all.
+    A `UserError` or an `OSError` is raised on all of them; the main process prints it for all.
     """
     if not dist.is_initialized():
         return job()

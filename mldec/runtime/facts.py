@@ -30,9 +30,9 @@ def multiply_accumulates(
 ) -> float:
     """Count the multiply-accumulates per image in evaluation mode, without computing anything.
 
-    The GFLOPs of the paper are these: one product and one sum together count once, of convolutions,
-    linear layers and attention only; work that does not depend on the image counts in full. The
-    model may be on any device, including meta; `queries` is the shape [K, D_w] of its word vectors.
+    The GFLOPs of the paper are these: of convolutions, linear layers and attention only; work that
+    does not depend on the image counts in full. The model may be on any device, including meta;
+    `queries` is the shape [K, D_w] of its word vectors.
     """
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -131,8 +131,7 @@ def keep_freed_memory() -> bool:
     """Keep what torch frees for the tensors of the next step; tell whether it is so now.
 
     By default glibc returns large blocks to the system, which clears each page again when the next
-    step touches it: 2 to 18 percent of a training step on a CPU. The peak of memory stays as it is.
-    Settings of the user in the environment stay, and other C libraries have no such setting.
+    step touches it: 2 to 18 percent of a training step on a CPU. Settings of the user stay.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in os.environ for name in OF_THE_USER):
