@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 
 import huggingface_hub
 from filelock import FileLock
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
@@ -225,12 +225,11 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
         # The bars of uploads would fill a log; those of downloads do not.
         if not on_terminal():
             disable_progress_bars()
-        operations = [
-            CommitOperationAdd(path_in_repo=name, path_or_fileobj=folder / name)
-            for name in _UPLOADED
-        ]
-        commit = api.create_commit(
-            repository, operations, commit_message="Publish a checkpoint with mldec"
+        commit = api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            allow_patterns=list(_UPLOADED),
+            commit_message="Publish a checkpoint with mldec",
         )
     return str(commit.oid)
 

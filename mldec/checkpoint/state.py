@@ -151,19 +151,16 @@ class Checkpoint:
         """Parse the content of a file; a `CheckpointError` names `path` if it is none of ours."""
         with refusing(path):
             _check_format(state)
-            classes = _classes_of(state["classes"])
-            fingerprint, unseen = state.get("fingerprint"), state.get("unseen")
-
             values = {name: value for name, value in state.items() if name != "format"}
-            values |= {
-                "classes": classes,
-                "transform": EvalTransform(**state["transform"]),
-                "best": Best(**state["best"]),
-                "log": LogPosition(**state["log"]),
-                "fingerprint": None if fingerprint is None else Fingerprint(**fingerprint),
-                "calibration": _calibration_of(state.get("calibration"), classes),
-                "unseen": None if unseen is None else tuple(unseen),
-            }
+            values["classes"] = classes = _classes_of(state["classes"])
+            values["calibration"] = _calibration_of(state.get("calibration"), classes)
+
+            kinds = {"transform": EvalTransform, "best": Best, "log": LogPosition}
+            for name, kind in {**kinds, "fingerprint": Fingerprint}.items():
+                if values.get(name) is not None:
+                    values[name] = kind(**values[name])
+            if values.get("unseen") is not None:
+                values["unseen"] = tuple(values["unseen"])
             return cls(**values)
 
     def weights(self, name: str | None) -> tuple[dict[str, Tensor], str]:
