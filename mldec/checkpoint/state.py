@@ -155,7 +155,7 @@ class Checkpoint:
             values["classes"] = classes = _classes_of(state["classes"])
             values["calibration"] = _calibration_of(state.get("calibration"), classes)
 
-            kinds = {"transform": EvalTransform, "best": Best, "log": LogPosition}
+            kinds: dict[str, Any] = {"transform": EvalTransform, "best": Best, "log": LogPosition}
             for name, kind in {**kinds, "fingerprint": Fingerprint}.items():
                 if values.get(name) is not None:
                     values[name] = kind(**values[name])
