@@ -37,7 +37,7 @@ log = logging.getLogger("mldec")
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvaluationSetup:
     """A checkpoint, and the data that it is asked about."""
 
     path: str  # of the checkpoint, as the user names it
@@ -64,7 +64,7 @@ class Subject:
 
 def open_for_evaluation(
     loaded: Loaded, args: argparse.Namespace, *, calibrated: bool = True
-) -> Subject:
+) -> EvaluationSetup:
     """Choose the data that a checkpoint is asked about, its device and its thresholds.
 
     The command line has the options of a model and `settings`, perhaps `threshold` and
@@ -103,11 +103,11 @@ def open_for_evaluation(
         thresholds = chosen_thresholds(data, loaded, args) if calibrated else None
         network = scorer(loaded, data, path, calibrated=calibrated)
 
-    subject = Subject(path, loaded, config, data, network, device, thresholds, ranks_only)
+    setup = EvaluationSetup(path, loaded, config, data, network, device, thresholds, ranks_only)
     if thresholds is not None:
         # Those that the evaluator does not take are refused before the first image is scored.
-        subject.evaluator()
-    return subject
+        setup.evaluator()
+    return setup
 
 
 def chosen_data(loaded: Loaded, args: argparse.Namespace) -> tuple[Config, build.Parts]:
