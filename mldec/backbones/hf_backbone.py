@@ -82,6 +82,7 @@ class HFBackbone(Backbone):
         super().__init__(name, mean, std)
 
         self.network = self._create(config, drop_path)
+        self.norm = nn.Identity()
         self._num_prefix = sum(
             parameter.shape[1]
             for key, parameter in self.network.named_parameters()

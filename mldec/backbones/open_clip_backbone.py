@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import timm
-from torch import Tensor
+from torch import Tensor, nn
 
 from mldec.backbones.timm_backbone import Backbone
 from mldec.errors import ConfigError, brief
@@ -45,6 +45,7 @@ class OpenClipBackbone(Backbone):
     ) -> None:
         super().__init__(name, mean, std)
         self.num_features = embed_dim
+        self.norm = nn.Identity()
 
         # timm would also take the address of a repository or a folder, and read it.
         trunk = vision.get("timm_model_name")

@@ -44,7 +44,6 @@ class Backbone(nn.Module):
     def __init__(self, name: str, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self._name = name
-        self.norm = nn.Identity()
         self._norm_path: str | None = None
 
         # Buffers, because the normalisation belongs to the weights: a checkpoint must hold it.
@@ -94,9 +93,8 @@ class Backbone(nn.Module):
 
     def _set_norm(self, feature_norm: FeatureNorm, path: str | None) -> None:
         """Choose the norm of the tokens; `path` is that of the one behind the pooling, if any."""
-        if feature_norm == "new":
-            self.norm = nn.LayerNorm(self.num_features)
-        elif feature_norm != "none":
+        self.norm = nn.LayerNorm(self.num_features) if feature_norm == "new" else nn.Identity()
+        if feature_norm in ("auto", "pretrained"):
             self._norm_path = path
         if feature_norm == "pretrained" and path is None:
             raise self._refusal("feature_norm=pretrained", "has no norm behind its pooling")
