@@ -103,10 +103,9 @@ def refusing(
     except (error, MemoryError):
         raise
     except UserError as cause:
-        # A reader of another kind of file has named this one.
-        if str(cause).startswith(str(path)):
-            raise error(str(cause)) from cause
-        raise error(f"{path} cannot be used: {cause}") from cause
+        # A reader of another kind of file may have named this one.
+        is_named = str(cause).startswith(str(path))
+        raise error(str(cause) if is_named else f"{path} cannot be used: {cause}") from cause
     except Exception as cause:
         raise error(f"{path} cannot be used ({brief(cause)}); {remedy}") from cause
 

@@ -112,15 +112,9 @@ def check_drop_path(drop_path: float | None) -> None:
 
 def read_weights(path: str) -> dict[str, Any]:
     """Read a file of plain tensors."""
-    try:
-        state = load_state_dict(str(Path(path).expanduser()), weights_only=True)
-        # timm would treat an empty dictionary as none, and download weights.
-        assert state, "no tensors"
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        # The messages about a broken or hostile file are long and do not help a user.
-        raise ValueError("not a .safetensors or .pth file of plain tensors") from error
+    state = load_state_dict(str(Path(path).expanduser()), weights_only=True)
+    # timm would treat an empty dictionary as none, and download weights.
+    assert state, "no tensors"
     return dict(state)
 
 

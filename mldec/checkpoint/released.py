@@ -114,14 +114,9 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
         for key, value in container.items()
         if isinstance(value, Tensor)
     }
-    if not official:
-        raise DataError(
-            f"it holds no weights: not one tensor under {', '.join(CONTAINERS)} or at the top"
-        )
-
     rename = _renamer(official)
     if rename is None:
-        examples = ", ".join(sorted(official)[:3])
+        examples = ", ".join(sorted(official)[:3]) or "none"
         raise DataError(
             f"it is of no known network: its first tensors are {examples}; see MODEL_ZOO.md"
         )

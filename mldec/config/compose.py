@@ -71,14 +71,9 @@ def prepare(words: list[str]) -> list[str]:
         # Only a single name can be looked up: a sweep names several, and a folder of the user's own
         # may hold more.
         single_name = not own_folder and re.fullmatch(r"[\w.-]+", value) is not None
-        if bare == "experiment":
-            if key == bare:
-                raise ConfigError(f"write +experiment={value}, with a plus: it adds to the config")
-            if single_name and value not in experiments():
-                raise ConfigError(
-                    f"there is no experiment '{value}'{suggest(value, experiments())}"
-                )
-        elif bare in PARTS:
+        if key == "experiment":
+            raise ConfigError(f"write +experiment={value}, with a plus: it adds to the config")
+        if bare in ("experiment", *PARTS):
             if single_name:
                 check_option(bare, value)
         elif not bare.startswith("hydra") and not PART_KEY.match(bare):

@@ -91,9 +91,6 @@ class MultiLabelEvaluator:
     """
 
     def __init__(self, num_classes: int, *, threshold: float = 0.5, top_k: int = 3) -> None:
-        if top_k < 1:
-            raise ConfigError(f"top_k is {top_k}: it must be at least 1")
-
         self.logit_threshold: float | Tensor = logit_of(threshold)
         self.top_k = top_k
 

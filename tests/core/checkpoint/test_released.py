@@ -215,7 +215,7 @@ def test_init_takes_what_fits_and_says_so(medium: dict[str, Tensor], tmp_path: P
         ),
         (POOL, {}, "misses head.pool_weight"),
         ("body.layer4.2", {}, "a TResNet of blocks (3, 4, 11, 2)"),
-        ("", {}, "holds no weights"),
+        ("", {}, "is of no known network: its first tensors are none"),
         ("body.conv1", {}, "is of no known network"),
         (POOL, {POOL: torch.zeros(80)}, "not enough values to unpack"),
         (POOL, {POOL: torch.zeros(10**12, 0, 1)}, "it misses head.pool_bias"),
