@@ -1,6 +1,5 @@
 """Train, evaluate and use image classifiers with the ML-Decoder head (arXiv 2111.12933)."""
 
-import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -14,10 +13,6 @@ def lazily(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
     def load(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-
-        value = getattr(import_module(f"{package}.{module_of[name]}"), name)
-        # From now on the name is not that of the module, if the two are called alike.
-        setattr(sys.modules[package], name, value)
-        return value
+        return getattr(import_module(f"{package}.{module_of[name]}"), name)
 
     return load

@@ -292,8 +292,6 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
 
     try:
         located = getattr(importlib.import_module(module_name), name)
-        # A reader may have the name of its module.
-        located = getattr(located, name) if inspect.ismodule(located) else located
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{kind}._target_ '{target}' does not exist: {error}") from error
 

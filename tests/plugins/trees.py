@@ -13,14 +13,14 @@ import torch
 from readers import Reader, write_picture
 from scipy.io import savemat
 
-from mldec import build
+from mldec.data import readers
 
 
 def tree(name: str, folder: Path) -> Reader:
     """Write the tree of a reader, and return the reader with it."""
     write, section = TREES[name]
     write(folder / "data")
-    return Reader(build.locate("data", f"mldec.data.readers.{name}"), folder / "data", section)
+    return Reader(getattr(readers, name), folder / "data", section)
 
 
 def write_texts(root: Path, texts: Mapping[str, str]) -> None:

@@ -1,25 +1,22 @@
 """The readers: each makes a `Source` of the annotation files of one data set.
 
-The settings name them here, as `mldec.data.readers.coco`, and not in their modules.
+The settings name them here, as `mldec.data.readers.coco`, and not in their modules. Where a module
+and a reader share a name, the name in this package is the reader's.
 
 Every reader raises a `DataError` for a file under `root` that is missing or broken, most of them
 when a split is first used, see `Source.load`; and a `ValueError` for an argument out of its range.
 """
 
-from mldec import lazily
-
-# A run has one data set: it does not import the readers of the others.
-__getattr__ = lazily(
-    __name__,
-    {
-        **{name: name for name in ("coco", "csv_table", "folders", "imagenet", "openimages")},
-        **{name: name for name in ("shards", "vg500", "voc")},
-        **dict.fromkeys(("cars", "cifar100"), "cars_cifar"),
-        **dict.fromkeys(("nuswide81", "nuswide_official", "nuswide_zsl"), "nuswide"),
-        "coco_zsl": "coco",
-        "openimages_miil": "openimages",
-    },
-)
+from mldec.data.readers.cars_cifar import cars, cifar100
+from mldec.data.readers.coco import coco, coco_zsl
+from mldec.data.readers.csv_table import csv_table
+from mldec.data.readers.folders import folders
+from mldec.data.readers.imagenet import imagenet
+from mldec.data.readers.nuswide import nuswide81, nuswide_official, nuswide_zsl
+from mldec.data.readers.openimages import openimages, openimages_miil
+from mldec.data.readers.shards import shards
+from mldec.data.readers.vg500 import vg500
+from mldec.data.readers.voc import voc
 
 __all__ = [
     "cars",

@@ -12,7 +12,7 @@ import torch
 from clip_towers import clip_folder
 from support import made
 
-from mldec import build
+from mldec.data import readers
 from mldec.data.text_encoder import TextEncoder, read_templates
 from mldec.data.word_vectors import VectorSettings, nearest, read_vectors, word_vectors
 from mldec.errors import ConfigError, DataError
@@ -268,4 +268,4 @@ def test_prompts_of_a_file_have_no_effect(reader: str, tmp_path: Path) -> None:
     (tmp_path / "some file").touch()
     arguments = {"root": str(tmp_path), "vectors": "v.txt", "prompts": "clip80"}
     with pytest.raises(ConfigError, match=r"^data\.prompts 'clip80' has no effect on the vectors"):
-        made(build.locate("data", f"mldec.data.readers.{reader}"), **arguments)
+        made(getattr(readers, reader), **arguments)

@@ -12,7 +12,7 @@ import numpy as np
 from support import made
 
 from mldec.data.cache import TableCache
-from mldec.data.readers.openimages import openimages
+from mldec.data.readers import openimages
 from mldec.data.table import Table, from_statements
 
 IMAGES, CLASSES, STATEMENTS, WORKERS = 9_011_219, 9_605, 57_524_352, 8

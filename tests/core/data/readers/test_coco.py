@@ -15,7 +15,8 @@ from readers import Reader, names, targets, versions, write_picture
 from support import made
 from trees import CATEGORIES, COCO, coco_content, coco_file, tree
 
-from mldec.data.readers.coco import SEEN, UNSEEN, coco, coco_zsl
+from mldec.data.readers import coco, coco_zsl
+from mldec.data.readers.coco import SEEN, UNSEEN
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import fixed_sample
 from mldec.errors import DataError

@@ -12,7 +12,6 @@ from scipy.io import savemat
 from support import made
 from trees import STATEMENTS, TREES, coco_content, nuswide_csv, tree, voc_xml, write_annotations
 
-from mldec import build
 from mldec.config.compose import config_dir
 from mldec.data import readers
 from mldec.errors import ConfigError
@@ -209,9 +208,7 @@ def test_a_faulty_setting_is_named(
 def test_every_reader_passes_its_threshold_on(tmp_path: Path, reader: str) -> None:
     (tmp_path / "some file").touch()
     with pytest.raises(ConfigError, match=r"threshold.*1\.5"):
-        made(
-            build.locate("data", f"mldec.data.readers.{reader}"), root=str(tmp_path), threshold=1.5
-        )
+        made(getattr(readers, reader), root=str(tmp_path), threshold=1.5)
 
 
 def test_entities_of_xml_do_not_grow_and_no_other_file_is_read(tmp_path: Path) -> None:
@@ -250,4 +247,4 @@ def test_the_options_name_the_readers_in_their_package() -> None:
     named = {target for target in targets if "readers" in target}
     assert named == {f"mldec.data.readers.{name}" for name in readers.__all__}
     for name in readers.__all__:
-        assert build.locate("data", f"mldec.data.readers.{name}").__name__ == name  # no module
+        assert getattr(readers, name).__name__ == name  # and not the module of that name

@@ -13,7 +13,7 @@ from readers import Reader, names, targets
 from support import made
 from trees import NUSWIDE, UNSEEN, VECTORS, nuswide_csv, tree
 
-from mldec.data.readers.nuswide import nuswide81, nuswide_zsl
+from mldec.data.readers import nuswide81, nuswide_zsl
 from mldec.data.types import Split, fixed_sample
 from mldec.errors import DataError
 

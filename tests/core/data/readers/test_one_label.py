@@ -26,9 +26,9 @@ from trees import (
     write_cifar,
 )
 
+from mldec.data.readers import folders, imagenet
 from mldec.data.readers.cars_cifar import _parse as parse_cars
-from mldec.data.readers.folders import folders
-from mldec.data.readers.imagenet import imagenet, readable
+from mldec.data.readers.imagenet import readable
 from mldec.data.transforms import EvalTransform, read_image
 from mldec.data.types import fixed_sample
 from mldec.errors import DataError

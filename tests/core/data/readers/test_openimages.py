@@ -14,7 +14,8 @@ from trees import MIIL, OPENIMAGES, STATEMENTS, tree
 
 from mldec.build import check
 from mldec.config.compose import compose
-from mldec.data.readers.openimages import class_names, openimages_miil
+from mldec.data.readers import openimages_miil
+from mldec.data.readers.openimages import class_names
 from mldec.data.types import fixed_sample
 from mldec.errors import DataError
 from mldec.evaluators.partial import PartialLabelEvaluator

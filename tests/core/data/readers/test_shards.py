@@ -13,7 +13,8 @@ from readers import targets
 from support import made, one_line
 
 from mldec.data.randomness import SampleRandom
-from mldec.data.readers.shards import load_shards, shards
+from mldec.data.readers import shards
+from mldec.data.readers.shards import load_shards
 from mldec.data.types import fixed_sample
 from mldec.errors import DataError
 

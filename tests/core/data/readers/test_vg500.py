@@ -7,7 +7,7 @@ from readers import Reader, targets
 from support import made
 from trees import tree
 
-from mldec.data.readers.vg500 import vg500
+from mldec.data.readers import vg500
 from mldec.data.types import Split
 from mldec.errors import DataError
 from mldec.files.text import read_lines

@@ -11,7 +11,7 @@ from readers import Reader, names, targets
 from support import made
 from trees import VOC_SPLITS, tree, voc_xml, write_voc
 
-from mldec.data.readers.voc import voc
+from mldec.data.readers import voc
 from mldec.data.table import VOC as CLASSES
 from mldec.data.types import Split
 from mldec.errors import DataError
