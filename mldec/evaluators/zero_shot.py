@@ -47,6 +47,8 @@ class ZeroShotEvaluator:
     ) -> None:
         self.logit_threshold: float | Tensor = logit_of(threshold)
         self.unseen = torch.as_tensor(sorted(unseen), dtype=torch.int64)
+        if images not in IMAGES:
+            raise ConfigError(f"images {images!r} is not known: choose unseen or all")
         if images == "unseen" and not len(unseen):
             raise ConfigError("images is 'unseen', and no class is unseen: choose all")
 

@@ -210,7 +210,7 @@ BATCH_SIZE, BATCH_SIZE_GPU = 16, 64  # images at a time by default
 DRAFT = 2
 
 
-class Predictor:
+class Answering:
     """The way from the items of an input to their rows."""
 
     def __init__(

@@ -20,7 +20,7 @@ from mldec.files.results import STANDARD_OUTPUT, check_folder, check_targets, is
 from mldec.files.run_lock import RunLock
 from mldec.files.torch_files import sha256_of
 from mldec.open_vocabulary import queries_for
-from mldec.predict.answers import Content, Pictures, Predictor, Row, Rule, chosen_rule, counted
+from mldec.predict.answers import Answering, Content, Pictures, Row, Rule, chosen_rule, counted
 from mldec.predict.engine import (
     Engine,
     ExportedEngine,
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     if args.pictures is not None:
         assert isinstance(engine, TorchEngine)
         pictures = Pictures(engine.loaded, Path(args.pictures), Typeface(args.font))
-    predictor = Predictor(
+    answering = Answering(
         engine,
         rule,
         device,
@@ -153,12 +153,12 @@ def run(args: argparse.Namespace) -> int:
     )
 
     if is_streamed(args):
-        status = to_streams(args, inputs, predictor, rule, formats)
+        status = to_streams(args, inputs, answering, rule, formats)
     else:
         files = {Path(getattr(args, option)): formats[option] for option in formats}
         made_with = facts(args, engine, rule)
         with distributed.processes(device):
-            status = to_files(args, inputs, predictor, files, made_with)
+            status = to_files(args, inputs, answering, files, made_with)
 
     # Said once, where several processes have written.
     is_main = os.environ.get("RANK", "0") == "0"
@@ -272,7 +272,7 @@ def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any
 def to_streams(
     args: argparse.Namespace,
     inputs: Inputs,
-    predictor: Predictor,
+    answering: Answering,
     rule: Rule,
     formats: dict[str, Format],
 ) -> int:
@@ -289,7 +289,7 @@ def to_streams(
             assert isinstance(text, Text)
             streams.append(stack.enter_context(Stream(getattr(args, option), text)))
 
-        for row in predictor.rows(iter(inputs), stop):
+        for row in answering.rows(iter(inputs), stop):
             if row.error is not None:
                 status = 1
                 complain(row.error)
@@ -303,7 +303,7 @@ def to_streams(
 def to_files(
     args: argparse.Namespace,
     inputs: Inputs,
-    predictor: Predictor,
+    answering: Answering,
     files: dict[Path, Format],
     made_with: dict[str, Any],
 ) -> int:
@@ -330,7 +330,7 @@ def to_files(
         then = "; the same command goes on"
         to_count = inputs if inputs.repeatable and distributed.is_main() else None
         with Progress(str(parts.first), to_count) as progress:
-            for row in predictor.rows(division.to_do(), stop, then=then):
+            for row in answering.rows(division.to_do(), stop, then=then):
                 if row.error is not None:
                     complain(row.error)
                 division.add(row)

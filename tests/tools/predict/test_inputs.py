@@ -21,7 +21,7 @@ from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError, Stopped
 from mldec.predict import answers as answers_module
 from mldec.predict import inputs as inputs_module
-from mldec.predict.answers import Predictor, Rule
+from mldec.predict.answers import Answering, Rule
 from mldec.predict.engine import Answers
 from mldec.predict.inputs import Decoder, Inputs, Item, decoded, read_item
 from mldec.runtime.signals import NothingCame, StopRequest
@@ -247,15 +247,15 @@ class MeanColours:
         return Answers(scores, 2 * scores if features else None)
 
 
-def predictor(**options: Any) -> Predictor:
+def answering(**options: Any) -> Answering:
     rule = Rule(classes=MeanColours.classes)
-    return Predictor(MeanColours(), rule, torch.device("cpu"), workers=0, **options)
+    return Answering(MeanColours(), rule, torch.device("cpu"), workers=0, **options)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 20])
 def test_each_image_has_its_scores_or_its_error(tmp_path: Path, batch_size: int) -> None:
     items = items_of(tmp_path, 9)
-    made = predictor(batch_size=batch_size, features=True)
+    made = answering(batch_size=batch_size, features=True)
     rows = list(made.rows(iter(items), StopRequest()))
     assert [row.image for row in rows] == [item.name for item in items]
     for number, row in enumerate(rows):
@@ -276,7 +276,7 @@ def test_a_request_to_stop_is_seen_between_batches(
 ) -> None:
     photos = items_of(tmp_path, 5)
     stop = StopRequest()
-    rows = predictor(batch_size=2).rows(iter(photos), stop, then="; and then?")
+    rows = answering(batch_size=2).rows(iter(photos), stop, then="; and then?")
     answered = [next(rows)]
     stop.signal = signal.SIGTERM
     with pytest.raises(Stopped, match=r"^stopped by SIGTERM after 2 images; and then\?$") as error:
@@ -286,7 +286,7 @@ def test_a_request_to_stop_is_seen_between_batches(
 
     # After the last batch it stops nothing.
     stop = StopRequest()
-    rows = predictor(batch_size=10).rows(iter(photos), stop)
+    rows = answering(batch_size=10).rows(iter(photos), stop)
     next(rows)
     stop.signal = signal.SIGTERM
     assert len(list(rows)) == 4
@@ -300,5 +300,5 @@ def test_a_request_to_stop_is_seen_between_batches(
     stop = StopRequest()
     monkeypatch.setattr(answers_module, "decoded", hanging)
     with pytest.raises(Stopped, match=r"^stopped by SIGINT after 0 images$") as error:
-        list(predictor().rows(iter(photos), stop))
+        list(answering().rows(iter(photos), stop))
     assert error.value.status == 130
