@@ -104,10 +104,10 @@ def test_without_a_network_the_cache_serves(
     assert local(f"hf:{NAME}") == path
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     assert local(f"hf:{NAME}") == path
-    refused("me/other", "(ConnectError", "check the network")
+    refused("me/other", "check the network")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert local(f"hf:{NAME}") == path
-    refused("me/other", "(OfflineModeIsEnabled")
+    refused("me/other", "check the network")
 
 
 def test_what_the_hub_refuses_is_one_line(
