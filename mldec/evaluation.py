@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,10 +24,9 @@ from mldec.config.schema import Config
 from mldec.data.fingerprint import fingerprint
 from mldec.data.loader import Batch, eval_loader, unwrap
 from mldec.data.randomness import SampleRandom
-from mldec.data.table import check_names
+from mldec.data.table import check_names, listed
 from mldec.data.tasks import warn_of_twins
 from mldec.data.types import Classes, DataModule, ImageDataset, Split
-from mldec.data.word_vectors import ClassList, lacking, listed, made_alike, read_class_list
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.evaluators import Evaluator, Thresholded
 from mldec.evaluators.single_label import SingleLabelEvaluator
@@ -37,6 +36,9 @@ from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
 from mldec.runtime.devices import Precision, autocast, memory_format
 from mldec.runtime.facts import explain_out_of_memory
+
+if TYPE_CHECKING:
+    from mldec.data.word_vectors import ClassList
 
 log = logging.getLogger("mldec")
 
@@ -190,6 +192,8 @@ def asked_for(loaded: Loaded, data: DataModule, path: str | Path) -> tuple[Loade
         return loaded, data
 
     if classes.queries is None:
+        from mldec.data.word_vectors import made_alike
+
         remedy = "put its weights there again"
         made = made_alike(classes.names, trained.origin, where=str(path), remedy=remedy)
         classes = replace(classes, queries=made.queries, origin=made.origin)
@@ -563,6 +567,8 @@ def with_class_list(
             "classes are those of several; leave it out"
         )
 
+    from mldec.data.word_vectors import read_class_list
+
     class_list = read_class_list(Path(args.class_list))
     columns = class_list.columns(classes.names)
     queries = _queries(class_list, args.vectors, loaded.classes, classes, path)
@@ -623,7 +629,7 @@ def _trained_names(loaded: Loaded, args: argparse.Namespace) -> set[str]:
 
 
 def _queries(
-    class_list: ClassList, vectors: str | None, trained: Classes, data: Classes, path: str
+    class_list: "ClassList", vectors: str | None, trained: Classes, data: Classes, path: str
 ) -> Tensor:
     """Return the word vectors of all names, [N, D_w], of the kind of the training.
 
@@ -643,8 +649,8 @@ def _queries(
 
     if missing:
         raise DataError(
-            f"{class_list.path}: in the checkpoint and the data, "
-            f"{lacking(missing, len(class_list.names))}; "
+            f"{class_list.path}: in the checkpoint and the data, {len(missing):,} of "
+            f"{len(class_list.names):,} names have no vector: {listed(missing)}; "
             f"pass --vectors, the word vectors of the training, {_SEE}"
         )
     queries = torch.stack([vector_of[name] for name in class_list.names])

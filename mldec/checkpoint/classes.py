@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from mldec.data.table import names_fault
-from mldec.data.text_encoder import DEFAULT, PREFIX
-from mldec.data.types import Classes, VectorOrigin
-from mldec.data.word_vectors import WordVectors, made_alike, word_vectors
+from mldec.data.types import PREFIX, PROMPT, Classes, VectorOrigin, WordVectors
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.files.text import read_text
 
@@ -147,6 +145,8 @@ def _with_known(trained: Classes, current: Classes, path: str | Path) -> Classes
     if current.origin is not None and current.origin.sha256 == origin.sha256:
         return trained
 
+    from mldec.data.word_vectors import made_alike
+
     remedy = "put its weights there again"
     names = current.names[:_COMPARED]
     # A comparison is not a reason to write the names of classes to this machine.
@@ -207,6 +207,8 @@ def queries_for(
         option: that asked for these classes, for messages.
         keep: see `word_vectors`.
     """
+    from mldec.data.word_vectors import word_vectors
+
     origin = None if trained is None else trained.origin
     if vectors is None:
         made = _as_before(names, origin, option, keep=keep)
@@ -214,7 +216,7 @@ def queries_for(
         # A few classes of the training, whose vectors are known, are made too.
         known = () if trained is None else trained.names
         others = [name for name in known if name not in names][:_COMPARED]
-        templates = origin.templates if origin is not None and origin.is_encoder else (DEFAULT,)
+        templates = origin.templates if origin is not None and origin.is_encoder else (PROMPT,)
         made = word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
 
     if trained is not None:
@@ -247,6 +249,9 @@ def _as_before(
             f"{option}: the checkpoint was trained with the word vectors of {origin.described()}; "
             f"pass this file with --vectors FILE"
         )
+
+    # Few checkpoints need a text encoder.
+    from mldec.data.word_vectors import made_alike
 
     remedy = f"pass its weights with --vectors {PREFIX}MODEL:FILE"
     made = made_alike(names, origin, where=option, remedy=remedy, keep=keep)

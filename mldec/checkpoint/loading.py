@@ -16,16 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from mldec import build
-from mldec.checkpoint import clip, published, released
+from mldec.checkpoint import published, released
 from mldec.checkpoint.classes import check_count, read_class_names
 from mldec.checkpoint.sources import local
 from mldec.checkpoint.state import Calibration, Checkpoint
 from mldec.config.compose import parse, to_dict
 from mldec.config.schema import PARTS, Config
 from mldec.data.fingerprint import Fingerprint
-from mldec.data.text_encoder import PREFIX
 from mldec.data.transforms import EvalTransform
-from mldec.data.types import Classes
+from mldec.data.types import PREFIX, Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, refusing
 from mldec.files.torch_files import SUFFIX, read_torch, versions
 from mldec.model import Classifier
@@ -122,6 +121,8 @@ def load_model(
                 raise ConfigError(
                     f"--class-names has no effect: {path} has no classes of its own; leave it out"
                 )
+            from mldec.checkpoint import clip
+
             file, checkpoint = clip.convert(str(path))
         else:
             file = local(path)

@@ -24,7 +24,7 @@ from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from mldec.checkpoint import published
 from mldec.config.schema import Config
 from mldec.data.cache import cache_folder
-from mldec.data.text_encoder import PREFIX
+from mldec.data.types import PREFIX
 from mldec.errors import (
     CheckpointError,
     ConfigError,

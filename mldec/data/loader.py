@@ -5,7 +5,7 @@ import multiprocessing.util
 import os
 import signal
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,14 +15,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from mldec.config.schema import Mix
-from mldec.data.digits import Scenes
-from mldec.data.mixing import Mixing
 from mldec.data.randomness import SampleRandom, sample_seed, seeded
 from mldec.data.table import Labels, from_dense
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, draw, epoch_length
 from mldec.errors import ConfigError, DataError, brief
 
 Loaded = TypeVar("Loaded")  # what a loader yields
+Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # of images and targets, see `Mixing`
 
 # What to do about loader processes that died or cannot hand over what they loaded.
 ADVICE = (
@@ -241,6 +240,8 @@ def train_loader(
     """
     mixing = None
     if mix and (mix.on or mix.soft):
+        from mldec.data.mixing import Mixing
+
         mixing = Mixing(mix, data.train.classes)
 
     return _loader(data, data.train, batches, batches.seed, workers, pin, mixing)
@@ -273,7 +274,7 @@ def collate(
     samples: Sequence[Sample | DataError],
     *,
     skip: bool = False,
-    mixing: Mixing | None = None,
+    mixing: Mixer | None = None,
     seed: int = 0,
 ) -> Batch | DataError:
     """Stack samples into a batch; an error stands in place of each image that cannot be read.
@@ -327,7 +328,7 @@ def _loader(
     seed: int,
     workers: int,
     pin: bool,
-    mixing: Mixing | None = None,
+    mixing: Mixer | None = None,
 ) -> DataLoader[Batch]:
     """Return a loader of the batches of a split with these keys."""
     workers = workers if data.loads_slowly else 0
@@ -353,6 +354,9 @@ def labels_of(split: Split, seed: int = 0) -> Labels:
     dataset = split.dataset
     if isinstance(dataset, StoredImages):
         return dataset.labels
+
+    # Only a data set that is drawn has no table.
+    from mldec.data.digits import Scenes
 
     rng = SampleRandom(sample_seed(seed))
     # The labels of a scene are known before it is painted, which takes longer.

@@ -81,6 +81,12 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """Return up to `most` names and the number of the others, for a message."""
+    text = ", ".join(names[:most])
+    return text if len(names) <= most else f"{text} and {len(names) - most:,} more"
+
+
 def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[str, ...] | None:
     """Return the class names of the setting `data.classes`; None if it is not set.
 

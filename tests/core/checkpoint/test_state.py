@@ -105,7 +105,7 @@ def test_a_part_that_is_missing_or_of_another_type_is_named(
         ("classes", {}, "KeyError: 'names'"),
         ("classes/names", ["a", "a", "b"], "the classes 0 and 1 are both called 'a'"),
         ("classes/queries", torch.zeros(2, 5), "2 word vectors for 3 classes"),
-        ("classes/origin", {**asdict(ORIGIN), "sha256": "x"}, "its sha256 is none"),
+        ("classes/origin", {"source": "glove.txt"}, "KeyError: 'templates'"),
         ("transform/image_size", -1, "image_size"),
         ("unseen", ["zebra"], "'unseen' has a name that is not of its classes"),
         ("calibration", {**asdict(CALIBRATION), "thresholds": (0.1, 0.2)}, "number of classes"),

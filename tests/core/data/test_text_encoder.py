@@ -16,9 +16,10 @@ from safetensors.torch import load_file
 
 from mldec.data.text_encoder import (
     BATCH_SIZE,
+    ClipModel,
     ClipSource,
-    TextEncoder,
     encode_names,
+    open_encoder,
     open_model,
     read_templates,
 )
@@ -212,7 +213,7 @@ def test_a_tag_says_the_activation_and_the_normalisation(
 @pytest.mark.parametrize("folder", [clip_folder, siglip_folder])
 def test_vectors_are_those_of_open_clip(folder: Folder, tmp_path: Path) -> None:
     path = folder(tmp_path / "model")
-    encoder = TextEncoder.open(f"clip:{path}")
+    encoder = open_encoder(f"clip:{path}")
     # More than one batch, and a text that is longer than the context.
     texts = [f"thing {number}" for number in range(BATCH_SIZE + 3)] + ["zebra " * 50]
     model = open_clip.create_model(f"local-dir:{path}").eval()
@@ -223,7 +224,7 @@ def test_vectors_are_those_of_open_clip(folder: Folder, tmp_path: Path) -> None:
     torch.testing.assert_close(vectors, wanted, atol=1e-6, rtol=1e-5)
     assert not vectors.requires_grad
     assert len({tuple(row) for row in vectors.tolist()}) == len(texts)
-    assert not hasattr(encoder._model, "visual")
+    assert not hasattr(encoder.model, "visual")
     assert encoder.source.folder == path
     if folder is siglip_folder:
         return
@@ -242,13 +243,13 @@ def test_vectors_are_those_of_open_clip(folder: Folder, tmp_path: Path) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Record the names that are encoded."""
     names_of_calls: list[list[str]] = []
-    encode = TextEncoder.encode_names
+    encode = ClipModel.encode_names
 
-    def recorded(self: TextEncoder, names: Any, templates: Any) -> torch.Tensor:
+    def recorded(self: ClipModel, names: Any, templates: Any) -> torch.Tensor:
         names_of_calls.append(list(names))
         return encode(self, names, templates)
 
-    monkeypatch.setattr(TextEncoder, "encode_names", recorded)
+    monkeypatch.setattr(ClipModel, "encode_names", recorded)
     return names_of_calls
 
 
@@ -264,7 +265,7 @@ def test_a_name_is_encoded_once(
     assert asked == [["ox", "cat"], ["dog"], ["ox"]]
     assert torch.equal(second[1], first[0])
     assert not torch.allclose(other[0], first[0])
-    encoder = TextEncoder.open(source)
+    encoder = open_encoder(source)
     torch.testing.assert_close(second, encoder.encode_names(["dog", "ox"], TEMPLATES))
     assert hash_of_weights == encoder.sha256
 
