@@ -58,13 +58,12 @@ def read_image(
         path: of the file; with `content` only a name for messages.
         content: bytes of the file, if they come from elsewhere, such as a tar shard.
         draft: let the decoder shrink a JPEG file by 2, 4 or 8 as long as both sides keep this many
-            pixels, which is faster and changes the pixels a little; None decodes all of them.
+            pixels, which is faster and changes the pixels a little.
         max_pixels: width times height at most, seen before the image is decoded; None for the
             limit of Pillow.
 
     Raises:
-        DataError: if the file is missing, empty, truncated, too large or no image; the message has
-            path, problem and advice.
+        DataError: if the file is missing, empty, truncated, too large or no image.
     """
     if content is None:
         content = read_content(path)
@@ -130,13 +129,11 @@ def open_image(
     "torchcodec" decodes JPEG files of colour or grey pixels into uint8 [3, H, W], unless they are
     to be shrunk (`draft`), and leaves all other files to Pillow.
     """
-    if content is None:
-        content = read_content(path)
+    content = read_content(path) if content is None else content
+    pixels = None
     if decoder == "torchcodec" and draft is None:
         pixels = _by_torchcodec(content)
-        if pixels is not None:
-            return pixels
-    return read_image(path, content, draft=draft)
+    return read_image(path, content, draft=draft) if pixels is None else pixels
 
 
 def load_image(
@@ -147,11 +144,7 @@ def load_image(
     draft: int | None = None,
     decoder: str = "pillow",
 ) -> Tensor:
-    """Read an image file and apply a transform: uint8 [3, S, S].
-
-    For the arguments see `read_image` and `open_image`. A `DataError` of the transform gets the
-    path and advice too.
-    """
+    """Read an image file, see `open_image`, and apply a transform: uint8 [3, S, S]."""
     image = open_image(path, content, draft=draft, decoder=decoder)
     try:
         return transform(image)
@@ -172,8 +165,7 @@ def _by_torchcodec(content: bytes) -> Tensor | None:
     """Decode a JPEG file of colour or grey pixels, upright, uint8 [3, H, W]; None for any other."""
     from torchcodec.decoders import decode_jpeg
 
-    # Pillow knows the kind and the size of an image before it decodes it. Of a damaged file it
-    # also knows what is wrong.
+    # Pillow knows the kind of an image before it decodes it, and what is wrong with a damaged one.
     try:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
             if image.mode not in ("RGB", "L"):

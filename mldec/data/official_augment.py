@@ -11,11 +11,6 @@ from PIL import Image, ImageEnhance, ImageOps
 # Rows of pixels that are computed at once: enough to be fast, few enough for the processor's cache.
 ROWS = 32
 
-# Weight of a pixel and sum of all weights in Pillow's ImageFilter.SMOOTH; its eight neighbours have
-# a weight of 1.
-CENTRE = 5
-WEIGHTS = 13
-
 # Columns read beyond the two ends of a row: bicubic interpolation needs two neighbours.
 MARGIN = 2
 
@@ -38,35 +33,6 @@ def shear_y(image: Image.Image, slope: float, fill: int) -> Image.Image:
     """Give pixel (x, y) the colour at (x, y + slope x); see `shear_x`."""
     turned = image.transpose(Image.Transpose.TRANSPOSE)
     return shear_x(turned, slope, fill).transpose(Image.Transpose.TRANSPOSE)
-
-
-def smoothed(image: Image.Image) -> Image.Image:
-    """Return the RGB image after Pillow's ImageFilter.SMOOTH, which leaves its border as it is."""
-    values = np.asarray(image)
-    height, width, _ = values.shape
-    result = np.array(values)
-    if height < 3 or width < 3:
-        return Image.fromarray(result)
-
-    # As lines of 3 W numbers, the neighbours of a number are three away.
-    lines, smooth_lines = values.reshape(height, -1), result.reshape(height, -1)
-    for top in range(1, height - 1, ROWS):
-        bottom = min(top + ROWS, height - 1)
-        block = lines[top - 1 : bottom + 1].astype(np.uint16)
-
-        columns = block[:-2] + block[1:-1]
-        columns += block[2:]
-        total = columns[:, :-6] + columns[:, 3:-3]
-        total += columns[:, 6:]
-        total += (CENTRE - 1) * block[1:-1, 3:-3]
-
-        # Rounded half up. No multiple of 1/13 is near a half, so that single precision is exact.
-        mean = total.astype(np.float32)
-        mean += WEIGHTS / 2
-        mean *= np.float32(1 / WEIGHTS)
-        smooth_lines[top:bottom, 3:-3] = mean
-
-    return Image.fromarray(result)
 
 
 def _sheared(channels: np.ndarray, slope: float, fill: int) -> np.ndarray:
@@ -153,8 +119,8 @@ Operation = Callable[[Image.Image, float, Random], Image.Image]
 def cutout(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
     """Cover one rectangle of an RGB image with a random colour and return the image itself.
 
-    The centre is uniform over the image, and the part beyond the border is cut off. The rectangle
-    measures `fraction` of each side, in (0, 1], rounded to an odd number of pixels: 225 of 448.
+    The centre is uniform over the image. The rectangle measures `fraction` of each side, in (0, 1],
+    rounded to an odd number of pixels: 225 of 448.
 
     Source: official helper_functions.py, CutoutPIL.
     """
@@ -202,9 +168,8 @@ def _rotate(image: Image.Image, degrees: float, rng: Random) -> Image.Image:
 
 
 def _small_cutout(image: Image.Image, pixels: float, rng: Random) -> Image.Image:
-    # The side is in pixels whatever the size of the image, as in the package: at 448 pixels such a
-    # cutout hides almost nothing. It is rounded down to an even number, and the last corner is not
-    # part of it.
+    # In pixels whatever the size of the image, as in the package: at 448 pixels such a cutout hides
+    # almost nothing. The side is rounded down to an even number.
     x, y = rng.randrange(image.width), rng.randrange(image.height)
     half = int(pixels) // 2
 
@@ -216,11 +181,6 @@ def _small_cutout(image: Image.Image, pixels: float, rng: Random) -> Image.Image
 def _enhance(image: Image.Image, strength: float, rng: Random, *, kind: type[Any]) -> Image.Image:
     # `kind` is one of Pillow's enhancements.
     return kind(image).enhance(1 + strength * _sign(rng))
-
-
-def _sharpness(image: Image.Image, strength: float, rng: Random) -> Image.Image:
-    # Pillow's ImageEnhance.Sharpness.
-    return Image.blend(smoothed(image), image, 1 + strength * _sign(rng))
 
 
 def _posterize(image: Image.Image, bits: float, rng: Random) -> Image.Image:
@@ -258,7 +218,7 @@ OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
     "color": (partial(_enhance, kind=ImageEnhance.Color), _levels(0, 0.9)),
     "contrast": (partial(_enhance, kind=ImageEnhance.Contrast), _levels(0, 0.9)),
     "brightness": (partial(_enhance, kind=ImageEnhance.Brightness), _levels(0, 0.9)),
-    "sharpness": (_sharpness, _levels(0, 0.9)),
+    "sharpness": (partial(_enhance, kind=ImageEnhance.Sharpness), _levels(0, 0.9)),
     "posterize": (_posterize, _levels(8, 4, whole=True)),  # bits kept of each channel
     "solarize": (_solarize, _levels(256, 0)),  # values from here on are inverted
     "cutout": (_small_cutout, _levels(0, 20, whole=True)),  # pixels

@@ -185,7 +185,7 @@ def test_every_reader_needs_its_folder_and_its_images(tmp_path: Path, reader: st
         (
             "nuswide_zsl",
             {"val_images": "some"},
-            "data.val_images: 'some' is not one of unseen, all",
+            "data.val_images: 'some' is not one of unseen",
         ),
         ("openimages", {"val": "val"}, "data.val is 'val': it must be one of train, validation,"),
         ("openimages", {"prefix": -1}, "data.prefix is -1: it must be 0"),
