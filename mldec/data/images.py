@@ -2,7 +2,6 @@
 
 import importlib.util
 import io
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,6 @@ from mldec.files.text import open_binary
 # The formats of data sets. Pillow reads some forty, and for one of them, EPS, it starts another
 # program.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-
-MAX_FILE = 2**30  # size of an image file in bytes
 
 DECODERS = ("pillow", "torchcodec")
 
@@ -99,11 +96,10 @@ def read_image(
 
 
 def read_content(path: str | Path) -> bytes:
-    """Return the bytes of an image file of at most `MAX_FILE`; see `read_image`."""
+    """Return the bytes of an image file; see `read_image`."""
     try:
         with open_binary(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            content = file.read() if size <= MAX_FILE else b""
+            return file.read()
     except OSError as error:
         fault = f"it cannot be read ({error.strerror})"
         if isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -111,10 +107,6 @@ def read_content(path: str | Path) -> bytes:
         elif isinstance(error, IsADirectoryError):
             fault = "a folder, not an image"
         raise DataError(f"{path}: {fault}; {_FIX}") from error
-
-    if size > MAX_FILE:
-        raise DataError(f"{path}: more than {MAX_FILE:,} bytes are no image; {_FIX}")
-    return content
 
 
 def open_image(

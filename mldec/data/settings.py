@@ -118,21 +118,11 @@ class VectorSettings:
             encoder of open_clip, see `ClipSource.parse`. None: the classes have no word vectors.
         prompts: of a text encoder, see `read_templates`.
         cache_dir: folder for the vectors of names by a text encoder; see `FileSettings`.
-
-    Raises:
-        ConfigError: if prompts are given without a text encoder.
     """
 
     vectors: str | None = "wordvec_array.pth"
     prompts: str = PROMPT
     cache_dir: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.prompts != PROMPT and not (self.vectors or "").startswith(PREFIX):
-            raise ConfigError(
-                f"data.prompts {self.prompts!r} has no effect on the vectors of a file "
-                f"(data.vectors {self.vectors!r}); leave it out, or choose a text encoder"
-            )
 
     def of_classes(self, folder: Path, names: Sequence[str], order: Sequence[str]) -> WordVectors:
         """Return the word vectors of the classes of a data set in a folder.

@@ -20,8 +20,6 @@ from mldec.files.text import read_lines
 
 log = logging.getLogger("mldec")
 
-MAX_NAME = 1_000  # characters
-
 # These characters would control the terminal that prints a name, break its line or not be valid
 # UTF-8: control characters (C0, DEL, C1), line and paragraph separators, surrogates.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -35,8 +33,6 @@ def name_fault(name: object) -> str | None:
         return "is empty"
     if control := _CONTROL.search(name):
         return f"has the control character U+{ord(control[0]):04X}"
-    if len(name) > MAX_NAME:
-        return f"has {len(name):,} characters, more than {MAX_NAME:,}"
     return None
 
 
@@ -94,8 +90,6 @@ def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[
         path = root / Path(classes).expanduser()
         return check_names(read_lines(path, see), path, see)
 
-    if not classes:
-        raise DataError(f"data.classes: it has no name; {see}")
     return check_names(map(str.strip, classes), "data.classes", see)
 
 
@@ -386,8 +380,7 @@ class TableBuilder:
     Args:
         see: pointer to the documentation, for messages, such as "see DATASETS.md, section MS-COCO".
         classes: the class names in their order; None: the names in the labels, sorted.
-        default: value of the classes that an image has no label for: 0 (absent) or -1 (not
-            annotated).
+        default: value of the classes that an image has no label for, 0 or -1.
     """
 
     def __init__(self, see: str, *, classes: Sequence[str] | None = None, default: int = 0) -> None:
@@ -443,12 +436,10 @@ class TableBuilder:
         # Without a list of classes every name is one, and gets the next index.
         if self.classes is None:
             return self._columns.setdefault(str(label), len(self._columns))
-
+        if label in self._columns:
+            return self._columns[str(label)]
         if isinstance(label, str):
-            if label not in self._columns:
-                raise unknown_class(label, self.classes, where, self.see)
-            return self._columns[label]
-
+            raise unknown_class(label, self.classes, where, self.see)
         if not 0 <= label < len(self.classes):
             raise DataError(
                 f"{where}: the class {label} is not an index below {len(self.classes)}; {self.see}"
@@ -551,7 +542,11 @@ def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray
     split_of_images = np.full(len(labels), -1, np.int8)
     num_left = labels.counts()
 
-    def assign(image: int, split: int) -> None:
+    def deal(image: int, wanted_by: np.ndarray) -> None:
+        train, val = wanted_by
+        if train == val:
+            train, val = wanted_images
+        split = int(val > train)
         split_of_images[image] = split
         wanted_images[split] -= 1
         wanted[split, classes_of_image[image]] -= 1
@@ -562,15 +557,11 @@ def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray
         rarest = int(np.where(num_left > 0, num_left, len(labels) + 1).argmin())
         for image in images_of_class[rarest]:
             if split_of_images[image] < 0:
-                train, val = wanted[:, rarest]
-                if train == val:
-                    train, val = wanted_images
-                assign(image, int(val > train))
+                deal(image, wanted[:, rarest])
 
     # Images without a positive fill the splits up.
     for image in order[split_of_images[order] < 0]:
-        train, val = wanted_images
-        assign(image, int(val > train))
+        deal(image, wanted_images)
 
     return split_of_images == 1
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from mldec.data.cache import cache_folder, read_cached, write_cached
 from mldec.data.types import PREFIX, PROMPT
-from mldec.errors import ConfigError, brief, suggest
+from mldec.errors import ConfigError, refusing, suggest
 from mldec.files.text import read_lines
 from mldec.files.torch_files import sha256_of
 from mldec.runtime import distributed
@@ -36,7 +36,10 @@ IMAGES = ("mean", "std", "interpolation", "resize_mode")  # how images are prepa
 # File names of weights in a folder, in the order in which open_clip's own folders prefer them.
 _WEIGHTS = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")
 _ENDINGS = (".safetensors", ".bin", ".pth", ".pt")
-_LOCALLY = f"a folder that holds {CONFIG}, the weights and the tokenizer: clip:FOLDER"
+_REMEDY = (
+    f"give clip:FOLDER, which holds {CONFIG}, the weights and the tokenizer, and pip install "
+    f"'mldec[text]'"
+)
 
 BATCH_SIZE = 256  # texts
 FORMAT = 1  # of a cached file; raise it when the vectors of a name change
@@ -181,55 +184,33 @@ def open_model(source: str) -> ClipModel:
     except ImportError as error:
         raise ConfigError(f"{source} needs open_clip: pip install 'mldec[text]'") from error
 
-    with _quiet(), torch.random.fork_rng(devices=[]):
-        with _cannot(f"{source}: {CONFIG} holds no architecture", "give another folder or name"):
-            config = library.get_model_config(parsed.model)
-            if config is None:
-                near = get_close_matches(parsed.model, library.list_models(), n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"{source}: there is no such folder or model of open_clip{hint}")
-            width, text_config = int(config["embed_dim"]), config["text_cfg"]
+    with _quiet(), torch.random.fork_rng(devices=[]), refusing(source, ConfigError, remedy=_REMEDY):
+        config = library.get_model_config(parsed.model)
+        if config is None:
+            near = get_close_matches(parsed.model, library.list_models(), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{source}: there is no such folder or model of open_clip{hint}")
+        width, text_config = int(config["embed_dim"]), config["text_cfg"]
         tag = _tag(library, parsed)
-        with _cannot(f"{source}: its weights cannot be downloaded", f"give {_LOCALLY}"):
-            weights = _weights(library, parsed, tag)
+        weights = _weights(library, parsed, tag)
 
         # The weights come last and from the file whose hash is recorded. A tag says which
         # activation its weights were trained with; the model's name alone may mean another one.
-        with _cannot(f"{source}: open_clip cannot build the model", "use another one"):
-            model = library.create_model(
-                parsed.model,
-                load_weights=False,
-                pretrained_text=False,
-                force_quick_gelu=tag.get("quick_gelu", False),
-                force_preprocess_cfg=tag or _shared_images(library, parsed),
-            )
-        fault = f"{source}: {weights} cannot be read or does not fit the model"
-        with _cannot(fault, "give the weights of this model"):
-            library.load_checkpoint(model, str(weights))
+        model = library.create_model(
+            parsed.model,
+            load_weights=False,
+            pretrained_text=False,
+            force_quick_gelu=tag.get("quick_gelu", False),
+            force_preprocess_cfg=tag or _shared_images(library, parsed),
+        )
+        library.load_checkpoint(model, str(weights))
 
-        # Its files may have to be downloaded. A tokenizer of transformers could run the code of a
-        # stranger.
-        with _cannot(f"{source}: its tokenizer cannot be had", f"give {_LOCALLY}"):
-            settings = {}
-            if text_config.get("hf_tokenizer_name"):
-                settings["trust_remote_code"] = False
-            tokenizer = library.get_tokenizer(parsed.model, **settings)
+        # A tokenizer of transformers could run the code of a stranger.
+        settings = {"trust_remote_code": False} if text_config.get("hf_tokenizer_name") else {}
+        tokenizer = library.get_tokenizer(parsed.model, **settings)
 
     config["quick_gelu"] = bool(tag.get("quick_gelu") or config.get("quick_gelu"))
     return ClipModel(parsed, model.eval(), tokenizer, config, width, weights)
-
-
-@contextmanager
-def _cannot(what: str, remedy: str) -> Iterator[None]:
-    """Turn what open_clip raises, which may be anything, into one line."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        if isinstance(error, ImportError):
-            remedy = "pip install 'mldec[text]'"
-        raise ConfigError(f"{what} ({brief(error)}); {remedy}") from error
 
 
 def _tag(library: ModuleType, source: ClipSource) -> dict[str, Any]:

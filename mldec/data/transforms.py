@@ -32,8 +32,6 @@ MEAN_COLOUR = (124, 116, 104)
 # Pixels that a resized image may need; Pillow's limit for image files. A file of a few hundred
 # bytes with 1 x 100,000 pixels would otherwise need gigabytes.
 MAX_RESIZED = 178_956_970
-MAX_SIDE = math.isqrt(MAX_RESIZED)
-
 
 # An RGB image of Pillow's, or uint8 [3, H, W].
 Picture = Image.Image | Tensor
@@ -134,14 +132,7 @@ class EvalTransform:
     def __post_init__(self) -> None:
         _check_size(self.image_size)
         if self.crop is not None:
-            # With a crop, the image is first resized to a larger size than the square.
             _check_fraction("test crop", self.crop, MIN_TEST_CROP)
-            if self.image_size > MAX_SIDE * self.crop:
-                raise ConfigError(
-                    f"image_size: {self.image_size} with a test crop of {self.crop} resizes images "
-                    f"to more than {MAX_SIDE:,} pixels a side"
-                )
-
         _check_known("interpolation", self.interpolation, INTERPOLATIONS)
         _check_known("decoder", self.decoder, DECODERS)
         _check_known("resize", self.resize, RESIZES)

@@ -198,7 +198,7 @@ class Sampling:
             and the others are trained on; the validation split of the data set is not read.
 
     Raises:
-        ValueError: for a value out of its range, or one without effect.
+        ValueError: for a value out of its range.
     """
 
     sampler: Literal["shuffle", "repeat_factor"] = "shuffle"
@@ -208,16 +208,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.fold is not None:
             parse_fold(self.fold)
-        if self.repeat_threshold is None:
-            return
-
-        if not 0 < self.repeat_threshold <= 1:
+        if self.repeat_threshold is not None and not 0 < self.repeat_threshold <= 1:
             raise ValueError(f"repeat_threshold is {self.repeat_threshold}: it must be in (0, 1]")
-        if self.sampler != "repeat_factor":
-            raise ValueError(
-                f"repeat_threshold has no effect with data.sampler={self.sampler}: "
-                f"leave it out, or pass data.sampler=repeat_factor"
-            )
 
     def factors(self, labels: Callable[[], Labels]) -> np.ndarray | None:
         """Return how often each training image appears per epoch on average, float64 [N].

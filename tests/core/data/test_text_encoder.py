@@ -87,7 +87,7 @@ def test_sources_that_cannot_be(
 ) -> None:
     assert "names no model" in fault("clip:")
     assert "names no model" in fault("clip::openai")
-    assert "open_clip_config.json holds no architecture" in fault(f"clip:{tmp_path}")
+    assert f"clip:{tmp_path} cannot be used (" in fault(f"clip:{tmp_path}")
     assert f"no file at {tmp_path}/none.pt" in fault(f"clip:ViT-B-32:{tmp_path}/none.pt")
     assert "no such folder or model of open_clip; did you mean 'ViT-" in fault("clip:ViT-B-23")
     assert fault("clip:something").endswith("no such folder or model of open_clip")
@@ -134,9 +134,9 @@ def test_weights_that_do_not_fit(tmp_path: Path, clip: Path, register: Any) -> N
     register("Tiny", CLIP)
     register("Wide", {**CLIP, "embed_dim": 24})
     assert open_model(f"clip:Tiny:{weights}").width == 16
-    assert "does not fit the model" in fault(f"clip:Wide:{weights}")
+    assert "cannot be used (RuntimeError: " in fault(f"clip:Wide:{weights}")
     (tmp_path / "page.pt").write_text("<html>")
-    assert "cannot be read" in fault(f"clip:Tiny:{tmp_path / 'page.pt'}")
+    assert "cannot be used" in fault(f"clip:Tiny:{tmp_path / 'page.pt'}")
 
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -182,11 +182,11 @@ def test_a_tokenizer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "transformers", None)
         message = fault(f"clip:{path}")
-    assert "its tokenizer cannot be had" in message
+    assert "cannot be used (ImportError: " in message
     assert message.endswith("pip install 'mldec[text]'")
     (path / "tokenizer.json").unlink()
     (path / "tokenizer_config.json").unlink()
-    assert "its tokenizer cannot be had" in fault(f"clip:{path}")
+    assert "cannot be used" in fault(f"clip:{path}")
 
 
 def test_a_tag_says_the_activation_and_the_normalisation(
@@ -204,7 +204,7 @@ def test_a_tag_says_the_activation_and_the_normalisation(
     del tag["file"]
     tag["url"] = "https://example.org/x.pt"
     monkeypatch.setattr("open_clip.pretrained.download_pretrained_from_url", lambda *a, **k: 1 / 0)
-    assert "cannot be downloaded" in fault("clip:Tiny:mine")
+    assert "ZeroDivisionError" in fault("clip:Tiny:mine")
 
 
 # Vectors of texts and names

@@ -321,7 +321,6 @@ def test_settings_of_the_sampling() -> None:
 
     for sampler, threshold, message in (
         ("repeat_factor", 0.0, "repeat_threshold is 0.0: it must be in (0, 1]"),
-        ("shuffle", 0.1, "repeat_threshold has no effect with data.sampler=shuffle"),
     ):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
             Sampling(sampler=sampler, repeat_threshold=threshold)  # type: ignore[arg-type]

@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 import torch
 from clip_towers import clip_folder
-from support import made
 
-from mldec.data import readers
 from mldec.data.settings import VectorSettings
 from mldec.data.tasks import neighbours
 from mldec.data.text_encoder import open_encoder, read_templates
 from mldec.data.types import Classes
 from mldec.data.word_vectors import word_vectors
-from mldec.errors import ConfigError, DataError
+from mldec.errors import DataError
 
 Save = Callable[[str, Any], Path]
 NAMES = ["sky", "dog", "sea"]
@@ -267,11 +265,3 @@ def test_a_text_encoder_with_prompts(tmp_path: Path) -> None:
         torch.testing.assert_close(queries, encoder.encode_names(names, templates))
         assert (origin.source, origin.sha256) == (source, encoder.sha256)
         assert origin.templates == templates
-
-
-@pytest.mark.parametrize("reader", ["nuswide_zsl", "nuswide_official", "coco_zsl", "coco"])
-def test_prompts_of_a_file_have_no_effect(reader: str, tmp_path: Path) -> None:
-    (tmp_path / "some file").touch()
-    arguments = {"root": str(tmp_path), "vectors": "v.txt", "prompts": "clip80"}
-    with pytest.raises(ConfigError, match=r"^data\.prompts 'clip80' has no effect on the vectors"):
-        made(getattr(readers, reader), **arguments)
