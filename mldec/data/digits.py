@@ -32,19 +32,12 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, right and
 
 @dataclass(frozen=True, kw_only=True)
 class SceneSettings:
-    """The settings of a `data` node that all data sets of digit scenes share.
+    """The settings of a `data` node that all data sets of digit scenes share."""
 
-    Attributes:
-        image_size: side of a scene in pixels, at least 16.
-        train_images: scenes per epoch; every epoch has new ones.
-        val_images: scenes of the validation split.
-        seed: decides which writings are held out, and the validation scenes.
-    """
-
-    image_size: int = 64
-    train_images: int = 8192
-    val_images: int = 2048
-    seed: int = 0
+    image_size: int = 64  # side of a scene in pixels, at least 16
+    train_images: int = 8192  # scenes per epoch; every epoch has new ones
+    val_images: int = 2048  # scenes of the validation split
+    seed: int = 0  # decides which writings are held out, and the validation scenes
 
     def __post_init__(self) -> None:
         check_minimum("image_size", self.image_size, 16)
@@ -89,10 +82,8 @@ def split_writings(seed: int) -> tuple[Writings, Writings]:
         train_parts.append(rows[num_val:])
 
     train, val = np.concatenate(train_parts), np.concatenate(val_parts)
-    return (
-        Writings(masks[train], data.target[train], train),
-        Writings(masks[val], data.target[val], val),
-    )
+    labels = data.target
+    return Writings(masks[train], labels[train], train), Writings(masks[val], labels[val], val)
 
 
 @dataclass(frozen=True)
@@ -116,9 +107,6 @@ class Scenes:
 
     def load(self, index: int, rng: random.Random) -> tuple[Tensor, Tensor]:
         """Return the scene, uint8 [3, S, S], and its target, int8 [K] of 1 and 0."""
-        if not 0 <= index < self.num_images:
-            raise IndexError(f"scene {index} of {self.num_images}")
-
         scene, target = self.draw(self.generator(index, rng))
         return to_tensor(scene), target
 
@@ -152,12 +140,13 @@ def scenes_module(
     `train` and `val` are a function that draws a scene and its target from a generator, `writings`
     and `size`, and the classes. `train_target` draws only the target.
     """
-    train_writings, val_writings = split_writings(settings.seed)
-    of_train = {"writings": train_writings, "size": settings.image_size}
-    of_val = {"writings": val_writings, "size": settings.image_size}
+    size, (train_writings, val_writings) = settings.image_size, split_writings(settings.seed)
+    draw_train = partial(train[0], writings=train_writings, size=size)
+    draw_val = partial(val[0], writings=val_writings, size=size)
+    draw_target = None
+    if train_target is not None:
+        draw_target = partial(train_target, writings=train_writings, size=size)
 
-    draw_target = partial(train_target, **of_train) if train_target is not None else None
-    draw_train, draw_val = partial(train[0], **of_train), partial(val[0], **of_val)
     train_scenes = Scenes(draw_train, settings.train_images, draw_target=draw_target)
     val_scenes = Scenes(draw_val, settings.val_images, settings.seed)
 
@@ -165,7 +154,7 @@ def scenes_module(
         load_train=lambda: Split(train_scenes, train[1]),
         load_val=lambda: Split(val_scenes, val[1]),
         make_evaluator=make_evaluator,
-        transform=EvalTransform(image_size=settings.image_size),
+        transform=EvalTransform(image_size=size),
     )
 
 
@@ -214,16 +203,14 @@ def tilted(rng: np.random.Generator, mask: np.ndarray, side: int) -> Image.Image
     # centre (m, m) of the mask.
     m, s = len(mask) / 2, side / 2
     matrix = (cos, sin, m - (cos + sin) * s, -sin, cos, m - (cos - sin) * s)
-    return Image.fromarray(mask).transform(
-        (side, side), Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC
-    )
+    affine, bicubic = Image.Transform.AFFINE, Image.Resampling.BICUBIC
+    return Image.fromarray(mask).transform((side, side), affine, matrix, bicubic)
 
 
 def noisy(rng: np.random.Generator, scene: Image.Image) -> Image.Image:
     """Add independent uniform noise of up to `NOISE` to every value."""
-    noise = rng.integers(
-        -NOISE, NOISE, (scene.height, scene.width, 3), dtype=np.int8, endpoint=True
-    )
+    shape = (scene.height, scene.width, 3)
+    noise = rng.integers(-NOISE, NOISE, shape, dtype=np.int8, endpoint=True)
 
     # The sum does not fit into 8 bits.
     values = np.add(np.asarray(scene), noise, dtype=np.int16)
@@ -491,8 +478,7 @@ def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
     rng = np.random.default_rng(seed)
     colour_order, digit_order = rng.permutation(colours), rng.permutation(10)
 
-    # Walk along the diagonals of the table of shuffled colours (rows) and digits (columns): each
-    # diagonal has every colour once.
+    # Walk along the diagonals of the table of shuffled colours and digits.
     unseen = set()
     for number in range(min(count, 10 * colours)):
         diagonal, row = divmod(number, colours)

@@ -118,8 +118,7 @@ def open_image(
 ) -> Image.Image | Tensor:
     """Read an image file with a decoder of choice, see `read_image`; the pixels are the same.
 
-    "torchcodec" decodes JPEG files of colour or grey pixels into uint8 [3, H, W], unless they are
-    to be shrunk (`draft`), and leaves all other files to Pillow.
+    "torchcodec" decodes JPEG files into uint8 [3, H, W], and leaves all others to Pillow.
     """
     content = read_content(path) if content is None else content
     pixels = None

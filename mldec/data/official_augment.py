@@ -16,13 +16,11 @@ MARGIN = 2
 
 
 def shear_x(image: Image.Image, slope: float, fill: int) -> Image.Image:
-    """Give pixel (x, y) the colour at (x + slope y, y).
+    """Give pixel (x, y) the colour at (x + slope y, y), or the grey `fill` if that lies outside.
 
-    Pillow interpolates between 4 x 4 pixels, whatever the transform; a shear only needs the four in
-    a row. They are combined by the operations of src/libImaging/Geometry.c, in the same order and
-    precision, so that the results are those of Pillow's affine transform with bicubic
-    interpolation. The slope is below 1 to either side; `fill` is the grey value, 0 to 255, of
-    pixels whose colour would lie outside the image.
+    The results are those of Pillow's affine transform with bicubic interpolation, in half the time:
+    it interpolates between 4 x 4 pixels, and a shear only needs the four in a row. They are
+    combined by the operations of src/libImaging/Geometry.c, in the same order and precision.
     """
     channels = np.stack([np.asarray(channel) for channel in image.split()])
     sheared = _sheared(channels, slope, fill)
@@ -74,10 +72,9 @@ def _sheared(channels: np.ndarray, slope: float, fill: int) -> np.ndarray:
 
 
 def _interpolated(pixels: np.ndarray, fractions: np.ndarray) -> np.ndarray:
-    """Interpolate between four neighbours in a row of pixels, uint8 [3, N], by a cubic.
+    """Interpolate in a row of pixels, uint8 [3, N], by a cubic; the last three are undefined.
 
-    Value i of the result, uint8 [3, N], is at fraction i, float64 [N], between pixels i + 1 and
-    i + 2; the last three are undefined.
+    Value i is at fraction i, float64 [N], between pixels i + 1 and i + 2.
     """
     result = np.empty_like(pixels)
     count = pixels.shape[1] - 3
@@ -145,28 +142,6 @@ def _moved(image: Image.Image, across: float, down: float) -> Image.Image:
     return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=GREY)
 
 
-def _shear_x(image: Image.Image, slope: float, rng: Random) -> Image.Image:
-    return shear_x(image, slope * _sign(rng), GREY[0])
-
-
-def _shear_y(image: Image.Image, slope: float, rng: Random) -> Image.Image:
-    return shear_y(image, slope * _sign(rng), GREY[0])
-
-
-def _translate_x(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
-    return _moved(image, fraction * image.width * _sign(rng), 0)
-
-
-def _translate_y(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
-    return _moved(image, 0, fraction * image.height * _sign(rng))
-
-
-def _rotate(image: Image.Image, degrees: float, rng: Random) -> Image.Image:
-    # No random sign: the package, with which the published results were made, rotates
-    # anticlockwise only.
-    return image.rotate(degrees, fillcolor=GREY)
-
-
 def _small_cutout(image: Image.Image, pixels: float, rng: Random) -> Image.Image:
     # In pixels whatever the size of the image, as in the package: at 448 pixels such a cutout hides
     # almost nothing. The side is rounded down to an even number.
@@ -178,25 +153,9 @@ def _small_cutout(image: Image.Image, pixels: float, rng: Random) -> Image.Image
     return covered
 
 
-def _enhance(image: Image.Image, strength: float, rng: Random, *, kind: type[Any]) -> Image.Image:
-    # `kind` is one of Pillow's enhancements.
+def _enhanced(kind: type[Any], image: Image.Image, strength: float, rng: Random) -> Image.Image:
+    """Apply one of Pillow's enhancements."""
     return kind(image).enhance(1 + strength * _sign(rng))
-
-
-def _posterize(image: Image.Image, bits: float, rng: Random) -> Image.Image:
-    return ImageOps.posterize(image, int(bits))
-
-
-def _solarize(image: Image.Image, threshold: float, rng: Random) -> Image.Image:
-    # Pillow only compares with the threshold, so that a fraction is fine.
-    return ImageOps.solarize(image, threshold)  # type: ignore[arg-type]
-
-
-def _plain(
-    image: Image.Image, _: float, rng: Random, *, operation: Callable[[Image.Image], Image.Image]
-) -> Image.Image:
-    # One of Pillow's operations without a magnitude.
-    return operation(image)
 
 
 def _levels(weakest: float, strongest: float, *, whole: bool = False) -> tuple[float, ...]:
@@ -207,24 +166,34 @@ def _levels(weakest: float, strongest: float, *, whole: bool = False) -> tuple[f
 
 _NO_MAGNITUDE = (0.0,) * NUM_LEVELS
 
-# Name -> operation, magnitudes of rows 0 to 9.
+# Name -> operation on image i with magnitude m, magnitudes of rows 0 to 9.
 OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
-    "shear_x": (_shear_x, _levels(0, 0.3)),  # slope
-    "shear_y": (_shear_y, _levels(0, 0.3)),
-    "translate_x": (_translate_x, _levels(0, 150 / 331)),  # fraction of the side
-    "translate_y": (_translate_y, _levels(0, 150 / 331)),
-    "rotate": (_rotate, _levels(0, 30)),  # degrees
+    "shear_x": (lambda i, m, rng: shear_x(i, m * _sign(rng), GREY[0]), _levels(0, 0.3)),
+    "shear_y": (lambda i, m, rng: shear_y(i, m * _sign(rng), GREY[0]), _levels(0, 0.3)),
+    # Fractions of the side of the image.
+    "translate_x": (
+        lambda i, m, rng: _moved(i, m * i.width * _sign(rng), 0),
+        _levels(0, 150 / 331),
+    ),
+    "translate_y": (
+        lambda i, m, rng: _moved(i, 0, m * i.height * _sign(rng)),
+        _levels(0, 150 / 331),
+    ),
+    # Degrees, without a random sign: the package, with which the published results were made,
+    # rotates anticlockwise only.
+    "rotate": (lambda i, m, rng: i.rotate(m, fillcolor=GREY), _levels(0, 30)),
     # Distance of the factor from 1.
-    "color": (partial(_enhance, kind=ImageEnhance.Color), _levels(0, 0.9)),
-    "contrast": (partial(_enhance, kind=ImageEnhance.Contrast), _levels(0, 0.9)),
-    "brightness": (partial(_enhance, kind=ImageEnhance.Brightness), _levels(0, 0.9)),
-    "sharpness": (partial(_enhance, kind=ImageEnhance.Sharpness), _levels(0, 0.9)),
-    "posterize": (_posterize, _levels(8, 4, whole=True)),  # bits kept of each channel
-    "solarize": (_solarize, _levels(256, 0)),  # values from here on are inverted
-    "cutout": (_small_cutout, _levels(0, 20, whole=True)),  # pixels
-    "autocontrast": (partial(_plain, operation=ImageOps.autocontrast), _NO_MAGNITUDE),
-    "equalize": (partial(_plain, operation=ImageOps.equalize), _NO_MAGNITUDE),
-    "invert": (partial(_plain, operation=ImageOps.invert), _NO_MAGNITUDE),
+    "color": (partial(_enhanced, ImageEnhance.Color), _levels(0, 0.9)),
+    "contrast": (partial(_enhanced, ImageEnhance.Contrast), _levels(0, 0.9)),
+    "brightness": (partial(_enhanced, ImageEnhance.Brightness), _levels(0, 0.9)),
+    "sharpness": (partial(_enhanced, ImageEnhance.Sharpness), _levels(0, 0.9)),
+    # Bits kept of each channel; value from which on all are inverted; pixels of the side.
+    "posterize": (lambda i, m, rng: ImageOps.posterize(i, int(m)), _levels(8, 4, whole=True)),
+    "solarize": (lambda i, m, rng: ImageOps.solarize(i, m), _levels(256, 0)),  # type: ignore[arg-type]
+    "cutout": (_small_cutout, _levels(0, 20, whole=True)),
+    "autocontrast": (lambda i, m, rng: ImageOps.autocontrast(i), _NO_MAGNITUDE),
+    "equalize": (lambda i, m, rng: ImageOps.equalize(i), _NO_MAGNITUDE),
+    "invert": (lambda i, m, rng: ImageOps.invert(i), _NO_MAGNITUDE),
 }
 
 
@@ -244,7 +213,4 @@ class PairAugment:
     @staticmethod
     def draw(rng: Random) -> tuple[str, int]:
         """Return the name of an operation and a row of its magnitude table, both uniform."""
-        return rng.choice(_NAMES), rng.randrange(1, NUM_LEVELS)
-
-
-_NAMES = tuple(OPERATIONS)
+        return rng.choice(tuple(OPERATIONS)), rng.randrange(1, NUM_LEVELS)

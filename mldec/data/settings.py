@@ -94,35 +94,26 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class FileSettings:
-    """The file settings of a `data` node, which are the same for every reader of image files.
+    """The file settings of a `data` node, which are the same for every reader of image files."""
 
-    Attributes:
-        bad_images: what to do with an image that cannot be read; "skip" leaves it out, names it and
-            counts it.
-        absent: what to do with listed images that do not exist; "skip" leaves them out and logs
-            their number, "unchecked" saves a minute for millions of files.
-        cache_dir: folder for parsed annotations; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
-    """
-
+    # Of an image that cannot be read: "skip" leaves it out, names it and counts it.
     bad_images: Literal["stop", "skip"] = "stop"
+
+    # Of listed images that do not exist: "unchecked" saves a minute for millions of files.
     absent: Literal["stop", "skip", "unchecked"] = "stop"
-    cache_dir: str | None = None
+
+    cache_dir: str | None = None  # see `cache_folder`
 
 
 @dataclass(frozen=True, kw_only=True)
 class VectorSettings:
-    """The settings of a zero-shot `data` node that say where its word vectors come from.
+    """The settings of a zero-shot `data` node that say where its word vectors come from."""
 
-    Attributes:
-        vectors: a file in `root` (or elsewhere, by an absolute path), see `read_vectors`; or a text
-            encoder of open_clip, see `ClipSource.parse`. None: the classes have no word vectors.
-        prompts: of a text encoder, see `read_templates`.
-        cache_dir: folder for the vectors of names by a text encoder; see `FileSettings`.
-    """
-
+    # A source as of `word_vectors`; a relative path is in `root`. None: there are no vectors.
     vectors: str | None = "wordvec_array.pth"
-    prompts: str = PROMPT
-    cache_dir: str | None = None
+
+    prompts: str = PROMPT  # of a text encoder, see `read_templates`
+    cache_dir: str | None = None  # for the vectors of a text encoder, see `cache_folder`
 
     def of_classes(self, folder: Path, names: Sequence[str], order: Sequence[str]) -> WordVectors:
         """Return the word vectors of the classes of a data set in a folder.
@@ -156,27 +147,16 @@ LoadSplit = Callable[[str, TableCache], StoredImages]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a reader knows about its data set: where the images are and what their labels mean.
+    """What a reader knows about its data set: where the images are and what their labels mean."""
 
-    Attributes:
-        load: returns the images of a split without a transform, when the split is first used.
-        train: name of the split to train on.
-        val: name of the split to evaluate on.
-        task: what the labels mean.
-        where: folder or file of the data set, for messages.
-        see: pointer to the documentation, such as "see DATASETS.md, section MS-COCO".
-        load_train: `load` of a training split whose labels mean something else.
-        folder_setting: key of the image folder, if it has one, such as "data.images".
-    """
-
-    load: LoadSplit
-    train: str
-    val: str
+    load: LoadSplit  # images of a split, without a transform; called when the split is first used
+    train: str  # name of the split to train on
+    val: str  # name of the split to evaluate on
     task: Task
-    where: Path
-    see: str
-    load_train: LoadSplit | None = None
-    folder_setting: str | None = None
+    where: Path  # folder or file of the data set, for messages
+    see: str  # pointer to the documentation, such as "see DATASETS.md, section MS-COCO"
+    load_train: LoadSplit | None = None  # of a training split whose labels mean something else
+    folder_setting: str | None = None  # key of the image folder, such as "data.images"
 
 
 def assemble(

@@ -113,10 +113,7 @@ class ClipModel:
     # Texts -> int64 [N, L], padded or cut to the length of the model's context.
     tokenizer: Callable[[Sequence[str]], Tensor]
 
-    # Its architecture in open_clip: `embed_dim`, `vision_cfg`, `text_cfg` and so on, with the
-    # activation that the weights were trained with.
-    config: dict[str, Any]
-
+    config: dict[str, Any]  # its architecture in open_clip, with the activation of its training
     width: int  # D, of the common space of images and texts
     weights: Path  # the file, downloaded or local
 
@@ -229,9 +226,9 @@ def _tag(library: ModuleType, source: ClipSource) -> dict[str, Any]:
 
 
 def _shared_images(library: ModuleType, source: ClipSource) -> dict[str, Any]:
-    """Return how images are prepared for all published weights of a model, for a file of others.
+    """Return how images are prepared for all published weights of the model of a file of weights.
 
-    The file says nothing of it, and open_clip would prepare them as for CLIP: wrong for a SigLIP.
+    open_clip would prepare them as for CLIP, which is wrong for a SigLIP.
     """
     tags = library.list_pretrained_tags_by_model(source.model) if source.file else []
     published = [library.get_pretrained_cfg(source.model, tag) for tag in tags]
@@ -266,11 +263,7 @@ def _weights(library: ModuleType, source: ClipSource, tag: dict[str, Any]) -> Pa
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep open_clip from the root logger.
-
-    It would give that a handler, which prints our own lines a second time, and warn of a model
-    without weights before they are loaded.
-    """
+    """Keep open_clip from the root logger: its handler would print our lines a second time."""
     root, handler = logging.getLogger(), logging.NullHandler()
     level = root.level
     root.addHandler(handler)
@@ -343,10 +336,10 @@ def _identity(source: ClipSource) -> list[str]:
 
 
 def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
-    """Return the templates that the setting `data.prompts` stands for.
+    """Return the templates of the setting `data.prompts`.
 
-    It is one template, which holds {}; "clip80", the 80 of CLIP for ImageNet, or "simple7", the 7
-    best of them; or a file with one template per line, relative to the folder of the data set.
+    It is one, which holds {}; "clip80", the 80 of CLIP for ImageNet, or "simple7", the 7 best of
+    them; or a file with one per line, relative to the folder of the data set.
     """
     if prompts in LISTS:
         return _of_open_clip(prompts)

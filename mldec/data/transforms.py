@@ -106,28 +106,22 @@ def to_tensor(image: Picture) -> Tensor:
 class EvalTransform:
     """Resize an RGB image to a square, as officially, or crop its centre, as for ImageNet.
 
-    All attributes are plain values, so that a checkpoint can store them.
+    All attributes are plain values, so that a checkpoint can store them. A `ConfigError` says that
+    one is out of range.
 
     Source: official train.py and validate.py, Resize((S, S)); with `crop`: timm's
     transforms_imagenet_eval.
-
-    Attributes:
-        image_size: side S of the square in pixels.
-        crop: side of the square as a fraction of the image's shorter side, from 0.1 to 1; None
-            resizes the whole image, and its aspect ratio is lost.
-        interpolation: "bilinear" or "bicubic".
-        decoder: of image files: "pillow", or "torchcodec" for JPEG files; the pixels are the same.
-        resize: "pillow", or "tensor" for torch, whose values differ by up to one level of 255.
-
-    Raises:
-        ConfigError: if a value is out of range.
     """
 
-    image_size: int
+    image_size: int  # side S of the square in pixels
+
+    # Side of the square as a fraction of the image's shorter side, from 0.1 to 1; None resizes the
+    # whole image, and its aspect ratio is lost.
     crop: float | None = None
-    interpolation: str = "bilinear"
-    decoder: str = "pillow"
-    resize: str = "pillow"
+
+    interpolation: str = "bilinear"  # or "bicubic"
+    decoder: str = "pillow"  # of image files; or "torchcodec" for JPEG files, with the same pixels
+    resize: str = "pillow"  # or "tensor" for torch, whose values differ by up to one level of 255
 
     def __post_init__(self) -> None:
         _check_size(self.image_size)
@@ -181,8 +175,7 @@ class EvalTransform:
 class TrainTransform:
     """Resize or crop, flip, cutout, augment and erase, in this order; erase works on the tensor.
 
-    The defaults are those of the official COCO recipe: no crop and no flip. `augment` does not
-    include the cutout: no augmentation at all is `augment="none"` and `cutout=0`.
+    The defaults are those of the official COCO recipe: no crop and no flip.
 
     Source: official train.py, Resize -> CutoutPIL(0.5) -> RandAugment -> ToTensor; for ImageNet
     timm's transforms_imagenet_train: crop 0.08, flip, "rand-...", erase.

@@ -26,17 +26,15 @@ PROMPT = "a photo of a {}."  # the template that a text encoder is given by defa
 
 @dataclass(frozen=True)
 class VectorOrigin:
-    """The source of word vectors.
+    """The source of word vectors."""
 
-    Attributes:
-        source: a text encoder, such as "clip:ViT-B-32:openai", with absolute paths; or the name of
-            a file of vectors, without its folder.
-        sha256: of the encoder's weights, or of the file, in hexadecimal.
-        templates: sentences with {} for the name, whose vectors were averaged; none for a file.
-    """
-
+    # A text encoder, such as "clip:ViT-B-32:openai", with absolute paths; or the name of a file of
+    # vectors, without its folder.
     source: str
-    sha256: str
+
+    sha256: str  # of the encoder's weights, or of the file, in hexadecimal
+
+    # Sentences with {} for the name, whose vectors were averaged; none for a file.
     templates: tuple[str, ...] = ()
 
     @property
@@ -63,14 +61,9 @@ class Classes:
 
     names: tuple[str, ...]
 
-    # One label per image (softmax and top-1) or several (sigmoid and mAP).
-    exclusive: bool = False
-
-    # Word vectors [K, D] of zero-shot data; None for closed-set data.
-    queries: Tensor | None = None
-
-    # How they were made; None if there are none, or it is not known.
-    origin: VectorOrigin | None = None
+    exclusive: bool = False  # one label per image (softmax and top-1), or several (sigmoid and mAP)
+    queries: Tensor | None = None  # word vectors [K, D] of zero-shot data
+    origin: VectorOrigin | None = None  # how they were made, if it is known
 
     def __post_init__(self) -> None:
         if fault := names_fault(self.names):
@@ -182,27 +175,18 @@ def picture(dataset: ImageDataset, index: int) -> Image.Image:
     return Image.fromarray(image.permute(1, 2, 0).numpy())
 
 
-THRESHOLD = 0.001  # of LVIS
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Which training images an epoch has: settings of a `data` node, the same for every reader.
+    """Which training images an epoch has: settings of a `data` node, the same for every reader."""
 
-    Attributes:
-        sampler: "shuffle": each image appears once per epoch; "repeat_factor": images of rare
-            classes appear more often, see `repeat_factors`.
-        repeat_threshold: "repeat_factor": classes that a smaller fraction of the training images
-            shows are repeated, in (0, 1]; None is 0.001.
-        fold: "i/N": fold i of N, from 1, of the training images is the validation split of the run,
-            and the others are trained on; the validation split of the data set is not read.
-
-    Raises:
-        ValueError: for a value out of its range.
-    """
-
+    # "repeat_factor": images of rare classes appear more than once per epoch.
     sampler: Literal["shuffle", "repeat_factor"] = "shuffle"
+
+    # Its threshold, see `repeat_factors`, in (0, 1]; None is that of LVIS, 0.001.
     repeat_threshold: float | None = None
+
+    # "i/N": fold i of N, from 1, of the training images is the validation split of the run, and the
+    # others are trained on; the validation split of the data set is not read.
     fold: str | None = None
 
     def __post_init__(self) -> None:
@@ -218,7 +202,7 @@ class Sampling:
         """
         if self.sampler == "shuffle":
             return None
-        return repeat_factors(labels(), self.repeat_threshold or THRESHOLD)
+        return repeat_factors(labels(), self.repeat_threshold or 0.001)
 
 
 SHUFFLED = Sampling()  # each image once per epoch
@@ -284,13 +268,8 @@ class DataModule:
     # Called with the validation classes; raises a `ConfigError` for settings that do not fit them.
     make_evaluator: Callable[[Classes], Evaluator]
 
-    # How an image file becomes the model's input; part of the checkpoint.
-    transform: EvalTransform
-
-    # Of an image that cannot be read: "skip" leaves it out, names it and counts it.
-    bad_images: Literal["stop", "skip"] = "stop"
-
-    # How often each training image appears per epoch.
+    transform: EvalTransform  # how an image file becomes the model's input
+    bad_images: Literal["stop", "skip"] = "stop"  # see `FileSettings`
     sampling: Sampling = SHUFFLED
 
     # Whether an image takes longer to load than to be handed over by a loader process.

@@ -186,14 +186,12 @@ def word_vectors(
 
     Args:
         source: a text encoder, see `ClipSource.parse`; a `.pth` or `.npy` file of an array [N, D],
-            [D, N] or [1, D, N], where the dimension of size N is that of the names; or a text file
-            with "word number number ..." in each line.
+            [D, N] or [1, D, N]; or a text file with "word number number ..." in each line.
         names: the K wanted names, each once.
         optional: names that need not have a vector in a file.
-        order: the N names of an array file; None: the lines of the text file beside it
-            (`vectors.txt` for `vectors.npy`).
+        order: the N names of an array file; None: the lines of the text file beside it.
         templates: into which a text encoder fills the names.
-        cache_dir: folder for the vectors of a text encoder; see `FileSettings`.
+        cache_dir: folder for the vectors of a text encoder; see `cache_folder`.
         keep: write the vectors of new names to that folder.
 
     Raises:
