@@ -76,9 +76,6 @@ class ClipSource:
 
         model, _, weights = name.partition(":")
         path = Path(weights).expanduser()
-        if not model or (len(path.parts) > 1 and not path.is_file()):
-            missing = f"no file at {path}" if model else "it names no model"
-            raise ConfigError(f"{text}: {missing}; write clip:MODEL:WEIGHTS or clip:FOLDER")
         if path.is_file():
             weights = str(path.absolute())
         return cls(text, model, weights or DEFAULT_WEIGHTS)

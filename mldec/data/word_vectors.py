@@ -256,16 +256,6 @@ class ClassList:
     def columns(self, known: Sequence[str]) -> list[int]:
         """Return the index of each class among the classes of a data set."""
         column_of = {name: column for column, name in enumerate(known)}
-
-        # A comma may belong to a name of the data, such as "tench, Tinca tinca". Anywhere else it
-        # is more likely to be meant as a separator.
-        for name in self.names:
-            if "," in name and name not in column_of:
-                raise DataError(
-                    f"{self.path}: '{name}' has a comma and is no class of the data; write "
-                    f"semicolons between the names of a class, {_SEE_LISTS}"
-                )
-
         for own_name, *_ in self.classes:
             if own_name not in column_of:
                 raise unknown_class(own_name, known, str(self.path), _SEE_LISTS)

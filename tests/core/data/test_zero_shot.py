@@ -170,14 +170,7 @@ def test_faults_of_a_class_list_are_named(tmp_path: Path, text: str | None, part
     assert "see docs/zero_shot.md" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("names", "part"),
-    [
-        (("aeroplane",), "the class 'aeroplane' is not .* did you mean 'airplane'?"),
-        (("cat", "kitten, pet"), "'kitten, pet' has a comma and is no class of the data; write"),
-    ],
-)
-def test_a_class_that_the_data_does_not_have(names: tuple[str, ...], part: str) -> None:
+def test_a_class_that_the_data_does_not_have() -> None:
     known = ["cat", "airplane", *(f"thing {number}" for number in range(28))]
-    with pytest.raises(DataError, match=part):
-        ClassList(Path("x.txt"), (names,)).columns(known)
+    with pytest.raises(DataError, match="'aeroplane' is not .* did you mean 'airplane'"):
+        ClassList(Path("x.txt"), (("aeroplane",),)).columns(known)
