@@ -172,5 +172,5 @@ def test_faults_of_a_class_list_are_named(tmp_path: Path, text: str | None, part
 
 def test_a_class_that_the_data_does_not_have() -> None:
     known = ["cat", "airplane", *(f"thing {number}" for number in range(28))]
-    with pytest.raises(DataError, match="'aeroplane' is not .* did you mean 'airplane'"):
+    with pytest.raises(DataError, match=r"'aeroplane' is not .* did you mean 'airplane'"):
         ClassList(Path("x.txt"), (("aeroplane",),)).columns(known)
