@@ -74,8 +74,8 @@ class TableCache:
     def table(self, name: str, sources: Sequence[Path], parse: Callable[[], Table]) -> Table:
         """Return the table that `parse` makes of annotation files, from the cache if it is valid.
 
-        Its name has every setting that `parse` depends on. The size and the time of each annotation
-        file are stored with the table, and decide whether it is valid.
+        Its name has every setting that `parse` depends on; size and time of each annotation file
+        decide whether it is valid.
         """
         key = f"{FORMAT} {name}"
         for source in sources:

@@ -217,17 +217,14 @@ def noisy(rng: np.random.Generator, scene: Image.Image) -> Image.Image:
     return Image.fromarray(np.clip(values, 0, 255, out=values).astype(np.uint8))
 
 
-# Side of a single digit's square, as a fraction of the side of the image.
-SIZES_ALONE = (0.6, 1.0)
+SIZES_ALONE = (0.6, 1.0)  # likewise, of a single digit
 
 # In grey values from 0 to 255.
 CONTRAST = (90, 190)  # difference between a digit and the mean of the background
 TINT = 20  # largest distance of a colour channel from the grey value
 CLUTTER = 30  # largest distance of the background, its blobs and strokes from its mean
 
-# Largest numbers in a scene.
-BLOBS = 2
-STROKES = 3
+BLOBS, STROKES = 2, 3  # largest numbers in a scene
 
 SCENES = SceneSettings()
 SMALL_SCENES = SceneSettings(image_size=32)
@@ -366,14 +363,9 @@ COLOURS = {
     "jade": (0, 255, 128),
 }
 
-# Grey value of the whole background; no colour above is near it.
-BACKGROUND = (75, 115)
-
-# Side of a digit's square, as a fraction of the side of the scene. Zero-shot scenes hold as many
-# digits as fit, in a narrower range.
-SIDES = (0.38, 0.62)
-LARGE = (0.45, 0.55)
-
+BACKGROUND = (75, 115)  # grey value of the whole background; no colour above is near it
+SIDES = (0.38, 0.62)  # of a digit's square, as `SIZES`
+LARGE = (0.45, 0.55)  # likewise, in zero-shot scenes
 SHADING = 15  # largest distance of a digit's channel from its colour
 VECTOR_WIDTH = 300  # that of common word vectors
 
@@ -408,14 +400,14 @@ def digits_zsl(
 
     Every colour and every digit is seen, but not every pair of them. The task is to bind the
     attributes: a red three beside a blue five has the colours and the digits of a red five beside a
-    blue three. Therefore digits are large, and most scenes show two.
+    blue three. Therefore digits are large, and scenes show `max_digits`, as far as they fit: with
+    2, a third of the scenes has room for only one.
 
     Args:
         scenes: number and size of the scenes; the seed also decides which classes are unseen.
-        max_digits: number of digits in a scene, if they fit: with 2, a third of the scenes has room
-            for only one.
+        max_digits: number of digits in a scene.
         colours: number of colours, 2 to 14.
-        unseen: number of classes that training never shows; a colour or a digit must remain seen.
+        unseen: number of classes that training never shows.
         vectors: form of the class vectors, see `class_queries`.
         threshold: see `MultiLabel`.
     """

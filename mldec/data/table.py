@@ -51,8 +51,8 @@ def names_fault(names: Sequence[object]) -> str | None:
 def as_name(value: object, where: str | Path, see: str) -> str:
     """Return a class name from a file; a number becomes text.
 
-    Raises a `DataError` for a name that is not allowed; it begins with `where`, the file and the
-    row, and ends with `see`, a pointer to the documentation.
+    A `DataError` for a name that is not allowed begins with `where`, the file and the row, and ends
+    with `see`, a pointer to the documentation.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
