@@ -406,7 +406,7 @@ def with_several(
 
 def warn(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
     """Name the classes that share a threshold, and those that miss the objective."""
-    from mldec.data.word_vectors import listed
+    from mldec.data.table import listed
 
     sharing = [names[index] for index in np.flatnonzero(fitted.shares)]
     if sharing:

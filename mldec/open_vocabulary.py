@@ -12,15 +12,20 @@ from torch import Tensor, nn
 from mldec.checkpoint import Loaded, check_queries
 from mldec.checkpoint.classes import COMPARED, can_make
 from mldec.data.randomness import SampleRandom
-from mldec.data.table import check_names
+from mldec.data.table import check_names, listed
 from mldec.data.tasks import warn_of_twins
-from mldec.data.text_encoder import DEFAULT
-from mldec.data.types import PREFIX, Classes, DataModule, ImageDataset, Split, VectorOrigin
+from mldec.data.types import (
+    PREFIX,
+    PROMPT,
+    Classes,
+    DataModule,
+    ImageDataset,
+    Split,
+    VectorOrigin,
+    WordVectors,
+)
 from mldec.data.word_vectors import (
     ClassList,
-    WordVectors,
-    lacking,
-    listed,
     made_alike,
     read_class_list,
     word_vectors,
@@ -60,7 +65,7 @@ def queries_for(
         # A few classes of the training, whose vectors are known, are made too.
         known = () if trained is None else trained.names
         others = [name for name in known if name not in names][:COMPARED]
-        templates = origin.templates if origin is not None and origin.is_encoder else (DEFAULT,)
+        templates = origin.templates if origin is not None and origin.is_encoder else (PROMPT,)
         made = word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
 
     if trained is not None:
@@ -226,8 +231,8 @@ def _queries(
 
     if missing:
         raise DataError(
-            f"{class_list.path}: in the checkpoint and the data, "
-            f"{lacking(missing, len(class_list.names))}; "
+            f"{class_list.path}: in the checkpoint and the data, {len(missing):,} of "
+            f"{len(class_list.names):,} names have no vector: {listed(missing)}; "
             f"pass --vectors, the word vectors of the training, {_SEE}"
         )
     queries = torch.stack([vector_of[name] for name in class_list.names])

@@ -36,8 +36,7 @@ from mldec.checkpoint import (
     sources,
     to_store,
 )
-from mldec.data.text_encoder import PREFIX
-from mldec.data.types import Classes
+from mldec.data.types import PREFIX, Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say, visible
 from mldec.files.results import check_folder, write_file
 from mldec.files.run_folder import LOG_FILE, read_facts

@@ -198,9 +198,8 @@ def _classes_of(saved: dict[str, Any]) -> Classes:
     if queries is not None and len(queries) != len(names):
         raise DataError(f"it has {len(queries)} word vectors for {len(names)} classes")
     if origin is not None:
-        origin = VectorOrigin(**{**origin, "templates": tuple(origin["templates"])})
-        if fault := origin.fault():
-            raise DataError(fault)
+        templates = tuple(map(str, origin["templates"]))
+        origin = VectorOrigin(str(origin["source"]), str(origin["sha256"]), templates)
 
     # Word queries may be saved in half precision; the model computes in float32.
     queries = None if queries is None else queries.float()

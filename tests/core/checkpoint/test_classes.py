@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mldec.checkpoint import check_classes, check_queries, scoring
 from mldec.checkpoint.classes import can_make, read_class_names
-from mldec.data.text_encoder import TextEncoder
+from mldec.data.text_encoder import open_encoder
 from mldec.data.types import Classes, VectorOrigin
 from mldec.data.word_vectors import word_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError
@@ -201,7 +201,7 @@ def test_the_text_encoder_of_the_training(tower: Path) -> None:
     assert not can_make(OLD)
 
     other = asked(trained, "zebra,traffic jam", None)
-    wanted = TextEncoder.open(f"clip:{tower}").encode(["the zebra", "the traffic jam"])
+    wanted = open_encoder(f"clip:{tower}").encode(["the zebra", "the traffic jam"])
     assert other.names == ("zebra", "traffic jam")
     torch.testing.assert_close(other.queries, wanted)
     # Named on the command line, it is asked with the prompts of the training too.

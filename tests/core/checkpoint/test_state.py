@@ -92,7 +92,7 @@ def test_a_checkpoint_comes_back_from_its_state(
         ("classes", {}, "KeyError: 'names'"),
         ("classes/names", ["a", "a", "b"], "the classes 0 and 1 are both called 'a'"),
         ("classes/queries", torch.zeros(2, 5), "2 word vectors for 3 classes"),
-        ("classes/origin", {**asdict(ORIGIN), "sha256": "x"}, "its sha256 is none"),
+        ("classes/origin", {"source": "glove.txt"}, "KeyError: 'templates'"),
         ("transform/image_size", -1, "image_size"),
         ("calibration", {**asdict(CALIBRATION), "thresholds": (0.1, 0.2)}, "number of classes"),
         ("config/data/root", "${oc.env:HOME}", "holds an interpolation"),

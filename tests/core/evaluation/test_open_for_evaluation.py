@@ -15,7 +15,7 @@ from mldec import build
 from mldec.checkpoint import Calibration, Loaded, load_model
 from mldec.config.compose import compose, override
 from mldec.data.fingerprint import fingerprint
-from mldec.data.text_encoder import TextEncoder
+from mldec.data.text_encoder import open_encoder
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split
 from mldec.errors import CheckpointError, ConfigError
@@ -107,7 +107,7 @@ def test_a_tower_is_asked_for_the_classes_of_the_data(
 
     sentences = [f"a photo of a {name}." for name in classes.names]
     assert classes.queries is not None
-    wanted = TextEncoder.open(f"clip:{folder}").encode(sentences)
+    wanted = open_encoder(f"clip:{folder}").encode(sentences)
     torch.testing.assert_close(classes.queries, wanted)
 
     # The scores of a softmax have no threshold.
