@@ -16,9 +16,6 @@ from mldec.data.types import Classes, StoredImages, VectorOrigin, WordVectors
 from mldec.errors import DataError
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
-from mldec.evaluators.partial import PartialLabelEvaluator
-from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.evaluators.zero_shot import ZeroShotEvaluator
 
 log = logging.getLogger("mldec")
 
@@ -77,21 +74,23 @@ class MultiLabel(_KnownClasses):
 
     threshold: float = 0.5
 
-    kind: ClassVar[type[MultiLabelEvaluator | PartialLabelEvaluator]] = MultiLabelEvaluator
-
     def __post_init__(self) -> None:
         # The evaluator checks the threshold: a wrong one must fail now, not after an epoch.
-        self.kind(1, threshold=self.threshold)
+        self.evaluator(Classes(("any",)))
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """See `Task`."""
-        return self.kind(len(classes), threshold=self.threshold)
+        return MultiLabelEvaluator(len(classes), threshold=self.threshold)
 
 
 class PartialLabels(MultiLabel):
     """Several labels per image, of which only some are known; the others are -1 (not annotated)."""
 
-    kind = PartialLabelEvaluator
+    def evaluator(self, classes: Classes) -> Evaluator:
+        """See `Task`."""
+        from mldec.evaluators.partial import PartialLabelEvaluator
+
+        return PartialLabelEvaluator(len(classes), threshold=self.threshold)
 
 
 @dataclass(frozen=True)
@@ -110,11 +109,16 @@ class SingleLabel(_KnownClasses):
 
     def __post_init__(self) -> None:
         # The evaluator checks top_k: a wrong one must fail now, not after an epoch.
-        SingleLabelEvaluator(self.top_k or 1, top_k=self.top_k)
+        self._evaluator(self.top_k or 1)
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """See `Task`."""
-        return SingleLabelEvaluator(len(classes), top_k=self.top_k, suffix=self.suffix)
+        return self._evaluator(len(classes))
+
+    def _evaluator(self, num_classes: int) -> Evaluator:
+        from mldec.evaluators.single_label import SingleLabelEvaluator
+
+        return SingleLabelEvaluator(num_classes, top_k=self.top_k, suffix=self.suffix)
 
 
 @dataclass
@@ -143,7 +147,7 @@ class ZeroShot:
 
     def __post_init__(self) -> None:
         # The evaluator checks its settings: a wrong one must fail now, not after an epoch.
-        ZeroShotEvaluator(2, unseen=[0], images=self.val_images, threshold=self.threshold)
+        self._evaluator(2, [0])
 
         # Both are slow to read, and each split asks for them.
         self.roles, self.vectors = cache(self.roles), cache(self.vectors)
@@ -177,8 +181,13 @@ class ZeroShot:
     def evaluator(self, classes: Classes) -> Evaluator:
         """Return an evaluator that knows which of the classes are unseen."""
         _, unseen = self.roles(classes.names)
+        return self._evaluator(len(classes), unseen)
+
+    def _evaluator(self, num_classes: int, unseen: list[int]) -> Evaluator:
+        from mldec.evaluators.zero_shot import ZeroShotEvaluator
+
         return ZeroShotEvaluator(
-            len(classes), unseen=unseen, images=self.val_images, threshold=self.threshold
+            num_classes, unseen=unseen, images=self.val_images, threshold=self.threshold
         )
 
     def _showing(
