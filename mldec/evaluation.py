@@ -172,10 +172,7 @@ def check_size(data: DataModule, loaded: Loaded, args: argparse.Namespace) -> No
 def with_same_classes(
     loaded: Loaded, data: DataModule, path: str | Path
 ) -> tuple[Loaded, DataModule]:
-    """Give model and data the same classes, if the model takes any.
-
-    The text encoder of the checkpoint makes word vectors that the data lacks.
-    """
+    """Give model and data the same classes; an encoder makes word vectors that the data lacks."""
     trained, classes = loaded.classes, data.val.classes
     if trained.origin is None or not trained.origin.is_encoder:
         return loaded, data

@@ -46,10 +46,7 @@ class Classifier(nn.Module):
 
 
 class TokenClassifier(Classifier):
-    """A classifier whose input is the tokens of its backbone, which were computed before.
-
-    It has the parameters of a `Classifier`, by the same names.
-    """
+    """A classifier whose input is the tokens of its backbone, which were computed before."""
 
     def forward(
         self, images: Tensor, queries: Tensor | None = None, *, attention: bool = False

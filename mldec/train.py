@@ -197,10 +197,7 @@ def find_start(config: Config, directory: Path) -> "tuple[Path, Checkpoint] | No
 
 
 def resume_point(config: Config, directory: Path) -> Path | None:
-    """Return the path of the checkpoint to resume from, if any.
-
-    The file itself may be missing if an older version of it is there.
-    """
+    """Return the path of the checkpoint to resume from, if any; an older version may be there."""
     last = directory / "checkpoints" / "last.pt"
     holds_run = any(last.parent.glob("last*.pt"))
 

@@ -283,10 +283,7 @@ def _renamed(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
 
 @contextmanager
 def _standard_torch() -> Iterator[None]:
-    """Build on the CPU in float32 whatever the caller's defaults; restore the random state.
-
-    Both belong to the whole process: one thread at a time may change them.
-    """
+    """Build on the CPU in float32, one thread at a time; restore the random state."""
     with _LOADING, torch.device("cpu"), torch.random.fork_rng(devices=[]):
         dtype = torch.get_default_dtype()
         torch.set_default_dtype(torch.float32)
@@ -326,10 +323,7 @@ def match_tensors(
 def check_fit(
     model: nn.Module, tensors: Mapping[str, Tensor], optional: tuple[str, ...] = ()
 ) -> None:
-    """Raise a `DataError` unless all tensors match the model's in name and shape.
-
-    Tensors with the endings `optional` may be missing.
-    """
+    """Raise a `DataError` unless all tensors fit; those ending in `optional` may be absent."""
     match = match_tensors(model, tensors)
     missing = [name for name in match.missing if not name.endswith(optional)]
     kinds = {"missing": missing, "unexpected": match.unexpected}

@@ -46,10 +46,7 @@ class Calibration:
         return logits * slopes + offsets
 
     def thresholds_of(self, trained: Sequence[str], names: Sequence[str]) -> list[float]:
-        """Return the thresholds in the order of `names`, which the checkpoint has as `trained`.
-
-        A threshold that serves all classes serves those of any names.
-        """
+        """Return the thresholds in the order of `names`, which the checkpoint has as `trained`."""
         if len(self.thresholds) < 2:
             return list(self.thresholds)
 

@@ -53,18 +53,12 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = Tru
 
 
 def versions(path: Path, keep: int) -> list[Path]:
-    """Return the paths of `keep` versions of a checkpoint, the newest first.
-
-    They are called last.pt, last.1.pt, last.2.pt and so on, and need not exist.
-    """
+    """Return the paths of `keep` versions, the newest first: last.pt, last.1.pt and so on."""
     return [path, *(path.with_name(f"{path.stem}.{age}{path.suffix}") for age in range(1, keep))]
 
 
 def duplicate(source: Path, target: Path) -> None:
-    """Give a checkpoint a second name, by a hard link if the file system has them, else by a copy.
-
-    An existing target stays as it is if that fails.
-    """
+    """Give a checkpoint a second name, by a hard link or a copy; replace an existing target."""
     temporary = target.with_name(target.name + ".tmp")
     with writing(target, of_run=True):
         # An interrupted run may have left one, and a link needs a name that is free.

@@ -121,10 +121,7 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Map tokens [B, N, D] to tokens [B, N, D].
-
-        The positions [N, D] are added to the queries and keys, never to the values, as in DETR.
-        """
+        """Map tokens [B, N, D] to tokens; positions [N, D] are for queries and keys, as in DETR."""
         located = tokens + positions
         attended, _ = self.self_attn(located, located, tokens)
         tokens = self.norm1(tokens + self.dropout(attended))

@@ -67,10 +67,7 @@ def require(good: Tensor, logits: Tensor, fault: Callable[[], str]) -> Tensor:
 
 
 class LabelCounts(NamedTuple):
-    """The training images that show each class, and those that do not, [K].
-
-    Unannotated ones are neither.
-    """
+    """The training images that show each class, and those that do not, [K]."""
 
     positives: Tensor
     negatives: Tensor

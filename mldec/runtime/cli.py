@@ -151,10 +151,7 @@ def chosen_model(args: argparse.Namespace) -> dict[str, Any]:
 def run_command(
     parse: Callable[[], argparse.Namespace], work: Callable[[argparse.Namespace], int | None]
 ) -> None:
-    """Parse the command line and do the work of a command, which returns the exit status.
-
-    An error ends it with one line.
-    """
+    """Parse the command line and do the work of a command; an error ends it with one line."""
     with one_line():
         args = parse()
         to_console()

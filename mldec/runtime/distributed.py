@@ -74,10 +74,7 @@ def prepare_device(device: torch.device, *, tf32: bool) -> None:
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[None]:
-    """Join the group that torchrun describes, and leave it at the end.
-
-    Gradients are averaged with NCCL on CUDA and with gloo on the CPU.
-    """
+    """Join the group that torchrun describes, and leave it at the end."""
     if "RANK" not in os.environ:
         yield
         return

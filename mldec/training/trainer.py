@@ -55,10 +55,7 @@ ENOUGH_FOR_BATCH_NORM = 16  # images; with fewer the statistics are noisy (group
 
 
 class Trainer:
-    """Train a model on its device, evaluate it after each epoch, and keep last.pt and best.pt.
-
-    The two files are in `folder`. `stop` turns true when the run should end after its step.
-    """
+    """Train a model, evaluate it after each epoch, and keep last.pt and best.pt in `folder`."""
 
     def __init__(
         self,
@@ -445,10 +442,7 @@ class CheckpointFiles:
         return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
 
     def save(self, checkpoint: Callable[[], Checkpoint], *, best: bool) -> None:
-        """Write last.pt, with `best` also best.pt, in the background.
-
-        An error in the writing of the file before this one is raised here.
-        """
+        """Write last.pt, with `best` also best.pt, in the background."""
         self._saved_at = time.monotonic()
         if not distributed.is_main():
             return
