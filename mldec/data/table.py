@@ -393,9 +393,6 @@ class TableBuilder:
         self._first_seen: dict[str, str] = {}
         self._entries: list[dict[int, int]] = []
 
-    def __len__(self) -> int:
-        return len(self._first_seen)
-
     def add(self, path: str, labels: Mapping[str, int] | Mapping[int, int], where: str) -> None:
         """Add an image by the path of its file, see `path_inside`.
 
