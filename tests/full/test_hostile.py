@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mldec
 from mldec import checkpoint
-from mldec.data.word_vectors import read_vectors
+from mldec.data.word_vectors import word_vectors
 from mldec.errors import UserError
 
 ROOT = Path(mldec.__file__).parents[1]
@@ -57,7 +57,7 @@ def fault_of(call, path):
 
 
 def words(path):
-    return read_vectors(path, ["one", "two"], order=["one", "two"])
+    return word_vectors(str(path), ["one", "two"], order=["one", "two"])
 
 
 def test_every_file_ends_in_one_line_at_every_door(corpus, model, trace):

@@ -14,9 +14,9 @@ from support import CONFIGS, one_line
 
 from mldec import checkpoint
 from mldec.checkpoint import load_model
-from mldec.data.text_encoder import TextEncoder
+from mldec.data.text_encoder import open_encoder
 from mldec.data.transforms import read_image
-from mldec.data.word_vectors import read_vectors
+from mldec.data.word_vectors import word_vectors
 from mldec.files.torch_files import read_torch
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_digits.py"
@@ -103,7 +103,7 @@ def test_predict_knows_its_own_classes_and_new_ones(command, folder, tmp_path):
 
     own = predicted("--top", "40")
     assert len(own) == 40
-    vectors = read_vectors(folder / "data/wordvec_array.pth", ["redfive", "bluetwo"])
+    vectors = word_vectors(str(folder / "data/wordvec_array.pth"), ["redfive", "bluetwo"]).queries
     lines = [
         f"{name} {' '.join(map(str, row.tolist()))}\n"
         for name, row in zip(("a", "b"), vectors, strict=True)
@@ -194,7 +194,7 @@ def test_other_classes_from_the_checkpoint_alone_after_a_text_encoder(
 
     alone = predicted(best)
     loaded = load_model(best, plugins=["patches"])
-    vectors = TextEncoder.open(source).encode_names(["zebra", "traffic jam"], origin.templates)
+    vectors = open_encoder(source).encode_names(["zebra", "traffic jam"], origin.templates)
     image = loaded.transform(read_image(some_image(folder)))
     with torch.no_grad():
         wanted = loaded.model(image[None], vectors)[0].sigmoid().tolist()
