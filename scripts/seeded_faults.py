@@ -82,8 +82,8 @@ loader: the augmentation of an image is the same in each epoch
 - rng = SampleRandom(sample_seed(self.seed, *key))
 + rng = SampleRandom(sample_seed(self.seed, *key[1:]))
 loader: the evaluation drops the last, smaller batch
-- for start in range(0, num_images, batch_size)[rank::world_size]:
-+ for start in range(0, num_images - num_images % batch_size, batch_size)[rank::world_size]:
+- for start in indices[::batch_size][rank::world_size]:
++ for start in indices[: -(len(indices) % batch_size) or None : batch_size][rank::world_size]:
 loader: an image that is repeated has the same random numbers
 - repetition += int(appearances[shuffled]) * self.repeats
 + repetition += 0
