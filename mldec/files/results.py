@@ -190,3 +190,8 @@ def write_result(target: str, text: str) -> None:
     file = ResultFile(target)
     file.write(text)
     file.commit()
+
+
+def write_json(target: str, content: Any) -> None:
+    """Write a whole result file of JSON; see `to_json`."""
+    write_result(target, to_json(content, indent=1) + "\n")

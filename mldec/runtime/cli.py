@@ -1,6 +1,7 @@
 """What the commands share: the console, options that choose a model, checks of values."""
 
 import argparse
+import importlib.util
 import logging
 import math
 import os
@@ -12,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 import mldec
-from mldec.errors import one_line, printable, writing
+from mldec.errors import ConfigError, one_line, printable, writing
 from mldec.runtime.devices import MAX_IMAGE_SIZE, Precision
 
 log = logging.getLogger("mldec")
@@ -159,6 +160,15 @@ def run_command(
         args = parse()
         to_console()
         sys.exit(work(args))
+
+
+def require(what: str, extra: str, *packages: str) -> None:
+    """Refuse what needs packages of one of our extras, if they are missing, before its work."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"{what} needs {package}, not installed here; run pip install 'mldec[{extra}]'"
+            )
 
 
 def positive(text: str) -> int:

@@ -30,7 +30,8 @@ from mldec import build, checkpoint
 from mldec.benchmark import environment
 from mldec.config.compose import compose
 from mldec.errors import ConfigError, one_line
-from mldec.figures import require_matplotlib, save
+from mldec.figures import save
+from mldec.runtime.cli import require
 from mldec.runtime.facts import count_parameters, multiply_accumulates
 from mldec.training.log import RunLog
 from mldec.training.trainer import Trainer
@@ -358,7 +359,7 @@ def main() -> None:
             raise ConfigError(f"--row {args.row}: there is no such row; see --list")
 
         # The plot comes last: whether it can be drawn is known before hours of training.
-        require_matplotlib(OUT.with_suffix(".png").name)
+        require(OUT.with_suffix(".png").name, "plot", "matplotlib")
 
         WORK.mkdir(parents=True, exist_ok=True)
         if args.row:

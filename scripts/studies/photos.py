@@ -44,8 +44,9 @@ from mldec.data.loader import training_labels
 from mldec.data.types import DataModule
 from mldec.errors import one_line
 from mldec.evaluation import evaluate
-from mldec.figures import require_matplotlib, save
+from mldec.figures import save
 from mldec.model import Classifier, TokenClassifier
+from mldec.runtime.cli import require
 from mldec.runtime.facts import count_parameters, multiply_accumulates
 from mldec.runtime.signals import StopRequest
 from mldec.training.frozen_features import with_tokens
@@ -518,7 +519,7 @@ def main() -> None:
 
     with one_line():
         # The plots come last: whether they can be drawn is known before hours of training.
-        require_matplotlib("photos.py")
+        require("photos.py", "plot", "matplotlib")
         WORK.mkdir(parents=True, exist_ok=True)
         study = Study(args.photos, args.weights, args.coco)
         parts = (

@@ -186,7 +186,7 @@ def test_without_matplotlib_only_the_charts_are_refused_and_before_anything_is_r
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, out, err = check("--out", tmp_path / "pictures")
     assert (status, out) == (1, "")
-    one_line(err, "--out: the charts need matplotlib", "pip install 'mldec[plot]'")
+    one_line(err, "--out: a chart needs matplotlib", "pip install 'mldec[plot]'")
     assert check("--json", tmp_path / "r.json")[0] == 0
 
 
@@ -263,8 +263,8 @@ def test_the_last_choice_of_a_dataset_counts(cli: Cli, tmp_path: Path) -> None:
         (["data=coco", "data.rot=/x"], "coco takes no such argument; did you mean 'root'?"),
         (["data=coco", "head.num_grops=3"], "head.num_grops: MLDecoder takes no such argument"),
         (["data=digits", "--json", "/nowhere/r.json"], "cannot write /nowhere/r.json"),
-        (["data=digits", "--split", "train"], "--split needs a model: pass --checkpoint FILE"),
-        (["data=digits", "--rows", "3"], "--rows needs a model: pass --checkpoint FILE"),
+        (["data=digits", "--split", "train"], "--split has no effect without --checkpoint FILE"),
+        (["data=digits", "--rows", "3"], "--rows has no effect without --checkpoint FILE"),
         (["--checkpoint", "x", "--decode", "3"], "--decode has no effect with --checkpoint"),
         (["--checkpoint", "nowhere.pt"], "no file at nowhere.pt"),
     ],

@@ -8,10 +8,10 @@ import math
 import re
 import shutil
 from collections.abc import Callable
-from html import escape
 from pathlib import Path
 
 import numpy as np
+from markupsafe import escape
 from PIL import Image
 from support import one_line
 
