@@ -3,18 +3,15 @@
 import argparse
 import asyncio
 import base64
-import io
 import secrets
 import socket
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from importlib import resources
 from ipaddress import ip_address
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 from urllib.parse import urlsplit
 
-import jinja2
 import torch
 from fastapi import FastAPI, Form, HTTPException, Request, UploadFile
 from fastapi.concurrency import run_in_threadpool
@@ -33,6 +30,7 @@ from mldec.data.images import read_image
 from mldec.data.types import Classes
 from mldec.data.word_vectors import word_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError, UserError, visible
+from mldec.files.pages import data_url, template
 from mldec.predict.engine import (
     DEFAULT_THRESHOLD,
     Engine,
@@ -249,7 +247,7 @@ class Answerer:
         picture = image.crop(seen)
         picture.thumbnail((PICTURE, PICTURE), Image.Resampling.LANCZOS)
         if settings.pictures:
-            row.picture = _data_url(picture)
+            row.picture = data_url(picture, quality=QUALITY)
 
         if settings.heat_maps and isinstance(engine, TorchEngine):
             shown = [item for item in predictions if item.present][:HEAT_MAPS] or predictions[:1]
@@ -262,7 +260,7 @@ class Answerer:
             for item, heat in zip(shown, maps.numpy(), strict=True):
                 item.heat = heat.round(HEAT_DIGITS).tolist()
                 if settings.pictures:
-                    item.heat_picture = _data_url(heated(picture, heat))
+                    item.heat_picture = data_url(heated(picture, heat), quality=QUALITY)
             row.seen, row.heat_method = [*seen], explainer.method
         row.predictions = predictions
 
@@ -300,14 +298,12 @@ def application(answerer: Answerer, names: Iterable[str] = (), token: str | None
     )
     app.add_middleware(Door, names=names, token=token)
     one_at_a_time = asyncio.Lock()
-    template = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(resources.files("mldec.demo").joinpath("page.html").read_text(encoding="utf-8"))
+    html_page = template("mldec.demo", "page.html")
 
     @app.get("/", include_in_schema=False)
     def page() -> HTMLResponse:
         nonce = secrets.token_urlsafe(16)
-        html = template.render(model=answerer.model, default=DEFAULT_THRESHOLD, nonce=nonce)
+        html = html_page.render(model=answerer.model, default=DEFAULT_THRESHOLD, nonce=nonce)
         # The browser loads nothing but the answers of this server.
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
@@ -456,9 +452,3 @@ def _ranked(engine: Engine, scores: Tensor, threshold: float | None) -> list[Pre
         )
         for index, score in zip(order.tolist(), values.tolist(), strict=True)
     ]
-
-
-def _data_url(image: Image.Image) -> str:
-    content = io.BytesIO()
-    image.save(content, "JPEG", quality=QUALITY)
-    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"

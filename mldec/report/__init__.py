@@ -8,18 +8,15 @@ pip install 'mldec[report]'.
 """
 
 import argparse
-import importlib.util
 
-from mldec.errors import ConfigError
 from mldec.runtime.cli import (
     add_model_options,
     add_precision_option,
     command,
     fraction,
+    require,
     run_command,
 )
-
-LIBRARIES = ("plotly", "jinja2")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,12 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 def report(args: argparse.Namespace) -> None:
     """Write the report that the command line asks for."""
-    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"a report needs {' and '.join(missing)}, not installed here; "
-            f"run pip install 'mldec[report]'"
-        )
+    require("a report", "report", "plotly")
 
     # Imported late: --help and a wrong argument need not wait for torch.
     from mldec.report.make import run
