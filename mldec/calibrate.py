@@ -25,11 +25,11 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import expit, logit, softmax
 
-from mldec.errors import CheckpointError, ConfigError, DataError, say
+from mldec.errors import ConfigError, DataError, say
 from mldec.evaluators.label_errors import platt
 from mldec.evaluators.multi_label import Counts
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
+from mldec.files.results import check_targets, write_json, write_result
 from mldec.runtime.cli import (
     add_model_options,
     add_precision_option,
@@ -42,7 +42,7 @@ from mldec.runtime.cli import (
 
 # What reads checkpoints and data is imported late: --help need not wait for it.
 if TYPE_CHECKING:
-    from mldec.checkpoint import Calibration, Loaded
+    from mldec.checkpoint import Calibration
     from mldec.evaluation import Scores
 
 log = logging.getLogger("mldec")
@@ -134,11 +134,11 @@ class Threshold:
 def fit_threshold(objective: Objective, columns: Callable[[], Iterable[Column]]) -> Threshold:
     """Fit one threshold to the scores of a class, or of several classes together.
 
-    Only the scores of positives are cut points that can be best: between two of them a lower
-    threshold adds nothing but false positives. The threshold lies halfway between the lowest score
-    that counts as present and the next one. The columns are computed several times, so that the
-    scores of many classes need not be in memory together.
+    It lies halfway between the lowest score that counts as present and the next one. The columns
+    are computed several times, so that the scores of many classes need not be in memory together.
     """
+    # Only the scores of positives can be the best cut points: between two of them a lower threshold
+    # adds nothing but false positives.
     of_positives = np.concatenate([logits[present] for logits, present in columns()])
     cuts, counts = np.unique(of_positives, return_counts=True)
 
@@ -191,10 +191,7 @@ class Fit:
     def columns(
         self, logits: np.ndarray, labels: np.ndarray, images: np.ndarray
     ) -> Iterator[tuple[int, Column]]:
-        """Yield each class with its column.
-
-        Logits and labels are [N, K], images bool [N]; labels of -1 are left out.
-        """
+        """Yield each class with its column, of logits and labels [N, K] and images bool [N]."""
         for first in range(0, logits.shape[1], BLOCK):
             block = np.s_[:, first : first + BLOCK]
             scores = np.ascontiguousarray(logits[block].T, np.float64)
@@ -223,8 +220,8 @@ def temperature(
     """Fit the temperature T that minimises the log loss of the scores of logits / T.
 
     The scores are a softmax if an image has one label (Guo et al. 2017, arXiv 1706.04599, section
-    4.2; images without a label are left out), else a sigmoid per class. The loss is convex in
-    1 / T, so that its derivative has one zero. None if that is outside `TEMPERATURES`.
+    4.2), else a sigmoid per class. The loss is convex in 1 / T, so that its derivative has one
+    zero. None if that is outside `TEMPERATURES`.
     """
     rows = every_nth(logits, images)
     logits, labels = logits[rows].astype(np.float64), labels[rows]
@@ -330,11 +327,7 @@ class Tally:
             self.pairs += len(present)
 
     def calibration_error(self) -> float:
-        """Return the expected calibration error in percent, over all annotated pairs.
-
-        The mean over the pairs of |share of positives - mean score| of their bin; the bins are
-        intervals [low, high) of equal width.
-        """
+        """Return the mean over all pairs of |share of positives - mean score| of their bin."""
         return float(100 * np.abs(self.positives - self.scores).sum() / self.pairs)
 
     def summary(self) -> dict[str, float]:
@@ -382,7 +375,7 @@ def with_several(
     fixed.add(unscaled(len(names), FIXED), logits, labels, every)
     outside = cross_fitted(logits, labels, folds, choice)
 
-    per_class: dict[str, list[Any]] = {"threshold": fitted.thresholds.tolist()}
+    per_class = {"threshold": fitted.thresholds.tolist()}
     for prefix, tally in (("", outside), ("fitted_", own), (f"at_{FIXED}_", fixed)):
         for name, column in tally.counts.per_class().items():
             per_class[prefix + name] = (100 * column).tolist()
@@ -460,7 +453,9 @@ def parser() -> argparse.ArgumentParser:
         "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
     )
     add_precision_option(arguments, "that of the training; fp32 on a CPU")
-    arguments.add_argument("--objective", help="f1 (default), precision:P, recall:R or cost:FP,FN")
+    arguments.add_argument(
+        "--objective", default="f1", help="f1 (default), precision:P, recall:R or cost:FP,FN"
+    )
     arguments.add_argument(
         "--scope",
         choices=("class", "global"),
@@ -475,6 +470,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--min-positives",
         type=positive,
+        default=MIN_POSITIVES,
         metavar="N",
         help=f"classes with fewer share a threshold; default: {MIN_POSITIVES}",
     )
@@ -495,10 +491,10 @@ def parser() -> argparse.ArgumentParser:
 
 def calibrate(args: argparse.Namespace) -> None:
     """Score, fit, store the copy, print, and write the files."""
-    objective = parse_objective(args.objective or "f1")
+    objective = parse_objective(args.objective)
     if args.folds < 2:
         raise ConfigError(f"--folds {args.folds}: thresholds are judged with at least 2")
-    check_targets(args.json, args.csv, args.out)
+    check_targets(args.json, args.csv, out=args.out)
 
     from mldec.checkpoint import Calibration, load_model, to_store
     from mldec.config.compose import to_dict
@@ -511,7 +507,7 @@ def calibrate(args: argparse.Namespace) -> None:
     args.settings += precision_setting(args)
     loaded = load_model(**chosen_model(args))
     out = target(args, loaded.path)
-    check_targets(out)
+    check_targets(out=out)
 
     subject = open_for_evaluation(loaded, args, calibrated=False)
     if subject.ranks_only and not args.platt:
@@ -527,13 +523,14 @@ def calibrate(args: argparse.Namespace) -> None:
             f"data.image_size {size}: {loaded.path} is for {stored} pixels, and its thresholds "
             f"would not hold there; pass data.image_size={stored}"
         )
-    choice = Choice(
-        objective,
-        scope_of(loaded, args),
-        args.min_positives or MIN_POSITIVES,
-        args.platt,
-        shared=loaded.classes.queries is not None,
-    )
+    zero_shot = loaded.classes.queries is not None
+    if zero_shot and args.scope == "class":
+        raise ConfigError(
+            f"--scope class: {args.checkpoint} scores any classes by their word vectors, so that "
+            f"it has one threshold; leave it out"
+        )
+    scope = "global" if zero_shot else args.scope or "class"
+    choice = Choice(objective, scope, args.min_positives, args.platt, shared=zero_shot)
 
     scores = subject.scores()
     # What identifies the images, wherever they are stored.
@@ -548,13 +545,15 @@ def calibrate(args: argparse.Namespace) -> None:
     else:
         outcome = with_several(scores, folds, choice, names)
 
+    values = outcome.thresholds, outcome.slopes, outcome.offsets
+    thresholds, slopes, offsets = (in_order(v, names, loaded.classes.names) for v in values)
     calibration = Calibration(
         weights=loaded.weights,
         objective=None if exclusive else objective.text,
         scope=None if exclusive else choice.scope,
-        thresholds=in_order(outcome.thresholds, names, loaded.classes.names),
-        slopes=in_order(outcome.slopes, names, loaded.classes.names),
-        offsets=in_order(outcome.offsets, names, loaded.classes.names),
+        thresholds=thresholds,
+        slopes=slopes,
+        offsets=offsets,
         images=len(scores.indices),
         data=to_dict(subject.config)["data"],
         fingerprint=fingerprint(data.val),
@@ -570,46 +569,16 @@ def target(args: argparse.Namespace, path: Path) -> str:
     from mldec.checkpoint import is_download, is_tower
     from mldec.files.torch_files import SUFFIX
 
-    if args.out == STANDARD_OUTPUT:
-        raise ConfigError("--out -: a checkpoint is written to a file; pass its name")
-    if args.out is not None:
-        out = Path(args.out)
-    else:
-        folder = Path() if is_download(args.checkpoint) else path.parent
-        # A published checkpoint and a model of open_clip get a copy of the other kind.
-        suffix = path.suffix
-        if suffix == SUFFIX or is_tower(args.checkpoint):
-            suffix = ".pt"
-        out = folder / f"{path.stem.removesuffix('.calibrated')}.calibrated{suffix}"
+    # A published checkpoint and a model of open_clip get a copy of the other kind.
+    of_others = path.suffix == SUFFIX or is_tower(args.checkpoint)
+    suffix = ".pt" if of_others else path.suffix
+    folder = Path() if is_download(args.checkpoint) else path.parent
+    name = f"{path.stem.removesuffix('.calibrated')}.calibrated{suffix}"
+    out = folder / name if args.out is None else Path(args.out)
 
     if os.path.realpath(out) == os.path.realpath(path):
         raise ConfigError(f"--out: {out} is the checkpoint itself; pass another name")
     return str(out)
-
-
-def scope_of(loaded: "Loaded", args: argparse.Namespace) -> str:
-    """Return the scope of the thresholds, and refuse options that have no effect on the model."""
-    classes = loaded.classes
-    if not classes.names:
-        raise CheckpointError(
-            f"{args.checkpoint} names no classes and holds no word vectors: thresholds cannot be "
-            f"stored with it"
-        )
-
-    for name in ("objective", "scope", "platt", "min_positives"):
-        if classes.exclusive and getattr(args, name):
-            raise ConfigError(
-                f"--{name.replace('_', '-')} has no effect: an image of this data has one label, "
-                f"so that only a temperature is fitted; leave it out"
-            )
-    if classes.queries is None:
-        return args.scope or "class"
-    if args.scope == "class":
-        raise ConfigError(
-            f"--scope class: {args.checkpoint} scores any classes by their word vectors, so that "
-            f"it has one threshold; leave it out"
-        )
-    return "global"
 
 
 def in_order(
@@ -649,8 +618,7 @@ def tell(
     )
 
     if args.json:
-        content = {
-            **report(results, calibration.weights, args.checkpoint, names),
+        content = report(results, calibration.weights, args.checkpoint, names) | {
             "fitted": outcome.fitted,
             "uncalibrated": outcome.uncalibrated,
             "out": out,
@@ -659,7 +627,7 @@ def tell(
             "folds": args.folds,
             "temperature": None if args.platt else 1 / calibration.slopes[0],
         }
-        write_result(args.json, to_json(content, indent=1) + "\n")
+        write_json(args.json, content)
     if args.csv:
         write_result(args.csv, to_csv(results, names))
 

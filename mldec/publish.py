@@ -384,10 +384,6 @@ def publish(args: argparse.Namespace) -> None:
             )
 
     loaded = load_model(args.checkpoint, args.weights, plugins=args.plugin)
-    if not loaded.classes.names:
-        raise CheckpointError(
-            f"{args.checkpoint} names no classes and holds no word vectors: it cannot be published"
-        )
     checkpoint = shareable(loaded)
     measured = of_checkpoint(checkpoint, loaded.weights)
     if args.results is not None:

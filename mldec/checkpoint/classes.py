@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from mldec.data.table import names_fault
-from mldec.data.types import Classes
+from mldec.data.text_encoder import DEFAULT, PREFIX
+from mldec.data.types import Classes, VectorOrigin
+from mldec.data.word_vectors import WordVectors, made_alike, word_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.files.text import read_text
 
@@ -19,7 +21,7 @@ log = logging.getLogger("mldec")
 # Mean cosine between two vectors of a name: near 0 if their sources were trained apart, well above
 # one half between the prompts of one text encoder, and close to 1 after rounding.
 _SAME_KIND, _EQUAL = 0.5, 0.995
-COMPARED = 16  # classes, where their vectors have to be made or read for it
+_COMPARED = 16  # classes, where their vectors have to be made or read for it
 _ONE_PER_LINE = "write one class name per line, in the checkpoint's order"
 
 
@@ -145,10 +147,8 @@ def _with_known(trained: Classes, current: Classes, path: str | Path) -> Classes
     if current.origin is not None and current.origin.sha256 == origin.sha256:
         return trained
 
-    from mldec.data.word_vectors import made_alike
-
     remedy = "put its weights there again"
-    names = current.names[:COMPARED]
+    names = current.names[:_COMPARED]
     # A comparison is not a reason to write the names of classes to this machine.
     made = made_alike(names, origin, where=str(path), remedy=remedy, keep=False)
     return replace(trained, names=made.names, queries=made.queries)
@@ -189,6 +189,67 @@ def _check_same_count(trained: Classes, current: Classes, path: str | Path) -> N
         )
 
 
+def queries_for(
+    names: Sequence[str],
+    vectors: str | None,
+    trained: Classes | None,
+    *,
+    option: str,
+    keep: bool = True,
+) -> Classes:
+    """Return classes with word vectors that a zero-shot model takes.
+
+    Args:
+        names: of the classes, each once.
+        vectors: a file of their word vectors, or a text encoder, see `word_vectors`; of the kind
+            that the model was trained with. None makes them as those of the training were made.
+        trained: the classes of the training, with their word vectors; None if these are not known.
+        option: that asked for these classes, for messages.
+        keep: see `word_vectors`.
+    """
+    origin = None if trained is None else trained.origin
+    if vectors is None:
+        made = _as_before(names, origin, option, keep=keep)
+    else:
+        # A few classes of the training, whose vectors are known, are made too.
+        known = () if trained is None else trained.names
+        others = [name for name in known if name not in names][:_COMPARED]
+        templates = origin.templates if origin is not None and origin.is_encoder else (DEFAULT,)
+        made = word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
+
+    if trained is not None:
+        current = Classes(made.names, queries=made.queries, origin=made.origin)
+        check_queries(trained, current, "the checkpoint")
+    return Classes(
+        tuple(names),
+        exclusive=trained is not None and trained.exclusive,
+        queries=made.queries[: len(names)],
+        origin=made.origin,
+    )
+
+
 def can_make(trained: Classes) -> bool:
     """Tell whether a checkpoint says which text encoder makes the word vectors of other classes."""
     return trained.origin is not None and trained.origin.is_encoder
+
+
+def _as_before(
+    names: Sequence[str], origin: VectorOrigin | None, option: str, *, keep: bool
+) -> WordVectors:
+    """Make word vectors as those of the training were made."""
+    if origin is None:
+        raise CheckpointError(
+            f"{option}: the checkpoint does not say how its word vectors were made; pass --vectors "
+            f"with a file of the kind that it was trained with, or {PREFIX}MODEL:WEIGHTS"
+        )
+    if not origin.is_encoder:
+        raise CheckpointError(
+            f"{option}: the checkpoint was trained with the word vectors of {origin.described()}; "
+            f"pass this file with --vectors FILE"
+        )
+
+    remedy = f"pass its weights with --vectors {PREFIX}MODEL:FILE"
+    made = made_alike(names, origin, where=option, remedy=remedy, keep=keep)
+
+    log.info("word vectors of %d classes by %s", len(names), origin.source)
+    return made

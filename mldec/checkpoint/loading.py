@@ -215,6 +215,10 @@ def to_store(loaded: Loaded) -> Checkpoint:
 
     A file of others becomes one without a training state, from which no run can go on.
     """
+    if not loaded.classes.names:
+        raise CheckpointError(
+            f"{loaded.path} names no classes and holds no word vectors: it cannot be stored"
+        )
     if loaded.of_run:
         return load(loaded.path)
 

@@ -27,7 +27,7 @@ from mldec.evaluation import (
 )
 from mldec.evaluation import report as report_dict
 from mldec.evaluators import Thresholded
-from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
+from mldec.files.results import check_targets, write_json, write_result
 from mldec.report import comparison, examples, statistics
 from mldec.report.page import Content, page
 from mldec.report.statistics import Answers, Numbers
@@ -40,9 +40,7 @@ log = logging.getLogger("mldec")
 def run(args: argparse.Namespace) -> None:
     """Do the work of `mldec.report`: score, compute, and write the page."""
     started = time.monotonic()
-    if args.out == STANDARD_OUTPUT:
-        raise ConfigError("--out -: a report is written to a file; pass its name")
-    check_targets(args.out, args.json)
+    check_targets(args.json, out=args.out)
 
     # The other model too is refused before the first image is scored.
     subject = prepare(args)
@@ -51,8 +49,7 @@ def run(args: argparse.Namespace) -> None:
 
     write_result(args.out, page(content))
     if args.json:
-        numbers = to_dict(content, subject.path, subject.loaded.weights)
-        write_result(args.json, to_json(numbers, indent=1) + "\n")
+        write_json(args.json, to_dict(content, subject.path, subject.loaded.weights))
     size, seconds = Path(args.out).stat().st_size / 1e6, time.monotonic() - started
     say(f"{args.out}: a report on {args.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
 
@@ -107,18 +104,17 @@ def threshold_notes(subject: Subject) -> list[str]:
             "one per class."
         ]
 
-    calibration = loaded.calibration
-    if calibration is None or thresholds != calibration.thresholds_of(
-        loaded.classes.names, classes.names
-    ):
+    calibration, names = loaded.calibration, (loaded.classes.names, classes.names)
+    if calibration is None or thresholds != calibration.thresholds_of(*names):
         return [f"The threshold is {thresholds[0]:g}, as the command line says."]
-    sentences = [f"The thresholds are those of the checkpoint, for {calibration.objective}."]
-    if calibration.fingerprint == fingerprint(subject.data.val):
-        sentences.append(
-            "They were fitted on these very images, so that precision, recall and F1 are too good; "
-            "mldec.calibrate prints those of images outside the fit."
-        )
-    return sentences
+    sentence = f"The thresholds are those of the checkpoint, for {calibration.objective}."
+    if calibration.fingerprint != fingerprint(subject.data.val):
+        return [sentence]
+    return [
+        sentence,
+        "They were fitted on these very images, so that precision, recall and F1 are too good; "
+        "mldec.calibrate prints those of images outside the fit.",
+    ]
 
 
 # ------------------------------------------------------------------------------------- the contents
@@ -140,27 +136,24 @@ def gather(subject: Subject, other: Subject | None) -> Content:
     pairs = statistics.pairs_of_classes(answers)
 
     indices, labels, unreadable = scores.indices, scores.labels, scores.bad
-    compared, changed = None, []
+    compared = None
     if other is not None:
         theirs = examine_other(other, indices, weights)
         compared = comparison.compare(other.path, answers, numbers, *theirs)
-        changed = compared.changed
         del theirs
     del scores, answers
 
     # What finds no room in the file is left out.
-    rows = [change.row for change in changed] + [suspect.row for suspect in suspects]
-    rows += [example.row for example in chosen]
+    changed = [] if compared is None else compared.changed
+    rows = [item.row for item in (*changed, *suspects, *chosen)]
     pictures = examples.album(subject.data.val, indices, labels, rows)
     suspects = [suspect for suspect in suspects if suspect.row in pictures]
     pictured = [example for example in chosen if example.row in pictures]
     if compared is not None:
-        changed = [change for change in changed if change.row in pictures]
-        compared = replace(compared, changed=changed)
+        compared = replace(compared, changed=[one for one in changed if one.row in pictures])
 
     notes = notes_on(subject, statistics.count(weights), len(shown))
-    if len(pictured) < len(chosen):
-        left_out = len(chosen) - len(pictured)
+    if left_out := len(chosen) - len(pictured):
         notes.append(f"{left_out:,} more images are left out, to keep the file small.")
 
     log.info(f"{subject.path}: {len(pictured):,} heat maps")
@@ -230,27 +223,15 @@ def examine_other(
 
 
 def to_dict(content: Content, path: str, weights: str) -> dict[str, Any]:
-    """Return what `mldec.evaluate` writes as JSON, with 95 % intervals.
-
-    These are "intervals", [low, high] by the name of the metric, and "AP_low" and "AP_high" in the
-    entry of each class.
-    """
+    """Return what `mldec.evaluate` writes as JSON, with 95 % intervals [low, high]."""
     table = content.table
     per_class = {"f1" if name == "F1" else name: column for name, column in table.columns.items()}
     per_class["AP_low"], per_class["AP_high"] = table.intervals
 
-    results = Results(
-        metrics={name: interval.value for name, interval in content.metrics.items()},
-        per_class=per_class,
-        images=content.images,
-        bad=content.unreadable,
-        confusions=None,
-    )
-    intervals = {
-        name: [interval.low, interval.high]
-        for name, interval in content.metrics.items()
-        if np.isfinite(interval.low)
-    }
+    metrics = {name: interval.value for name, interval in content.metrics.items()}
+    results = Results(metrics, per_class, content.images, content.unreadable, confusions=None)
+    bounds = {name: [interval.low, interval.high] for name, interval in content.metrics.items()}
+    intervals = {name: both for name, both in bounds.items() if np.isfinite(both[0])}
     return {**report_dict(results, weights, path, table.names), "intervals": intervals}
 
 

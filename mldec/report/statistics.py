@@ -336,7 +336,7 @@ class Histograms:
     score_sums: np.ndarray  # sum of the scores of both, float64 [K, T]
 
     def calibration_bins(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return images, positives and sum of the scores in `BINS` bins of equal width, [K, BINS]."""
+        """Return images, positives and sums of scores in `BINS` bins of equal width, [K, BINS]."""
         bins = np.eye(BINS)[(self.edges[:-1] * BINS + 1e-9).astype(int)]
         images = (self.positives + self.negatives) @ bins
         return images, self.positives @ bins, self.score_sums @ bins

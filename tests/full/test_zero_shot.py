@@ -377,7 +377,7 @@ def test_a_zero_shot_file_of_the_official_code_is_given_names_and_vectors(
 
     status, _, err = cli("calibrate", path, *size, *data, "device=cpu")
     assert status == 1
-    one_line(err, f"{path} names no classes and holds no word vectors: thresholds cannot be stored")
+    one_line(err, f"{path} names no classes and holds no word vectors: it cannot be stored")
 
 
 def test_data_of_another_image_size_is_noticed(command: Cli) -> None:

@@ -129,7 +129,7 @@ def test_a_run_goes_on_from_a_calibrated_copy(
     [
         (["--objective", "accuracy"], "--objective accuracy: it must be f1, precision:P"),
         (["--folds", "1"], "--folds 1: thresholds are judged with at least 2"),
-        (["--out", "-"], "--out -: a checkpoint is written to a file"),
+        (["--out", "-"], "--out -: this is written to a file"),
         (["--out", "{best}"], "--out: {best} is the checkpoint itself"),
         (["--json", "{folder}"], "cannot write {folder}: it is a folder"),
         (["--image-size", "32"], "data.image_size 32: {best} is for 64 pixels"),

@@ -214,7 +214,7 @@ def test_one_label_and_unseen_classes(cli: Cli, contents: list[Content], experim
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--out", "-"], "--out -: a report is written to a file"),
+        (["--out", "-"], "--out -: this is written to a file"),
         (["--out", "{folder}"], "cannot write {folder}: it is a folder"),
         (["--out", "{folder}/no/r.html"], "there is no folder {folder}/no"),
         (["--out", "r.html", "--compare", "{folder}/no.pt"], "no file at {folder}/no.pt"),
