@@ -58,7 +58,8 @@ BINS = 15  # of the calibration error
 TEMPERATURES = (0.05, 20.0)  # beyond, the scores would be 0, 0.5 and 1
 HIGHEST = np.nextafter(1, 0)  # a threshold of 1 could not be compared as a logit
 
-NUMBER = r"([0-9]{0,9}\.?[0-9]{1,9})"
+NUMBER = r"[0-9]{0,9}\.?[0-9]{1,9}"
+OBJECTIVE = re.compile(rf"f1|(precision|recall):{NUMBER}|cost:{NUMBER},{NUMBER}")
 
 # Calibrated logits of annotated images [n], and whether the images show the class, bool [n].
 Column = tuple[np.ndarray, np.ndarray]
@@ -82,8 +83,7 @@ class Objective:
         """Choose one of C cut points by the positives and the negatives at or above each of them.
 
         The highest cut point comes first. Returns its index, None if it is best to predict
-        nothing, and whether the objective is reached: if no cut point has the precision that is
-        asked for, the one of the highest precision is chosen, of several that of the most recall.
+        nothing, and whether the objective is reached: otherwise the highest precision is chosen.
         """
         positives = hits[-1]
         precision = hits / (hits + false_alarms)
@@ -105,16 +105,12 @@ class Objective:
 
 def parse_objective(text: str) -> Objective:
     """Read f1, precision:P, recall:R or cost:FP,FN."""
-    if text == "f1":
-        return Objective(text, "f1", ())
-
-    share = re.fullmatch(rf"(precision|recall):{NUMBER}", text)
-    if share and 0 < float(share[2]) <= 1:
-        return Objective(text, share[1], (float(share[2]),))
-
-    costs = re.fullmatch(rf"cost:{NUMBER},{NUMBER}", text)
-    if costs and float(costs[1]) > 0 and float(costs[2]) > 0:
-        return Objective(text, "cost", (float(costs[1]), float(costs[2])))
+    if OBJECTIVE.fullmatch(text):
+        kind, _, numbers = text.partition(":")
+        values = tuple(float(number) for number in numbers.split(",") if number)
+        highest = np.inf if kind == "cost" else 1
+        if all(0 < value <= highest for value in values):
+            return Objective(text, kind, values)
 
     raise ConfigError(
         f"--objective {text}: it must be f1, precision:P or recall:R with a number above 0 and at "
@@ -202,10 +198,10 @@ class Fit:
                 yield index, (calibrated, target[chosen] == 1)
 
 
-def unscaled(num_classes: int, threshold: float) -> Fit:
-    """Return the decisions without a fit: the scores of the model and one threshold."""
+def unscaled(num_classes: int) -> Fit:
+    """Return the decisions without a fit: the scores of the model and a threshold of `FIXED`."""
     ones, no = np.ones(num_classes), np.zeros(num_classes, bool)
-    return Fit(ones, 0 * ones, threshold * ones, no, np.nan * ones)
+    return Fit(ones, 0 * ones, FIXED * ones, no, np.nan * ones)
 
 
 def every_nth(logits: np.ndarray, images: np.ndarray) -> np.ndarray:
@@ -246,8 +242,8 @@ def temperature(
 
 
 def scaled(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
-    """Fit the calibrated scores, and leave the thresholds at 0.5."""
-    fitted = unscaled(logits.shape[1], 0.5)
+    """Fit the calibrated scores, and leave the thresholds as they are."""
+    fitted = unscaled(logits.shape[1])
     if not choice.platt:
         fitted.slopes[:] /= temperature(logits, labels, images, exclusive=False) or 1
     elif choice.shared:
@@ -263,11 +259,7 @@ def scaled(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: C
 
 
 def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
-    """Fit scores and thresholds to some images, bool [N]; logits and labels are [N, K].
-
-    Classes that share a threshold are fitted together; if even together they have too few
-    positives, to all classes together.
-    """
+    """Fit scores and thresholds to some images, bool [N]; logits and labels are [N, K]."""
     positives = (labels[images] == 1).sum(0)
     if not positives.sum():
         raise DataError(
@@ -288,12 +280,12 @@ def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choi
             store(fit_threshold(choice.objective, partial(iter, [column])), index)
 
     if is_shared.any():
+        # Those of all classes decide, if even together these have too few positives.
         too_few = positives[is_shared].sum() < choice.min_positives
-        together = np.ones_like(is_shared) if too_few else is_shared
 
         def columns() -> Iterator[Column]:
             for index, column in fitted.columns(logits, labels, images):
-                if together[index]:
+                if too_few or is_shared[index]:
                     yield column
 
         store(fit_threshold(choice.objective, columns), is_shared)
@@ -326,13 +318,13 @@ class Tally:
             self.positives += np.bincount(bins, weights=present, minlength=BINS)
             self.pairs += len(present)
 
-    def calibration_error(self) -> float:
-        """Return the mean over all pairs of |share of positives - mean score| of their bin."""
-        return float(100 * np.abs(self.positives - self.scores).sum() / self.pairs)
-
     def summary(self) -> dict[str, float]:
-        """Return precision, recall, F1 and the calibration error in percent."""
-        return {**self.counts.summary(), "ECE": self.calibration_error()}
+        """Return precision, recall, F1 and the calibration error in percent.
+
+        The error is the mean over all pairs of |share of positives - mean score| of their bin.
+        """
+        error = 100 * np.abs(self.positives - self.scores).sum() / self.pairs
+        return {**self.counts.summary(), "ECE": float(error)}
 
 
 def cross_fitted(
@@ -372,7 +364,7 @@ def with_several(
 
     own, fixed = Tally(len(names)), Tally(len(names))
     own.add(fitted, logits, labels, every)
-    fixed.add(unscaled(len(names), FIXED), logits, labels, every)
+    fixed.add(unscaled(len(names)), logits, labels, every)
     outside = cross_fitted(logits, labels, folds, choice)
 
     per_class = {"threshold": fitted.thresholds.tolist()}
@@ -385,16 +377,10 @@ def with_several(
 
     # One number stands for all classes.
     scales = len(names) if choice.platt and not choice.shared else 1
-    thresholds = 1 if choice.scope == "global" else len(names)
-    return Outcome(
-        outside.summary(),
-        own.summary(),
-        fixed.summary(),
-        per_class,
-        fitted.slopes[:scales].tolist(),
-        fitted.offsets[:scales].tolist(),
-        fitted.thresholds[:thresholds].tolist(),
-    )
+    slopes, offsets = fitted.slopes[:scales].tolist(), fitted.offsets[:scales].tolist()
+    thresholds = fitted.thresholds[: 1 if choice.scope == "global" else None].tolist()
+    judged = outside.summary(), own.summary(), fixed.summary()
+    return Outcome(*judged, per_class, slopes, offsets, thresholds)
 
 
 def warn(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
@@ -422,13 +408,9 @@ def warn(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
 def with_one_label(scores: "Scores", folds: np.ndarray) -> Outcome:
     """Fit the temperature of a model of one label per image."""
     logits, labels = scores.logits, scores.labels
-    ones = np.ones(len(logits))
-    fitted = temperature(logits, labels, ones > 0, exclusive=True) or 1.0
 
-    outside = np.ones(len(logits))
-    for fold in np.unique(folds):
-        of_others = temperature(logits, labels, folds != fold, exclusive=True)
-        outside[folds == fold] = of_others or 1.0
+    def fitted_to(images: np.ndarray) -> float:
+        return temperature(logits, labels, images, exclusive=True) or 1.0
 
     def metrics(divisors: np.ndarray) -> dict[str, float]:
         evaluator = SingleLabelEvaluator(logits.shape[1])
@@ -436,9 +418,12 @@ def with_one_label(scores: "Scores", folds: np.ndarray) -> Outcome:
         values = evaluator.compute()
         return {name: values[name] for name in ("top1", "ECE")}
 
-    return Outcome(
-        metrics(outside), metrics(fitted * ones), metrics(ones), {}, [1 / fitted], [0.0], []
-    )
+    ones = np.ones(len(logits))
+    fitted, outside = fitted_to(ones > 0), np.ones(len(logits))
+    for fold in np.unique(folds):
+        outside[folds == fold] = fitted_to(folds != fold)
+    judged = metrics(outside), metrics(fitted * ones), metrics(ones)
+    return Outcome(*judged, {}, [1 / fitted], [0.0], [])
 
 
 # ------------------------------------------------------------------------------------ the command
@@ -637,9 +622,8 @@ def what_was_fitted(calibration: "Calibration", args: argparse.Namespace) -> lis
     phrases = []
     if calibration.scope == "class":
         phrases = [f"a threshold per class for {calibration.objective}"]
-    if calibration.scope == "global":
+    elif calibration.scope == "global":
         phrases = [f"threshold {calibration.thresholds[0]:.3f} for {calibration.objective}"]
-
     if args.platt:
         per_class = " per class" if len(calibration.slopes) > 1 else ""
         return [*phrases, f"Platt scaling{per_class}"]

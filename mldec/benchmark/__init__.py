@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mldec.errors import ConfigError, say
-from mldec.files.results import check_targets, to_json, write_result
+from mldec.files.results import check_targets, write_json
 from mldec.runtime.cli import command, positive, run_command
 
-# A job is the function of its name in the module of its name, which is imported when it runs. A
-# `table` in that module returns the lines that are printed instead of the plain figures.
+# A job is the function of its name in the module of its name; a `table` in that module returns the
+# lines that are printed instead of the plain figures.
 JOBS = {
     "throughput": "images/s of training and inference for an experiment, with random images",
     "profile": "the parts of a training step, and its share of what the hardware can do",
@@ -99,11 +99,11 @@ def run(args: argparse.Namespace) -> None:
 
 def listed(figures: dict[str, Any]) -> str:
     """Return a line per figure."""
-    lines = []
-    for name, value in figures.items():
-        text = f"{value:,.4g}" if isinstance(value, float) else f"{value}"
-        lines.append(f"  {name:<36} {text}")
-    return "\n".join(lines)
+    texts = {
+        name: f"{value:,.4g}" if isinstance(value, float) else f"{value}"
+        for name, value in figures.items()
+    }
+    return "\n".join(f"  {name:<36} {text}" for name, text in texts.items())
 
 
 def report(
@@ -115,8 +115,7 @@ def report(
     """Print the figures of a benchmark, and write them with the environment if a file is given."""
     say(*table(figures).splitlines())
     if file:
-        content = {"benchmark": name, "figures": figures, "environment": environment()}
-        write_result(file, to_json(content, indent=1) + "\n")
+        write_json(file, {"benchmark": name, "figures": figures, "environment": environment()})
 
 
 def environment() -> dict[str, Any]:

@@ -46,7 +46,6 @@ BATCH = 16  # images per batch of the loader
 NEEDED = 1820  # images/s that one H200 trains on, of TResNet-L at 448 pixels
 CORES = 16
 QUALITY = 95  # of images that scripts/pack_shards.py makes smaller
-
 # Every way, and the title of its row in the table.
 WAYS = {
     "official": "official transform",
@@ -81,8 +80,7 @@ def official(size: int) -> Way:
     """Return the official transform, made of Pillow and torchvision: float32 [3, S, S].
 
     It is written from the description of train.py, helper_functions.py and the package
-    `randaugment` 1.0.2, which needs an older numpy. Unlike there, the random numbers come from an
-    argument, in the order of ours; with them it returns the same pixels.
+    `randaugment` 1.0.2. With the random numbers of ours it returns the same pixels.
     """
     resize, tensor = transforms.Resize((size, size)), transforms.ToTensor()
     return {
@@ -139,9 +137,8 @@ PILLOWS: dict[str, Operation] = {
 def data(args: argparse.Namespace) -> dict[str, Any]:
     """Time the training transform of one image on one core, beside the official one.
 
-    An image is decoded, resized to 448, and goes through cutout and the two random operations. All
-    ways take turns on the same files, and processor time is measured: of a made picture of 640 x
-    480 pixels, and of the photos of a folder, if one is given.
+    All ways take turns on the same files, and processor time is measured: of a made picture of
+    640 x 480 pixels, and of the photos of a folder, if one is given.
     """
     check_decoder("torchcodec")
     photos = []
@@ -168,16 +165,18 @@ def data(args: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(threads)
 
     # The names of these figures are promised.
-    figures["images_per_second"] = figures["made_default_images_per_second"]
-    figures["official_images_per_second"] = figures["made_official_images_per_second"]
-    figures["times_faster"] = figures["made_times_official"]
-    for name in ("times_official", "times_official_fast"):
-        figures[name] = figures[f"{subject}_{name}"]
-
+    figures |= {
+        "images_per_second": figures["made_default_images_per_second"],
+        "official_images_per_second": figures["made_official_images_per_second"],
+        "times_faster": figures["made_times_official"],
+        "times_official": figures[f"{subject}_times_official"],
+        "times_official_fast": figures[f"{subject}_times_official_fast"],
+        "needed_images_per_second": NEEDED,
+    }
     for way in ("default", "fast"):
         of_one_core = figures[f"{subject}_{way}_images_per_second"]
         figures[f"{way}_images_per_second_of_{CORES}_cores"] = CORES * of_one_core
-    return figures | {"needed_images_per_second": NEEDED}
+    return figures
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -259,8 +258,8 @@ def _smaller(file: Path, target: Path) -> Path:
 def _seconds(way: Way, files: Sequence[str], turn: int, *, seeds: bool) -> dict[str, float]:
     """Return the mean processor time per image of each part, and of all.
 
-    `IMAGES` files are taken, if need be again; the turn decides the random numbers. With `seeds`
-    every image has a generator of its own, as in a loader, which takes time too.
+    `IMAGES` files are taken, if need be again. With `seeds` every image has a generator of its own,
+    as in a loader, which takes time too.
     """
     spent: dict[str, float] = defaultdict(float)
     for number in range(IMAGES):
@@ -284,10 +283,7 @@ def _seconds(way: Way, files: Sequence[str], turn: int, *, seeds: bool) -> dict[
 
 
 def _loader_figures(files: Sequence[Path]) -> dict[str, float]:
-    """Return images/s of a loader with one and two workers, in turns: the time on the clock.
-
-    They need a core each, so that other programs disturb this.
-    """
+    """Return images/s of a loader with one and two workers, in turns: the time on the clock."""
     rates: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(LOADS):
         for workers in rates:

@@ -21,10 +21,9 @@ from mldec.runtime.signals import StopRequest
 def predict(args: argparse.Namespace) -> dict[str, float]:
     """Return the images/s of `mldec.predict`, beside its two halves alone.
 
-    Decoding alone uses all processors, and so does the model alone, on images in memory. If both
-    share the processors, no program can be faster than 1 / (1 / decode + 1 / model); with a model
-    on a GPU none can be faster than the slower half. All of it is timed in turns, and `share` is
-    the median over the rounds of the speed divided by the bound of the same round.
+    If both halves share the processors, no program can be faster than 1 / (1 / decode + 1 / model);
+    with a model on a GPU none can be faster than the slower half. All of it is timed in turns, and
+    `share` is the median over the rounds of the speed divided by this bound.
     """
     device = distributed.pick_device(args.device)
     on_gpu = device.type == "cuda"

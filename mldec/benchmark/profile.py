@@ -65,8 +65,7 @@ PUBLISHED = {
 class Stopwatch:
     """Measure the parts of steps; every moment belongs to one part, so that they add up.
 
-    On a GPU a border is an event in its queue, and what is measured is the time between events: the
-    steps are not slowed by waiting for them. On a CPU it is the time of day.
+    On a GPU a border is an event in its queue: the steps are not slowed by waiting for them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -158,10 +157,9 @@ def watching(learner: Learner, stopwatch: Stopwatch) -> Iterator[None]:
 def profile(args: argparse.Namespace) -> dict[str, Any]:
     """Time the parts of a training step, and count its floating-point operations.
 
-    The step is `Learner.learn`, with the settings of the experiment; the weights are random. The
-    time of a part is its mean over the timed steps, so that the parts add up to the step. Of the
-    figures, `mfu_percent` is the share of the operations per second that a large matrix product
-    reaches in the same run, `published_percent` of the maker's figure for dense products.
+    The time of a part is its mean over the timed steps. Of the figures, `mfu_percent` is the share
+    of the operations per second that a large matrix product reaches in the same run,
+    `published_percent` of the maker's figure for dense products.
     """
     config = settings(args)
     data, source = _data_of(config)
@@ -198,18 +196,11 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
     flops = step_flops / seconds
     limit = product_flops(device, precision)
 
-    figures: dict[str, Any] = {
-        "experiment": args.experiment,
-        "settings": args.settings,
+    figures = tried.facts(args) | {
         "data": source,
-        "precision": precision.value,
-        "compile": config.train.compile,
-        "channels_last": config.train.channels_last,
         "batch_size": images,
         "accumulate": config.train.accumulate,
         "workers": config.train.workers,
-        "image_size": tried.image_size,
-        "classes": len(tried.classes),
         "steps": args.repeats,
         "images_per_second": images / seconds,
         "step_ms": 1000 * seconds,
@@ -248,10 +239,7 @@ def _data_of(config: Config) -> tuple[DataModule | None, str]:
 def _learner(
     tried: Trial, data: DataModule | None, folder: Path
 ) -> tuple[Learner, Iterator[list[Batch]], int]:
-    """Return a learner, the micro-batches of its steps without end, and the images of a step.
-
-    Without data they are random images. The trainer writes nothing before a checkpoint.
-    """
+    """Return a learner, the micro-batches of its steps without end, and the images of a step."""
     if data is None:
         return tried.learner(), repeat(tried.random_batches()), tried.config.train.batch_size
 
@@ -309,13 +297,13 @@ def product_flops(device: torch.device, precision: Precision) -> float:
 
 def published(device_name: str, precision: Precision) -> tuple[float, str] | None:
     """Return the published operations per second of a GPU and their source; None if unknown."""
-    for name, (half, tf32, single) in PUBLISHED.items():
-        if name in device_name:
-            value = tf32 if torch.backends.cudnn.allow_tf32 else single
-            if precision.half:
-                value = half
-            return value * 1e12, f"NVIDIA {name.split()[0]} data sheet"
-    return None
+    name = next((name for name in PUBLISHED if name in device_name), None)
+    if name is None:
+        return None
+
+    half, tf32, single = PUBLISHED[name]
+    value = tf32 if torch.backends.cudnn.allow_tf32 else single
+    return (half if precision.half else value) * 1e12, f"NVIDIA {name.split()[0]} data sheet"
 
 
 def table(figures: dict[str, Any]) -> str:

@@ -10,17 +10,23 @@ stay in memory; nothing is written, and the page asks no other host for anything
 """
 
 import argparse
-import importlib.util
 import logging
 import os
 import socket
 from ipaddress import ip_address
+from typing import Any
 
-from mldec.errors import ConfigError, Stopped, complain, say
-from mldec.runtime.cli import add_model_options, add_precision_option, command, run_command
+from mldec.errors import ConfigError, Stopped, brief, complain, say
+from mldec.runtime.cli import (
+    add_model_options,
+    add_precision_option,
+    command,
+    require,
+    run_command,
+    whole,
+)
 
 HOST, PORT = "127.0.0.1", 7860
-NEEDED = ("fastapi", "uvicorn", "jinja2", "python_multipart")  # the extra `demo`
 GRACE = 3  # seconds for requests that are being answered after a signal
 
 
@@ -36,10 +42,7 @@ def parser() -> argparse.ArgumentParser:
         "a text encoder; default: the text encoder of the training; see DATASETS.md, Word vectors",
     )
     arguments.add_argument(
-        "--port",
-        type=port,
-        default=PORT,
-        help=f"of the page; 0 takes a free one; default: {PORT}",
+        "--port", type=whole, default=PORT, help=f"0 takes a free one; default: {PORT}"
     )
     arguments.add_argument(
         "--host",
@@ -60,13 +63,6 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def port(text: str) -> int:
-    """Read the number of a port."""
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text} is not a port, 0 to 65535")
-    return int(text)
-
-
 def token(text: str) -> str:
     """Read a password; an empty one would let everybody in."""
     if not text.strip():
@@ -76,12 +72,7 @@ def token(text: str) -> str:
 
 def serve(args: argparse.Namespace) -> None:
     """Serve the page of the command line until a signal comes."""
-    for package in NEEDED:
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"the web page needs {package}, which is not installed; "
-                f"run pip install 'mldec[demo]'"
-            )
+    require("the web page", "demo", "fastapi", "uvicorn", "python_multipart")
     os.environ["OTEL_SDK_DISABLED"] = "true"  # FastAPI would send its measurements elsewhere
 
     # Imported late: --help and a wrong argument need not wait for torch.
@@ -93,14 +84,9 @@ def serve(args: argparse.Namespace) -> None:
     # The model is loaded only once the port is ours.
     with listener(args.host, args.port) as server:
         app = application(Answerer(open_engine(args), args.vectors), [args.host], args.token)
+        off: dict[str, Any] = {"access_log": False, "proxy_headers": False, "server_header": False}
         config = uvicorn.Config(
-            app,
-            log_level="error",
-            access_log=False,
-            ws="none",
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=GRACE,
+            app, log_level="error", ws="none", timeout_graceful_shutdown=GRACE, **off
         )
         page = uvicorn.Server(config)
         # Requests that are cut off at the end are no errors.
@@ -118,11 +104,10 @@ def listener(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        reason = str(error.strerror).partition(" (")[0]
+    except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"--host {host} --port {port}: cannot listen there ({reason}); pass another --port, or "
-            f"an address of this machine"
+            f"--host {host} --port {port}: cannot listen there ({brief(error)}); pass another "
+            f"--port, or an address of this machine"
         ) from error
 
 

@@ -62,6 +62,10 @@ PICTURE, HEAT_PICTURE = 480, 240  # longer sides in pixels of what the page show
 QUALITY = 85  # of JPEG
 DIGITS, HEAT_DIGITS = 6, 4  # after the point, of a score and of a heat map
 NAME_LENGTH = 100  # letters of a photo's name that are kept
+POLICY = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def open_engine(args: argparse.Namespace) -> Engine:
@@ -74,18 +78,16 @@ def open_engine(args: argparse.Namespace) -> Engine:
         if metadata.word_dim is not None:
             if args.vectors is None:
                 raise CheckpointError(f"{path} asks for word vectors: pass --vectors FILE")
-            names = tuple(metadata.classes)
-            classes = Classes(names, queries=word_vectors(args.vectors, names).queries)
+            queries = word_vectors(args.vectors, metadata.classes).queries
+            classes = Classes(tuple(metadata.classes), queries=queries)
         engine = ExportedEngine(path, classes)
     else:
         device = distributed.pick_device(args.device)
         loaded = load_model(**chosen_model(args), device=device)
         distributed.prepare_device(device, tf32=loaded.config.train.tf32)
         engine = TorchEngine(loaded, Precision(args.precision or "auto"))
-        is_zero_shot = loaded.classes.queries is not None
-        can_score = is_zero_shot and (args.vectors is not None or can_make(loaded.classes))
-        if not loaded.classes.names and not can_score:
-            option = "--vectors" if is_zero_shot else "--class-names"
+        if not loaded.classes.names and args.vectors is None and not can_make(loaded.classes):
+            option = "--class-names" if loaded.classes.queries is None else "--vectors"
             raise CheckpointError(f"{args.checkpoint} names no classes: pass {option} FILE")
 
     if args.vectors is not None and not engine.zero_shot:
@@ -131,25 +133,22 @@ class Prediction(BaseModel):
     )
     present: bool
     heat: list[list[float]] | None = Field(
-        default=None,
-        description="where the model looked: rows of numbers from 0 on, over the part `seen`",
+        None, description="where the model looked: rows of numbers from 0 on, over the part `seen`"
     )
-    heat_picture: str | None = Field(
-        default=None, description="the same over the photo, a data URL"
-    )
+    heat_picture: str | None = Field(None, description="the same over the photo, a data URL")
 
 
 class Row(BaseModel):
     """What the model says of a photo: `predictions`, or an `error`."""
 
     image: str = Field(description="name of the file, without folders and control characters")
-    error: str | None = Field(default=None, description="why there are no predictions")
-    predictions: list[Prediction] = Field(default=[], description="highest score first")
+    error: str | None = Field(None, description="why there are no predictions")
+    predictions: list[Prediction] = Field([], description="highest score first")
     seen: list[float] | None = Field(
-        default=None, description="what the model saw: left, top, right, bottom in pixels"
+        None, description="what the model saw: left, top, right, bottom in pixels"
     )
-    heat_method: str | None = Field(default=None, description="how the heat maps are made")
-    picture: str | None = Field(default=None, description="the part that was seen, a data URL")
+    heat_method: str | None = Field(None, description="how the heat maps are made")
+    picture: str | None = Field(None, description="the part that was seen, a data URL")
 
 
 class Limits(BaseModel):
@@ -177,16 +176,13 @@ class Model(BaseModel):
 
 
 class Answerer:
-    """Score photos, and say where the model looked; one call at a time.
-
-    The word vectors of typed classes are those of `vectors`; see `read_classes`.
-    """
+    """Score photos, and say where the model looked; one call at a time."""
 
     def __init__(self, engine: Engine, vectors: str | None = None) -> None:
         self.engine = engine
         self._vectors = vectors
         self._engine_of = lru_cache(CLASS_LISTS)(self._make_engine)
-        self._explainer_of = lru_cache(1)(explainer_of)
+        self._explainer_of = lru_cache(1)(_explainer_of)
 
     @property
     def model(self) -> Model:
@@ -194,6 +190,7 @@ class Answerer:
         engine, calibrated = self.engine, None
         if isinstance(engine, TorchEngine):
             calibrated = engine.loaded.calibration is not None
+        has_vectors = self._vectors is not None or can_make(engine.classes)
         return Model(
             name=engine.path.name,
             classes=[*engine.classes.names],
@@ -202,8 +199,7 @@ class Answerer:
             heat_maps=isinstance(engine, TorchEngine),
             calibrated=calibrated,
             zero_shot=engine.zero_shot,
-            typed_classes=engine.zero_shot
-            and (self._vectors is not None or can_make(engine.classes)),
+            typed_classes=engine.zero_shot and has_vectors,
         )
 
     def answer(self, photos: Sequence[tuple[str, bytes]], settings: Settings) -> list[Row]:
@@ -266,11 +262,10 @@ class Answerer:
 
     def _make_engine(self, classes: str) -> Engine:
         """Return the engine for typed classes."""
-        if not self.engine.zero_shot:
-            raise ConfigError("this model knows its own classes only: it is no zero-shot model")
         if not self.model.typed_classes:
             raise ConfigError(
-                "other classes need word vectors: start mldec.demo with --vectors FILE"
+                "this server scores the classes of its model only: it is no zero-shot model, or "
+                "mldec.demo was started without --vectors FILE"
             )
         count = len(class_names(classes))
         if count > MAX_CLASSES:
@@ -280,8 +275,7 @@ class Answerer:
         return self.engine.for_classes(named)
 
 
-def explainer_of(engine: TorchEngine) -> Explainer:
-    """Return what makes the heat maps of a model."""
+def _explainer_of(engine: TorchEngine) -> Explainer:
     return Explainer(engine.loaded.model, engine.image_size, engine.loaded.classes.queries)
 
 
@@ -305,13 +299,8 @@ def application(answerer: Answerer, names: Iterable[str] = (), token: str | None
         nonce = secrets.token_urlsafe(16)
         html = html_page.render(model=answerer.model, default=DEFAULT_THRESHOLD, nonce=nonce)
         # The browser loads nothing but the answers of this server.
-        policy = (
-            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
-            "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-            "frame-ancestors 'none'"
-        )
-        headers = {"content-security-policy": policy, "referrer-policy": "no-referrer"}
-        return HTMLResponse(html, headers=headers)
+        headers = {"content-security-policy": POLICY.format(nonce=nonce)}
+        return HTMLResponse(html, headers=headers | {"referrer-policy": "no-referrer"})
 
     @app.get("/api/model")
     def model() -> Model:
@@ -323,9 +312,8 @@ def application(answerer: Answerer, names: Iterable[str] = (), token: str | None
         question: Annotated[Question, Form(media_type="multipart/form-data")],
     ) -> list[Row]:
         """Name what photos show, each in a row of its own, in the order of the photos."""
-        if len(question.photos) > MAX_PHOTOS:
-            fault = f"{len(question.photos)} photos: pass at most {MAX_PHOTOS} in a request"
-            raise HTTPException(413, fault)
+        if (count := len(question.photos)) > MAX_PHOTOS:
+            raise HTTPException(413, f"{count} photos: pass at most {MAX_PHOTOS} in a request")
         files = [(photo.filename or "", await photo.read()) for photo in question.photos]
         async with one_at_a_time:
             return await run_in_threadpool(answerer.answer, files, question)
@@ -345,8 +333,7 @@ def application(answerer: Answerer, names: Iterable[str] = (), token: str | None
 class Door:
     """Refuse requests of strangers and of other sites' pages, too many at a time, and slow ones.
 
-    This machine is called by `names`, its addresses, "localhost" and its own name. Each request
-    must bring the token, if there is one.
+    This machine is called by `names`, its addresses, "localhost" and its own name.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str], token: str | None) -> None:
@@ -361,8 +348,7 @@ class Door:
             await self._app(scope, receive, send)
             return
 
-        refusal = self._refusal(scope["method"], Headers(scope=scope))
-        if refusal is not None:
+        if refusal := self._refusal(scope["method"], Headers(scope=scope)):
             await refusal(scope, receive, send)
             return
 
@@ -417,18 +403,18 @@ def _brings(authorization: str, token: str) -> bool:
 
 def _in_time(receive: Receive) -> Receive:
     """Limit the seconds until the whole request has come."""
-    deadline = asyncio.get_running_loop().time() + PATIENCE
-    is_complete = False
+    deadline: float | None = asyncio.get_running_loop().time() + PATIENCE
 
     async def receive_in_time() -> Message:
-        nonlocal is_complete
+        nonlocal deadline
         try:
-            async with asyncio.timeout_at(None if is_complete else deadline):
+            async with asyncio.timeout_at(deadline):
                 message = await receive()
         except TimeoutError as error:
             fault = f"the request took more than {PATIENCE:g} seconds to come"
             raise HTTPException(408, fault) from error
-        is_complete = not message.get("more_body", False)
+        if not message.get("more_body", False):
+            deadline = None
         return message
 
     return receive_in_time

@@ -68,8 +68,7 @@ def prepare(args: argparse.Namespace) -> Subject:
 
 def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
     """Load the checkpoint to compare with; it sees the images of the first one in its own way."""
-    path = args.compare
-    its_args = argparse.Namespace(**{**vars(args), "checkpoint": path})
+    path, its_args = args.compare, argparse.Namespace(**{**vars(args), "checkpoint": args.compare})
     loaded = load_model(**chosen_model(its_args))
     split = subject.data.val.viewed(loaded.transform)
     if can_make(loaded.classes):
@@ -83,11 +82,8 @@ def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
             f"several; choose two of a kind"
         )
 
-    network = scorer(loaded, data, path)
-    thresholds = chosen_thresholds(data, loaded, its_args)
-    return replace(
-        subject, path=path, loaded=loaded, data=data, network=network, thresholds=thresholds
-    )
+    its_own = {"network": scorer(loaded, data, path), "path": path, "loaded": loaded, "data": data}
+    return replace(subject, **its_own, thresholds=chosen_thresholds(data, loaded, its_args))
 
 
 def threshold_notes(subject: Subject) -> list[str]:
@@ -96,7 +92,8 @@ def threshold_notes(subject: Subject) -> list[str]:
     if classes.exclusive:
         return [
             "A class is predicted if its score is the highest; precision, recall and F1 are of "
-            "these predictions, average precision is of the scores."
+            "these predictions, average precision is of the scores.",
+            "Suspected labels are looked for only if images have several labels.",
         ]
     if thresholds is None:
         return [
@@ -158,10 +155,9 @@ def gather(subject: Subject, other: Subject | None) -> Content:
 
     log.info(f"{subject.path}: {len(pictured):,} heat maps")
     heat_method = None
+    asked = indices, subject.loaded, subject.data, subject.device
     try:
-        pictured, heat_method = examples.with_heat(
-            pictured, indices, subject.loaded, subject.data, subject.device
-        )
+        pictured, heat_method = examples.with_heat(pictured, *asked)
     except ConfigError as error:
         notes.append(f"There are no heat maps: {error}.")
 
@@ -188,10 +184,7 @@ def gather(subject: Subject, other: Subject | None) -> Content:
 
 
 def examine(subject: Subject, scores: Scores, weights: np.ndarray) -> tuple[Answers, Numbers]:
-    """Compute the numbers of a model and their resamples, which have these weights.
-
-    The scores are changed in place if an image has one label.
-    """
+    """Compute the numbers of a model and their resamples, which have these weights."""
     # It holds on to the scores, and is dropped with the end of this function.
     evaluator = subject.evaluator()
     values = statistics.metrics(evaluator, scores.logits, scores.labels)
@@ -199,12 +192,9 @@ def examine(subject: Subject, scores: Scores, weights: np.ndarray) -> tuple[Answ
     exclusive = subject.data.val.classes.exclusive
     if exclusive:
         statistics.normalise(scores.logits)
-    answers = Answers(
-        logits=scores.logits,
-        labels=scores.labels,
-        exclusive=exclusive,
-        lowest=evaluator.logit_threshold if isinstance(evaluator, Thresholded) else None,
-    )
+    lowest = evaluator.logit_threshold if isinstance(evaluator, Thresholded) else None
+    shown = {"logits": scores.logits, "labels": scores.labels}
+    answers = Answers(**shown, exclusive=exclusive, lowest=lowest)
     log.info(f"{subject.path}: {statistics.count(weights):,} resamples of the images")
     return answers, statistics.resample(values, answers, weights)
 
@@ -268,20 +258,15 @@ def notes_on(subject: Subject, resamples: int, classes_with_images: int) -> list
         f"Intervals are 95 % percentile intervals of {resamples:,} resamples of the images by the "
         f"Bayesian bootstrap (Rubin 1981): random weights of the images, always the same."
     ]
-    if calibration is None:
-        sentences.append("The scores are those of the model: the checkpoint is not calibrated.")
-    else:
-        sentences.append(
-            f"The scores are calibrated, fitted to {calibration.images:,} images on "
-            f"{calibration.date}."
-        )
-    sentences += threshold_notes(subject)
+    scores = "The scores are those of the model: the checkpoint is not calibrated."
+    if calibration is not None:
+        fitted = f"fitted to {calibration.images:,} images on {calibration.date}"
+        scores = f"The scores are calibrated, {fitted}."
+    sentences += [scores, *threshold_notes(subject)]
 
     if classes_with_images < len(classes):
         sentences.append(
             f"Images and suspected labels are of {classes_with_images:,} of the {len(classes):,} "
             f"classes, spread evenly over their ranking by average precision."
         )
-    if classes.exclusive:
-        sentences.append("Suspected labels are looked for only if images have several labels.")
     return sentences

@@ -195,7 +195,7 @@ def test_wrong_parameters_are_told_in_one_sentence(client: TestClient) -> None:
         ({"threshold": 2}, 422, "threshold: Input should be less than or equal to 1"),
         ({"threshold": "nan"}, 422, "threshold: Input should be"),
         ({"top": 0}, 422, "top: Input should be greater than or equal to 1"),
-        ({"classes": "zebra"}, 400, "it is no zero-shot model"),
+        ({"classes": "zebra"}, 400, "the classes of its model only: it is no zero-shot model"),
     ):
         response = ask(client, png(1), **settings)
         assert response.status_code == status
