@@ -182,23 +182,21 @@ def data(args: argparse.Namespace) -> dict[str, Any]:
 def table(figures: dict[str, Any]) -> str:
     """Return the figures of `data` as text: the milliseconds of each part of each way."""
     lines = []
+    columns = ("seeding", *PARTS, "all")
+    titles = "".join(f"{part:>12}" for part in columns)
     for subject, title in (("made", "a made picture of 640 x 480"), ("photos", "the photos")):
         if f"{subject}_times_official" not in figures:
             continue
 
-        titles = "".join(f"{part:>12}" for part in ("seeding", *PARTS, "all"))
         lines += ["", f"milliseconds per image, of {title}", f"{'':<32}{titles}{'images/s':>12}"]
         for way, name in WAYS.items():
-            cells = ""
-            for part in ("seeding", *PARTS, "all"):
-                value = figures.get(f"{subject}_{way}_{part}_ms")
-                cells += f"{'-':>12}" if value is None else f"{value:>12.3f}"
+            values = [figures.get(f"{subject}_{way}_{part}_ms") for part in columns]
+            cells = ["-" if value is None else f"{value:.3f}" for value in values]
             rate = figures[f"{subject}_{way}_images_per_second"]
-            lines.append(f"{name:<32}{cells}{rate:>12.0f}")
+            lines.append(f"{name:<32}{''.join(f'{cell:>12}' for cell in cells)}{rate:>12.0f}")
 
-    others = {
-        name: value for name, value in figures.items() if not name.startswith(("made_", "photos_"))
-    }
+    of_subjects = ("made_", "photos_")
+    others = {name: value for name, value in figures.items() if not name.startswith(of_subjects)}
     return "\n".join([*lines, "", listed(others)])
 
 
@@ -212,9 +210,8 @@ def _photo() -> Image.Image:
 
 def _measured(subject: str, files: Sequence[Path], folder: Path) -> dict[str, float]:
     """Time every way on some files; the subject begins the names of the figures."""
-    smaller = [
-        _smaller(file, folder / f"{subject}_{number}.jpg") for number, file in enumerate(files)
-    ]
+    targets = [folder / f"{subject}_{number}.jpg" for number in range(len(files))]
+    smaller = list(map(_smaller, files, targets))
     ways: dict[str, tuple[Way, Sequence[Path]]] = {
         "official": (official(SIZE), files),
         "default": (ours(SIZE), files),
@@ -284,16 +281,11 @@ def _seconds(way: Way, files: Sequence[str], turn: int, *, seeds: bool) -> dict[
 
 def _loader_figures(files: Sequence[Path]) -> dict[str, float]:
     """Return images/s of a loader with one and two workers, in turns: the time on the clock."""
-    rates: dict[int, list[float]] = {1: [], 2: []}
-    for _ in range(LOADS):
-        for workers in rates:
-            rates[workers].append(_loaded_per_second(files, workers))
-
-    ratios = [two / one for one, two in zip(rates[1], rates[2], strict=True)]
+    rates = [[_loaded_per_second(files, workers) for workers in (1, 2)] for _ in range(LOADS)]
     return {
-        "loader_images_per_second_1_worker": statistics.median(rates[1]),
-        "loader_images_per_second_2_workers": statistics.median(rates[2]),
-        "workers_2_of_1": statistics.median(ratios),
+        "loader_images_per_second_1_worker": statistics.median(one for one, _ in rates),
+        "loader_images_per_second_2_workers": statistics.median(two for _, two in rates),
+        "workers_2_of_1": statistics.median(two / one for one, two in rates),
     }
 
 
@@ -304,9 +296,8 @@ def _loaded_per_second(files: Sequence[Path], workers: int) -> float:
     labels = from_single(np.zeros(len(names), np.int64), 1)
     dataset = StoredImages(storage, labels, ("photo",), TrainTransform(image_size=SIZE))
     split = Split(dataset, Classes(("photo",), exclusive=True))
-    module = DataModule(
-        lambda: split, lambda: split, SingleLabel().evaluator, EvalTransform(image_size=SIZE)
-    )
+    transform = EvalTransform(image_size=SIZE)
+    module = DataModule(lambda: split, lambda: split, SingleLabel().evaluator, transform)
 
     batches = TrainBatches(len(names), batch_size=BATCH)
     loader = unwrap(train_loader(module, batches, workers=workers, pin=False))

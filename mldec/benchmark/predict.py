@@ -4,6 +4,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 
 import torch
@@ -41,7 +42,7 @@ def predict(args: argparse.Namespace) -> dict[str, float]:
     decoder = Decoder(engine.transform, decoder=engine.decoder)
 
     # A batch in memory; images are repeated if there are few.
-    first = [decoder[item] for item in items[:batch_size]]
+    first = map(decoder.__getitem__, items[:batch_size])
     readable = [image for image in first if isinstance(image, torch.Tensor)]
     if len({image.shape for image in readable}) != 1:
         raise DataError(
@@ -63,13 +64,11 @@ def predict(args: argparse.Namespace) -> dict[str, float]:
             pass
 
     rule = Rule(classes=engine.classes)
-    whole = Answering(engine, rule, device)
-    one_process = Answering(engine, rule, device, workers=0)
     jobs: dict[str, Callable[[], None]] = {
         "decode": decode,
         "model": score,
-        "predict": lambda: answer(whole),
-        "one_process": lambda: answer(one_process),
+        "predict": partial(answer, Answering(engine, rule, device)),
+        "one_process": partial(answer, Answering(engine, rule, device, workers=0)),
     }
 
     rounds: dict[str, list[float]] = {}

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import count, repeat
+from itertools import count, pairwise, repeat
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -47,7 +47,6 @@ PARTS = {
 
 SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices, by type of device
 ROUNDS = 10  # of the matrix product
-
 
 # Published peaks for dense matrix products in 10^12 operations per second, by the name that torch
 # gives the device, a longer name first: float16 and bfloat16, TF32, float32. The data sheets of
@@ -97,11 +96,9 @@ class Stopwatch:
             torch.cuda.synchronize(self.device)
 
         totals = dict.fromkeys(PARTS, 0.0)
-        for (_, start), (name, end) in zip(self._borders, self._borders[1:], strict=False):
-            if self.device.type == "cuda":
-                totals[name] += start.elapsed_time(end) / 1000
-            else:
-                totals[name] += end - start
+        for (_, start), (name, end) in pairwise(self._borders):
+            on_gpu = self.device.type == "cuda"
+            totals[name] += start.elapsed_time(end) / 1000 if on_gpu else end - start
         return totals
 
     def _mark(self) -> None:
@@ -133,22 +130,22 @@ def watched(batch: Batch, stopwatch: Stopwatch) -> Batch:
 @contextmanager
 def watching(learner: Learner, stopwatch: Stopwatch) -> Iterator[None]:
     """Measure the parts of each step of a learner, from outside: the step is that of training."""
-    functions: list[tuple[str, Any, str]] = [
-        ("loss", learner.loss, "forward"),
-        ("backward", torch.autograd, "backward"),
-        ("optimizer", learner.optimizer, "step"),
-    ]
+    functions: dict[str, tuple[Any, str]] = {
+        "loss": (learner.loss, "forward"),
+        "backward": (torch.autograd, "backward"),
+        "optimizer": (learner.optimizer, "step"),
+    }
     # What is measured inside a compiled model would be compiled with it.
     if learner.config.train.compile:
-        functions.append(("model", learner.net, "forward"))
+        functions["model"] = learner.net, "forward"
     else:
-        functions.append(("backbone", learner.model.backbone, "forward"))
-        functions.append(("head", learner.model.head, "forward"))
+        functions["backbone"] = learner.model.backbone, "forward"
+        functions["head"] = learner.model.head, "forward"
     if learner.ema is not None:
-        functions.append(("ema", learner.ema, "update"))
+        functions["ema"] = learner.ema, "update"
 
     with ExitStack() as stack:
-        for name, owner, function in functions:
+        for name, (owner, function) in functions.items():
             measured = stopwatch.part(name)(getattr(owner, function))
             stack.enter_context(patch.object(owner, function, measured))
         yield
@@ -190,8 +187,8 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
                 _write_trace(args.trace, step)
 
     # A compiled model is one part, any other is two.
-    absent = ("backbone", "head") if config.train.compile else ("model",)
-    parts = {name: spent for name, spent in parts.items() if name not in absent}
+    for name in ("backbone", "head") if config.train.compile else ("model",):
+        del parts[name]
     seconds = sum(parts.values())
     flops = step_flops / seconds
     limit = product_flops(device, precision)
@@ -284,14 +281,12 @@ def _write_trace(target: str, step: Callable[[], None]) -> None:
 
 def product_flops(device: torch.device, precision: Precision) -> float:
     """Measure the operations per second of a large matrix product; float32 is TF32 with tf32."""
-    precision = precision.on(device)
-    side = SIDE[device.type]
-    matrices = torch.randn(2, side, side, device=device, dtype=precision.half)
-
+    side, half = SIDE[device.type], precision.on(device).half
+    matrices = torch.randn(2, side, side, device=device, dtype=half)
     product = {"product": lambda: matrices[0] @ matrices[1]}
-    times = in_turns(product, device=device, rounds=ROUNDS, warmup=2)
 
     # The fastest round: what the hardware can do when nothing disturbs it.
+    times = in_turns(product, device=device, rounds=ROUNDS, warmup=2)
     return 2 * side**3 / min(times["product"])
 
 

@@ -129,10 +129,8 @@ class Trial:
             with torch.no_grad(), autocast(self.device, config.train.precision):
                 images = self.model.backbone(images).float()
 
-        mixing = None
-        if config.mix.on or config.mix.soft:
-            mixing = Mixing(config.mix, self.classes)
-
+        is_mixed = config.mix.on or config.mix.soft
+        mixing = Mixing(config.mix, self.classes) if is_mixed else None
         keys = [(0, index, 0) for index in range(count)]
         samples = list(zip(images.cpu(), self._targets(count), keys, strict=True))
         batches = []
