@@ -31,8 +31,8 @@ from mldec.evaluators.multi_label import Counts
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files.results import check_targets, write_json, write_result
 from mldec.runtime.cli import (
+    add_data_options,
     add_model_options,
-    add_precision_option,
     chosen_model,
     command,
     positive,
@@ -433,11 +433,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.calibrate`."""
     arguments = command("calibrate", str(__doc__))
     add_model_options(arguments)
-
-    arguments.add_argument(
-        "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
-    )
-    add_precision_option(arguments, "that of the training; fp32 on a CPU")
+    add_data_options(arguments)
     arguments.add_argument(
         "--objective", default="f1", help="f1 (default), precision:P, recall:R or cost:FP,FN"
     )

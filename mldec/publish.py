@@ -36,7 +36,7 @@ from mldec.files.run_folder import LOG_FILE, read_facts
 from mldec.files.text import read_json
 from mldec.report.statistics import is_count, meaning
 from mldec.report.training import folder_of_run
-from mldec.runtime.cli import command, run_command
+from mldec.runtime.cli import add_weights_options, command, run_command
 from mldec.runtime.facts import count_parameters, multiply_accumulates
 from mldec.training.log import clock, read_progress
 
@@ -411,9 +411,7 @@ def parser() -> argparse.ArgumentParser:
     place.add_argument(
         "--dry-run", metavar="FOLDER", help="write the files to a new folder, and upload nothing"
     )
-    arguments.add_argument(
-        "--weights", choices=("ema", "raw"), help="default: those that scored best in the run"
-    )
+    add_weights_options(arguments)
     arguments.add_argument(
         "--results", metavar="FILE", help="the JSON of mldec.report or mldec.evaluate, for the card"
     )
@@ -421,9 +419,6 @@ def parser() -> argparse.ArgumentParser:
         "--license",
         metavar="ID",
         help="of the model, as the Hub writes it, such as apache-2.0; default: not stated",
-    )
-    arguments.add_argument(
-        "--plugin", action="append", default=[], help="a package of yours that may hold its parts"
     )
     return arguments
 

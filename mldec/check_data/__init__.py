@@ -14,7 +14,7 @@ import argparse
 
 from mldec.errors import ConfigError, DataError, say
 from mldec.files.results import check_targets, write_json
-from mldec.runtime.cli import command, require, run_command, whole
+from mldec.runtime.cli import add_weights_options, command, require, run_command, whole
 
 # Rows of --errors: more than a person looks at.
 ROWS = 10_000
@@ -65,10 +65,7 @@ def parser() -> argparse.ArgumentParser:
         default=ROWS,
         help=f"pairs in that file: all or N; default: {ROWS:,}",
     )
-    errors.add_argument("--weights", choices=("ema", "raw"), help="default: those that scored best")
-    errors.add_argument(
-        "--plugin", action="append", default=[], help="a package of yours that may hold its parts"
-    )
+    add_weights_options(errors)
     # What a checkpoint can be evaluated with, and is not judged with.
     arguments.set_defaults(image_size=None, class_names=None)
     return arguments

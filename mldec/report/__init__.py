@@ -10,8 +10,8 @@ pip install 'mldec[report]'.
 import argparse
 
 from mldec.runtime.cli import (
+    add_data_options,
     add_model_options,
-    add_precision_option,
     command,
     fraction,
     require,
@@ -23,11 +23,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.report`."""
     arguments = command("report", str(__doc__))
     add_model_options(arguments)
-
-    arguments.add_argument(
-        "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
-    )
-    add_precision_option(arguments, "that of the training; fp32 on a CPU")
+    add_data_options(arguments)
     arguments.add_argument(
         "--threshold",
         type=fraction,
