@@ -85,16 +85,17 @@ def read_images(dataset: ImageDataset, count: int, workers: int, title: str) -> 
 
     # Threads help: Pillow decodes without the interpreter's lock. Block by block, because millions
     # of images that wait for their turn take memory.
-    read: list[tuple[int, str]] = []
+    hashes, errors = np.zeros(len(indices), np.uint64), []
     bar = tqdm(total=len(indices), desc=title, leave=False, disable=not on_terminal())
     with ThreadPoolExecutor(max(1, workers)) as threads, bar:
         for start in range(0, len(indices), BLOCK):
             block = indices[start : start + BLOCK].tolist()
-            read += threads.map(partial(read_image_file, dataset), block)
+            read = threads.map(partial(read_image_file, dataset), block)
+            for position, (number, error) in enumerate(read, start):
+                hashes[position] = number
+                errors += [error] if error else []
             bar.update(len(block))
-
-    hashes = np.array([number for number, _ in read], np.uint64)
-    return ImageCheck(indices, hashes, [error for _, error in read if error])
+    return ImageCheck(indices, hashes, errors)
 
 
 def repetition_faults(
@@ -262,7 +263,7 @@ def bar_chart(counts: np.ndarray, names: Sequence[str], title: str) -> "Figure":
         axes.stairs(counts[order], edges, orientation="horizontal", fill=True)
         axes.set_ylabel("classes, the most frequent first")
 
-    # Linear below 1, so that a class without images has a place; the room is for the counts.
+    # Linear below 1: a class without images has a place; the room is for the counts.
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlim(0, 3 * max(1, counts.max(initial=0)))
     axes.margins(y=0)

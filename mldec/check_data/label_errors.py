@@ -84,8 +84,7 @@ def run(args: argparse.Namespace) -> None:
 
 def judge(loaded: Loaded, args: argparse.Namespace) -> Judged:
     """Score the images of a split; with data.fold the validation images are those of the fold."""
-    # The fold that was left out, and the size of the images, stay where data=NAME replaces the
-    # node of the data.
+    # The fold and the size of the images stay where data=NAME replaces the node of the data.
     for name in ("fold", "image_size"):
         value = loaded.config.data.get(name)
         is_chosen = any(setting.startswith(f"data.{name}=") for setting in args.settings)
@@ -154,11 +153,7 @@ def suspects(judged: Judged, positions: Iterable[int]) -> Iterator[tuple[int, Su
 
 
 def sections(judged: Judged) -> dict[str, Iterator[tuple[Suspect, Image.Image]]]:
-    """Return the first pairs of either label with their pictures, by the heading of the page.
-
-    Apart, because the first pairs of all may have the same label: a class that is rare makes every
-    label `present` a surprise.
-    """
+    """Return the first pairs of either label with their pictures, by the heading of the page."""
 
     def first(chosen: np.ndarray) -> Iterator[tuple[Suspect, Image.Image]]:
         positions = np.flatnonzero(chosen)[:MAX_PICTURES].tolist()

@@ -231,7 +231,7 @@ def _intervals(entries: Mapping[str, Interval], unit: str) -> go.Figure:
 def _curves(curves: dict[str, Points], unit: str) -> go.Figure:
     """Draw learning curves."""
     traces = []
-    # There are at most two: of the moving average and of the raw weights, or train and validation.
+    # There are at most two: average and raw weights, or training and validation.
     for (name, points), color in zip(curves.items(), (BLUE, VERMILLION), strict=False):
         steps, values = zip(*points, strict=True)
         marks = {"mode": "lines+markers", "line": {"color": color}}
@@ -273,14 +273,9 @@ def _pairs(pairs: Pairs, names: list[str], *, exclusive: bool) -> go.Figure:
     cells = (52 if len(names) <= 12 else 28) * len(names)
     longest = 8 * max(map(len, labels)) + 40
     ticks = {"tickvals": list(range(len(names))), "ticktext": labels}
-    return _figure(
-        [heatmap],
-        longest + cells + 70,
-        width=longest + cells + 130,
-        margin={"l": longest, "r": 16, "t": 28, "b": longest},
-        xaxis={**ticks, "tickangle": -60},
-        yaxis={**ticks, "autorange": "reversed"},
-    )
+    axes = {"xaxis": {**ticks, "tickangle": -60}, "yaxis": {**ticks, "autorange": "reversed"}}
+    margin, size = {"l": longest, "r": 16, "t": 28, "b": longest}, longest + cells
+    return _figure([heatmap], size + 70, width=size + 130, margin=margin, **axes)
 
 
 def _calibration(histograms: Histograms) -> go.Figure:
