@@ -82,8 +82,10 @@ def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
             f"several; choose two of a kind"
         )
 
-    its_own = {"network": scorer(loaded, data, path), "path": path, "loaded": loaded, "data": data}
-    return replace(subject, **its_own, thresholds=chosen_thresholds(data, loaded, its_args))
+    network, thresholds = scorer(loaded, data, path), chosen_thresholds(data, loaded, its_args)
+    return replace(
+        subject, path=path, loaded=loaded, data=data, network=network, thresholds=thresholds
+    )
 
 
 def threshold_notes(subject: Subject) -> list[str]:
@@ -193,8 +195,7 @@ def examine(subject: Subject, scores: Scores, weights: np.ndarray) -> tuple[Answ
     if exclusive:
         statistics.normalise(scores.logits)
     lowest = evaluator.logit_threshold if isinstance(evaluator, Thresholded) else None
-    shown = {"logits": scores.logits, "labels": scores.labels}
-    answers = Answers(**shown, exclusive=exclusive, lowest=lowest)
+    answers = Answers(scores.logits, scores.labels, exclusive=exclusive, lowest=lowest)
     log.info(f"{subject.path}: {statistics.count(weights):,} resamples of the images")
     return answers, statistics.resample(values, answers, weights)
 

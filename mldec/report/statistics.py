@@ -84,7 +84,7 @@ class Interval:
     high: float = np.nan
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Answers:
     """The scores of N images and K classes, beside their labels."""
 
