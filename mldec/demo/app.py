@@ -133,22 +133,25 @@ class Prediction(BaseModel):
     )
     present: bool
     heat: list[list[float]] | None = Field(
-        None, description="where the model looked: rows of numbers from 0 on, over the part `seen`"
+        default=None,
+        description="where the model looked: rows of numbers from 0 on, over the part `seen`",
     )
-    heat_picture: str | None = Field(None, description="the same over the photo, a data URL")
+    heat_picture: str | None = Field(
+        default=None, description="the same over the photo, a data URL"
+    )
 
 
 class Row(BaseModel):
     """What the model says of a photo: `predictions`, or an `error`."""
 
     image: str = Field(description="name of the file, without folders and control characters")
-    error: str | None = Field(None, description="why there are no predictions")
-    predictions: list[Prediction] = Field([], description="highest score first")
+    error: str | None = Field(default=None, description="why there are no predictions")
+    predictions: list[Prediction] = Field(default=[], description="highest score first")
     seen: list[float] | None = Field(
-        None, description="what the model saw: left, top, right, bottom in pixels"
+        default=None, description="what the model saw: left, top, right, bottom in pixels"
     )
-    heat_method: str | None = Field(None, description="how the heat maps are made")
-    picture: str | None = Field(None, description="the part that was seen, a data URL")
+    heat_method: str | None = Field(default=None, description="how the heat maps are made")
+    picture: str | None = Field(default=None, description="the part that was seen, a data URL")
 
 
 class Limits(BaseModel):

@@ -144,8 +144,8 @@ def gather(subject: Subject, other: Subject | None) -> Content:
 
     # What finds no room in the file is left out.
     changed = [] if compared is None else compared.changed
-    rows = [item.row for item in (*changed, *suspects, *chosen)]
-    pictures = examples.album(subject.data.val, indices, labels, rows)
+    items: list[Any] = [*changed, *suspects, *chosen]
+    pictures = examples.album(subject.data.val, indices, labels, [item.row for item in items])
     suspects = [suspect for suspect in suspects if suspect.row in pictures]
     pictured = [example for example in chosen if example.row in pictures]
     if compared is not None:
