@@ -21,7 +21,7 @@ def options(*words: str | Path) -> Namespace:
     return parser().parse_args([*map(str, words)])
 
 
-@pytest.mark.parametrize("words", [["--port", "x"], ["--port", "-1"], ["--token", " "]])
+@pytest.mark.parametrize("words", [["--port", "65536"], ["--port", "-1"], ["--token", " "]])
 def test_wrong_words_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         options("x", *words)
@@ -48,8 +48,6 @@ def test_a_port_in_use_is_named_before_the_model_is_loaded(cli: Cli) -> None:
 def test_a_host_of_others_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--host 203.0.113.7 --port 0: cannot listen there"):
         listener("203.0.113.7", 0)
-    with pytest.raises(ConfigError, match=r"--host 127.0.0.1 --port 70000: cannot listen there"):
-        listener("127.0.0.1", 70_000)
 
 
 def test_the_console_says_who_can_reach_the_page(capsys: pytest.CaptureFixture[str]) -> None:
