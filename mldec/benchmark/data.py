@@ -192,8 +192,8 @@ def table(figures: dict[str, Any]) -> str:
         for way, name in WAYS.items():
             values = [figures.get(f"{subject}_{way}_{part}_ms") for part in columns]
             cells = ["-" if value is None else f"{value:.3f}" for value in values]
-            rate = figures[f"{subject}_{way}_images_per_second"]
-            lines.append(f"{name:<32}{''.join(f'{cell:>12}' for cell in cells)}{rate:>12.0f}")
+            cells.append(f"{figures[f'{subject}_{way}_images_per_second']:.0f}")
+            lines.append(f"{name:<32}" + "".join(cell.rjust(12) for cell in cells))
 
     of_subjects = ("made_", "photos_")
     others = {name: value for name, value in figures.items() if not name.startswith(of_subjects)}

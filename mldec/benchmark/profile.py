@@ -298,7 +298,9 @@ def published(device_name: str, precision: Precision) -> tuple[float, str] | Non
 
     half, tf32, single = PUBLISHED[name]
     value = tf32 if torch.backends.cudnn.allow_tf32 else single
-    return (half if precision.half else value) * 1e12, f"NVIDIA {name.split()[0]} data sheet"
+    if precision.half:
+        value = half
+    return value * 1e12, f"NVIDIA {name.split()[0]} data sheet"
 
 
 def table(figures: dict[str, Any]) -> str:

@@ -101,7 +101,8 @@ def run(args: argparse.Namespace) -> None:
     config, data = build.chosen_data(args.settings)
 
     # The last choice on the command line counts.
-    option = [word for word in args.settings if word.startswith("data=")][-1].removeprefix("data=")
+    options = [word for word in args.settings if word.startswith("data=")]
+    option = options[-1].removeprefix("data=")
 
     report = check(data, option, config, decode=args.decode, folder=args.out)
     if args.json:

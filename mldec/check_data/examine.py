@@ -124,7 +124,8 @@ def images_in_both(data: DataModule, train: ImageCheck, val: ImageCheck) -> list
     _, in_train, in_val = np.intersect1d(train.hashes, val.hashes, return_indices=True)
     phrases = []
     for index, other in zip(train.indices[in_train], val.indices[in_val], strict=True):
-        name, other_name = data.train.dataset.name(int(index)), data.val.dataset.name(int(other))
+        name = data.train.dataset.name(int(index))
+        other_name = data.val.dataset.name(int(other))
         where = "listed in both" if name == other_name else f"also {other_name}"
         phrases.append(f"{name} is {where}")
     return phrases
@@ -180,9 +181,10 @@ def compared(number: int, published: set[int]) -> str:
     """Return a count as text, with the published counts beside it where they are known."""
     if number in published:
         return f"{number:,} (as published)"
-    if published:
-        return f"{number:,} (published: {' or '.join(f'{count:,}' for count in sorted(published))})"
-    return f"{number:,}"
+    if not published:
+        return f"{number:,}"
+    alternatives = " or ".join(f"{count:,}" for count in sorted(published))
+    return f"{number:,} (published: {alternatives})"
 
 
 def print_statistics(

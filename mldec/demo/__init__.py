@@ -14,7 +14,6 @@ import logging
 import os
 import socket
 from ipaddress import ip_address
-from typing import Any
 
 from mldec.errors import ConfigError, Stopped, brief, complain, say
 from mldec.runtime.cli import (
@@ -90,9 +89,14 @@ def serve(args: argparse.Namespace) -> None:
     # The model is loaded only once the port is ours.
     with listener(args.host, args.port) as server:
         app = application(Answerer(open_engine(args), args.vectors), [args.host], args.token)
-        off: dict[str, Any] = {"access_log": False, "proxy_headers": False, "server_header": False}
         config = uvicorn.Config(
-            app, log_level="error", ws="none", timeout_graceful_shutdown=GRACE, **off
+            app,
+            log_level="error",
+            access_log=False,
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE,
         )
         page = uvicorn.Server(config)
         # Requests that are cut off at the end are no errors.

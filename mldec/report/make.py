@@ -68,7 +68,8 @@ def prepare(args: argparse.Namespace) -> Subject:
 
 def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
     """Load the checkpoint to compare with; it sees the images of the first one in its own way."""
-    path, its_args = args.compare, argparse.Namespace(**{**vars(args), "checkpoint": args.compare})
+    path = args.compare
+    its_args = argparse.Namespace(**{**vars(args), "checkpoint": path})
     loaded = load_model(**chosen_model(its_args))
     split = subject.data.val.viewed(loaded.transform)
     if can_make(loaded.classes):
@@ -82,7 +83,8 @@ def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
             f"several; choose two of a kind"
         )
 
-    network, thresholds = scorer(loaded, data, path), chosen_thresholds(data, loaded, its_args)
+    network = scorer(loaded, data, path)
+    thresholds = chosen_thresholds(data, loaded, its_args)
     return replace(
         subject, path=path, loaded=loaded, data=data, network=network, thresholds=thresholds
     )

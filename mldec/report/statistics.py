@@ -223,7 +223,8 @@ def average_precision(scores: np.ndarray, labels: np.ndarray, weights: np.ndarra
     # The precision at a positive counts what scores at least as high: each image begins to count
     # at one of the cuts, the highest cut being number 0, or at none of them.
     images = np.flatnonzero((labels >= 0) & (scores >= cuts[0]))
-    sums, positive_sums = _summation(cuts, scores, images), _summation(cuts, scores, positives)
+    sums = _summation(cuts, scores, images)
+    positive_sums = _summation(cuts, scores, positives)
 
     values = []
     for step in weights:
