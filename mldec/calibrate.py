@@ -377,7 +377,8 @@ def with_several(
 
     # One number stands for all classes.
     scales = len(names) if choice.platt and not choice.shared else 1
-    slopes, offsets = fitted.slopes[:scales].tolist(), fitted.offsets[:scales].tolist()
+    slopes = fitted.slopes[:scales].tolist()
+    offsets = fitted.offsets[:scales].tolist()
     thresholds = fitted.thresholds[: 1 if choice.scope == "global" else None].tolist()
     judged = outside.summary(), own.summary(), fixed.summary()
     return Outcome(*judged, per_class, slopes, offsets, thresholds)

@@ -99,11 +99,11 @@ def run(args: argparse.Namespace) -> None:
 
 def listed(figures: dict[str, Any]) -> str:
     """Return a line per figure."""
-    texts = {
-        name: f"{value:,.4g}" if isinstance(value, float) else f"{value}"
-        for name, value in figures.items()
-    }
-    return "\n".join(f"  {name:<36} {text}" for name, text in texts.items())
+    lines = []
+    for name, value in figures.items():
+        text = f"{value:,.4g}" if isinstance(value, float) else f"{value}"
+        lines.append(f"  {name:<36} {text}")
+    return "\n".join(lines)
 
 
 def report(

@@ -196,12 +196,11 @@ def print_statistics(
         f"{compared(statistics['classes'], classes)} classes"
     )
     frequency, per_image = statistics["images_per_class"], statistics["labels_per_image"]
+    empty_images = statistics["images_without_label"]
     say(
-        f"  images per class  {frequency['min']:,} to {frequency['max']:,}, "
-        f"median {frequency['median']:,.0f}",
-        f"  labels per image  {per_image['min']} to {per_image['max']}, "
-        f"mean {per_image['mean']:.2f}; "
-        f"{statistics['images_without_label']:,} images without one",
+        "  images per class  {min:,} to {max:,}, median {median:,.0f}".format(**frequency),
+        "  labels per image  {min} to {max}, mean {mean:.2f}; ".format(**per_image)
+        + f"{empty_images:,} images without one",
     )
 
     negatives, empty = statistics["negatives_stated"], statistics["classes_without_positive"]

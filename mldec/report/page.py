@@ -138,7 +138,8 @@ def _columns(content: Content) -> list[dict[str, Any]]:
     columns: list[dict[str, Any]] = []
     decimals = {"positives": 0, "threshold": 3}  # of what is no percentage
     for name, values in content.table.columns.items():
-        heading = f"{name[0].upper()}{name[1:]}{'' if name in decimals else ' (%)'}"
+        unit = "" if name in decimals else " (%)"
+        heading = f"{name[0].upper()}{name[1:]}{unit}"
         columns.append({"heading": heading, "values": values, "decimals": decimals.get(name, 1)})
         if name == "AP":
             columns[-1]["low"], columns[-1]["high"] = content.table.intervals
@@ -274,7 +275,8 @@ def _pairs(pairs: Pairs, names: list[str], *, exclusive: bool) -> go.Figure:
     longest = 8 * max(map(len, labels)) + 40
     ticks = {"tickvals": list(range(len(names))), "ticktext": labels}
     axes = {"xaxis": {**ticks, "tickangle": -60}, "yaxis": {**ticks, "autorange": "reversed"}}
-    margin, size = {"l": longest, "r": 16, "t": 28, "b": longest}, longest + cells
+    margin = {"l": longest, "r": 16, "t": 28, "b": longest}
+    size = longest + cells
     return _figure([heatmap], size + 70, width=size + 130, margin=margin, **axes)
 
 
