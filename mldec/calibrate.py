@@ -18,17 +18,25 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import brentq
 from scipy.special import expit, logit, softmax
 
+from mldec.checkpoint import Calibration, is_download, is_tower, load_model, to_store
+from mldec.config.compose import to_dict
+from mldec.data.fingerprint import fingerprint
+from mldec.data.table import fold_numbers
+from mldec.data.types import StoredImages
+from mldec.data.word_vectors import listed
 from mldec.errors import ConfigError, DataError, say
+from mldec.evaluation import Results, Scores, left_out, open_for_evaluation, report, to_csv
 from mldec.evaluators.label_errors import platt
 from mldec.evaluators.multi_label import Counts
 from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.files import torch_files
 from mldec.files.results import check_targets, write_json, write_result
 from mldec.runtime.cli import (
     add_data_options,
@@ -39,11 +47,6 @@ from mldec.runtime.cli import (
     precision_setting,
     run_command,
 )
-
-# What reads checkpoints and data is imported late: --help need not wait for it.
-if TYPE_CHECKING:
-    from mldec.checkpoint import Calibration
-    from mldec.evaluation import Scores
 
 log = logging.getLogger("mldec")
 
@@ -354,7 +357,7 @@ class Outcome:
 
 
 def with_several(
-    scores: "Scores", folds: np.ndarray, choice: Choice, names: tuple[str, ...]
+    scores: Scores, folds: np.ndarray, choice: Choice, names: tuple[str, ...]
 ) -> Outcome:
     """Calibrate a model of several labels per image, and say what it could not do."""
     logits, labels = scores.logits, scores.labels
@@ -386,8 +389,6 @@ def with_several(
 
 def warn(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
     """Name the classes that share a threshold, and those that miss the objective."""
-    from mldec.data.word_vectors import listed
-
     sharing = [names[index] for index in np.flatnonzero(fitted.shares)]
     if sharing:
         log.warning(
@@ -406,7 +407,7 @@ def warn(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
         )
 
 
-def with_one_label(scores: "Scores", folds: np.ndarray) -> Outcome:
+def with_one_label(scores: Scores, folds: np.ndarray) -> Outcome:
     """Fit the temperature of a model of one label per image."""
     logits, labels = scores.logits, scores.labels
 
@@ -478,14 +479,6 @@ def calibrate(args: argparse.Namespace) -> None:
         raise ConfigError(f"--folds {args.folds}: thresholds are judged with at least 2")
     check_targets(args.json, args.csv, out=args.out)
 
-    from mldec.checkpoint import Calibration, load_model, to_store
-    from mldec.config.compose import to_dict
-    from mldec.data.fingerprint import fingerprint
-    from mldec.data.table import fold_numbers
-    from mldec.data.types import StoredImages
-    from mldec.evaluation import open_for_evaluation
-    from mldec.files import torch_files
-
     args.settings += precision_setting(args)
     loaded = load_model(**chosen_model(args))
     out = target(args, loaded.path)
@@ -548,11 +541,8 @@ def calibrate(args: argparse.Namespace) -> None:
 
 def target(args: argparse.Namespace, path: Path) -> str:
     """Return the name of the calibrated copy of a file; a download has it in the current folder."""
-    from mldec.checkpoint import is_download, is_tower
-    from mldec.files.torch_files import SUFFIX
-
     # A published checkpoint and a model of open_clip get a copy of the other kind.
-    of_others = path.suffix == SUFFIX or is_tower(args.checkpoint)
+    of_others = path.suffix == torch_files.SUFFIX or is_tower(args.checkpoint)
     suffix = ".pt" if of_others else path.suffix
     folder = Path() if is_download(args.checkpoint) else path.parent
     name = f"{path.stem.removesuffix('.calibrated')}.calibrated{suffix}"
@@ -576,15 +566,13 @@ def in_order(
 
 def tell(
     outcome: Outcome,
-    calibration: "Calibration",
-    scores: "Scores",
+    calibration: Calibration,
+    scores: Scores,
     names: tuple[str, ...],
     args: argparse.Namespace,
     out: str,
 ) -> None:
     """Print the results, and write the files that the command line names."""
-    from mldec.evaluation import Results, left_out, report, to_csv
-
     results = Results(
         outcome.cross_fitted, outcome.per_class, calibration.images, scores.bad, confusions=None
     )
@@ -614,7 +602,7 @@ def tell(
         write_result(args.csv, to_csv(results, names))
 
 
-def what_was_fitted(calibration: "Calibration", args: argparse.Namespace) -> list[str]:
+def what_was_fitted(calibration: Calibration, args: argparse.Namespace) -> list[str]:
     """Return one phrase about the thresholds, if there are any, and one about the scores."""
     phrases = []
     if calibration.scope == "class":

@@ -18,12 +18,11 @@ from mldec.figures import SMALL, new_figure, save, set_title, shorten
 from mldec.files.results import check_targets, write_result
 from mldec.files.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
 from mldec.runtime.cli import command, require, run_command
+from mldec.training.log import Progress, clock, read_progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from mldec.training.log import Progress
 
 # Colours of Okabe and Ito, which colour-blind people tell apart. The line styles and markers do not
 # repeat in step with them: the first 56 runs differ in more than the colour.
@@ -57,7 +56,7 @@ class Run:
     state: str  # finished or unfinished
     time: str  # hours:minutes:seconds of training, the sum over interruptions
     commit: str  # of the code, shortened
-    progress: "Progress"  # no column of the table
+    progress: Progress  # no column of the table
 
     def cost(self, kind: str) -> float | None:
         """Return what the run takes, by a key of `COSTS`; None if it is unknown."""
@@ -74,8 +73,6 @@ COLUMNS = [field.name for field in fields(Run) if field.name != "progress"]
 
 def read(folder: Path, name: str) -> Run:
     """Read the row of a run from its folder; `name` is for the column `run`."""
-    from mldec.training.log import clock, read_progress  # imports torch: not for --help
-
     find_checkpoint(folder)
     done = read_progress(folder / LOG_FILE)
     facts = read_facts(folder)

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import torch
+
 from mldec.errors import ConfigError, say
 from mldec.files.results import check_targets, write_json
+from mldec.runtime import facts
 from mldec.runtime.cli import command, positive, run_command
 
 # A job is the function of its name in the module of its name; a `table` in that module returns the
@@ -89,9 +92,7 @@ def run(args: argparse.Namespace) -> None:
     check_targets(args.json, getattr(args, "trace", None))
 
     # As in training.
-    from mldec.runtime.facts import keep_freed_memory  # imports torch: not for --help
-
-    keep_freed_memory()
+    facts.keep_freed_memory()
     module = importlib.import_module(f"mldec.benchmark.{args.job}")
     figures = getattr(module, args.job)(args)
     report(args.job, figures, args.json, getattr(module, "table", listed))
@@ -120,11 +121,6 @@ def report(
 
 def environment() -> dict[str, Any]:
     """Return the hardware, versions, date and commit of a measurement."""
-    # These take seconds to import, which --help does without.
-    import torch
-
-    from mldec.runtime import facts
-
     cuda = torch.cuda.is_available()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),

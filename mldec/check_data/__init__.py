@@ -12,6 +12,9 @@ out.
 
 import argparse
 
+from mldec import build
+from mldec.check_data import label_errors
+from mldec.check_data.examine import check
 from mldec.errors import ConfigError, DataError, say
 from mldec.files.results import check_targets, write_json
 from mldec.runtime.cli import add_weights_options, command, require, run_command, whole
@@ -86,18 +89,12 @@ def run(args: argparse.Namespace) -> None:
 
     # What cannot be written is refused now, not after hours of reading.
     check_targets(args.json, args.errors)
-    # These import torch, which --help does without.
     if args.checkpoint:
-        from mldec.check_data import label_errors
-
         label_errors.run(args)
         return
 
     if args.out:
         require("--out: a chart", "plot", "matplotlib")
-    from mldec import build
-    from mldec.check_data.examine import check
-
     config, data = build.chosen_data(args.settings)
 
     # The last choice on the command line counts.
