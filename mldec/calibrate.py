@@ -25,12 +25,11 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import expit, logit, softmax
 
-from mldec.checkpoint import Calibration, is_download, is_tower, load_model, to_store
+from mldec.checkpoint import Calibration, is_download, is_open_clip, load_model, to_store
 from mldec.config.compose import to_dict
 from mldec.data.fingerprint import fingerprint
-from mldec.data.table import fold_numbers
+from mldec.data.table import fold_numbers, listed
 from mldec.data.types import StoredImages
-from mldec.data.word_vectors import listed
 from mldec.errors import ConfigError, DataError, say
 from mldec.evaluation import Results, Scores, left_out, open_for_evaluation, report, to_csv
 from mldec.evaluators.label_errors import platt
@@ -542,7 +541,7 @@ def calibrate(args: argparse.Namespace) -> None:
 def target(args: argparse.Namespace, path: Path) -> str:
     """Return the name of the calibrated copy of a file; a download has it in the current folder."""
     # A published checkpoint and a model of open_clip get a copy of the other kind.
-    of_others = path.suffix == torch_files.SUFFIX or is_tower(args.checkpoint)
+    of_others = path.suffix == torch_files.SUFFIX or is_open_clip(args.checkpoint)
     suffix = ".pt" if of_others else path.suffix
     folder = Path() if is_download(args.checkpoint) else path.parent
     name = f"{path.stem.removesuffix('.calibrated')}.calibrated{suffix}"

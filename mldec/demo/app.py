@@ -283,7 +283,7 @@ def _explainer_of(engine: TorchEngine) -> Explainer:
 
 
 def application(answerer: Answerer, names: Iterable[str] = (), token: str | None = None) -> FastAPI:
-    """Return the page and its routes, behind a `Door`."""
+    """Return the page and its routes, behind a `RequestGuard`."""
     # The parser of uploads writes files above this size to the disk.
     MultiPartParser.spool_max_size = MAX_UPLOAD
     app = FastAPI(
@@ -293,7 +293,7 @@ def application(answerer: Answerer, names: Iterable[str] = (), token: str | None
         redoc_url=None,
         max_body_size=MAX_UPLOAD,
     )
-    app.add_middleware(Door, names=names, token=token)
+    app.add_middleware(RequestGuard, names=names, token=token)
     one_at_a_time = asyncio.Lock()
     html_page = template("mldec.demo", "page.html")
 
@@ -333,7 +333,7 @@ def application(answerer: Answerer, names: Iterable[str] = (), token: str | None
     return app
 
 
-class Door:
+class RequestGuard:
     """Refuse requests of strangers and of other sites' pages, too many at a time, and slow ones.
 
     This machine is called by `names`, its addresses, "localhost" and its own name.
