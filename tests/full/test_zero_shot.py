@@ -245,7 +245,7 @@ def test_a_zero_shot_file_of_the_official_code_is_given_names_and_vectors(
     one_line(err, f"{path} names no classes and holds no word vectors: pass --classes and --vect")
 
     err = cli.fault("calibrate", path, *size, *data, "device=cpu")
-    one_line(err, f"{path} names no classes and holds no word vectors: thresholds cannot be stored")
+    one_line(err, f"{path} names no classes and holds no word vectors: it cannot be stored")
 
 
 def test_data_of_another_image_size_is_noticed(command):

@@ -188,11 +188,7 @@ def test_the_suffix_says_the_format_of_the_plot(cli, outputs, suffix):
     ("words", "fault"),
     [
         (["absent"], "absent holds no run"),
-        (
-            ["absent", "--plot", "plot.jpg"],
-            "--plot plot.jpg: the name must end in .png, .svg, .pdf",
-        ),
-        (["absent", "--cost", "gmacs"], "--cost has no effect without --plot FILE"),
+        (["outputs", "--plot", "p.txt"], "p.txt cannot be used (ValueError: Format 'txt' is not"),
         (["outputs", "--plot", "full.png"], "cannot write full.png: No space left on device"),
         (["started", "--plot", "p.png"], "--plot: no run has an evaluation"),
     ],

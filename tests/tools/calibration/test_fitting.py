@@ -289,12 +289,12 @@ def test_a_tally_is_that_of_scikit_learn():
     share, mean = calibration_curve(labels[known], scores[known], n_bins=BINS)
     images = np.histogram(scores[known], bins=BINS, range=(0, 1))[0]
     expected = 100 * np.abs(share - mean) @ images[images > 0] / images.sum()
-    assert tally.calibration_error() == pytest.approx(expected)
+    assert tally.summary()["ECE"] == pytest.approx(expected)
 
 
 def test_a_score_at_the_threshold_is_present():
     tally = Tally(1)
-    tally.add(unscaled(1, 0.5), np.zeros((3, 1)), np.ones((3, 1), np.int8), np.ones(3, bool))
+    tally.add(unscaled(1), np.zeros((3, 1)), np.ones((3, 1), np.int8), np.ones(3, bool))
     assert tally.summary()["OR"] == 100
 
 

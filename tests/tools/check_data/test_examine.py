@@ -177,7 +177,7 @@ def test_without_matplotlib_only_the_charts_are_refused_and_before_anything_is_r
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, out, err = check("--out", tmp_path / "pictures")
     assert (status, out) == (1, "")
-    one_line(err, "--out: the charts need matplotlib", "pip install 'mldec[plot]'")
+    one_line(err, "--out: a chart needs matplotlib", "pip install 'mldec[plot]'")
     assert check("--json", tmp_path / "r.json")[0] == 0
 
 
@@ -237,7 +237,7 @@ def test_copies_are_found_where_pictures_are_augmented_and_come_from_one_file(cl
     [
         ([], "no dataset is chosen: pass data=NAME"),
         (["data=digits", "--json", "/nowhere/r.json"], "cannot write /nowhere/r.json"),
-        (["data=digits", "--split", "train"], "--split needs a model: pass --checkpoint FILE"),
+        (["data=digits", "--split", "train"], "--split has no effect without --checkpoint FILE"),
         (["--checkpoint", "x", "--decode", "3"], "--decode has no effect with --checkpoint"),
     ],
 )

@@ -7,10 +7,10 @@ import json
 import math
 import re
 import shutil
-from html import escape
 from pathlib import Path
 
 import numpy as np
+from markupsafe import escape
 from PIL import Image
 from support import one_line
 

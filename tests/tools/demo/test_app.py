@@ -173,7 +173,7 @@ def test_the_model_is_described(client, engine):
 def test_wrong_parameters_are_told_in_one_sentence(client):
     for settings, status, reason in (
         ({"threshold": 2}, 422, "threshold: Input should be less than or equal to 1"),
-        ({"classes": "zebra"}, 400, "it is no zero-shot model"),
+        ({"classes": "zebra"}, 400, "the classes of its model only: it is no zero-shot model"),
     ):
         response = ask(client, png(1), **settings)
         assert response.status_code == status

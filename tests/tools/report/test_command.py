@@ -188,7 +188,7 @@ def test_one_label_and_unseen_classes(cli, contents, experiment):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--out", "-"], "--out -: a report is written to a file"),
+        (["--out", "-"], "--out -: this is written to a file"),
         (["--out", "{folder}/no/r.html"], "there is no folder {folder}/no"),
         (["--out", "r.html", "--compare", "{folder}/no.pt"], "no file at {folder}/no.pt"),
     ],
