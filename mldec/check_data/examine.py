@@ -2,7 +2,7 @@
 
 import hashlib
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 16  # images that a process reads at a time
 MAX_PRINTED = 10  # cases of a fault that are printed
-MAX_SAMPLES = 24  # images on the sample sheet
+SAMPLES = 12  # images on the sample sheet
 SAMPLES_PER_ROW = 6
 NAMED_BARS = 120  # with more bars than this, names and counts would not be legible
 
@@ -248,9 +248,10 @@ def print_statistics(
 
 
 def write_charts(folder: Path, data: DataModule, labels: Sequence[Labels]) -> None:
-    """Write a sheet of augmented training samples, and the class frequencies of each split."""
+    """Write a sheet of training samples, and the class frequencies of each split."""
     folder.mkdir(parents=True, exist_ok=True)
-    save(sample_sheet(data.train), folder / "samples.png")
+    views = {"": data.train.viewed(data.transform), "as in training": data.train}
+    save(sample_sheet(views), folder / "samples.png")
 
     splits = {"train": data.train, "val": data.val}
     for (part, split), own in zip(splits.items(), labels, strict=True):
@@ -258,24 +259,30 @@ def write_charts(folder: Path, data: DataModule, labels: Sequence[Labels]) -> No
         save(bar_chart(own.counts(), split.classes.names, title), folder / f"{part}_classes.png")
 
 
-def sample_sheet(split: Split) -> "Figure":
-    """Draw images evenly spread over a split in a grid, each below the names of its classes."""
-    rows = -(-MAX_SAMPLES // SAMPLES_PER_ROW)
+def sample_sheet(views: Mapping[str, Split]) -> "Figure":
+    """Draw the same images, evenly spread over a split, in each of its views.
+
+    Above an image stands the caption of its view, or the names of its classes if that is empty.
+    """
+    rows = len(views) * SAMPLES // SAMPLES_PER_ROW
     figure = new_figure(width=2 * SAMPLES_PER_ROW, height=2.4 * rows)
-    grid = figure.subplots(rows, SAMPLES_PER_ROW).flatten()
+    grid = iter(figure.subplots(rows, SAMPLES_PER_ROW).flatten())
 
-    indices = np.linspace(0, len(split.dataset) - 1, MAX_SAMPLES).round().astype(int)
-    for axes, index in zip(grid, indices.tolist(), strict=True):
-        axes.axis("off")
-        try:
-            image, target = fixed_sample(split.dataset, index)
-        except DataError:
-            continue  # it is reported among the faults
+    for view, split in views.items():
+        indices = np.linspace(0, len(split.dataset) - 1, SAMPLES).round().astype(int)
+        for index in indices.tolist():
+            axes = next(grid)
+            axes.axis("off")
+            try:
+                image, target = fixed_sample(split.dataset, index)
+            except DataError:
+                continue  # it is reported among the faults
 
-        names = [split.classes.names[k] for k in (target == 1).nonzero().flatten().tolist()]
-        caption = textwrap.wrap(visible(", ".join(names) or "(none)"), NAME_LENGTH)[:3]
-        axes.imshow(image.permute(1, 2, 0).numpy())
-        axes.set_title("\n".join(caption), fontsize=SMALL, loc="left", parse_math=False)
+            names = [split.classes.names[k] for k in (target == 1).nonzero().flatten().tolist()]
+            text = view or visible(", ".join(names) or "(none)")
+            caption = textwrap.wrap(text, NAME_LENGTH)[:3]
+            axes.imshow(image.permute(1, 2, 0).numpy())
+            axes.set_title("\n".join(caption), fontsize=SMALL, loc="left", parse_math=False)
     return figure
 
 

@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -18,6 +19,7 @@ from mldec.data.table import (
     as_name,
     check_fraction,
     check_names,
+    check_val,
     given_names,
     hold_out,
     hold_out_stratified,
@@ -119,6 +121,9 @@ def csv_table(
     has_split = "split" in form.columns
 
     def load(part: str, cache: TableCache) -> StoredImages:
+        if has_split and part == val:
+            check_val(val, form.splits, source, _SEE)
+
         # Each of the arguments changes the table, so all of them are part of the key in the cache.
         wanted = part if has_split else None
         parse = partial(_parse, source, form, wanted, names, separator, exclusive)
@@ -128,6 +133,8 @@ def csv_table(
             table = HOLD_OUT[split](table, val_fraction, seed, val=part == val)
 
         log_split("csv", part, table, max_names=MAX_NAMES)
+        if part == train:
+            _log_doubts(form, table, separator, used={train, val}, exclusive=exclusive)
         return in_folder(table, image_folder, _SEE)
 
     return Source(
@@ -153,6 +160,9 @@ class Form:
     # A class may be not annotated: negatives have a column, or a cell of a class is empty.
     partial: bool
 
+    # The number of rows of each split; empty without a column split.
+    splits: dict[str, int]
+
     def __str__(self) -> str:
         """Describe the form in the log."""
         kind = "a column per class" if self.classes else "a list of labels per image"
@@ -167,7 +177,7 @@ class Form:
 
 
 def recognise(source: Path) -> Form:
-    """Return the form of a file; one with a column per class is read up to the first empty cell."""
+    """Return the form of a file, which is read once for it."""
     with reading(source, _SEE), open_binary(source) as file:
         first_line = next(filter(bytes.strip, file), b"")
     header = first_line.decode("utf-8-sig", errors="replace").strip().lower()
@@ -198,10 +208,40 @@ def recognise(source: Path) -> Form:
         )
     check_names((names[column] for column in cells), f"{source}, row {line}", _SEE)
 
-    # Rows of another length are named when they are read.
-    complete_rows = (fields for _, fields in rows if len(fields) == len(names))
-    has_empty_cell = any(not row[column].strip() for row in complete_rows for column in cells)
-    return Form(delimiter, tuple(names), "negatives" in known or has_empty_cell)
+    is_partial, splits = "negatives" in known, Counter[str]()
+    for _, row in rows:
+        # Rows of another length are named when they are read.
+        if len(row) == len(names):
+            is_partial = is_partial or not all(row[column].strip() for column in cells)
+            if "split" in known:
+                splits[row[names.index("split")].strip()] += 1
+    return Form(delimiter, tuple(names), is_partial, dict(splits))
+
+
+def _log_doubts(
+    form: Form, table: Table, separator: str, *, used: set[str], exclusive: bool
+) -> None:
+    """Log what may be a mistake: rows of splits that are not used, and another separator."""
+    for name, count in form.splits.items():
+        if name not in used:
+            remedy = f"evaluate them by data.val={name}"
+            log.info(f"csv: {count:,} rows of the split {name!r} are not used; {remedy}")
+
+    signs = [sign for sign in "|;," if sign != separator]
+    if not exclusive and not form.classes and (doubt := joined_name(table.classes, signs)):
+        name, sign = doubt
+        log.warning(f"csv: class {name!r} looks like several names: pass data.separator={sign!r}")
+
+
+def joined_name(classes: Sequence[str], signs: Sequence[str]) -> tuple[str, str] | None:
+    """Return a class name that a sign divides into names that occur in others too, and the sign."""
+    for sign in signs:
+        parts = {name: [part.strip() for part in name.split(sign)] for name in classes}
+        count = Counter(part for of_name in parts.values() for part in set(of_name))
+        for name, of_name in parts.items():
+            if len(of_name) > 1 and all(count[part] > 1 for part in of_name):
+                return name, sign
+    return None
 
 
 def _parse(

@@ -14,6 +14,7 @@ from mldec.data.table import (
     as_name,
     check_fraction,
     check_names,
+    check_val,
     encode_paths,
     from_single,
     given_names,
@@ -135,6 +136,9 @@ def folders(
     divided = (folder / train).is_dir() or (folder / val).is_dir()
 
     def load(split: str, cache: TableCache) -> StoredImages:
+        if divided and split == val:
+            check_val(val, list_class_folders(folder, _SEE), folder, _SEE)
+
         # The classes of both splits are the folders of the training split.
         class_names = names or list_class_folders(folder / train if divided else folder, _SEE)
         class_names = check_names(class_names, folder, _SEE)

@@ -110,12 +110,17 @@ def _wnids(class_map: str, train: Path) -> list[str]:
 def _read_split(root: Path, split: str, wnids: list[str], cache: TableCache) -> Table:
     """List the images of a split, in a folder per class or in one flat folder."""
     folder, names = root / split, readable(wnids)
-    if list_class_folders(folder, _SEE) or not list_images(folder, _SEE):
+    if list_class_folders(folder, _SEE):
         return read_class_folders(folder, wnids, names, cache)
 
     # In a flat folder only Kaggle's table has the classes; it may lie some folders further up.
     candidates = [root / _SOLUTION, *(parent / _SOLUTION for parent in root.parents[:3])]
-    solution = next((file for file in candidates if file.is_file()), candidates[0])
+    solution = next((file for file in candidates if file.is_file()), None)
+    if solution is None or not list_images(folder, _SEE):
+        raise DataError(
+            f"{folder}: it has no folder per class, and there is no {_SOLUTION}: unpack and sort "
+            f"the official archives, {_SEE}"
+        )
     settings = sha256(" ".join(wnids).encode()).hexdigest()
     parse = partial(_parse_solution, solution, wnids, names)
     return cache.table(f"imagenet {settings}", [solution], parse)

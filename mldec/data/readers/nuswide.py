@@ -1,26 +1,29 @@
-"""NUS-WIDE as the authors of ML-Decoder share it: one CSV of images, labels and splits.
+"""NUS-WIDE, zero-shot (925 seen tags, 81 unseen concepts) or with the 81 concepts alone.
 
-`nuswide_zsl` is their zero-shot form (925 seen and 81 unseen classes), `nuswide81` the multi-label
-form with the 81 concepts. `nuswide_official` reads the original files instead.
+Either form is read from a CSV of images, labels and splits, as the authors of ML-Decoder and ASL
+share it, or from the text files of the makers.
 """
 
 import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
 from mldec.data.cache import TableCache
-from mldec.data.settings import Source
+from mldec.data.settings import LoadSplit, Source
 from mldec.data.table import (
     Table,
     TableBuilder,
     check_names,
     encode_paths,
     from_dense,
+    log_split,
     path_inside,
     split_names,
 )
@@ -75,22 +78,44 @@ def nuswide_zsl(
     return Source(load=load, train="train", val="val", task=task, where=folder, see=_SEE)
 
 
-def nuswide81(*, root: str, csv_file: str = "nus_wid_data.csv", threshold: float = 0.5) -> Source:
-    """Return NUS-WIDE with the 81 concepts, in alphabetical order.
+def nuswide81(
+    *,
+    root: str,
+    csv_file: str = "nus_wid_data.csv",
+    images: str = "Flickr",
+    annotated_only: bool = False,
+    threshold: float = 0.5,
+) -> Source:
+    """Return NUS-WIDE with the 81 concepts, in alphabetical order, in one of two forms.
 
-    Source: the CSV of ASL, with 119,103 training and 50,720 validation images. Images without any
-    concept are not in it.
+    ASL's CSV has 119,103 training and 50,720 validation images, each with a concept. If it is
+    absent, the makers' lists are read: 161,789 and 107,859 images, with and without a concept, of
+    which those that are not on the disk are left out.
 
     Args:
-        root: folder with the CSV and the images that it names.
+        root: folder with the CSV and the images that it names; or with ImageList,
+            Groundtruth/TrainTestLabels, ConceptsList and the images.
         csv_file: image path, labels and split of each image. The columns are known by their order,
             not by their names.
+        images: of the makers' form, see `nuswide_official`.
+        annotated_only: leave out images without any concept, as ASL does.
         threshold: see `MultiLabel`.
     """
     task = MultiLabel(threshold)
     folder = check_folder(root, "NUS-WIDE", _SEE)
-    load = partial(_load_split, folder, csv_file)
-    return Source(load=load, train="train", val="val", task=task, where=folder, see=_SEE)
+    load_all: LoadSplit = partial(_load_split, folder, csv_file)
+    train, val = "train", "val"
+    if not (folder / csv_file).exists() and (folder / "ImageList").is_dir():
+        load_all = partial(_load_official_split, folder, images, with_tags=False)
+        train, val = "Train", "Test"
+
+    def load(split: str, cache: TableCache) -> StoredImages:
+        listed = load_all(split, cache)
+        if not annotated_only:
+            return listed
+        return listed.select(listed.labels.counts_per_image() > 0)
+
+    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
 
 
 def _load_split(root: Path, csv_file: str, split: str, cache: TableCache) -> StoredImages:
@@ -199,22 +224,24 @@ def nuswide_official(
         where=f"{folder} ({_SEE})",
         threshold=threshold,
     )
-    load = partial(_load_official_split, folder, images)
+    load = partial(_load_official_split, folder, images, with_tags=True)
     return Source(load=load, train="Train", val="Test", task=task, where=folder, see=_SEE)
 
 
-def _load_official_split(root: Path, images: str, split: str, cache: TableCache) -> StoredImages:
-    """Return the images of a split that are on the disk, with the labels of all classes."""
-    concepts = read_lines(root / "ConceptsList" / "Concepts81.txt", _SEE)
-    sources = [
-        root / "ImageList" / f"{split}Imagelist.txt",
-        root / "NUS_WID_Tags" / "TagList1k.txt",
-        root / "NUS_WID_Tags" / f"{split}_Tags1k.dat",
-    ]
+def _load_official_split(
+    root: Path, images: str, split: str, cache: TableCache, *, with_tags: bool
+) -> StoredImages:
+    """Return the images of a split that are on the disk, with the concepts and maybe the tags."""
+    concept_list = root / "ConceptsList" / "Concepts81.txt"
+    concepts = read_lines(concept_list, _SEE)
+    sources = [root / "ImageList" / f"{split}Imagelist.txt", concept_list]
     for concept in concepts:
         # The name comes from a file: it must not lead out of the folder.
         name = f"Labels_{path_inside(concept, 'Concepts81.txt', _SEE)}_{split}.txt"
         sources.append(root / "Groundtruth" / "TrainTestLabels" / name)
+    if with_tags:
+        tags = root / "NUS_WID_Tags"
+        sources += [tags / "TagList1k.txt", tags / f"{split}_Tags1k.dat"]
     parse = partial(_parse_official, sources, concepts)
     table = cache.table(f"nuswide-official-{split}", sources, parse)
 
@@ -224,37 +251,37 @@ def _load_official_split(root: Path, images: str, split: str, cache: TableCache)
     if not is_present.all():
         count = f"{np.count_nonzero(~is_present):,} of {len(table):,} listed images are absent"
         first = table.files[np.flatnonzero(~is_present)[0]].decode()
-        what = f"nuswide_official {split}"
-        log.warning(f"{what}: {count} and left out, the first is {first}")
+        log.warning(f"nuswide {split}: {count} and left out, the first is {first}")
 
     present = table.select(is_present)
-    return in_folder(Table(files[is_present], present.labels, present.classes), root / images, _SEE)
+    log_split("nuswide", split, present)
+    return in_folder(replace(present, files=files[is_present]), root / images, _SEE)
 
 
 def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
-    """Join the images, their tags and their concepts; the classes are in alphabetical order.
+    """Join the images, their concepts and their tags; the classes are in alphabetical order.
 
-    The sources are the images, the names of the tags, the tags of the images, and the labels of
-    each concept. A tag that has the name of a concept is not used.
+    The sources are the images, the names of the concepts, the labels of each concept, and
+    optionally the names and the labels of the tags. A tag with the name of a concept is not used.
     """
-    image_list, tag_names, tags_of_images, *labels_of_concepts = sources
+    image_list, name_list, *label_files = sources
     files = []
     for number, line in enumerate(read_lines(image_list, _SEE), 1):
         files.append(path_inside(line, f"{image_list}, line {number:,}", _SEE))
 
-    tags = read_lines(tag_names, _SEE)
-    used_tags = [number for number, tag in enumerate(tags) if tag not in set(concepts)]
-    names = sorted([*concepts, *(tags[number] for number in used_tags)])
-    check_names(names, tag_names, _SEE)
+    columns = []
+    for concept, source in zip(concepts, label_files, strict=False):
+        columns.append((concept, _zeros_and_ones(source, (len(files),))))
+    if tag_files := label_files[len(concepts) :]:
+        name_list, tags_of_images = tag_files
+        tags = read_lines(name_list, _SEE)
+        matrix = _zeros_and_ones(tags_of_images, (len(files), len(tags)))
+        columns += [(tag, matrix[:, n]) for n, tag in enumerate(tags) if tag not in concepts]
 
-    # The columns of the tags in the file become columns of the sorted classes.
-    labels = np.zeros((len(files), len(names)), np.int8)
-    columns = [names.index(tags[number]) for number in used_tags]
-    labels[:, columns] = _zeros_and_ones(tags_of_images, (len(files), len(tags)))[:, used_tags]
-    for concept, source in zip(concepts, labels_of_concepts, strict=True):
-        labels[:, names.index(concept)] = _zeros_and_ones(source, (len(files),))
-
-    return Table(encode_paths(files), from_dense(labels), tuple(names))
+    columns.sort(key=itemgetter(0))
+    names = check_names((name for name, _ in columns), name_list, _SEE)
+    labels = np.stack([column for _, column in columns], axis=1)
+    return Table(encode_paths(files), from_dense(labels), names)
 
 
 def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:

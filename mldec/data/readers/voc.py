@@ -6,6 +6,7 @@ for training, another for evaluation.
 """
 
 import logging
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from functools import partial
@@ -74,8 +75,9 @@ def _find(root: Path, year: int) -> Path:
     candidates = [root / f"VOC{year}", root / "VOCdevkit" / f"VOC{year}"]
 
     # `root` may have any name, but the folder of another year must not pass for this one.
-    is_other_year = root.name.startswith("VOC2") and root.name != f"VOC{year}"
-    if not is_other_year:
+    # Kaggle's is called VOC2012_train_val.
+    named_year = re.match(r"VOC(2\d{3})", root.name)
+    if named_year is None or named_year[1] == str(year):
         candidates.insert(0, root)
 
     for folder in candidates:
