@@ -122,7 +122,8 @@ class Storage(Protocol):
         """Return some of the images: bool [N], or their indices in the wanted order."""
 
     def absent(self) -> np.ndarray:
-        """Return which images do not exist, bool [N], without reading them."""
+        """Return which images do not exist, bool [N], without reading them: by default none."""
+        return np.zeros(len(self), bool)
 
     def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
         """Compare all files with their checksums, if there are any.
@@ -130,6 +131,7 @@ class Storage(Protocol):
         `progress` wraps their indices, as a progress bar does. A `DataError` names the first file
         whose content has changed.
         """
+        return
 
 
 @dataclass(frozen=True, eq=False)
@@ -359,7 +361,7 @@ class DataModule:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFiles:
+class ImageFiles(Storage):
     """Image files inside a folder, by their paths, bytes [N] as in `Table.files`; see `Storage`."""
 
     folder: Path
@@ -413,9 +415,6 @@ class ImageFiles:
             if (self.folder / name / path).is_file():
                 return name
         return None
-
-    def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
-        """Do nothing: there are no checksums to compare the files with."""
 
 
 def in_folder(table: Table, folder: Path, see: str) -> StoredImages:

@@ -55,19 +55,15 @@ def coco(
 
     Args:
         root: folder with annotations/instances_{split}.json and the image folders {split}/.
-        train: split to learn from.
-        val: split to evaluate on.
         annotated_only: leave out images without any object, as the official code does: 82,081
             training and 40,137 validation images of 2014 remain, of 82,783 and 40,504.
-        threshold: see `MultiLabel`.
         drop_labels: probability in [0, 1) with which each training label becomes -1 (not
             annotated), to simulate partial annotation. It needs a loss that accepts -1, such as
             loss=partial.
         keep_per_class: keep this many positives and negatives per class and set all other training
             labels to -1; excludes `drop_labels`.
         labels_seed: seed of the random choice of labels to drop, 0 or more.
-        words: see `VectorSettings`, for a head that takes word queries. The columns of an array
-            without a list of names beside it are the classes in their order.
+        words: for a head that takes word queries.
     """
     thin = _thinning(drop_labels, keep_per_class, labels_seed)
     task = MultiLabel(threshold)
@@ -130,22 +126,18 @@ def load_split(
         condition = "with an object" if annotated_only else "at all"
         raise DataError(f"{annotations}: no image {condition}; {_SEE}")
 
-    labels = table.labels
     which = "images with an object" if annotated_only else "images"
     log.info(f"coco {split}: {len(table):,} {which}, {len(table.classes)} classes")
     if thin is not None:
-        labels = thin(labels)
-        share = f"{(labels.dense() >= 0).mean():.2%} of the labels are kept"
+        table = replace(table, labels=thin(table.labels))
+        share = f"{(table.labels.dense() >= 0).mean():.2%} of the labels are kept"
         log.info(f"coco {split}: {share}, the others count as not annotated")
 
-    return in_folder(replace(table, labels=labels), root / split, _SEE)
+    return in_folder(table, root / split, _SEE)
 
 
 def _parse(annotations: Path) -> Table:
-    """Read an annotation file of the form "instances".
-
-    The objects of an image, crowds included, give one label per class.
-    """
+    """Read an "instances" file: the objects of an image, crowds too, give one label per class."""
     content = read_json(annotations, _SEE)
     with refusing(annotations, DataError, remedy=f"it is no COCO instances file, {_SEE}"):
         images = {image["id"]: image for image in content["images"]}
@@ -165,12 +157,10 @@ def _parse(annotations: Path) -> Table:
             image_rows.append(rows[image])
             class_columns.append(columns[category])
 
-        files = []
+        files, names = [], []
         for image in rows:
             where = f"{annotations}: file_name of image {image}"
             files.append(path_inside(images[image]["file_name"], where, _SEE))
-
-        names = []
         for category in columns:
             where = f"{annotations}: category {category}"
             names.append(as_name(categories[category]["name"], where, _SEE))
@@ -220,13 +210,9 @@ def coco_zsl(
     Training images are all that show a seen class. Unseen objects in them are not labelled.
 
     Args:
-        root: folder of MS-COCO, see `mldec.data.readers.coco.coco`.
-        train: split to learn from.
-        val: split to evaluate on.
+        root: folder of MS-COCO, see `coco`.
         val_images: "unseen": only images with an unseen class; "all": images with any of the 65.
-        threshold: see `MultiLabel`.
-        words: see `VectorSettings`. The columns of an array without a list of names beside it are
-            the 80 classes in the order of the category ids.
+        words: the columns of an array without names are the 80 classes by category id.
     """
     folder = check_folder(root, "MS-COCO", _SEE_ZERO_SHOT)
     where = f"{folder} ({_SEE_ZERO_SHOT})"
@@ -238,14 +224,8 @@ def coco_zsl(
         threshold=threshold,
     )
 
-    return Source(
-        load=partial(_load_split, folder),
-        train=train,
-        val=val,
-        task=task,
-        where=folder,
-        see=_SEE_ZERO_SHOT,
-    )
+    load = partial(_load_split, folder)
+    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE_ZERO_SHOT)
 
 
 def _load_split(folder: Path, split: str, cache: TableCache) -> StoredImages:

@@ -27,18 +27,7 @@ from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError
 
 # Suffixes of image files, in lower case; those of files may be in upper case.
-IMAGES = (
-    ".jpg",
-    ".jpeg",
-    ".png",
-    ".bmp",
-    ".gif",
-    ".ppm",
-    ".pgm",
-    ".tif",
-    ".tiff",
-    ".webp",
-)
+IMAGES = tuple(".jpg .jpeg .png .bmp .gif .ppm .pgm .tif .tiff .webp".split())
 
 
 def read_class_folders(
@@ -74,13 +63,8 @@ def read_class_folders(
 
 def list_class_folders(folder: Path, see: str) -> list[str]:
     """Return the sorted names of the folders in a folder; hidden folders are left out."""
-    names = sorted(
-        entry.name for entry in list_folder(folder, see) if entry.is_dir() and entry.name[0] != "."
-    )
-    for name in names:
-        as_name(name, folder, see)
-
-    return names
+    entries = [entry for entry in list_folder(folder, see) if entry.name[0] != "."]
+    return sorted(as_name(entry.name, folder, see) for entry in entries if entry.is_dir())
 
 
 def list_images(folder: Path, see: str) -> list[str]:
@@ -116,15 +100,11 @@ def folders(
     two folders, root/CLASS/*.jpg is split: the same images are held out at every start.
 
     Args:
-        root: the folder.
-        train: folder in `root` to learn from.
-        val: folder in `root` to evaluate on.
         classes: class names in their order, or a text file with one per line; None takes the sorted
             folder names of `train`.
         val_fraction: share of the images to hold out if `root` has no folders `train` and `val`, in
             (0, 1).
         seed: decides which images are held out.
-        top_k: see `SingleLabelEvaluator`.
     """
     task = SingleLabel(top_k)
     check_fraction(val_fraction)

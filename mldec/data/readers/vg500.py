@@ -40,15 +40,13 @@ def vg500(
 
     Args:
         root: folder of the lists, the label file and the folders of the images.
-        train: list of the images to learn from, one name per line.
-        val: list of the images to evaluate on.
+        train: list of the images to learn from, one name per line; `val` likewise.
         labels: JSON file: image name -> class indices.
         images: folder of the images. If there is another one whose name has "_2" appended, as the
             two archives make them, each image is looked for in both.
         num_classes: number K of classes.
         classes: text file with one class name per line. None calls the classes "class 0" to "class
             499": no list of names was published with the labels.
-        threshold: see `MultiLabel`.
     """
     task = MultiLabel(threshold)
     if num_classes < 1:
