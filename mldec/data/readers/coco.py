@@ -1,7 +1,6 @@
 """MS-COCO as multi-label classification: an image has a label for each class it shows an object of.
 
-The annotation file (a quarter of a gigabyte for train2014) is parsed once, into a table of a few
-megabytes in the cache folder. Later starts read no JSON, and loader workers hold numpy arrays only.
+A quarter of a gigabyte of JSON is parsed once, into a table of a few megabytes in the cache folder.
 """
 
 import logging
@@ -97,10 +96,8 @@ def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], La
     if seed < 0:
         raise ValueError(f"labels_seed is {seed}: it must be 0 or more")
     if drop and keep is not None:
-        raise ValueError(
-            f"drop_labels is {drop} and keep_per_class is {keep}: they exclude each other, "
-            "leave one out"
-        )
+        values = f"drop_labels is {drop} and keep_per_class is {keep}"
+        raise ValueError(f"{values}: they exclude each other, leave one out")
 
     if keep is not None:
         return partial(fixed_per_class, n=keep, seed=seed)

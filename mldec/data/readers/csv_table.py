@@ -4,7 +4,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -64,18 +64,12 @@ def csv_table(
 ) -> Source:
     """Return the images of a CSV file, in its order.
 
-    The first row names the columns, in any order. There are two forms:
-
-    - path and labels, optionally negatives and split, and no others. The labels of an image are
-      names with a separator between them, or a JSON list. An image without a label is a negative
-      of every class. With a column negatives, a class in neither list is not annotated (-1).
-    - path, optionally split, and a column per class, whose cells are 1 (present), 0 (absent) or
-      empty (not annotated, -1).
-
-    If a class may be not annotated, the metric is `mAP_partial`.
+    The first row names the columns, in any order: path, optionally split, and either a column per
+    class, whose cells are 1 (present), 0 (absent) or empty (not annotated, -1); or labels, names
+    with a separator between them or a JSON list, and optionally negatives, likewise: a class in
+    neither list is then not annotated. Where that may be, the metric is `mAP_partial`.
 
     Args:
-        root: folder of the file.
         file: the CSV file in `root`: UTF-8, with commas, tabs or semicolons between the columns;
             fields that hold such a sign are in double quotes.
         images: folder in `root` that the paths are relative to.
@@ -83,15 +77,12 @@ def csv_table(
         classes: class names in their order, or a text file with one per line; None takes the sorted
             labels of all rows, or the columns of the classes in the order of the file.
         exclusive: every image has exactly one label; the metric is top-1 instead of mAP.
-        train: value of the column split in the rows to learn from.
-        val: value of the column split in the rows to evaluate on.
+        train: value of the column split in the rows to learn from; `val` likewise.
         val_fraction: without a column split, the share of the images to hold out, in (0, 1).
         split: without a column split, how images are held out: "hash": a hash of its path decides
             on each image, which stays in its split when others are added; "stratified": each class
             has about the same share of its positives held out, see `mldec.data.settings`.
         seed: decides which images are held out.
-        threshold: with several labels, see `MultiLabel`.
-        top_k: with one label per image, see `SingleLabelEvaluator`.
     """
     check_fraction(val_fraction)
     if not separator.strip():
@@ -110,15 +101,12 @@ def csv_table(
 
     names = given_names(classes, folder, _SEE)
     form = recognise(source)
-    if split != "hash" and "split" in form.columns:
-        raise ValueError(
-            f"split is {split}, but {source} has a column split: leave one of them out"
-        )
+    has_split = "split" in form.columns
+    if split != "hash" and has_split:
+        raise ValueError(f"split is {split}, but {source} has a column split: leave one out")
     if form.partial and not exclusive:
         task = PartialLabels(threshold)
     log.info("csv: %s has %s", source, form)
-
-    has_split = "split" in form.columns
 
     def load(part: str, cache: TableCache) -> StoredImages:
         if has_split and part == val:
@@ -137,31 +125,21 @@ def csv_table(
             _log_doubts(form, table, separator, used={train, val}, exclusive=exclusive)
         return in_folder(table, image_folder, _SEE)
 
-    return Source(
-        load=load,
-        train=train,
-        val=val,
-        task=task,
-        where=source,
-        see=_SEE,
-        folder_setting="data.images",
-    )
+    result = Source(load=load, train=train, val=val, task=task, where=source, see=_SEE)
+    return replace(result, folder_setting="data.images")
 
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a file."""
+    """The form of a file.
 
-    # The sign between two columns, and their names: path, labels, negatives and split in lower
-    # case, and classes.
+    The columns path, labels, negatives and split are in lower case, the others are classes.
+    """
+
     delimiter: str
     columns: tuple[str, ...]
-
-    # A class may be not annotated: negatives have a column, or a cell of a class is empty.
-    partial: bool
-
-    # The number of rows of each split; empty without a column split.
-    splits: dict[str, int]
+    partial: bool  # a class may be not annotated: negatives have a column, or a cell is empty
+    splits: dict[str, int]  # the number of rows of each split
 
     def __str__(self) -> str:
         """Describe the form in the log."""
@@ -169,6 +147,11 @@ class Form:
         text = f"{kind}, columns between {_DELIMITERS[self.delimiter]}"
         unknown = "an empty cell" if self.classes else "a class in neither list"
         return f"{text}, {unknown} is not annotated" if self.partial else text
+
+    @property
+    def default(self) -> int:
+        """The value of what is not listed: absent, or unknown if absent classes are listed too."""
+        return -1 if self.partial else 0
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -252,27 +235,20 @@ def _parse(
     separator: str,
     exclusive: bool,
 ) -> Table:
-    """Return the images of a split, or all of them.
-
-    All rows are read, so that both splits have the same classes and a faulty row is always found.
-    """
+    """Return the images of a split, or all; the classes and the faults are those of all rows."""
     if classes and form.classes and (different := set(classes) ^ set(form.classes)):
         raise DataError(
             f"{source}, row 1: the class {min(different)!r} is only one of data.classes and the "
             f"columns: add it or leave it out; {_SEE}"
         )
 
-    # What is not listed is absent, or unknown where absent classes are listed too.
-    default = -1 if form.partial else 0
-    builder = TableBuilder(_SEE, classes=classes or form.classes or None, default=default)
+    builder = TableBuilder(_SEE, classes=classes or form.classes or None, default=form.default)
     split_of_rows = []
     for where, cells in _rows(source, form):
         labels = _labels(cells, form, separator, where)
-        num_positives = sum(value == 1 for value in labels.values())
-        if exclusive and num_positives != 1:
-            raise DataError(
-                f"{where} has {num_positives} labels; data.exclusive=true wants one; {_SEE}"
-            )
+        count = sum(value == 1 for value in labels.values())
+        if exclusive and count != 1:
+            raise DataError(f"{where} has {count} labels; data.exclusive=true wants one; {_SEE}")
         builder.add(cells["path"], labels, where)
         split_of_rows.append(cells.get("split"))
 
@@ -301,9 +277,8 @@ def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> di
         positives = _names(cells["labels"], separator, where)
         negatives = _names(cells.get("negatives", ""), separator, where)
         if both := set(positives) & set(negatives):
-            raise DataError(
-                f"{where}: the class {min(both)!r} is in labels and in negatives; {_SEE}"
-            )
+            fault = f"the class {min(both)!r} is in labels and in negatives"
+            raise DataError(f"{where}: {fault}; {_SEE}")
         return {**dict.fromkeys(negatives, 0), **dict.fromkeys(positives, 1)}
 
     labels = {}
@@ -316,26 +291,25 @@ def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> di
             )
         labels[name] = _CELLS[cells[name]]
 
-    default = -1 if form.partial else 0
-    return {name: value for name, value in labels.items() if value != default}
+    return {name: value for name, value in labels.items() if value != form.default}
 
 
 def _names(text: str, separator: str, where: str) -> list[str]:
     """Return the class names in a field: a JSON list, or names with a separator between them."""
-    # Names may have brackets too. A list with other quotes, as Python writes it, is not a name.
-    is_list = text.startswith("[") and text.endswith("]")
-    is_quoted = is_list and text[1:].lstrip()[:1] in ("'", '"')
-    try:
-        names = json.loads(text) if is_list else None
-    except (ValueError, RecursionError):
-        names = None
-    if names is None and not is_quoted:
-        # A separator at the end of the field is allowed: blank names are skipped.
-        return split_names(text, separator, where, _SEE)
+    names: list[object] | None = None
+    if text.startswith("[") and text.endswith("]"):
+        try:
+            names = json.loads(text)
+        except (ValueError, RecursionError):
+            # Names may have brackets too, but not a list with quotes as Python writes it.
+            names = [None] if text[1:].lstrip()[:1] in ("'", '"') else None
 
-    if names is None or not all(isinstance(name, str) for name in names):
+    # A separator at the end of the field is allowed: blank names are skipped.
+    if names is None:
+        return split_names(text, separator, where, _SEE)
+    if not all(isinstance(name, str) for name in names):
         raise DataError(
             f'{where}: {shown(text)} is no JSON list of strings such as ["cat", "dog"]: correct '
             f"it; {_SEE}"
         )
-    return [as_name(name.strip(), where, _SEE) for name in names]
+    return [as_name(str(name).strip(), where, _SEE) for name in names]

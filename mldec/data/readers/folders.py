@@ -27,7 +27,7 @@ from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError
 
 # Suffixes of image files, in lower case; those of files may be in upper case.
-IMAGES = tuple(".jpg .jpeg .png .bmp .gif .ppm .pgm .tif .tiff .webp".split())
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
 def read_class_folders(

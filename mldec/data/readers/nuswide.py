@@ -23,7 +23,6 @@ from mldec.data.table import (
     check_names,
     encode_paths,
     from_dense,
-    log_split,
     path_inside,
     split_names,
 )
@@ -37,6 +36,7 @@ log = logging.getLogger("mldec")
 
 _SEE = "see DATASETS.md, section NUS-WIDE"
 _SPLITS = ("train", "val")
+_CONCEPTS = Path("ConceptsList", "Concepts81.txt")
 _LIST_MARKS = str.maketrans("", "", "[]'\"")
 
 
@@ -49,9 +49,7 @@ def nuswide_zsl(
     threshold: float = 0.5,
     words: VectorSettings = DEFAULT_VECTORS,
 ) -> Source:
-    """Return NUS-WIDE zero-shot: training on the seen classes, validation on all.
-
-    Classes are in alphabetical order.
+    """Return NUS-WIDE zero-shot: training on the seen classes, validation on all, sorted by name.
 
     Source: official train_zsl_nus.py; its files have 1,006 classes, 925 of them seen.
 
@@ -62,9 +60,6 @@ def nuswide_zsl(
         split_file: JSON with the unseen classes, "test class", and optionally the seen ones, "train
             class".
         val_images: "unseen": only images with an unseen class, as in the official code; or "all".
-        threshold: see `MultiLabel`.
-        words: see `VectorSettings`. The columns of an array without a list of names beside it are
-            the sorted classes of the CSV.
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)
     task = ZeroShot(
@@ -95,11 +90,9 @@ def nuswide81(
     Args:
         root: folder with the CSV and the images that it names; or with ImageList,
             Groundtruth/TrainTestLabels, ConceptsList and the images.
-        csv_file: image path, labels and split of each image. The columns are known by their order,
-            not by their names.
-        images: of the makers' form, see `nuswide_official`.
+        csv_file: as of `nuswide_zsl`.
+        images: of the makers' form, as of `nuswide_official`.
         annotated_only: leave out images without any concept, as ASL does.
-        threshold: see `MultiLabel`.
     """
     task = MultiLabel(threshold)
     folder = check_folder(root, "NUS-WIDE", _SEE)
@@ -119,10 +112,9 @@ def nuswide81(
 
 
 def _load_split(root: Path, csv_file: str, split: str, cache: TableCache) -> StoredImages:
-    """Return the images of a split."""
+    """Return the images of a split of a CSV file."""
     source = root / csv_file
     table = cache.table(f"nuswide-{split}", [source], partial(_parse, source, split))
-
     log.info(f"nuswide {split}: {len(table):,} images, {len(table.classes):,} classes")
     return in_folder(table, root, _SEE)
 
@@ -163,26 +155,23 @@ def _parse(source: Path, split: str) -> Table:
         builder.add(fields[0], dict.fromkeys(used, 1), where)
 
     if others := Counter(name for name in split_of_rows if name not in _SPLITS):
-        message = f"rows of other splits than train and val are left out: {dict(others)}"
-        log.warning(f"{source}: {message}")
-
+        log.warning(
+            f"{source}: rows of other splits than train and val are left out: {dict(others)}"
+        )
     return builder.build(source).select(np.array([name == split for name in split_of_rows], bool))
 
 
 def _roles(source: Path, names: Sequence[str]) -> Roles:
-    """Read which classes are seen and unseen: the lists "train class" and "test class" of a JSON.
-
-    Without the first, all classes that are not unseen are seen.
-    """
-    content = read_json(source, _SEE)
+    """Read which classes are unseen, and maybe which are seen: else these are all others."""
+    if source.name == _CONCEPTS.name:
+        content = {"test class": read_lines(source, _SEE)}
+    else:
+        content = read_json(source, _SEE)
     with refusing(source, DataError, remedy=f"it is no list of classes, {_SEE}"):
         unseen, seen = content["test class"], content.get("train class")
         if not all(isinstance(name, str) for name in [*unseen, *(seen or [])]):
             raise ValueError("a class is no text")
         return split_classes(names, unseen=unseen, seen=seen, where=f"{source} ({_SEE})")
-
-
-_SPACE = b" \t\r\n"
 
 
 def nuswide_official(
@@ -206,19 +195,10 @@ def nuswide_official(
             with other names whose second part is the Flickr number
             (140016_215548610_422b79b4d7_m.jpg).
         val_images: "all", as in LESA and BiAM; or "unseen": only images with an unseen class.
-        threshold: see `MultiLabel`.
-        words: see `VectorSettings`. The columns of an array without a list of names beside it are
-            the sorted classes.
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)
-    concepts = folder / "ConceptsList" / "Concepts81.txt"
-
-    def roles(names: Sequence[str]) -> Roles:
-        unseen = read_lines(concepts, _SEE)
-        return split_classes(names, unseen=unseen, seen=None, where=f"{concepts} ({_SEE})")
-
     task = ZeroShot(
-        roles=roles,
+        roles=partial(_roles, folder / _CONCEPTS),
         vectors=lambda names: words.of_classes(folder, names, order=names),
         val_images=val_images,
         where=f"{folder} ({_SEE})",
@@ -232,9 +212,8 @@ def _load_official_split(
     root: Path, images: str, split: str, cache: TableCache, *, with_tags: bool
 ) -> StoredImages:
     """Return the images of a split that are on the disk, with the concepts and maybe the tags."""
-    concept_list = root / "ConceptsList" / "Concepts81.txt"
-    concepts = read_lines(concept_list, _SEE)
-    sources = [root / "ImageList" / f"{split}Imagelist.txt", concept_list]
+    concepts = read_lines(root / _CONCEPTS, _SEE)
+    sources = [root / "ImageList" / f"{split}Imagelist.txt", root / _CONCEPTS]
     for concept in concepts:
         # The name comes from a file: it must not lead out of the folder.
         name = f"Labels_{path_inside(concept, 'Concepts81.txt', _SEE)}_{split}.txt"
@@ -254,7 +233,7 @@ def _load_official_split(
         log.warning(f"nuswide {split}: {count} and left out, the first is {first}")
 
     present = table.select(is_present)
-    log_split("nuswide", split, present)
+    log.info(f"nuswide {split}: {len(present):,} images, {len(table.classes):,} classes")
     return in_folder(replace(present, files=files[is_present]), root / images, _SEE)
 
 
@@ -295,14 +274,9 @@ def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
-    """Find each listed image in the folder: by its path, or by the Flickr number in its name.
-
-    Returns the path of each image inside the folder, bytes [N]; empty where it is absent.
-    """
+    """Find the path of each image, bytes [N]: as listed, of the same Flickr number, or empty."""
     if not folder.is_dir():
-        raise DataError(
-            f"{folder} is not a folder; set data.images to the folder of the images, {_SEE}"
-        )
+        raise DataError(f"{folder} is not a folder; set data.images to that of the images, {_SEE}")
 
     present: set[str] = set()
     for directory, _, files in os.walk(folder):

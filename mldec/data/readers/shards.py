@@ -51,7 +51,7 @@ def shards(
     elif index.rest == -1:
         task = PartialLabels(threshold, vectors=vectors)
 
-    def load(split: str, cache: TableCache) -> StoredImages:
+    def load(split: str, _: TableCache) -> StoredImages:
         return load_shards(folder / split)
 
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)

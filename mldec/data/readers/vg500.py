@@ -7,14 +7,7 @@ from pathlib import Path
 
 from mldec.data.cache import TableCache
 from mldec.data.settings import Source
-from mldec.data.table import (
-    Table,
-    TableBuilder,
-    are_indices,
-    encode_paths,
-    given_names,
-    log_split,
-)
+from mldec.data.table import Table, TableBuilder, are_indices, encode_paths, given_names, log_split
 from mldec.data.tasks import MultiLabel
 from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError, refusing
@@ -83,27 +76,20 @@ def vg500(
 
 
 def _parse(sources: list[Path], num_classes: int) -> Table:
-    """Return the images of a list, with the classes called "0" to "K - 1".
-
-    The sources are the list, the label file, and lists that must share no image with the first.
-    """
+    """Return the images of a list; its sources are the list, the labels and other lists."""
     image_list, label_file, *other_lists = sources
     images = read_lines(image_list, _SEE)
     for other in other_lists:
         if shared := set(images).intersection(read_lines(other, _SEE)):
-            raise DataError(
-                f"{image_list} and {other} share {len(shared):,} images, such as {min(shared)}; "
-                f"{_SEE}"
-            )
+            count = f"{len(shared):,} images, such as {min(shared)}"
+            raise DataError(f"{image_list} and {other} share {count}; {_SEE}")
 
     labels = read_json(label_file, _SEE)
     builder = TableBuilder(_SEE, classes=[str(column) for column in range(num_classes)])
     with refusing(label_file, DataError, remedy=f"it is no map of images to classes, {_SEE}"):
         for number, name in enumerate(images, 1):
             if not are_indices(labels[name], num_classes):
-                raise DataError(
-                    f"{label_file}: {name} has the labels {str(labels[name])[:60]}, "
-                    f"not indices below {num_classes}; {_SEE}"
-                )
+                fault = f"has the labels {str(labels[name])[:60]}, not indices below {num_classes}"
+                raise DataError(f"{label_file}: {name} {fault}; {_SEE}")
             builder.add(name, dict.fromkeys(labels[name], 1), f"{image_list}, line {number}")
     return builder.build(image_list)
