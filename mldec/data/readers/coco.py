@@ -119,12 +119,11 @@ def load_split(
     # Every entry of the sparse labels stands for an object, so an image without one has none.
     if annotated_only:
         table = table.select(np.diff(table.labels.starts) > 0)
+    condition = " with an object" if annotated_only else ""
     if not len(table):
-        condition = "with an object" if annotated_only else "at all"
-        raise DataError(f"{annotations}: no image {condition}; {_SEE}")
+        raise DataError(f"{annotations}: no image{condition}; {_SEE}")
+    log.info(f"coco {split}: {len(table):,} images{condition}, {len(table.classes)} classes")
 
-    which = "images with an object" if annotated_only else "images"
-    log.info(f"coco {split}: {len(table):,} {which}, {len(table.classes)} classes")
     if thin is not None:
         table = replace(table, labels=thin(table.labels))
         share = f"{(table.labels.dense() >= 0).mean():.2%} of the labels are kept"

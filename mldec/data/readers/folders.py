@@ -33,10 +33,9 @@ IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tif
 def read_class_folders(
     folder: Path, class_names: Sequence[str], display_names: tuple[str, ...], cache: TableCache
 ) -> Table:
-    """Return the images of all class folders, by class and then by file name.
+    """Return the images of all class folders, by class, in the given order, and then by file name.
 
-    `class_names` are the folders of the K classes in their order: one may be absent, but no other
-    folder may be there. `display_names` are what the table calls them.
+    A folder may be absent, but no other one may be there; the table calls them `display_names`.
     """
     present = list_class_folders(folder, cache.see)
     for name in present:
@@ -74,10 +73,8 @@ def list_images(folder: Path, see: str) -> list[str]:
 
     # Images in folders below would silently be missed.
     if not images and any(entry.is_dir() for entry in entries):
-        raise DataError(
-            f"{folder} holds folders and no image: one folder per class is read, "
-            f"without inner ones; {see}"
-        )
+        remedy = "one folder per class is read, without inner ones"
+        raise DataError(f"{folder} holds folders and no image: {remedy}; {see}")
     return images
 
 

@@ -11,8 +11,6 @@ from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 
-import numpy as np
-
 from mldec.data.cache import TableCache
 from mldec.data.readers.folders import list_class_folders, list_images, read_class_folders
 from mldec.data.settings import Source
@@ -111,10 +109,8 @@ def _read_split(root: Path, split: str, wnids: list[str], cache: TableCache) -> 
     candidates = [root / _SOLUTION, *(parent / _SOLUTION for parent in root.parents[:3])]
     solution = next((file for file in candidates if file.is_file()), None)
     if solution is None or not list_images(folder, _SEE):
-        raise DataError(
-            f"{folder}: it has no folder per class, and there is no {_SOLUTION}: unpack and sort "
-            f"the official archives, {_SEE}"
-        )
+        fault = f"it has no folder per class, and there is no {_SOLUTION}"
+        raise DataError(f"{folder}: {fault}: unpack and sort the official archives, {_SEE}")
     settings = sha256(" ".join(wnids).encode()).hexdigest()
     parse = partial(_parse_solution, solution, wnids, names)
     return cache.table(f"imagenet {settings}", [solution], parse)
@@ -124,8 +120,7 @@ def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) ->
     """Read Kaggle's table of image ids and boxes; a box is written "wnid x y x y"."""
     columns = {wnid: column for column, wnid in enumerate(wnids)}
     images = []
-    header = ["ImageId", "PredictionString"]
-    for first_row, chunk in csv_columns(solution, header, _SEE):
+    for first_row, chunk in csv_columns(solution, ["ImageId", "PredictionString"], _SEE):
         for row, (image, boxes) in enumerate(zip(*chunk, strict=True), first_row):
             # All boxes of an image are of one class, so the first wnid is enough.
             where, wnid = f"{solution}, row {row}", boxes.partition(" ")[0]
@@ -158,5 +153,4 @@ def _with_real_labels(table: Table, file: Path) -> Table:
 
     # The authors found no valid class for some images and do not count them.
     labels = from_entries(entries, num_classes=num_classes)
-    has_label = np.array([bool(entry) for entry in entries], bool)
-    return replace(table, labels=labels).select(has_label)
+    return replace(table, labels=labels).select(labels.counts_per_image() > 0)

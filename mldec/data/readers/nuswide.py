@@ -126,12 +126,11 @@ def _parse(source: Path, split: str) -> Table:
     """
     # A torch file is a zip archive, which starts with PK.
     with reading(source, _SEE), open_binary(source) as file:
-        is_archive = file.read(2) == b"PK"
-    if is_archive:
-        raise DataError(
-            f"{source} is not text but a torch file: the official README swaps the links of "
-            f"data.csv and wordvec_array.pth; swap the two files back, {_SEE}"
-        )
+        if file.read(2) == b"PK":
+            raise DataError(
+                f"{source} is not text but a torch file: the official README swaps the links of "
+                f"data.csv and wordvec_array.pth; swap the two files back, {_SEE}"
+            )
 
     builder = TableBuilder(_SEE)
     split_of_rows: list[str] = []

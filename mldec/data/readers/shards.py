@@ -128,10 +128,8 @@ class _TarShards(Storage):
             with reading(shard, _SEE):
                 sha256 = sha256_of(shard)
             if sha256 != self.index.sha256[number]:
-                raise DataError(
-                    f"{shard} is damaged: its sha256 is not that of the index; "
-                    f"pack it again, {_SEE}"
-                )
+                fault = "is damaged: its sha256 is not that of the index"
+                raise DataError(f"{shard} {fault}; pack it again, {_SEE}")
 
     def _shard(self, index: int) -> Path:
         """Return the path of the shard that holds an image."""
@@ -148,10 +146,8 @@ def load_shards(folder: Path) -> StoredImages:
         with reading(folder / name, _SEE):
             actual_size = (folder / name).stat().st_size
         if actual_size != size:
-            raise DataError(
-                f"{folder / name} has {actual_size:,} bytes instead of {size:,}; "
-                f"pack it again, {_SEE}"
-            )
+            fault = f"has {actual_size:,} bytes instead of {size:,}"
+            raise DataError(f"{folder / name} {fault}; pack it again, {_SEE}")
 
     classes = tuple(index.classes.tolist())
     columns = (index.starts, index.label_classes, index.values)
