@@ -228,12 +228,9 @@ def _load_split(folder: Path, split: str, cache: TableCache) -> StoredImages:
     """Return the images with at least one of the 65 classes, without the other 15 columns."""
     images = load_split(folder, split, cache, annotated_only=False)
 
-    absent = sorted({*SEEN, *UNSEEN} - set(images.classes))
-    if absent:
-        raise DataError(
-            f"{folder}: {len(absent)} of the 65 classes are not in its annotations, "
-            f"such as {absent[0]!r}; {_SEE_ZERO_SHOT}"
-        )
+    if absent := sorted({*SEEN, *UNSEEN} - set(images.classes)):
+        fault = f"{len(absent)} of the 65 classes are not in its annotations, such as {absent[0]!r}"
+        raise DataError(f"{folder}: {fault}; {_SEE_ZERO_SHOT}")
 
     # The images are selected last: one that shows only unused classes has no label left.
     used = [column for column, name in enumerate(images.classes) if name in {*SEEN, *UNSEEN}]

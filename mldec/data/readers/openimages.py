@@ -39,7 +39,7 @@ log = logging.getLogger("mldec")
 
 _SEE = "see DATASETS.md, section Open Images"
 
-# Split, which is also the image folder -> the file of its human-verified labels.
+# Split and image folder -> the file of its human-verified labels.
 LABELS = {
     "train": "oidv6-train-annotations-human-imagelabels.csv",
     "validation": "validation-annotations-human-imagelabels.csv",
@@ -86,13 +86,11 @@ def openimages(
 
     task = PartialLabels(threshold)
     folder = check_folder(root, "Open Images", _SEE)
-    load = partial(_load_split, folder, names=names, prefix=prefix)
+    load = partial(_load_split, folder, names, prefix)
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
 
 
-def _load_split(
-    root: Path, split: str, cache: TableCache, *, names: str, prefix: int
-) -> StoredImages:
+def _load_split(root: Path, names: str, prefix: int, split: str, cache: TableCache) -> StoredImages:
     """Return the images of a split."""
     sources = [root / "annotations" / name for name in (LABELS[split], TRAINABLE, DESCRIPTIONS)]
     parse = partial(_parse, *sources, names, prefix)
@@ -173,11 +171,7 @@ def _look_up(
 
 
 def _labels(
-    source: Path,
-    images: np.ndarray,
-    classes: np.ndarray,
-    values: np.ndarray,
-    size: tuple[int, int],
+    source: Path, images: np.ndarray, classes: np.ndarray, values: np.ndarray, size: tuple[int, int]
 ) -> Labels:
     """Return the labels of M statements, and log what is odd; `size` is (N, K).
 
@@ -189,9 +183,8 @@ def _labels(
         log.info(f"{source}: {dropped} are of classes outside the class list: left out")
         images, classes, values = images[known], classes[known], values[known]
 
-    labels, clashes = from_statements(
-        images, classes, values, num_images=size[0], num_classes=size[1]
-    )
+    sizes = {"num_images": size[0], "num_classes": size[1]}
+    labels, clashes = from_statements(images, classes, values, **sizes)
     if clashes:
         log.warning(f"{source}: {clashes:,} labels are both present and absent: taken as present")
     return labels
@@ -260,7 +253,6 @@ def _load_miil_split(
     sources = [file for file in (data, class_file, display_file) if file is not None]
     parse = partial(_parse_miil, data, split, class_file, display_file)
     table = cache.table(f"openimages_miil {split!r}", sources, parse)
-
     return _logged(f"openimages_miil {split}", in_folder(table, root, _SEE))
 
 

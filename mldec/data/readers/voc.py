@@ -57,8 +57,8 @@ def voc(
     task = MultiLabel(threshold)
     folder = _find(check_folder(root, f"Pascal VOC {year}", _SEE), year)
 
-    load = partial(_load_split, folder, difficult=difficult_val)
-    load_train = partial(_load_split, folder, difficult=difficult_train)
+    load = partial(_load_split, folder, difficult_val)
+    load_train = partial(_load_split, folder, difficult_train)
     source = Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
     return replace(source, load_train=load_train)
 
@@ -76,14 +76,11 @@ def _find(root: Path, year: int) -> Path:
     for folder in candidates:
         if (folder / "ImageSets").is_dir():
             return folder
-    raise DataError(
-        f"{root} holds no VOC{year} (a folder with ImageSets); set data.root or data.year, {_SEE}"
-    )
+    fault = f"{root} holds no VOC{year} (a folder with ImageSets)"
+    raise DataError(f"{fault}; set data.root or data.year, {_SEE}")
 
 
-def _load_split(
-    folder: Path, split: str, cache: TableCache, *, difficult: Difficult
-) -> StoredImages:
+def _load_split(folder: Path, difficult: str, split: str, cache: TableCache) -> StoredImages:
     """Return the images of a split; `difficult` as in `voc`."""
     listing, annotations = folder / "ImageSets" / "Main" / f"{split}.txt", folder / "Annotations"
     parse = partial(_parse, listing, annotations)
