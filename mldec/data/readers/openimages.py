@@ -93,13 +93,14 @@ def openimages(
 def _load_split(root: Path, names: str, prefix: int, split: str, cache: TableCache) -> StoredImages:
     """Return the images of a split."""
     sources = [root / "annotations" / name for name in (LABELS[split], TRAINABLE, DESCRIPTIONS)]
-    parse = partial(_parse, *sources, names, prefix)
+    parse = partial(_parse, sources, names, prefix)
     table = cache.table(f"openimages {names} {prefix}", sources, parse)
     return _logged(f"openimages {split}", in_folder(table, root / split, _SEE))
 
 
-def _parse(statements: Path, trainable: Path, descriptions: Path, names: str, prefix: int) -> Table:
+def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
     """Read a split: its verified labels, the list of the classes and their display names."""
+    statements, trainable, descriptions = sources
     mids = check_names(read_lines(trainable, _SEE), trainable, _SEE)
     run_ids, runs, classes, values = _read_statements(statements, mids)
 
