@@ -12,11 +12,12 @@ from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from mldec.data.cache import TableCache
-from mldec.data.settings import LoadSplit, Source
+from mldec.data.settings import DEFAULT_VECTORS, LoadSplit, Source, VectorSettings
 from mldec.data.table import (
     Table,
     TableBuilder,
@@ -28,7 +29,6 @@ from mldec.data.table import (
 )
 from mldec.data.tasks import MultiLabel, Roles, ZeroShot, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.data.word_vectors import DEFAULT_VECTORS, VectorSettings
 from mldec.errors import DataError, refusing
 from mldec.files.text import csv_rows, open_binary, read_bytes, read_json, read_lines, reading
 
@@ -45,7 +45,7 @@ def nuswide_zsl(
     root: str,
     csv_file: str = "data.csv",
     split_file: str = "benchmark_81_v0.json",
-    val_images: str = "unseen",
+    val_images: Literal["unseen", "all"] = "unseen",
     threshold: float = 0.5,
     words: VectorSettings = DEFAULT_VECTORS,
 ) -> Source:

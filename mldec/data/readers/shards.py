@@ -90,7 +90,7 @@ def read_index(path: Path) -> Index:
 
 
 @dataclass(frozen=True, eq=False)
-class _TarShards(Storage):
+class TarShards(Storage):
     """The n images in use of a packed split, by their numbers in the index, int64 [n]."""
 
     folder: Path
@@ -101,14 +101,16 @@ class _TarShards(Storage):
         return len(self.numbers)
 
     def name(self, index: int) -> str:
+        """Describe the image in messages: its shard and its number in the index."""
         return f"{self._shard(index)}, image {self.numbers[index]:09}"
 
     @property
     def keys(self) -> np.ndarray:
-        # The images have no names: the sizes of their files in bytes stand for them.
+        """The sizes of the image files in bytes, int64 [n]: the images have no names."""
         return self.index.sizes[self.numbers]
 
     def content(self, index: int) -> bytes:
+        """Return the bytes of an image file."""
         shard, number = self._shard(index), self.numbers[index]
         size = int(self.index.sizes[number])
         with reading(shard, _SEE), open_binary(shard) as file:
@@ -119,10 +121,12 @@ class _TarShards(Storage):
             raise DataError(f"{shard} is cut short; pack it again, {_SEE}")
         return content
 
-    def select(self, images: np.ndarray) -> "_TarShards":
+    def select(self, images: np.ndarray) -> "TarShards":
+        """Return some of the images: bool [N], or their indices in the wanted order."""
         return replace(self, numbers=self.numbers[images])
 
     def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
+        """Compare the sha256 of all shards with the index; `progress` wraps their indices."""
         for number in progress(range(len(self.index.shards))):
             shard = self.folder / str(self.index.shards[number])
             with reading(shard, _SEE):
@@ -153,5 +157,5 @@ def load_shards(folder: Path) -> StoredImages:
     columns = (index.starts, index.label_classes, index.values)
     labels = Labels(*columns, len(classes), int(index.rest))
     log.info("shards %s: %s images, %d classes", folder, f"{len(index.offsets):,}", len(classes))
-    storage = _TarShards(folder, index, np.arange(len(index.offsets)))
+    storage = TarShards(folder, index, np.arange(len(index.offsets)))
     return StoredImages(storage, labels, classes)
