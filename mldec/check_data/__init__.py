@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--out",
         metavar="DIR",
-        help="write charts (needs matplotlib): augmented samples and frequencies; with "
+        help="write charts (needs matplotlib): training samples and frequencies; with "
         "--checkpoint a page of pictures",
     )
     arguments.add_argument("--json", metavar="FILE", help="write the full report")

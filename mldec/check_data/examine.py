@@ -2,7 +2,7 @@
 
 import hashlib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BLOCK = 256  # images that the threads read before the progress bar moves
 MAX_PRINTED = 10  # cases of a fault that are printed
-MAX_SAMPLES = 24  # images on the sample sheet
+SAMPLES = 12  # images on the sample sheet
 SAMPLES_PER_ROW = 6
 NAMED_BARS = 120  # with more bars than this, names and counts would not be legible
 
@@ -210,34 +210,42 @@ def print_statistics(
         say(f"  without positives {len(empty):,} classes: {listed(empty)}")
 
 
-def write_charts(folder: Path, splits: dict[str, Split], labels: dict[str, Labels]) -> None:
-    """Write a sheet of augmented training samples, and the class frequencies of each split."""
+def write_charts(folder: Path, data: DataModule, labels: Mapping[str, Labels]) -> None:
+    """Write a sheet of training samples, and the class frequencies of each split."""
     folder.mkdir(parents=True, exist_ok=True)
-    save(sample_sheet(splits["train"]), folder / "samples.png")
-    for part, split in splits.items():
+    views = {"": data.train.viewed(data.transform), "as in training": data.train}
+    save(sample_sheet(views), folder / "samples.png")
+
+    for part, split in (("train", data.train), ("val", data.val)):
         title = f"{part}: images per class (log scale)"
         chart = bar_chart(labels[part].counts(), split.classes.names, title)
         save(chart, folder / f"{part}_classes.png")
 
 
-def sample_sheet(split: Split) -> "Figure":
-    """Draw images evenly spread over a split in a grid, each below the names of its classes."""
-    rows = -(-MAX_SAMPLES // SAMPLES_PER_ROW)
+def sample_sheet(views: Mapping[str, Split]) -> "Figure":
+    """Draw the same images, evenly spread over a split, in each of its views.
+
+    Above an image stands the caption of its view, or the names of its classes if that is empty.
+    """
+    rows = len(views) * SAMPLES // SAMPLES_PER_ROW
     figure = new_figure(width=2 * SAMPLES_PER_ROW, height=2.4 * rows)
-    grid = figure.subplots(rows, SAMPLES_PER_ROW).flatten()
+    grid = iter(figure.subplots(rows, SAMPLES_PER_ROW).flatten())
 
-    indices = np.linspace(0, len(split.dataset) - 1, MAX_SAMPLES).round().astype(int)
-    for axes, index in zip(grid, indices.tolist(), strict=True):
-        axes.axis("off")
-        try:
-            image, target = fixed_sample(split.dataset, index)
-        except DataError:
-            continue  # it is reported among the faults
+    for view, split in views.items():
+        indices = np.linspace(0, len(split.dataset) - 1, SAMPLES).round().astype(int)
+        for index in indices.tolist():
+            axes = next(grid)
+            axes.axis("off")
+            try:
+                image, target = fixed_sample(split.dataset, index)
+            except DataError:
+                continue  # it is reported among the faults
 
-        names = [split.classes.names[k] for k in (target == 1).nonzero().flatten().tolist()]
-        caption = textwrap.wrap(visible(", ".join(names) or "(none)"), NAME_LENGTH)[:3]
-        axes.imshow(image.permute(1, 2, 0).numpy())
-        axes.set_title("\n".join(caption), fontsize=SMALL, loc="left", parse_math=False)
+            names = [split.classes.names[k] for k in (target == 1).nonzero().flatten().tolist()]
+            text = view or visible(", ".join(names) or "(none)")
+            caption = textwrap.wrap(text, NAME_LENGTH)[:3]
+            axes.imshow(image.permute(1, 2, 0).numpy())
+            axes.set_title("\n".join(caption), fontsize=SMALL, loc="left", parse_math=False)
     return figure
 
 
@@ -332,7 +340,7 @@ def check(
         report["in_both_splits"] = images_in_both(data, images["train"], images["val"])
         faults += print_cases("images are in train and in val", report["in_both_splits"])
         if folder:
-            write_charts(Path(folder), splits, labels)
+            write_charts(Path(folder), data, labels)
 
     report["faults"] = faults
     return report

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from hashlib import sha256
@@ -463,6 +463,13 @@ def path_inside(path: str, where: str, see: str) -> str:
         raise DataError(f"{where}: {path!r} is not a path inside the image folder; {see}")
 
     return "/".join(part for part in parts if part not in ("", "."))
+
+
+def check_val(val: str, present: Collection[str], where: Path, see: str) -> None:
+    """Raise a `DataError` if the validation split is absent, and there by another usual name."""
+    others = [name for name in ("val", "valid", "validation", "dev") if name in present]
+    if val not in present and others:
+        raise DataError(f"{where}: it has no split {val!r}: pass data.val={others[0]}; {see}")
 
 
 def log_split(what: str, split: str, table: Table, *, max_names: int = 3) -> None:

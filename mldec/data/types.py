@@ -291,7 +291,7 @@ class DataModule:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFiles:
+class ImageFiles(Storage):
     """Image files inside a folder, by their paths, bytes [N] as in `Table.files`; see `Storage`."""
 
     folder: Path

@@ -3,6 +3,14 @@
 The settings name them here, as `mldec.data.readers.coco`, and not in their modules. Where a module
 and a reader share a name, the name in this package is the reader's.
 
+Arguments that a docstring does not name mean the same for all readers:
+
+- root: folder of the data set.
+- train, val: the splits to learn from and to evaluate on.
+- threshold: see `mldec.data.tasks.MultiLabel`; top_k: see `SingleLabelEvaluator`.
+- words: see `VectorSettings`. The columns of an array without a list of names beside it are the
+  classes in their order.
+
 Every reader raises a `DataError` for a file under `root` that is missing or broken, most of them
 when a split is first used, see `Source.load`; and a `ValueError` for an argument out of its range.
 """

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from mldec.data.cache import TableCache
 from mldec.data.settings import Source
 from mldec.data.table import Table, TableBuilder, check_names, from_single, log_split
 from mldec.data.tasks import SingleLabel
-from mldec.data.types import StoredImages, check_folder, in_folder
+from mldec.data.types import Storage, StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
 from mldec.files.text import read_bytes
 
@@ -29,19 +30,12 @@ def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | Non
     Two layouts are known. The first has devkit/, cars_train/ and cars_test/, and
     cars_test_annos_withlabels.mat in `root` or in devkit/; the image folders may be nested, as in
     cars_test/cars_test/. The second has cars_annos.mat and car_ims/.
-
-    Args:
-        root: folder of the data set, in either layout.
-        train: split to learn from, "train" or "test".
-        val: split to evaluate on.
-        top_k: see `SingleLabelEvaluator`.
     """
     task = SingleLabel(top_k)
     folder = check_folder(root, "Stanford-Cars", _SEE)
 
-    return Source(
-        load=partial(_load_split, folder), train=train, val=val, task=task, where=folder, see=_SEE
-    )
+    load = partial(_load_split, folder)
+    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
 
 
 def _load_split(root: Path, split: str, cache: TableCache) -> StoredImages:
@@ -69,10 +63,7 @@ def _load_split(root: Path, split: str, cache: TableCache) -> StoredImages:
 
 
 def _parse(sources: list[Path], split: str) -> Table:
-    """Read the images and labels of a split.
-
-    The sources are the annotations and the class names, or the one file with both.
-    """
+    """Read a split from its annotations and the class names, or from the one file with both."""
     annotations = _load(sources[0], "annotations")
     names = check_names(map(str, _load(sources[-1], "class_names")), sources[-1], _SEE)
 
@@ -93,10 +84,7 @@ def _parse(sources: list[Path], split: str) -> Table:
 
 
 def _load(file: Path, name: str) -> np.ndarray:
-    """Read one variable of a MATLAB file as an array of at least one dimension.
-
-    scipy only parses arrays; no code in the file is run.
-    """
+    """Read one variable of a MATLAB file, at least 1-d; scipy runs no code that may be in it."""
     from scipy.io import loadmat  # slow to import
 
     stream = io.BytesIO(read_bytes(file, _SEE))
@@ -112,9 +100,7 @@ _SIDE = 32
 def cifar100(*, root: str, top_k: int | None = None) -> Source:
     """Return CIFAR-100: 50,000 training and 10,000 test images with the 100 fine classes.
 
-    Args:
-        root: the folder cifar-100-python with the files train, test and meta, or its parent.
-        top_k: see `SingleLabelEvaluator`.
+    `root` is the folder cifar-100-python with the files train, test and meta, or its parent.
     """
     task = SingleLabel(top_k)
 
@@ -123,51 +109,36 @@ def cifar100(*, root: str, top_k: int | None = None) -> Source:
     if (folder / "cifar-100-python").is_dir():
         folder = folder / "cifar-100-python"
 
-    return Source(
-        load=partial(_load_cifar_split, folder),
-        train="train",
-        val="test",
-        task=task,
-        where=folder,
-        see=_SEE_CIFAR,
-    )
+    load = partial(_load_cifar_split, folder)
+    return Source(load=load, train="train", val="test", task=task, where=folder, see=_SEE_CIFAR)
 
 
-class Pictures:
-    """N images in main memory; see `mldec.data.types.Storage`.
+@dataclass(frozen=True, eq=False)
+class _Pictures(Storage):
+    """N images in main memory, and the file that they were read from."""
 
-    Args:
-        file: the file that they were read from, for messages.
-        pixels: uint8 [N, 32, 32, 3], RGB.
-        numbers: position of each image in the file, int64 [N]; None stands for 0 to N - 1.
-    """
-
-    def __init__(self, file: Path, pixels: np.ndarray, numbers: np.ndarray | None = None) -> None:
-        self.file = file
-        self.pixels = pixels
-        self.numbers = np.arange(len(pixels)) if numbers is None else numbers
+    file: Path
+    pixels: np.ndarray  # uint8 [N, 32, 32, 3], RGB; they tell the images apart
+    numbers: np.ndarray  # int64 [N], of the images in the file
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def name(self, index: int) -> str:
-        """Describe the image in messages: its position in the file."""
         return f"picture {self.numbers[index]} of {self.file}"
 
     @property
     def keys(self) -> np.ndarray:
-        """What tells the images apart: their pixels, uint8 [N, 32, 32, 3]."""
         return self.pixels
 
     def content(self, index: int) -> bytes:
-        """Return the image as the bytes of a PNG file, which is lossless."""
+        # PNG is lossless.
         buffer = io.BytesIO()
         Image.fromarray(self.pixels[index]).save(buffer, "PNG", compress_level=1)
         return buffer.getvalue()
 
-    def select(self, images: np.ndarray) -> "Pictures":
-        """Return the images of a mask, bool [N], or of a list of indices, in its order."""
-        return Pictures(self.file, self.pixels[images], self.numbers[images])
+    def select(self, images: np.ndarray) -> "_Pictures":
+        return _Pictures(self.file, self.pixels[images], self.numbers[images])
 
 
 def _load_cifar_split(folder: Path, split: str, cache: TableCache) -> StoredImages:
@@ -181,7 +152,7 @@ def _load_cifar_split(folder: Path, split: str, cache: TableCache) -> StoredImag
         # Each row of the data is one image: all red values, then green, then blue.
         # [N, 3 * 32 * 32] becomes [N, 32, 32, 3].
         images = pixels.reshape(len(labels), 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
-        pictures = Pictures(file, np.ascontiguousarray(images, np.uint8))
+        pictures = _Pictures(file, np.ascontiguousarray(images, np.uint8), np.arange(len(images)))
         if not all(0 <= label < len(classes) for label in labels):
             raise DataError(f"{file}: a label is not below {len(classes)}; {_SEE_CIFAR}")
         return StoredImages(pictures, from_single(np.array(labels), len(classes)), classes)

@@ -1,7 +1,6 @@
 """MS-COCO as multi-label classification: an image has a label for each class it shows an object of.
 
-The annotation file (a quarter of a gigabyte for train2014) is parsed once, into a table of a few
-megabytes in the cache folder. Later starts read no JSON, and loader workers hold numpy arrays only.
+A quarter of a gigabyte of JSON is parsed once, into a table of a few megabytes in the cache folder.
 """
 
 import io
@@ -58,19 +57,15 @@ def coco(
 
     Args:
         root: folder with annotations/instances_{split}.json and the image folders {split}/.
-        train: split to learn from.
-        val: split to evaluate on.
         annotated_only: leave out images without any object, as the official code does: 82,081
             training and 40,137 validation images of 2014 remain, of 82,783 and 40,504.
-        threshold: see `MultiLabel`.
         drop_labels: probability in [0, 1) with which each training label becomes -1 (not
             annotated), to simulate partial annotation. It needs a loss that accepts -1, such as
             loss=partial.
         keep_per_class: keep this many positives and negatives per class and set all other training
             labels to -1; excludes `drop_labels`.
         labels_seed: seed of the random choice of labels to drop, 0 or more.
-        words: see `VectorSettings`, for a head that takes word queries. The columns of an array
-            without a list of names beside it are the classes in their order.
+        words: for a head that takes word queries.
     """
     thin = _thinning(drop_labels, keep_per_class, labels_seed)
     task = MultiLabel(threshold)
@@ -104,10 +99,8 @@ def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], La
     if seed < 0:
         raise ValueError(f"labels_seed is {seed}: it must be 0 or more")
     if drop and keep is not None:
-        raise ValueError(
-            f"drop_labels is {drop} and keep_per_class is {keep}: they exclude each other, "
-            "leave one out"
-        )
+        values = f"drop_labels is {drop} and keep_per_class is {keep}"
+        raise ValueError(f"{values}: they exclude each other, leave one out")
 
     if keep is not None:
         return partial(fixed_per_class, n=keep, seed=seed)
@@ -129,26 +122,21 @@ def load_split(
     # Every entry of the sparse labels stands for an object, so an image without one has none.
     if annotated_only:
         table = table.select(np.diff(table.labels.starts) > 0)
+    condition = " with an object" if annotated_only else ""
     if not len(table):
-        condition = "with an object" if annotated_only else "at all"
-        raise DataError(f"{annotations}: no image {condition}; {_SEE}")
+        raise DataError(f"{annotations}: no image{condition}; {_SEE}")
+    log.info(f"coco {split}: {len(table):,} images{condition}, {len(table.classes)} classes")
 
-    labels = table.labels
-    which = "images with an object" if annotated_only else "images"
-    log.info(f"coco {split}: {len(table):,} {which}, {len(table.classes)} classes")
     if thin is not None:
-        labels = thin(labels)
-        share = f"{(labels.dense() >= 0).mean():.2%} of the labels are kept"
+        table = replace(table, labels=thin(table.labels))
+        share = f"{(table.labels.dense() >= 0).mean():.2%} of the labels are kept"
         log.info(f"coco {split}: {share}, the others count as not annotated")
 
-    return in_folder(replace(table, labels=labels), root / split, _SEE)
+    return in_folder(table, root / split, _SEE)
 
 
 def _parse(annotations: Path) -> Table:
-    """Read an annotation file of the form "instances".
-
-    The objects of an image, crowds included, give one label per class.
-    """
+    """Read an "instances" file: the objects of an image, crowds too, give one label per class."""
     content = read_json(annotations, _SEE)
     with refusing(annotations, DataError, remedy=f"it is no COCO instances file, {_SEE}"):
         # `createIndex` prints its progress.
@@ -171,12 +159,10 @@ def _parse(annotations: Path) -> Table:
             image_rows.append(rows[image])
             class_columns.append(columns[category])
 
-        files = []
+        files, names = [], []
         for image in rows:
             where = f"{annotations}: file_name of image {image}"
             files.append(path_inside(index.imgs[image]["file_name"], where, _SEE))
-
-        names = []
         for category in columns:
             where = f"{annotations}: category {category}"
             names.append(as_name(index.cats[category]["name"], where, _SEE))
@@ -226,13 +212,9 @@ def coco_zsl(
     Training images are all that show a seen class. Unseen objects in them are not labelled.
 
     Args:
-        root: folder of MS-COCO, see `mldec.data.readers.coco.coco`.
-        train: split to learn from.
-        val: split to evaluate on.
+        root: folder of MS-COCO, see `coco`.
         val_images: "unseen": only images with an unseen class; "all": images with any of the 65.
-        threshold: see `MultiLabel`.
-        words: see `VectorSettings`. The columns of an array without a list of names beside it are
-            the 80 classes in the order of the category ids.
+        words: the columns of an array without names are the 80 classes by category id.
     """
     folder = check_folder(root, "MS-COCO", _SEE_ZERO_SHOT)
     where = f"{folder} ({_SEE_ZERO_SHOT})"
@@ -244,26 +226,17 @@ def coco_zsl(
         threshold=threshold,
     )
 
-    return Source(
-        load=partial(_load_split, folder),
-        train=train,
-        val=val,
-        task=task,
-        where=folder,
-        see=_SEE_ZERO_SHOT,
-    )
+    load = partial(_load_split, folder)
+    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE_ZERO_SHOT)
 
 
 def _load_split(folder: Path, split: str, cache: TableCache) -> StoredImages:
     """Return the images with at least one of the 65 classes, without the other 15 columns."""
     images = load_split(folder, split, cache, annotated_only=False)
 
-    absent = sorted({*SEEN, *UNSEEN} - set(images.classes))
-    if absent:
-        raise DataError(
-            f"{folder}: {len(absent)} of the 65 classes are not in its annotations, "
-            f"such as {absent[0]!r}; {_SEE_ZERO_SHOT}"
-        )
+    if absent := sorted({*SEEN, *UNSEEN} - set(images.classes)):
+        fault = f"{len(absent)} of the 65 classes are not in its annotations, such as {absent[0]!r}"
+        raise DataError(f"{folder}: {fault}; {_SEE_ZERO_SHOT}")
 
     # The images are selected last: one that shows only unused classes has no label left.
     used = [column for column, name in enumerate(images.classes) if name in {*SEEN, *UNSEEN}]

@@ -2,8 +2,9 @@
 
 import json
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +19,7 @@ from mldec.data.table import (
     as_name,
     check_fraction,
     check_names,
+    check_val,
     given_names,
     hold_out,
     hold_out_stratified,
@@ -62,18 +64,12 @@ def csv_table(
 ) -> Source:
     """Return the images of a CSV file, in its order.
 
-    The first row names the columns, in any order. There are two forms:
-
-    - path and labels, optionally negatives and split, and no others. The labels of an image are
-      names with a separator between them, or a JSON list. An image without a label is a negative
-      of every class. With a column negatives, a class in neither list is not annotated (-1).
-    - path, optionally split, and a column per class, whose cells are 1 (present), 0 (absent) or
-      empty (not annotated, -1).
-
-    If a class may be not annotated, the metric is `mAP_partial`.
+    The first row names the columns, in any order: path, optionally split, and either a column per
+    class, whose cells are 1 (present), 0 (absent) or empty (not annotated, -1); or labels, names
+    with a separator between them or a JSON list, and optionally negatives, likewise: a class in
+    neither list is then not annotated. Where that may be, the metric is `mAP_partial`.
 
     Args:
-        root: folder of the file.
         file: the CSV file in `root`: UTF-8, with commas, tabs or semicolons between the columns;
             fields that hold such a sign are in double quotes.
         images: folder in `root` that the paths are relative to.
@@ -81,15 +77,12 @@ def csv_table(
         classes: class names in their order, or a text file with one per line; None takes the sorted
             labels of all rows, or the columns of the classes in the order of the file.
         exclusive: every image has exactly one label; the metric is top-1 instead of mAP.
-        train: value of the column split in the rows to learn from.
-        val: value of the column split in the rows to evaluate on.
+        train: value of the column split in the rows to learn from; `val` likewise.
         val_fraction: without a column split, the share of the images to hold out, in (0, 1).
         split: without a column split, how images are held out: "hash": a hash of its path decides
             on each image, which stays in its split when others are added; "stratified": each class
             has about the same share of its positives held out, see `mldec.data.settings`.
         seed: decides which images are held out.
-        threshold: with several labels, see `MultiLabel`.
-        top_k: with one label per image, see `SingleLabelEvaluator`.
     """
     check_fraction(val_fraction)
     if not separator.strip():
@@ -108,17 +101,17 @@ def csv_table(
 
     names = given_names(classes, folder, _SEE)
     form = recognise(source)
-    if split != "hash" and "split" in form.columns:
-        raise ValueError(
-            f"split is {split}, but {source} has a column split: leave one of them out"
-        )
+    has_split = "split" in form.columns
+    if split != "hash" and has_split:
+        raise ValueError(f"split is {split}, but {source} has a column split: leave one out")
     if form.partial and not exclusive:
         task = PartialLabels(threshold)
     log.info("csv: %s has %s", source, form)
 
-    has_split = "split" in form.columns
-
     def load(part: str, cache: TableCache) -> StoredImages:
+        if has_split and part == val:
+            check_val(val, form.splits, source, _SEE)
+
         # Each of the arguments changes the table, so all of them are part of the key in the cache.
         wanted = part if has_split else None
         parse = partial(_parse, source, form, wanted, names, separator, exclusive)
@@ -128,30 +121,25 @@ def csv_table(
             table = HOLD_OUT[split](table, val_fraction, seed, val=part == val)
 
         log_split("csv", part, table, max_names=MAX_NAMES)
+        if part == train:
+            _log_doubts(form, table, separator, used={train, val}, exclusive=exclusive)
         return in_folder(table, image_folder, _SEE)
 
-    return Source(
-        load=load,
-        train=train,
-        val=val,
-        task=task,
-        where=source,
-        see=_SEE,
-        folder_setting="data.images",
-    )
+    result = Source(load=load, train=train, val=val, task=task, where=source, see=_SEE)
+    return replace(result, folder_setting="data.images")
 
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a file."""
+    """The form of a file.
 
-    # The sign between two columns, and their names: path, labels, negatives and split in lower
-    # case, and classes.
+    The columns path, labels, negatives and split are in lower case, the others are classes.
+    """
+
     delimiter: str
     columns: tuple[str, ...]
-
-    # A class may be not annotated: negatives have a column, or a cell of a class is empty.
-    partial: bool
+    partial: bool  # a class may be not annotated: negatives have a column, or a cell is empty
+    splits: dict[str, int]  # the number of rows of each split
 
     def __str__(self) -> str:
         """Describe the form in the log."""
@@ -161,13 +149,18 @@ class Form:
         return f"{text}, {unknown} is not annotated" if self.partial else text
 
     @property
+    def default(self) -> int:
+        """The value of what is not listed: absent, or unknown if absent classes are listed too."""
+        return -1 if self.partial else 0
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The classes that have a column, in the order of the file."""
         return tuple(name for name in self.columns if name not in _COLUMNS)
 
 
 def recognise(source: Path) -> Form:
-    """Return the form of a file; one with a column per class is read up to the first empty cell."""
+    """Return the form of a file, which is read once for it."""
     with reading(source, _SEE), open_binary(source) as file:
         first_line = next(filter(bytes.strip, file), b"")
     header = first_line.decode("utf-8-sig", errors="replace").strip().lower()
@@ -198,10 +191,40 @@ def recognise(source: Path) -> Form:
         )
     check_names((names[column] for column in cells), f"{source}, row {line}", _SEE)
 
-    # Rows of another length are named when they are read.
-    complete_rows = (fields for _, fields in rows if len(fields) == len(names))
-    has_empty_cell = any(not row[column].strip() for row in complete_rows for column in cells)
-    return Form(delimiter, tuple(names), "negatives" in known or has_empty_cell)
+    is_partial, splits = "negatives" in known, Counter[str]()
+    for _, row in rows:
+        # Rows of another length are named when they are read.
+        if len(row) == len(names):
+            is_partial = is_partial or not all(row[column].strip() for column in cells)
+            if "split" in known:
+                splits[row[names.index("split")].strip()] += 1
+    return Form(delimiter, tuple(names), is_partial, dict(splits))
+
+
+def _log_doubts(
+    form: Form, table: Table, separator: str, *, used: set[str], exclusive: bool
+) -> None:
+    """Log what may be a mistake: rows of splits that are not used, and another separator."""
+    for name, count in form.splits.items():
+        if name not in used:
+            remedy = f"evaluate them by data.val={name}"
+            log.info(f"csv: {count:,} rows of the split {name!r} are not used; {remedy}")
+
+    signs = [sign for sign in "|;," if sign != separator]
+    if not exclusive and not form.classes and (doubt := joined_name(table.classes, signs)):
+        name, sign = doubt
+        log.warning(f"csv: class {name!r} looks like several names: pass data.separator={sign!r}")
+
+
+def joined_name(classes: Sequence[str], signs: Sequence[str]) -> tuple[str, str] | None:
+    """Return a class name that a sign divides into names that occur in others too, and the sign."""
+    for sign in signs:
+        parts = {name: [part.strip() for part in name.split(sign)] for name in classes}
+        count = Counter(part for of_name in parts.values() for part in set(of_name))
+        for name, of_name in parts.items():
+            if len(of_name) > 1 and all(count[part] > 1 for part in of_name):
+                return name, sign
+    return None
 
 
 def _parse(
@@ -212,27 +235,20 @@ def _parse(
     separator: str,
     exclusive: bool,
 ) -> Table:
-    """Return the images of a split, or all of them.
-
-    All rows are read, so that both splits have the same classes and a faulty row is always found.
-    """
+    """Return the images of a split, or all; the classes and the faults are those of all rows."""
     if classes and form.classes and (different := set(classes) ^ set(form.classes)):
         raise DataError(
             f"{source}, row 1: the class {min(different)!r} is only one of data.classes and the "
             f"columns: add it or leave it out; {_SEE}"
         )
 
-    # What is not listed is absent, or unknown where absent classes are listed too.
-    default = -1 if form.partial else 0
-    builder = TableBuilder(_SEE, classes=classes or form.classes or None, default=default)
+    builder = TableBuilder(_SEE, classes=classes or form.classes or None, default=form.default)
     split_of_rows = []
     for where, cells in _rows(source, form):
         labels = _labels(cells, form, separator, where)
-        num_positives = sum(value == 1 for value in labels.values())
-        if exclusive and num_positives != 1:
-            raise DataError(
-                f"{where} has {num_positives} labels; data.exclusive=true wants one; {_SEE}"
-            )
+        count = sum(value == 1 for value in labels.values())
+        if exclusive and count != 1:
+            raise DataError(f"{where} has {count} labels; data.exclusive=true wants one; {_SEE}")
         builder.add(cells["path"], labels, where)
         split_of_rows.append(cells.get("split"))
 
@@ -261,9 +277,8 @@ def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> di
         positives = _names(cells["labels"], separator, where)
         negatives = _names(cells.get("negatives", ""), separator, where)
         if both := set(positives) & set(negatives):
-            raise DataError(
-                f"{where}: the class {min(both)!r} is in labels and in negatives; {_SEE}"
-            )
+            fault = f"the class {min(both)!r} is in labels and in negatives"
+            raise DataError(f"{where}: {fault}; {_SEE}")
         return {**dict.fromkeys(negatives, 0), **dict.fromkeys(positives, 1)}
 
     labels = {}
@@ -276,26 +291,25 @@ def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> di
             )
         labels[name] = _CELLS[cells[name]]
 
-    default = -1 if form.partial else 0
-    return {name: value for name, value in labels.items() if value != default}
+    return {name: value for name, value in labels.items() if value != form.default}
 
 
 def _names(text: str, separator: str, where: str) -> list[str]:
     """Return the class names in a field: a JSON list, or names with a separator between them."""
-    # Names may have brackets too. A list with other quotes, as Python writes it, is not a name.
-    is_list = text.startswith("[") and text.endswith("]")
-    is_quoted = is_list and text[1:].lstrip()[:1] in ("'", '"')
-    try:
-        names = json.loads(text) if is_list else None
-    except (ValueError, RecursionError):
-        names = None
-    if names is None and not is_quoted:
-        # A separator at the end of the field is allowed: blank names are skipped.
-        return split_names(text, separator, where, _SEE)
+    names: list[object] | None = None
+    if text.startswith("[") and text.endswith("]"):
+        try:
+            names = json.loads(text)
+        except (ValueError, RecursionError):
+            # Names may have brackets too, but not a list with quotes as Python writes it.
+            names = [None] if text[1:].lstrip()[:1] in ("'", '"') else None
 
-    if names is None or not all(isinstance(name, str) for name in names):
+    # A separator at the end of the field is allowed: blank names are skipped.
+    if names is None:
+        return split_names(text, separator, where, _SEE)
+    if not all(isinstance(name, str) for name in names):
         raise DataError(
             f'{where}: {shown(text)} is no JSON list of strings such as ["cat", "dog"]: correct '
             f"it; {_SEE}"
         )
-    return [as_name(name.strip(), where, _SEE) for name in names]
+    return [as_name(str(name).strip(), where, _SEE) for name in names]

@@ -14,6 +14,7 @@ from mldec.data.table import (
     as_name,
     check_fraction,
     check_names,
+    check_val,
     encode_paths,
     from_single,
     given_names,
@@ -26,27 +27,15 @@ from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError
 
 # Suffixes of image files, in lower case; those of files may be in upper case.
-IMAGES = (
-    ".jpg",
-    ".jpeg",
-    ".png",
-    ".bmp",
-    ".gif",
-    ".ppm",
-    ".pgm",
-    ".tif",
-    ".tiff",
-    ".webp",
-)
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
 def read_class_folders(
     folder: Path, class_names: Sequence[str], display_names: tuple[str, ...], cache: TableCache
 ) -> Table:
-    """Return the images of all class folders, by class and then by file name.
+    """Return the images of all class folders, by class, in the given order, and then by file name.
 
-    `class_names` are the folders of the K classes in their order: one may be absent, but no other
-    folder may be there. `display_names` are what the table calls them.
+    A folder may be absent, but no other one may be there; the table calls them `display_names`.
     """
     present = list_class_folders(folder, cache.see)
     for name in present:
@@ -73,13 +62,8 @@ def read_class_folders(
 
 def list_class_folders(folder: Path, see: str) -> list[str]:
     """Return the sorted names of the folders in a folder; hidden folders are left out."""
-    names = sorted(
-        entry.name for entry in list_folder(folder, see) if entry.is_dir() and entry.name[0] != "."
-    )
-    for name in names:
-        as_name(name, folder, see)
-
-    return names
+    entries = [entry for entry in list_folder(folder, see) if entry.name[0] != "."]
+    return sorted(as_name(entry.name, folder, see) for entry in entries if entry.is_dir())
 
 
 def list_images(folder: Path, see: str) -> list[str]:
@@ -89,10 +73,8 @@ def list_images(folder: Path, see: str) -> list[str]:
 
     # Images in folders below would silently be missed.
     if not images and any(entry.is_dir() for entry in entries):
-        raise DataError(
-            f"{folder} holds folders and no image: one folder per class is read, "
-            f"without inner ones; {see}"
-        )
+        remedy = "one folder per class is read, without inner ones"
+        raise DataError(f"{folder} holds folders and no image: {remedy}; {see}")
     return images
 
 
@@ -115,15 +97,11 @@ def folders(
     two folders, root/CLASS/*.jpg is split: the same images are held out at every start.
 
     Args:
-        root: the folder.
-        train: folder in `root` to learn from.
-        val: folder in `root` to evaluate on.
         classes: class names in their order, or a text file with one per line; None takes the sorted
             folder names of `train`.
         val_fraction: share of the images to hold out if `root` has no folders `train` and `val`, in
             (0, 1).
         seed: decides which images are held out.
-        top_k: see `SingleLabelEvaluator`.
     """
     task = SingleLabel(top_k)
     check_fraction(val_fraction)
@@ -135,6 +113,9 @@ def folders(
     divided = (folder / train).is_dir() or (folder / val).is_dir()
 
     def load(split: str, cache: TableCache) -> StoredImages:
+        if divided and split == val:
+            check_val(val, list_class_folders(folder, _SEE), folder, _SEE)
+
         # The classes of both splits are the folders of the training split.
         class_names = names or list_class_folders(folder / train if divided else folder, _SEE)
         class_names = check_names(class_names, folder, _SEE)

@@ -1,7 +1,5 @@
 """ImageNet-1k, or some of its classes, in one folder per WordNet id (wnid).
 
-The validation images may also lie in one flat folder, with Kaggle's table of labels.
-
 The class index is the position of the wnid among all sorted wnids of a class map, as in
 torchvision, Keras and timm, so a missing class folder does not shift the other classes. The
 devkit's ILSVRC2012_ID (1 to 1,000) has another order and is never used.
@@ -12,8 +10,6 @@ from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-
-import numpy as np
 
 from mldec.data.cache import TableCache
 from mldec.data.readers.folders import list_class_folders, list_images, read_class_folders
@@ -52,16 +48,12 @@ def imagenet(
     Args:
         root: folder with train/WNID/*.JPEG and val/WNID/*.JPEG, or Kaggle's folder with
             ILSVRC/Data/CLS-LOC/{train,val} and LOC_val_solution.csv.
-        train: folder to learn from.
-        val: folder to evaluate on.
         class_map: "imagenet1k": its 1,000 classes; "folders": the class folders of `train`; or a
             text file whose lines start with a wnid, in any order.
         real_labels: file of the ReaL labels: a JSON list with the valid class indices of each
             validation image, in the order of the image numbers. They replace the labels of `val`:
             an image may have several labels, and images without any are left out. The metrics are
-            then called top1_real and so on. timm ships this file as
-            data/_info/imagenet_real_labels.json.
-        top_k: see `SingleLabelEvaluator`.
+            then called top1_real and so on. timm ships it as data/_info/imagenet_real_labels.json.
     """
     task = SingleLabel(top_k, suffix="_real" if real_labels else "")
     folder = check_folder(root, "ImageNet", _SEE)
@@ -108,14 +100,17 @@ def _wnids(class_map: str, train: Path) -> list[str]:
 
 
 def _read_split(root: Path, split: str, wnids: list[str], cache: TableCache) -> Table:
-    """List the images of a split, in a folder per class or in one flat folder."""
+    """List the images of a split, in a folder per class or in Kaggle's flat folder."""
     folder, names = root / split, readable(wnids)
-    if list_class_folders(folder, _SEE) or not list_images(folder, _SEE):
+    if list_class_folders(folder, _SEE):
         return read_class_folders(folder, wnids, names, cache)
 
     # In a flat folder only Kaggle's table has the classes; it may lie some folders further up.
     candidates = [root / _SOLUTION, *(parent / _SOLUTION for parent in root.parents[:3])]
-    solution = next((file for file in candidates if file.is_file()), candidates[0])
+    solution = next((file for file in candidates if file.is_file()), None)
+    if solution is None or not list_images(folder, _SEE):
+        fault = f"it has no folder per class, and there is no {_SOLUTION}"
+        raise DataError(f"{folder}: {fault}: unpack and sort the official archives, {_SEE}")
     settings = sha256(" ".join(wnids).encode()).hexdigest()
     parse = partial(_parse_solution, solution, wnids, names)
     return cache.table(f"imagenet {settings}", [solution], parse)
@@ -125,8 +120,7 @@ def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) ->
     """Read Kaggle's table of image ids and boxes; a box is written "wnid x y x y"."""
     columns = {wnid: column for column, wnid in enumerate(wnids)}
     images = []
-    header = ["ImageId", "PredictionString"]
-    for first_row, chunk in csv_columns(solution, header, _SEE):
+    for first_row, chunk in csv_columns(solution, ["ImageId", "PredictionString"], _SEE):
         for row, (image, boxes) in enumerate(zip(*chunk, strict=True), first_row):
             # All boxes of an image are of one class, so the first wnid is enough.
             where, wnid = f"{solution}, row {row}", boxes.partition(" ")[0]
@@ -142,18 +136,14 @@ def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) ->
 
 
 def _with_real_labels(table: Table, file: Path) -> Table:
-    """Replace the labels by those of "Are we done with ImageNet?" (arXiv 2006.07159).
-
-    The file lists the class indices of each image by its number, which ends the image's name, such
-    as ILSVRC2012_val_00000293.JPEG.
-    """
+    """Replace the labels by those of "Are we done with ImageNet?" (arXiv 2006.07159)."""
     real_labels = read_json(file, _SEE)
     num_classes = len(table.classes)
 
     entries = []
     with refusing(file, DataError, remedy=f"it is no list of class indices per image, {_SEE}"):
         for name in table.files.tolist():
-            # The image number is between the last underscore and the dot, and counts from 1.
+            # In ILSVRC2012_val_00000293.JPEG; numbers count from 1.
             number = int(name.rpartition(b"_")[2].partition(b".")[0])
             labels = real_labels[number - 1]
             if not number or not are_indices(labels, num_classes):
@@ -163,5 +153,4 @@ def _with_real_labels(table: Table, file: Path) -> Table:
 
     # The authors found no valid class for some images and do not count them.
     labels = from_entries(entries, num_classes=num_classes)
-    has_label = np.array([bool(entry) for entry in entries], bool)
-    return replace(table, labels=labels).select(has_label)
+    return replace(table, labels=labels).select(labels.counts_per_image() > 0)

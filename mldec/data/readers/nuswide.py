@@ -1,21 +1,23 @@
-"""NUS-WIDE as the authors of ML-Decoder share it: one CSV of images, labels and splits.
+"""NUS-WIDE, zero-shot (925 seen tags, 81 unseen concepts) or with the 81 concepts alone.
 
-`nuswide_zsl` is their zero-shot form (925 seen and 81 unseen classes), `nuswide81` the multi-label
-form with the 81 concepts. `nuswide_official` reads the original files instead.
+Either form is read from a CSV of images, labels and splits, as the authors of ML-Decoder and ASL
+share it, or from the text files of the makers.
 """
 
 import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from mldec.data.cache import TableCache
-from mldec.data.settings import DEFAULT_VECTORS, Source, VectorSettings
+from mldec.data.settings import DEFAULT_VECTORS, LoadSplit, Source, VectorSettings
 from mldec.data.table import (
     Table,
     TableBuilder,
@@ -34,6 +36,7 @@ log = logging.getLogger("mldec")
 
 _SEE = "see DATASETS.md, section NUS-WIDE"
 _SPLITS = ("train", "val")
+_CONCEPTS = Path("ConceptsList", "Concepts81.txt")
 _LIST_MARKS = str.maketrans("", "", "[]'\"")
 
 
@@ -46,9 +49,7 @@ def nuswide_zsl(
     threshold: float = 0.5,
     words: VectorSettings = DEFAULT_VECTORS,
 ) -> Source:
-    """Return NUS-WIDE zero-shot: training on the seen classes, validation on all.
-
-    Classes are in alphabetical order.
+    """Return NUS-WIDE zero-shot: training on the seen classes, validation on all, sorted by name.
 
     Source: official train_zsl_nus.py; its files have 1,006 classes, 925 of them seen.
 
@@ -59,9 +60,6 @@ def nuswide_zsl(
         split_file: JSON with the unseen classes, "test class", and optionally the seen ones, "train
             class".
         val_images: "unseen": only images with an unseen class, as in the official code; or "all".
-        threshold: see `MultiLabel`.
-        words: see `VectorSettings`. The columns of an array without a list of names beside it are
-            the sorted classes of the CSV.
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)
     task = ZeroShot(
@@ -75,29 +73,48 @@ def nuswide_zsl(
     return Source(load=load, train="train", val="val", task=task, where=folder, see=_SEE)
 
 
-def nuswide81(*, root: str, csv_file: str = "nus_wid_data.csv", threshold: float = 0.5) -> Source:
-    """Return NUS-WIDE with the 81 concepts, in alphabetical order.
+def nuswide81(
+    *,
+    root: str,
+    csv_file: str = "nus_wid_data.csv",
+    images: str = "Flickr",
+    annotated_only: bool = False,
+    threshold: float = 0.5,
+) -> Source:
+    """Return NUS-WIDE with the 81 concepts, in alphabetical order, in one of two forms.
 
-    Source: the CSV of ASL, with 119,103 training and 50,720 validation images. Images without any
-    concept are not in it.
+    ASL's CSV has 119,103 training and 50,720 validation images, each with a concept. If it is
+    absent, the makers' lists are read: 161,789 and 107,859 images, with and without a concept, of
+    which those that are not on the disk are left out.
 
     Args:
-        root: folder with the CSV and the images that it names.
-        csv_file: image path, labels and split of each image. The columns are known by their order,
-            not by their names.
-        threshold: see `MultiLabel`.
+        root: folder with the CSV and the images that it names; or with ImageList,
+            Groundtruth/TrainTestLabels, ConceptsList and the images.
+        csv_file: as of `nuswide_zsl`.
+        images: of the makers' form, as of `nuswide_official`.
+        annotated_only: leave out images without any concept, as ASL does.
     """
     task = MultiLabel(threshold)
     folder = check_folder(root, "NUS-WIDE", _SEE)
-    load = partial(_load_split, folder, csv_file)
-    return Source(load=load, train="train", val="val", task=task, where=folder, see=_SEE)
+    load_all: LoadSplit = partial(_load_split, folder, csv_file)
+    train, val = "train", "val"
+    if not (folder / csv_file).exists() and (folder / "ImageList").is_dir():
+        load_all = partial(_load_official_split, folder, images, with_tags=False)
+        train, val = "Train", "Test"
+
+    def load(split: str, cache: TableCache) -> StoredImages:
+        listed = load_all(split, cache)
+        if not annotated_only:
+            return listed
+        return listed.select(listed.labels.counts_per_image() > 0)
+
+    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
 
 
 def _load_split(root: Path, csv_file: str, split: str, cache: TableCache) -> StoredImages:
-    """Return the images of a split."""
+    """Return the images of a split of a CSV file."""
     source = root / csv_file
     table = cache.table(f"nuswide-{split}", [source], partial(_parse, source, split))
-
     log.info(f"nuswide {split}: {len(table):,} images, {len(table.classes):,} classes")
     return in_folder(table, root, _SEE)
 
@@ -109,12 +126,11 @@ def _parse(source: Path, split: str) -> Table:
     """
     # A torch file is a zip archive, which starts with PK.
     with reading(source, _SEE), open_binary(source) as file:
-        is_archive = file.read(2) == b"PK"
-    if is_archive:
-        raise DataError(
-            f"{source} is not text but a torch file: the official README swaps the links of "
-            f"data.csv and wordvec_array.pth; swap the two files back, {_SEE}"
-        )
+        if file.read(2) == b"PK":
+            raise DataError(
+                f"{source} is not text but a torch file: the official README swaps the links of "
+                f"data.csv and wordvec_array.pth; swap the two files back, {_SEE}"
+            )
 
     builder = TableBuilder(_SEE)
     split_of_rows: list[str] = []
@@ -138,26 +154,23 @@ def _parse(source: Path, split: str) -> Table:
         builder.add(fields[0], dict.fromkeys(used, 1), where)
 
     if others := Counter(name for name in split_of_rows if name not in _SPLITS):
-        message = f"rows of other splits than train and val are left out: {dict(others)}"
-        log.warning(f"{source}: {message}")
-
+        log.warning(
+            f"{source}: rows of other splits than train and val are left out: {dict(others)}"
+        )
     return builder.build(source).select(np.array([name == split for name in split_of_rows], bool))
 
 
 def _roles(source: Path, names: Sequence[str]) -> Roles:
-    """Read which classes are seen and unseen: the lists "train class" and "test class" of a JSON.
-
-    Without the first, all classes that are not unseen are seen.
-    """
-    content = read_json(source, _SEE)
+    """Read which classes are unseen, and maybe which are seen: else these are all others."""
+    if source.name == _CONCEPTS.name:
+        content = {"test class": read_lines(source, _SEE)}
+    else:
+        content = read_json(source, _SEE)
     with refusing(source, DataError, remedy=f"it is no list of classes, {_SEE}"):
         unseen, seen = content["test class"], content.get("train class")
         if not all(isinstance(name, str) for name in [*unseen, *(seen or [])]):
             raise ValueError("a class is no text")
         return split_classes(names, unseen=unseen, seen=seen, where=f"{source} ({_SEE})")
-
-
-_SPACE = b" \t\r\n"
 
 
 def nuswide_official(
@@ -181,40 +194,32 @@ def nuswide_official(
             with other names whose second part is the Flickr number
             (140016_215548610_422b79b4d7_m.jpg).
         val_images: "all", as in LESA and BiAM; or "unseen": only images with an unseen class.
-        threshold: see `MultiLabel`.
-        words: see `VectorSettings`. The columns of an array without a list of names beside it are
-            the sorted classes.
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)
-    concepts = folder / "ConceptsList" / "Concepts81.txt"
-
-    def roles(names: Sequence[str]) -> Roles:
-        unseen = read_lines(concepts, _SEE)
-        return split_classes(names, unseen=unseen, seen=None, where=f"{concepts} ({_SEE})")
-
     task = ZeroShot(
-        roles=roles,
+        roles=partial(_roles, folder / _CONCEPTS),
         vectors=lambda names: words.of_classes(folder, names, order=names),
         val_images=val_images,
         where=f"{folder} ({_SEE})",
         threshold=threshold,
     )
-    load = partial(_load_official_split, folder, images)
+    load = partial(_load_official_split, folder, images, with_tags=True)
     return Source(load=load, train="Train", val="Test", task=task, where=folder, see=_SEE)
 
 
-def _load_official_split(root: Path, images: str, split: str, cache: TableCache) -> StoredImages:
-    """Return the images of a split that are on the disk, with the labels of all classes."""
-    concepts = read_lines(root / "ConceptsList" / "Concepts81.txt", _SEE)
-    sources = [
-        root / "ImageList" / f"{split}Imagelist.txt",
-        root / "NUS_WID_Tags" / "TagList1k.txt",
-        root / "NUS_WID_Tags" / f"{split}_Tags1k.dat",
-    ]
+def _load_official_split(
+    root: Path, images: str, split: str, cache: TableCache, *, with_tags: bool
+) -> StoredImages:
+    """Return the images of a split that are on the disk, with the concepts and maybe the tags."""
+    concepts = read_lines(root / _CONCEPTS, _SEE)
+    sources = [root / "ImageList" / f"{split}Imagelist.txt", root / _CONCEPTS]
     for concept in concepts:
         # The name comes from a file: it must not lead out of the folder.
         name = f"Labels_{path_inside(concept, 'Concepts81.txt', _SEE)}_{split}.txt"
         sources.append(root / "Groundtruth" / "TrainTestLabels" / name)
+    if with_tags:
+        tags = root / "NUS_WID_Tags"
+        sources += [tags / "TagList1k.txt", tags / f"{split}_Tags1k.dat"]
     parse = partial(_parse_official, sources, concepts)
     table = cache.table(f"nuswide-official-{split}", sources, parse)
 
@@ -224,37 +229,37 @@ def _load_official_split(root: Path, images: str, split: str, cache: TableCache)
     if not is_present.all():
         count = f"{np.count_nonzero(~is_present):,} of {len(table):,} listed images are absent"
         first = table.files[np.flatnonzero(~is_present)[0]].decode()
-        what = f"nuswide_official {split}"
-        log.warning(f"{what}: {count} and left out, the first is {first}")
+        log.warning(f"nuswide {split}: {count} and left out, the first is {first}")
 
     present = table.select(is_present)
-    return in_folder(Table(files[is_present], present.labels, present.classes), root / images, _SEE)
+    log.info(f"nuswide {split}: {len(present):,} images, {len(table.classes):,} classes")
+    return in_folder(replace(present, files=files[is_present]), root / images, _SEE)
 
 
 def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
-    """Join the images, their tags and their concepts; the classes are in alphabetical order.
+    """Join the images, their concepts and their tags; the classes are in alphabetical order.
 
-    The sources are the images, the names of the tags, the tags of the images, and the labels of
-    each concept. A tag that has the name of a concept is not used.
+    The sources are the images, the names of the concepts, the labels of each concept, and
+    optionally the names and the labels of the tags. A tag with the name of a concept is not used.
     """
-    image_list, tag_names, tags_of_images, *labels_of_concepts = sources
+    image_list, name_list, *label_files = sources
     files = []
     for number, line in enumerate(read_lines(image_list, _SEE), 1):
         files.append(path_inside(line, f"{image_list}, line {number:,}", _SEE))
 
-    tags = read_lines(tag_names, _SEE)
-    used_tags = [number for number, tag in enumerate(tags) if tag not in set(concepts)]
-    names = sorted([*concepts, *(tags[number] for number in used_tags)])
-    check_names(names, tag_names, _SEE)
+    columns = []
+    for concept, source in zip(concepts, label_files, strict=False):
+        columns.append((concept, _zeros_and_ones(source, (len(files),))))
+    if tag_files := label_files[len(concepts) :]:
+        name_list, tags_of_images = tag_files
+        tags = read_lines(name_list, _SEE)
+        matrix = _zeros_and_ones(tags_of_images, (len(files), len(tags)))
+        columns += [(tag, matrix[:, n]) for n, tag in enumerate(tags) if tag not in concepts]
 
-    # The columns of the tags in the file become columns of the sorted classes.
-    labels = np.zeros((len(files), len(names)), np.int8)
-    columns = [names.index(tags[number]) for number in used_tags]
-    labels[:, columns] = _zeros_and_ones(tags_of_images, (len(files), len(tags)))[:, used_tags]
-    for concept, source in zip(concepts, labels_of_concepts, strict=True):
-        labels[:, names.index(concept)] = _zeros_and_ones(source, (len(files),))
-
-    return Table(encode_paths(files), from_dense(labels), tuple(names))
+    columns.sort(key=itemgetter(0))
+    names = check_names((name for name, _ in columns), name_list, _SEE)
+    labels = np.stack([column for _, column in columns], axis=1)
+    return Table(encode_paths(files), from_dense(labels), names)
 
 
 def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -268,14 +273,9 @@ def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
-    """Find each listed image in the folder: by its path, or by the Flickr number in its name.
-
-    Returns the path of each image inside the folder, bytes [N]; empty where it is absent.
-    """
+    """Find the path of each image, bytes [N]: as listed, of the same Flickr number, or empty."""
     if not folder.is_dir():
-        raise DataError(
-            f"{folder} is not a folder; set data.images to the folder of the images, {_SEE}"
-        )
+        raise DataError(f"{folder} is not a folder; set data.images to that of the images, {_SEE}")
 
     present: set[str] = set()
     for directory, _, files in os.walk(folder):

@@ -1,8 +1,7 @@
-"""Open Images V6 from the official files, with the human-verified labels: present, absent, unknown.
+"""Open Images V6, with the human-verified labels: present, absent, unknown.
 
-The nine million training images have 57 million verified labels of 9,605 classes. They are read
-once, in pieces, into arrays of half a gigabyte, which the cache folder keeps and loader workers
-share.
+The nine million training images have 57 million verified labels of 9,605 classes, half a gigabyte
+as arrays, which are read in pieces.
 """
 
 import logging
@@ -40,7 +39,7 @@ log = logging.getLogger("mldec")
 
 _SEE = "see DATASETS.md, section Open Images"
 
-# Split, which is also the image folder -> the file of its human-verified labels.
+# Split and image folder -> the file of its human-verified labels.
 LABELS = {
     "train": "oidv6-train-annotations-human-imagelabels.csv",
     "validation": "validation-annotations-human-imagelabels.csv",
@@ -65,22 +64,19 @@ def openimages(
     """Return Open Images: the classes in the order of the trainable list, images by image id.
 
     Targets are 1, 0 and mostly -1 (not annotated). An image without a verified label is in no
-    official file and therefore left out. Many images are no longer on Flickr: see `data.absent`.
-
-    Source: storage.googleapis.com/openimages, human-verified image-level labels. The files of
+    official file. Many images are no longer on Flickr: see `data.absent`. The files of
     machine-generated labels are refused.
+
+    Source: storage.googleapis.com/openimages, human-verified image-level labels.
 
     Args:
         root: folder with annotations/ (the official CSV and class files) and the image folders
             train/, validation/ and test/ of ID.jpg.
-        train: split to learn from.
         val: split to evaluate on. Papers use "test" (125,436 images), not "validation" (41,620).
         names: "display": the display name, with the class index where classes share it, as in "Ball
             (12)"; or "mid": the class id, such as /m/01bqvp.
         prefix: length of the image folders' sub-folder names, which are the first characters of the
             image ids: 2 for train/0a/; 0 for no sub-folders.
-        threshold: probability from which on a class counts as predicted, for precision, recall and
-            F1.
     """
     for key, split in (("train", train), ("val", val)):
         if split not in LABELS:
@@ -90,32 +86,25 @@ def openimages(
 
     task = PartialLabels(threshold)
     folder = check_folder(root, "Open Images", _SEE)
-    load = partial(_load_split, folder, names=names, prefix=prefix)
+    load = partial(_load_split, folder, names, prefix)
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
 
 
-def _load_split(
-    root: Path, split: str, cache: TableCache, *, names: str, prefix: int
-) -> StoredImages:
+def _load_split(root: Path, names: str, prefix: int, split: str, cache: TableCache) -> StoredImages:
     """Return the images of a split."""
-    statements = root / "annotations" / LABELS[split]
-    trainable = root / "annotations" / TRAINABLE
-    descriptions = root / "annotations" / DESCRIPTIONS
-    parse = partial(_parse, statements, trainable, descriptions, names, prefix)
-    table = cache.table(
-        f"openimages {names} {prefix}", (statements, trainable, descriptions), parse
-    )
-
+    sources = [root / "annotations" / name for name in (LABELS[split], TRAINABLE, DESCRIPTIONS)]
+    parse = partial(_parse, sources, names, prefix)
+    table = cache.table(f"openimages {names} {prefix}", sources, parse)
     return _logged(f"openimages {split}", in_folder(table, root / split, _SEE))
 
 
-def _parse(statements: Path, trainable: Path, descriptions: Path, names: str, prefix: int) -> Table:
+def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
     """Read a split: its verified labels, the list of the classes and their display names."""
+    statements, trainable, descriptions = sources
     mids = check_names(read_lines(trainable, _SEE), trainable, _SEE)
     run_ids, runs, classes, values = _read_statements(statements, mids)
 
-    # The official files are sorted by image, but they do not promise it: an image may have several
-    # runs of rows.
+    # The files are sorted by image, but do not promise it: an image may have several runs of rows.
     ids, image_of_run = np.unique(run_ids, return_inverse=True)
 
     # An id becomes a path, so it must not hold a separator or dots.
@@ -124,8 +113,7 @@ def _parse(statements: Path, trainable: Path, descriptions: Path, names: str, pr
         raise DataError(f"{statements}: {ids[~is_valid][0].decode()!r} is not an image id; {_SEE}")
     files = np.char.add(ids, b".jpg")
     if prefix:
-        sub_folders = np.char.add(ids.astype(f"S{prefix}"), b"/")
-        files = np.char.add(sub_folders, files)
+        files = np.char.add(np.char.add(ids.astype(f"S{prefix}"), b"/"), files)
 
     # Without display names no message blames their file.
     display: dict[str, str] = {}
@@ -142,49 +130,37 @@ def _parse(statements: Path, trainable: Path, descriptions: Path, names: str, pr
 def _read_statements(
     path: Path, mids: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Read the verified labels of a split, one statement about an image and a class per row.
+    """Read the verified labels of a split, a statement per row; rows of one image form a run.
 
-    Consecutive rows of one image form a run. Returns the image id of each of the R runs, bytes [R],
-    and for each of the M statements its run, int32 [M], its class, int32 [M], -1 if it is not among
-    the classes, and its value, int8 [M]: 1 present, 0 absent.
+    Returns the image id of each of the R runs, bytes [R], and of each of the M statements its run,
+    int32 [M], its class, int32 [M], -1 for an unknown one, and its value, int8 [M]: 1 or 0.
     """
     columns = {mid: column for column, mid in enumerate(mids)}
     num_runs = 0
 
-    # Pieces of the result; an empty first one gives the type of a file without rows.
-    run_ids: list[np.ndarray] = [np.zeros(0, "S1")]
-    runs = [np.zeros(0, np.int32)]
-    classes = [np.zeros(0, np.int32)]
-    values = [np.zeros(0, np.int8)]
+    # Pieces of the result; empty first ones give the types of a file without rows.
+    types = ("S1", np.int32, np.int32, np.int8)
+    pieces: list[tuple[np.ndarray, ...]] = [tuple(np.zeros(0, dtype) for dtype in types)]
 
     header = ["ImageID", "Source", "LabelName", "Confidence"]
     for first_row, (image_ids, _, label_names, confidences) in csv_columns(path, header, _SEE):
         piece_values = _look_up(_CONFIDENCE, confidences, np.int8)
         if piece_values.min() < 0:
             index = int(piece_values.argmin())
-            raise DataError(
-                f"{path}: row {first_row + index} has Confidence {confidences[index]!r}, "
-                f"not 1 or 0: not human-verified labels? {_SEE}"
-            )
+            fault = f"row {first_row + index} has Confidence {confidences[index]!r}, not 1 or 0"
+            raise DataError(f"{path}: {fault}: not human-verified labels? {_SEE}")
 
-        # A run starts where the image id differs from that of the row before. The first row of a
-        # piece starts a new run even if it continues the last one: `_parse` joins runs by id.
+        # A run starts where the image id changes, and with a piece: `_parse` joins runs by id.
         piece_ids = np.array([image_id.encode() for image_id in image_ids], np.bytes_)
         starts_run = np.append(True, piece_ids[1:] != piece_ids[:-1])
         piece_runs = np.cumsum(starts_run) + (num_runs - 1)
 
-        run_ids.append(piece_ids[starts_run])
-        runs.append(piece_runs.astype(np.int32))
-        classes.append(_look_up(columns, label_names, np.int32))
-        values.append(piece_values)
-        num_runs += len(run_ids[-1])
+        run_ids, classes = piece_ids[starts_run], _look_up(columns, label_names, np.int32)
+        pieces.append((run_ids, piece_runs.astype(np.int32), classes, piece_values))
+        num_runs += len(run_ids)
 
-    return (
-        np.concatenate(run_ids),
-        np.concatenate(runs),
-        np.concatenate(classes),
-        np.concatenate(values),
-    )
+    run_ids, runs, classes, values = map(np.concatenate, zip(*pieces, strict=True))
+    return run_ids, runs, classes, values
 
 
 def _look_up(
@@ -196,15 +172,11 @@ def _look_up(
 
 
 def _labels(
-    source: Path,
-    images: np.ndarray,
-    classes: np.ndarray,
-    values: np.ndarray,
-    size: tuple[int, int],
+    source: Path, images: np.ndarray, classes: np.ndarray, values: np.ndarray, size: tuple[int, int]
 ) -> Labels:
-    """Return the labels of M statements about N images and K classes, and log what is odd.
+    """Return the labels of M statements, and log what is odd; `size` is (N, K).
 
-    Statements about the class -1, which is outside the class list, are left out. `size` is (N, K).
+    Statements about the class -1, which is outside the class list, are left out.
     """
     known = classes >= 0
     if not known.all():
@@ -212,19 +184,15 @@ def _labels(
         log.info(f"{source}: {dropped} are of classes outside the class list: left out")
         images, classes, values = images[known], classes[known], values[known]
 
-    labels, clashes = from_statements(
-        images, classes, values, num_images=size[0], num_classes=size[1]
-    )
+    sizes = {"num_images": size[0], "num_classes": size[1]}
+    labels, clashes = from_statements(images, classes, values, **sizes)
     if clashes:
         log.warning(f"{source}: {clashes:,} labels are both present and absent: taken as present")
     return labels
 
 
 def class_names(mids: Sequence[str], display: Mapping[str, str], source: Path) -> tuple[str, ...]:
-    """Return a unique name per class: its display name, or its MID if it has none.
-
-    Classes that share a display name get their index appended, as in "Ball (12)".
-    """
+    """Return a unique name per class: its display name, see `told_apart`, or else its MID."""
     names = []
     for mid in mids:
         # Some names in the official files have stray quotes or blanks around them.
@@ -262,16 +230,12 @@ def openimages_miil(
     Args:
         root: folder with data.csv, the images at the paths in it, and optionally
             mid_to_classes.pth.
-        train: value of the column split in the rows to learn from.
-        val: value of the column split in the rows to evaluate on; the "val" of the file are the
-            official test images.
-        names: "display": the display name, with the class index where classes share it, as in "Ball
-            (12)"; or "mid": the class id, such as /m/01bqvp.
+        val: value of the column split in the rows to evaluate on, as `train`; the "val" of the file
+            are the official test images.
+        names: as of `openimages`.
         class_list: file in `root` with one MID per line: the classes of a given checkpoint, in its
             order. Labels of other classes are left out. None takes every class that the file names
             in either split, sorted by MID.
-        threshold: probability from which on a class counts as predicted, for precision, recall and
-            F1.
     """
     task = PartialLabels(threshold)
     folder = check_folder(root, "Open Images", _SEE)
@@ -290,18 +254,13 @@ def _load_miil_split(
     sources = [file for file in (data, class_file, display_file) if file is not None]
     parse = partial(_parse_miil, data, split, class_file, display_file)
     table = cache.table(f"openimages_miil {split!r}", sources, parse)
-
     return _logged(f"openimages_miil {split}", in_folder(table, root, _SEE))
 
 
 def _parse_miil(
     data: Path, split: str, class_file: Path | None, display_file: Path | None
 ) -> Table:
-    """Read a split.
-
-    Without a file of classes they are all of the CSV file, sorted by MID; without one of display
-    names the classes are called by their MIDs.
-    """
+    """Read a split; without a file of classes they are all of the CSV file, sorted by MID."""
     codes: dict[str, int] = {}
     files, splits, images, classes, values = _read(data, codes)
 
@@ -333,9 +292,8 @@ def _parse_miil(
 def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
     """Read the CSV file of both splits, and number its MIDs in the order of their appearance.
 
-    Returns the path and the split of each of the N images, bytes [N] and text [N], and for each of
-    the M statements its image, int32 [M], the code of its MID, int32 [M], and its value, int8 [M]:
-    1 present, 0 absent.
+    Returns the path and the split of each of the N images, bytes [N] and text [N], and of each of
+    the M statements its image, int32 [M], the code of its MID, int32 [M], and its value, int8 [M].
     """
     # Pieces of the result; an empty first one gives the type of a file without rows.
     files = [np.zeros(0, "S1")]
@@ -367,10 +325,8 @@ def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
                     inner = text[1:-1].strip()
                     codes_of_list = [code(token) for token in inner.split(",")] if inner else []
                 except ValueError as error:
-                    raise DataError(
-                        f"{data}: row {row} has {shown(text)}, not a list of quoted class ids; "
-                        f"{_SEE}"
-                    ) from error
+                    fault = f"row {row} has {shown(text)}, not a list of quoted class ids"
+                    raise DataError(f"{data}: {fault}; {_SEE}") from error
 
                 # The header is row 1 of the file, so image 0 is row 2.
                 images.extend([row - 2] * len(codes_of_list))
@@ -380,10 +336,9 @@ def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
         files.append(encode_paths(paths))
         splits.append(np.array(split))
 
-    return (
-        np.concatenate(files),
-        np.concatenate(splits),
+    statements = (
         np.array(images, np.int32),
         np.array(classes, np.int32),
         np.array(values, np.int8),
     )
+    return np.concatenate(files), np.concatenate(splits), *statements

@@ -13,7 +13,7 @@ from mldec.data.cache import TableCache
 from mldec.data.settings import Source
 from mldec.data.table import Labels
 from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task
-from mldec.data.types import StoredImages, check_folder
+from mldec.data.types import Storage, StoredImages, check_folder
 from mldec.errors import DataError, refusing
 from mldec.files.text import open_binary, reading
 from mldec.files.torch_files import sha256_of
@@ -34,16 +34,9 @@ def shards(
 ) -> Source:
     """Return a data set that was packed into shards, with its original targets and classes.
 
-    The labels of `val` decide the metric: top-1 if each image has exactly one label, `mAP_partial`
-    if labels that are not listed are not annotated, else mAP.
-
-    Args:
-        root: folder with {split}/index.npz and {split}/shard-000000.tar, ...
-        train: split to learn from.
-        val: split to evaluate on.
-        threshold: with several labels per image, the probability from which on a class counts as
-            predicted.
-        top_k: with one label per image, see `SingleLabelEvaluator`.
+    `root` has {split}/index.npz and {split}/shard-000000.tar, ... The labels of `val` decide the
+    metric: top-1 if each image has exactly one label, `mAP_partial` if labels that are not listed
+    are not annotated, else mAP.
     """
     several, one = MultiLabel(threshold), SingleLabel(top_k)
     folder = check_folder(root, "packed shards", _SEE)
@@ -58,7 +51,7 @@ def shards(
     elif index.rest == -1:
         task = PartialLabels(threshold, vectors=vectors)
 
-    def load(split: str, cache: TableCache) -> StoredImages:
+    def load(split: str, _: TableCache) -> StoredImages:
         return load_shards(folder / split)
 
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
@@ -68,29 +61,22 @@ def shards(
 class Index:
     """The location of N images in S shards and their labels: the arrays of index.npz."""
 
-    # The shards.
     shards: np.ndarray  # [S] text: names of the files
     sha256: np.ndarray  # [S] text
     bytes: np.ndarray  # [S] int64: sizes of the files
     first: np.ndarray  # [S + 1] int64: index of the first image of each shard, and N
-
-    # The images.
     offsets: np.ndarray  # [N] int64: of the first byte of an image in its shard
     sizes: np.ndarray  # [N] int64: bytes of an image
 
-    # Their labels, see `Labels`.
+    # Labels and classes, see `Labels` and `mldec.data.types.Classes`.
     starts: np.ndarray
     label_classes: np.ndarray
     values: np.ndarray
     rest: np.ndarray  # []: the default of the labels
-
-    # The classes, see `mldec.data.types.Classes`.
     classes: np.ndarray  # [K] text
     exclusive: np.ndarray  # [] bool
     queries: np.ndarray  # [K, D] float32; D is 0 for closed-set data
-
-    # The value of `FORMAT` when the index was written.
-    format: np.ndarray  # []
+    format: np.ndarray  # []: `FORMAT` when the index was written
 
 
 def read_index(path: Path) -> Index:
@@ -103,16 +89,13 @@ def read_index(path: Path) -> Index:
         return Index(**arrays)
 
 
-class TarShards:
-    """The images of a packed split; see `mldec.data.types.Storage`.
+@dataclass(frozen=True, eq=False)
+class TarShards(Storage):
+    """The n images in use of a packed split, by their numbers in the index, int64 [n]."""
 
-    `numbers` are the images in use, int64 [n] indices into the index; None uses all N.
-    """
-
-    def __init__(self, folder: Path, index: Index, numbers: np.ndarray | None = None) -> None:
-        self.folder = folder
-        self.index = index
-        self.numbers = np.arange(len(index.offsets)) if numbers is None else numbers
+    folder: Path
+    index: Index
+    numbers: np.ndarray
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -140,22 +123,17 @@ class TarShards:
 
     def select(self, images: np.ndarray) -> "TarShards":
         """Return some of the images: bool [N], or their indices in the wanted order."""
-        return TarShards(self.folder, self.index, self.numbers[images])
+        return replace(self, numbers=self.numbers[images])
 
     def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
-        """Compare the sha256 of all shards with the index.
-
-        `progress` wraps the indices of the shards, as a progress bar does.
-        """
+        """Compare the sha256 of all shards with the index; `progress` wraps their indices."""
         for number in progress(range(len(self.index.shards))):
             shard = self.folder / str(self.index.shards[number])
             with reading(shard, _SEE):
                 sha256 = sha256_of(shard)
             if sha256 != self.index.sha256[number]:
-                raise DataError(
-                    f"{shard} is damaged: its sha256 is not that of the index; "
-                    f"pack it again, {_SEE}"
-                )
+                fault = "is damaged: its sha256 is not that of the index"
+                raise DataError(f"{shard} {fault}; pack it again, {_SEE}")
 
     def _shard(self, index: int) -> Path:
         """Return the path of the shard that holds an image."""
@@ -167,23 +145,17 @@ def load_shards(folder: Path) -> StoredImages:
     """Read the index of a packed split and compare the sizes of the shards with it."""
     index = read_index(folder / "index.npz")
 
-    # The sizes find most damage at no cost; `TarShards.verify` compares the content.
+    # The sizes find most damage at no cost; `verify` compares the content.
     for name, size in zip(index.shards.tolist(), index.bytes.tolist(), strict=True):
         with reading(folder / name, _SEE):
             actual_size = (folder / name).stat().st_size
         if actual_size != size:
-            raise DataError(
-                f"{folder / name} has {actual_size:,} bytes instead of {size:,}; "
-                f"pack it again, {_SEE}"
-            )
+            fault = f"has {actual_size:,} bytes instead of {size:,}"
+            raise DataError(f"{folder / name} {fault}; pack it again, {_SEE}")
 
     classes = tuple(index.classes.tolist())
-    labels = Labels(
-        index.starts,
-        index.label_classes,
-        index.values,
-        num_classes=len(classes),
-        default=int(index.rest),
-    )
+    columns = (index.starts, index.label_classes, index.values)
+    labels = Labels(*columns, len(classes), int(index.rest))
     log.info("shards %s: %s images, %d classes", folder, f"{len(index.offsets):,}", len(classes))
-    return StoredImages(TarShards(folder, index), labels, classes)
+    storage = TarShards(folder, index, np.arange(len(index.offsets)))
+    return StoredImages(storage, labels, classes)

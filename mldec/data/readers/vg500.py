@@ -1,14 +1,15 @@
 """Visual Genome 500: several labels per image, from the lists and the label file of SSGRL."""
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from mldec.data.cache import TableCache
 from mldec.data.settings import Source
-from mldec.data.table import Table, TableBuilder, are_indices, given_names, log_split
+from mldec.data.table import Table, TableBuilder, are_indices, encode_paths, given_names, log_split
 from mldec.data.tasks import MultiLabel
-from mldec.data.types import StoredImages, check_folder, in_folder
+from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError, refusing
 from mldec.files.text import read_json, read_lines
 
@@ -31,15 +32,14 @@ def vg500(
     VG-200 has the same form.
 
     Args:
-        root: folder of the lists, the label file and the folder of the images.
-        train: list of the images to learn from, one name per line.
-        val: list of the images to evaluate on.
+        root: folder of the lists, the label file and the folders of the images.
+        train: list of the images to learn from, one name per line; `val` likewise.
         labels: JSON file: image name -> class indices.
-        images: folder of the images of both archives, VG_100K and VG_100K_2.
+        images: folder of the images. If there is another one whose name has "_2" appended, as the
+            two archives make them, each image is looked for in both.
         num_classes: number K of classes.
         classes: text file with one class name per line. None calls the classes "class 0" to "class
             499": no list of names was published with the labels.
-        threshold: see `MultiLabel`.
     """
     task = MultiLabel(threshold)
     if num_classes < 1:
@@ -61,33 +61,35 @@ def vg500(
 
         # The names are not part of the cached table, so other names need no new one.
         log_split("vg500", split, table)
-        return in_folder(replace(table, classes=names), folder / images, _SEE)
+        table = replace(table, classes=names)
+        second = f"{images}_2"
+        if not (folder / second).is_dir():
+            return in_folder(table, folder / images, _SEE)
+
+        in_second = {os.fsencode(entry.name) for entry in list_folder(folder / second, _SEE)}
+        files = []
+        for name in table.files.tolist():
+            files.append(f"{second if name in in_second else images}/{os.fsdecode(name)}")
+        return in_folder(replace(table, files=encode_paths(files)), folder, _SEE)
 
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
 
 
 def _parse(sources: list[Path], num_classes: int) -> Table:
-    """Return the images of a list, with the classes called "0" to "K - 1".
-
-    The sources are the list, the label file, and lists that must share no image with the first.
-    """
+    """Return the images of a list; its sources are the list, the labels and other lists."""
     image_list, label_file, *other_lists = sources
     images = read_lines(image_list, _SEE)
     for other in other_lists:
         if shared := set(images).intersection(read_lines(other, _SEE)):
-            raise DataError(
-                f"{image_list} and {other} share {len(shared):,} images, such as {min(shared)}; "
-                f"{_SEE}"
-            )
+            count = f"{len(shared):,} images, such as {min(shared)}"
+            raise DataError(f"{image_list} and {other} share {count}; {_SEE}")
 
     labels = read_json(label_file, _SEE)
     builder = TableBuilder(_SEE, classes=[str(column) for column in range(num_classes)])
     with refusing(label_file, DataError, remedy=f"it is no map of images to classes, {_SEE}"):
         for number, name in enumerate(images, 1):
             if not are_indices(labels[name], num_classes):
-                raise DataError(
-                    f"{label_file}: {name} has the labels {str(labels[name])[:60]}, "
-                    f"not indices below {num_classes}; {_SEE}"
-                )
+                fault = f"has the labels {str(labels[name])[:60]}, not indices below {num_classes}"
+                raise DataError(f"{label_file}: {name} {fault}; {_SEE}")
             builder.add(name, dict.fromkeys(labels[name], 1), f"{image_list}, line {number}")
     return builder.build(image_list)

@@ -1,11 +1,11 @@
 """Pascal VOC as multi-label classification: an image has a label for each class it shows.
 
-An object may be marked as difficult. Code bases differ in how they treat a class of which an image
-shows difficult objects only: it is neither clearly present nor clearly absent. One setting decides
-for training, another for evaluation.
+Code bases differ in how they treat a class of which an image shows only objects that are marked as
+difficult. One setting decides for training, another for evaluation.
 """
 
 import logging
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from functools import partial
@@ -46,27 +46,21 @@ def voc(
     Args:
         root: folder VOC{year}, its parent VOCdevkit, or the parent of VOCdevkit.
         year: 2007 or 2012; 2008 to 2011 have the same layout.
-        train: split to learn from, a list in ImageSets/Main.
-        val: split to evaluate on; the labels of the test split of 2012 are not public.
+        train: split to learn from, a list in ImageSets/Main; likewise `val`, to evaluate on. The
+            labels of the test split of 2012 are not public.
         difficult_train: training target of a class with difficult objects only: "negative" (0),
             "positive" (1) or "ignore" (-1), which needs a loss that accepts -1 (loss=partial
             loss.mode=ignore).
         difficult_val: the same for evaluation; "ignore" leaves the image out for this class, as the
             devkit does.
-        threshold: see `MultiLabel`.
     """
     task = MultiLabel(threshold)
     folder = _find(check_folder(root, f"Pascal VOC {year}", _SEE), year)
 
-    return Source(
-        load=partial(_load_split, folder, difficult=difficult_val),
-        load_train=partial(_load_split, folder, difficult=difficult_train),
-        train=train,
-        val=val,
-        task=task,
-        where=folder,
-        see=_SEE,
-    )
+    load = partial(_load_split, folder, difficult_val)
+    load_train = partial(_load_split, folder, difficult_train)
+    source = Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
+    return replace(source, load_train=load_train)
 
 
 def _find(root: Path, year: int) -> Path:
@@ -74,21 +68,19 @@ def _find(root: Path, year: int) -> Path:
     candidates = [root / f"VOC{year}", root / "VOCdevkit" / f"VOC{year}"]
 
     # `root` may have any name, but the folder of another year must not pass for this one.
-    is_other_year = root.name.startswith("VOC2") and root.name != f"VOC{year}"
-    if not is_other_year:
+    # Kaggle's is called VOC2012_train_val.
+    named_year = re.match(r"VOC(2\d{3})", root.name)
+    if named_year is None or named_year[1] == str(year):
         candidates.insert(0, root)
 
     for folder in candidates:
         if (folder / "ImageSets").is_dir():
             return folder
-    raise DataError(
-        f"{root} holds no VOC{year} (a folder with ImageSets); set data.root or data.year, {_SEE}"
-    )
+    fault = f"{root} holds no VOC{year} (a folder with ImageSets)"
+    raise DataError(f"{fault}; set data.root or data.year, {_SEE}")
 
 
-def _load_split(
-    folder: Path, split: str, cache: TableCache, *, difficult: Difficult
-) -> StoredImages:
+def _load_split(folder: Path, difficult: str, split: str, cache: TableCache) -> StoredImages:
     """Return the images of a split; `difficult` as in `voc`."""
     listing, annotations = folder / "ImageSets" / "Main" / f"{split}.txt", folder / "Annotations"
     parse = partial(_parse, listing, annotations)

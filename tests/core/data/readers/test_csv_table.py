@@ -182,6 +182,41 @@ def test_a_folder_of_images(build: Build, fault: Callable[..., str], reader: Rea
     assert expected in fault(text.replace("1.png", "9.png"))
 
 
+# Doubts
+
+
+def test_rows_that_are_not_used_are_counted(
+    build: Build, fault: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = "csv: 1 rows of the split 'test' are not used; evaluate them by data.val=test"
+    with caplog.at_level(logging.INFO, "mldec"):
+        build()
+    assert caplog.messages.count(expected) == 1
+    message = "data.csv: it has no split 'val': pass data.val=valid; see DATASETS"
+    assert message in fault(CSV.replace("val", "valid"))
+    assert "it has no split 'x': pass data.val=val;" in fault(CSV, val="x")
+
+
+@pytest.mark.parametrize(
+    ("rows", "hint"),
+    [
+        (["dog|cat", "cat", "dog"], "class 'dog|cat' looks like several names: pass data.separa"),
+        (["dog | cat", "cat|eel", "eel"], "class 'cat|eel' looks like several names: pass"),
+        (['"a, b"', "a", "b"], "class 'a, b' looks like several names: pass data.separator=','"),
+        (['"projectile, missile"', "missile", "crane"], None),
+    ],
+)
+def test_another_separator_is_hinted_at(
+    build: Build, caplog: pytest.LogCaptureFixture, rows: list[str], hint: str | None
+) -> None:
+    splits = [("a/1.png", "train"), ("a/2.png", "train"), ("b/4.png", "val")]
+    lines = [f"{path},{row},{split}\n" for row, (path, split) in zip(rows, splits, strict=True)]
+    build(HEADER + "".join(lines))
+    hints = [message for message in caplog.messages if "several names" in message]
+    assert len(hints) == (hint is not None)
+    assert all(hint in message for message in hints)
+
+
 # Splits without a column
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,6 +104,11 @@ def test_vectors_from_another_file_are_joined_by_name(build: Reader) -> None:
     (build.root / "other.txt").write_text("\n".join(words))
     queries = build(vectors=str(build.root / "other.pth")).val.classes.queries
     assert torch.equal(torch.as_tensor(queries), VECTORS.T.flip(0))
+
+    # SDL's copy, converted: data.vectors names it.
+    np.save(build.root / "wordvec_array.npy", VECTORS.numpy())
+    queries = build(vectors="wordvec_array.npy").val.classes.queries
+    assert torch.equal(torch.as_tensor(queries), VECTORS.T)
     torch.save(VECTORS[:, :4], build.root / "wordvec_array.pth")
     assert "has shape [3, 4]" in replace(build, section="Word vectors").fault()
 
@@ -207,3 +213,23 @@ def test_images_may_have_the_names_of_the_tarball(official: Reader) -> None:
     data = official(images="images")
     assert labels(data.train) == {"117_11_abc_m": {"sky"}, "137_13_abc_m": {"dog", "sky"}}
     assert labels(data.val) == {"217_21_abc_m": {"sea", "sky"}, "227_22_abc_m": {"dog"}}
+
+
+def test_the_81_concepts_of_the_makers(official: Reader, caplog: pytest.LogCaptureFixture) -> None:
+    # No file of the tags is needed; images without a concept are kept, absent ones are not.
+    shutil.rmtree(official.root / "NUS_WID_Tags")
+    (official.root / "Flickr" / "actor" / "0001_11.jpg").unlink()
+    build = replace(official, function=nuswide81)
+    data = build()
+    assert data.train.classes.names == data.val.classes.names == ("cat", "sea")
+    assert labels(data.train) == {"0002_12": {"cat", "sea"}, "0003_13": set()}
+    assert labels(data.val) == {"0001_21": {"sea"}, "0009_22": set()}
+    assert "nuswide Train: 1 of 3 listed images are absent and left out" in caplog.text
+
+    data = build(annotated_only=True)
+    assert labels(data.train) == {"0002_12": {"cat", "sea"}}
+    assert labels(data.val) == {"0001_21": {"sea"}}
+
+    # The CSV of ASL is read if it is there.
+    (official.root / "nus_wid_data.csv").write_text(nuswide_csv(NUSWIDE))
+    assert "images cannot be listed" in build.fault()

@@ -107,7 +107,7 @@ def test_names_from_a_list_or_a_file(write: Trees) -> None:
         ("none.txt", "none.txt cannot be read"),
     ):
         assert message in build.fault(classes=wrong)
-    assert "cannot be listed (No such file" in build.fault(val="test")
+    assert "it has no split 'test': pass data.val=val" in build.fault(val="test")
     (build.root / "bare").mkdir()
     assert "has no image" in build.fault(train="bare", classes=["cat", "dog", "eel"])
 
@@ -186,7 +186,7 @@ def test_a_wrong_table_of_kaggle(kaggle: Reader) -> None:
         file.write_text(text.replace(old, new))
         assert message in kaggle.fault()
     file.unlink()
-    assert "LOC_val_solution.csv cannot be read" in kaggle.fault()
+    assert "no folder per class, and there is no LOC_val_solution.csv: unpack" in kaggle.fault()
 
 
 def test_real_labels(write: Trees, tmp_path: Path) -> None:

@@ -34,6 +34,19 @@ def test_images_in_the_order_of_the_lists(build: Reader) -> None:
     assert build(classes="names.txt").val.classes.names == tuple(lines)
 
 
+def test_the_folders_of_both_archives(build: Reader) -> None:
+    before = shown(build().train)
+    (build.root / "VG_100K_2").mkdir()
+    (build.root / "VG_100K" / "1.jpg").rename(build.root / "VG_100K_2" / "1.jpg")
+    data = build()
+    assert shown(data.train) == before
+    paths = [data.train.dataset.name(index) for index in range(3)]
+    inner = ("VG_100K/300.jpg", "VG_100K_2/1.jpg", "VG_100K/20.jpg")
+    assert paths == [str(build.root / path) for path in inner]
+    (build.root / "VG_100K_2" / "1.jpg").unlink()
+    assert "1 of 3 listed images are absent, the first is" in build.fault()
+
+
 def test_evaluation_needs_no_training_list(build: Reader, tmp_path: Path) -> None:
     (build.root / "train_list_500.txt").unlink()
     data = made(vg500, root=str(build.root), cache_dir=str(tmp_path / "cache"))

@@ -130,7 +130,10 @@ def test_two_years_side_by_side_and_a_tree_of_another_name(build: Reader) -> Non
     message = build.fault(root=root, year=2012, train="train")
     assert "2008_000001.xml cannot be read" in message
     assert "no labels of the test split of 2012 are public" in message
-    build.root.rename(build.root.parent / "pascal")
+    kaggle = build.root.rename(build.root.parent / "VOC2007_train_val")
+    assert len(build(root=str(kaggle)).train.dataset) == 4
+    assert "VOC2007_train_val holds no VOC2012" in build.fault(root=str(kaggle), year=2012)
+    kaggle.rename(build.root.parent / "pascal")
     assert len(build(root=str(build.root.parent / "pascal")).train.dataset) == 4
 
 
