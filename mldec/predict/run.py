@@ -17,7 +17,6 @@ from mldec.checkpoint.classes import can_make, queries_for
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, complain, say
 from mldec.files.results import STANDARD_OUTPUT, check_folder, check_targets, is_special
-from mldec.files.run_lock import RunLock
 from mldec.files.torch_files import sha256_of
 from mldec.predict.answers import Answering, Content, Pictures, Row, Rule, chosen_rule, counted
 from mldec.predict.engine import (
@@ -353,16 +352,18 @@ def _begun(
 ) -> tuple[Record, set[int]]:
     """Begin a result, or go on with it, and return the numbers of the finished blocks.
 
-    Another process is kept away until the end: the stack takes the lock.
+    Other processes are kept away until the end: the stack takes the locks.
     """
     record = None if overwrite else parts.existing(made_with)
-    if record is not None and record.finished is not None:
-        return record, set()
+    if record is None or record.finished is None:
+        parts.lock(stack)
+        # Another command may have made the result before the locks were ours.
+        record = None if overwrite else parts.existing(made_with)
 
-    parts.make_folder()
-    stack.enter_context(RunLock(parts.folder, of_run=False)).take()
     if record is None:
-        return parts.start(made_with), set()
+        record = parts.start(made_with)
+    if record.finished is not None:
+        return record, set()
 
     done = parts.done()
     if done:

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from support import wait_until
 
 from mldec.data.types import Classes
-from mldec.errors import ConfigError, DataError
+from mldec.errors import ConfigError, DataError, RunInUseError
 from mldec.predict import results
 from mldec.predict.answers import Content, Prediction, Row, Rule, chosen_rule, entries, named
 from mldec.predict.inputs import Item
@@ -216,11 +217,12 @@ def rows(*names: str) -> list[Row]:
 
 
 def begin(parts: Parts) -> Record:
-    parts.make_folder()
+    for folder in parts._folders:
+        folder.mkdir(exist_ok=True)
     return parts.existing(MADE) or parts.start(MADE)
 
 
-def full(*arguments: Any) -> None:
+def full(*arguments: Any, **options: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -240,16 +242,52 @@ def test_damaged_records_and_blocks_are_one_line(
     (tmp_path / "out.txt.run.json").write_text(content)
     with pytest.raises(DataError, match=r"out.txt.run.json .*pass --overwrite to begin anew"):
         parts.existing(MADE)
-    parts.make_folder()
-    record = parts.start(MADE)
+    (tmp_path / "out.txt.run.json").unlink()
+    record = begin(parts)
     assert parts.existing(MADE) == record
 
+    for name in ("block.json", "0", "1"):
+        parts.write(0, rows("a"))
+        (parts.folder / "000000000" / name).write_text(content)
+        with pytest.raises(DataError, match=r"000000000 cannot be used .*; delete it, and its"):
+            parts.finish(record, 1)
+        shutil.rmtree(parts.folder / "000000000")
+        assert parts.done() == set()
+
+
+def test_what_has_no_record_is_nobody_elses_to_remove(parts: Parts, tmp_path: Path) -> None:
+    begin(parts)
     parts.write(0, rows("a"))
-    (parts.folder / "000000000" / "block.json").write_text(content)
-    with pytest.raises(DataError, match="000000000 is damaged: delete it, and its images are"):
-        parts.finish(record, 1)
-    shutil.rmtree(parts.folder / "000000000")
-    assert parts.done() == set()
+    (parts.folder / "album").mkdir()
+    (tmp_path / "out.txt.run.json").unlink()
+    with pytest.raises(ConfigError, match=r"out\.txt\.parts exists, and nothing says how it was"):
+        parts.existing(MADE)
+    (parts.folder / ".0.1").mkdir()  # of a process that was killed
+    parts.start(MADE)
+    assert [entry.name for entry in parts.folder.iterdir()] == ["album"]
+
+    (tmp_path / "link.parts").symlink_to(parts.folder)
+    with (
+        pytest.raises(ConfigError, match=r"link\.parts is a link: "),
+        ExitStack() as stack,
+    ):
+        Parts({tmp_path / "link": TEXT}).lock(stack)
+    for name in ("out.txt.run.json", "out.txt.parts"):
+        with pytest.raises(ConfigError, match=f"{name} is the name of a record"):
+            Parts({tmp_path / "out.txt": TEXT, tmp_path / name: LIST})
+
+
+def test_two_commands_share_no_result_file(parts: Parts, tmp_path: Path) -> None:
+    other = Parts({tmp_path / "other": TEXT, tmp_path / "deep" / "list": LIST})
+    with ExitStack() as one, ExitStack() as two:
+        parts.lock(one)
+        with pytest.raises(RunInUseError, match=r"list\.parts: another run .* name another file"):
+            other.lock(two)
+        two.close()
+        parts.finish(parts.start(MADE), 0)
+    assert not [*tmp_path.rglob("*.parts")]
+    with pytest.raises(ConfigError, match=r"list was begun with --top 10, not 9"):
+        other.existing({**MADE, "--top": 9})
 
 
 @pytest.mark.parametrize("during", ["part", "rename", "mkdir"])
@@ -326,7 +364,7 @@ def answer(division: Division, most: int = 10**9) -> int:
 
 
 def test_what_is_done_is_not_done_again(parts: Parts) -> None:
-    parts.make_folder()
+    begin(parts)
     count = 10 * BLOCK + 3
     total, done = 0, set()
     # Stopped after different numbers of images, and gone on with by other numbers of processes.
