@@ -68,17 +68,34 @@ class Metadata:
         """Return the text that the file holds."""
         return json.dumps(asdict(self), allow_nan=False)
 
+    @property
+    def transform(self) -> EvalTransform:
+        """What makes images of the network's size."""
+        return EvalTransform(
+            image_size=self.image_size,
+            crop=self.crop,
+            interpolation=self.interpolation,
+            resize=self.resize,
+        )
+
 
 def parse(text: str | None, path: Path) -> Metadata:
     """Read the text that an exported file holds; None if it has none."""
     try:
-        content: dict[str, Any] = json.loads(text or "")
-        return Metadata(**content)
-    except (ValueError, TypeError) as error:
+        metadata = Metadata(**json.loads(text or ""))
+        names, thresholds = metadata.classes, metadata.thresholds
+        _ = Classes(tuple(names)), metadata.transform  # both check what they are given
+        limits = torch.tensor([0.5] if thresholds is None else thresholds)
+        counts = (1, len(names) if metadata.word_dim is None else 1)
+        fits = limits.ndim == 1 and len(limits) in counts and limits.isfinite().all()
+        if not isinstance(names, list) or not fits:
+            raise ValueError(f"{len(names)} classes, thresholds {thresholds}")
+    except Exception as error:
         raise CheckpointError(
-            f"{path} does not say what its classes are: it lacks the metadata of this version; "
-            f"write it with python -m mldec.export"
+            f"{path} lacks the metadata of this version ({brief(error)}); write it with "
+            f"python -m mldec.export"
         ) from error
+    return metadata
 
 
 def require_onnx(path: str | Path, needed: Sequence[str] = NEEDED) -> None:
@@ -239,11 +256,15 @@ class OnnxFile:
 
         The inputs are images uint8 [B, 3, H, W], and word vectors [K, D] if it asks for them.
         """
+        count = len(inputs[1]) if len(inputs) > 1 else len(self.metadata.classes)
+        expected = f"torch.float32 {[len(inputs[0]), count]}"
         try:
-            scores, decisions = self._session.run(OUTPUTS, _named(inputs))
+            scores, decisions = map(torch.from_numpy, self._session.run(OUTPUTS, _named(inputs)))
+            if f"{scores.dtype} {[*scores.shape]}" != expected:
+                raise ValueError(f"{scores.dtype} {[*scores.shape]}, not {expected}")
         except Exception as error:
             raise CheckpointError(f"{self._path} fails in ONNX Runtime: {brief(error)}") from error
-        return torch.from_numpy(scores), torch.from_numpy(decisions)
+        return scores, decisions
 
 
 def _named(inputs: tuple[Tensor, ...]) -> dict[str, Any]:
@@ -408,16 +429,10 @@ class ExportedEngine:
 
         self.image_size = metadata.image_size
         self.precision = metadata.precision
-        eval_transform = EvalTransform(
-            image_size=metadata.image_size,
-            crop=metadata.crop,
-            interpolation=metadata.interpolation,
-            resize=metadata.resize,
-        )
-        self.decoder = eval_transform.decoder
-        self.shorter_side = eval_transform.shorter_side
+        self.decoder = metadata.transform.decoder
+        self.shorter_side = metadata.transform.shorter_side
         self._resizes = metadata.resizes
-        self.transform: Callable[[Picture], Tensor] = eval_transform
+        self.transform: Callable[[Picture], Tensor] = metadata.transform
         if self._resizes:
             self.transform = to_tensor
 

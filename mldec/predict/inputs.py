@@ -1,5 +1,6 @@
 """The images of `mldec.predict`: where they are, and how workers decode them."""
 
+import codecs
 import csv
 import io
 import os
@@ -18,10 +19,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mldec.data.images import FORMATS, load_image, read_image
+from mldec.data.images import FORMATS, MAX_FILE, load_image, read_image
 from mldec.data.loader import share, start_worker, unwrap
 from mldec.data.transforms import Picture
-from mldec.errors import ConfigError, DataError, visible
+from mldec.errors import ConfigError, DataError, brief, visible
 from mldec.files.results import STANDARD_OUTPUT
 from mldec.files.text import open_binary
 
@@ -155,10 +156,12 @@ def _is_csv(listing: str | None) -> bool:
 
 
 def _of_lines(file: BinaryIO) -> Iterator[str]:
-    """Yield the lines that are not empty, without their ends, as paths."""
+    """Yield the lines that are not empty, without their ends and a byte order mark, as paths."""
+    mark = codecs.BOM_UTF8
     for line in file:
-        if path := line.rstrip(b"\r\n"):
+        if path := line.removeprefix(mark).rstrip(b"\r\n"):
             yield os.fsdecode(path)
+        mark = b""
 
 
 def _suffixes() -> set[str]:
@@ -205,9 +208,9 @@ def _in_tar(path: str) -> Iterator[Item]:
                 if is_image and member.isreg() and not member.issparse():
                     name = f"{path}/{member.name}"
                     yield Item(name, path, member.offset_data, member.size)
-    except (OSError, tarfile.TarError) as error:
-        problem = " ".join(str(error).split()) or type(error).__name__
-        fault = f"{visible(path)}: it cannot be read as an uncompressed tar file ({problem})"
+    except Exception as error:
+        # A header that lies makes tarfile raise almost anything, and ask for any amount of memory.
+        fault = f"{visible(path)}: it cannot be read as an uncompressed tar file ({brief(error)})"
         yield Item(path, path, fault=f"{fault}; restore it")
 
 
@@ -308,7 +311,8 @@ def located(item: Item) -> tuple[str, bytes | None]:
 
     try:
         with open_binary(item.path) as file:
-            content = os.pread(file.fileno(), item.size, item.offset)
+            # A damaged tar file may say any size.
+            content = os.pread(file.fileno(), min(item.size, MAX_FILE), item.offset)
     except OSError as error:
         raise DataError(
             f"{visible(item.name)}: {error.strerror or error}; restore {item.path}"

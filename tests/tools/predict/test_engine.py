@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,10 @@ def test_a_file_answers_as_the_program_for_any_number_of_images(
         assert torch.equal(answer[1], decisions)
     with pytest.raises(CheckpointError, match=r"x\.onnx fails in ONNX Runtime: "):
         opened(noise(1).float())
+    few = write(model, tmp_path / "few.onnx", classes=["a", "b"])
+    message = r"few\.onnx fails in ONNX Runtime: .*float32 \[1, 7\], not torch.float32 \[1, 2\]"
+    with pytest.raises(CheckpointError, match=message):
+        few(noise(1))
 
     monkeypatch.setattr(module, "LARGEST", 1000)
     with pytest.raises(CheckpointError, match=r"x\.onnx: the model has 0\.0 GiB.* \.pt2 file"):
@@ -281,7 +286,14 @@ def test_files_that_say_nothing_are_one_line(
         OnnxFile(path)
 
     known = json.loads(metadata().to_json())
-    for text in (None, "no json", "[1]", json.dumps({**known, "newer": 1})):
+    wrong: list[dict[str, Any]] = [
+        *({"classes": names} for names in (5, "abcdefg", ["a", "a"], [1], {"a": 1})),
+        *({"thresholds": limits} for limits in ("x", 0.5, [], [0.5] * 2, [None] * 7, [math.nan])),
+        {"interpolation": []},
+        {"newer": 1},
+    ]
+    texts = [json.dumps({**known, **change}) for change in wrong]
+    for text in (None, "no json", "[1]", "[" * 100_000, *texts):
         model = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], []))
         if text is not None:
             onnx.helper.set_model_props(model, {"other": "x", KEY: text})
