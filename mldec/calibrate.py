@@ -498,7 +498,7 @@ def calibrate(args: argparse.Namespace) -> None:
     objective = parse_objective(args.objective or "f1")
     if args.folds < 2:
         raise ConfigError(f"--folds {args.folds}: thresholds are judged with at least 2")
-    check_targets(args.json, args.csv, args.out)
+    check_targets(json=args.json, csv=args.csv, pt=args.out)
 
     from mldec.checkpoint import Calibration, load_model, to_store
     from mldec.config.compose import to_dict

@@ -281,7 +281,7 @@ def parser() -> argparse.ArgumentParser:
 
 def compare(args: argparse.Namespace) -> None:
     """Print the table, and write it and the plot if asked to."""
-    check_targets(args.csv, args.plot)
+    check_targets(args.plot, csv=args.csv)
     if args.plot:
         check_format("--plot", args.plot)
         require_matplotlib("--plot")

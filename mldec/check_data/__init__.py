@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
         if getattr(args, name) != parser().get_default(name):
             raise ConfigError(f"--{name} needs a model: pass --checkpoint FILE, or leave it out")
     # What cannot be written is refused now, not after hours of reading.
-    check_targets(args.json)
+    check_targets(json=args.json)
     if args.out:
         require_matplotlib("--out")
 

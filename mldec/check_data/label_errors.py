@@ -53,7 +53,7 @@ class Judged:
 
 def run(args: argparse.Namespace) -> None:
     """Rank the labels of a dataset, print the first ones, and write the files."""
-    check_targets(args.json, args.errors)
+    check_targets(json=args.json, csv=args.errors)
     loaded = load_model(args.checkpoint, weights=args.weights, plugins=args.plugin)
 
     # A folder that cannot be made is found now, not after all images were scored.

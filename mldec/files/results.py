@@ -18,12 +18,20 @@ from mldec.errors import ConfigError, DataError, writing
 STANDARD_OUTPUT = "-"
 
 
-def check_targets(*targets: str | None) -> None:
+def check_targets(*targets: str | None, **with_ending: str | None) -> None:
     """Raise a `ConfigError` unless result files can be written, before the work that fills them.
 
-    A target is the path of a file, "-" for standard output, or None for a result nobody wants.
+    A target is the path of a file, "-" for standard output, or None for a result nobody wants. With
+    a keyword, the ending of such results, a file that has another ending is not replaced.
     """
-    chosen = [target for target in targets if target is not None]
+    for ending, target in with_ending.items():
+        path = Path(target or STANDARD_OUTPUT)
+        if path.is_file() and path.suffix != f".{ending}" and path.stat().st_size:
+            raise ConfigError(
+                f"{path} exists, and is no .{ending} file that could be replaced: name another one"
+            )
+
+    chosen = [target for target in (*targets, *with_ending.values()) if target is not None]
     for target in chosen:
         if target != STANDARD_OUTPUT:
             _check_file(Path(target))

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     started = time.monotonic()
     if args.out == STANDARD_OUTPUT:
         raise ConfigError("--out -: a report is written to a file; pass its name")
-    check_targets(args.out, args.json)
+    check_targets(html=args.out, json=args.json)
 
     # The other model too is refused before the first image is scored.
     subject = prepare(args)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,11 @@ def test_a_file_answers_as_the_program_for_any_number_of_images(
     monkeypatch.setattr(module, "LARGEST", 1000)
     with pytest.raises(CheckpointError, match=r"x\.onnx: the model has 0\.0 GiB.* \.pt2 file"):
         content(model, metadata(), "x.onnx")
+
+
+def test_onnx_runtime_reports_to_nobody() -> None:
+    # Set where the module is imported, before ONNX Runtime is.
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
 
 
 def test_eight_bits_change_a_little(
