@@ -16,7 +16,7 @@ import os
 import socket
 from ipaddress import ip_address
 
-from mldec.errors import ConfigError, Stopped, complain, say
+from mldec.errors import ConfigError, Stopped, brief, complain, say
 from mldec.runtime.cli import add_model_options, add_precision_option, command, run_command
 
 HOST, PORT = "127.0.0.1", 7860
@@ -118,8 +118,8 @@ def listener(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        reason = str(error.strerror).partition(" (")[0]
+    except (OSError, UnicodeError) as error:  # the second one of a name such as "."
+        reason = brief(error).partition(" (")[0]
         raise ConfigError(
             f"--host {host} --port {port}: cannot listen there ({reason}); pass another --port, or "
             f"an address of this machine"
