@@ -40,15 +40,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.predict`."""
     arguments = command("predict", "Name what images show.")
     add_model_options(arguments, exported=True)
-    _add_images(arguments.add_argument_group("images"))
-    _add_answers(arguments.add_argument_group("answers"))
-    _add_results(arguments.add_argument_group("results"))
-    _add_work(arguments.add_argument_group("work"))
-    return arguments
 
-
-def _add_images(images: argparse._ArgumentGroup) -> None:
-    """Add the options that name images."""
+    images = arguments.add_argument_group("images")
     images.add_argument(
         "images",
         nargs="*",
@@ -72,9 +65,7 @@ def _add_images(images: argparse._ArgumentGroup) -> None:
         help="let the decoder shrink large JPEG files, which is faster and changes pixels a little",
     )
 
-
-def _add_answers(answers: argparse._ArgumentGroup) -> None:
-    """Add the options that say what is answered of an image."""
+    answers = arguments.add_argument_group("answers")
     answers.add_argument(
         "--content",
         choices=("top", "scores", "decisions"),
@@ -91,9 +82,7 @@ def _add_answers(answers: argparse._ArgumentGroup) -> None:
     )
     add_class_options(answers)
 
-
-def _add_results(results: argparse._ArgumentGroup) -> None:
-    """Add the options that name result files."""
+    results = arguments.add_argument_group("results")
     results.add_argument(
         "--jsonl", metavar="FILE", help="a line of JSON per image; - is standard output"
     )
@@ -119,9 +108,7 @@ def _add_results(results: argparse._ArgumentGroup) -> None:
         help="TrueType font of --pictures, for names of classes in other letters than English",
     )
 
-
-def _add_work(work: argparse._ArgumentGroup) -> None:
-    """Add the options that say how the work is done."""
+    work = arguments.add_argument_group("work")
     work.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
     add_precision_option(work, "auto")
     work.add_argument(
@@ -133,6 +120,7 @@ def _add_work(work: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="processes that decode images; 0 decodes in this one (default: one per processor)",
     )
+    return arguments
 
 
 def predict(args: argparse.Namespace) -> int:
