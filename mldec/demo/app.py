@@ -37,11 +37,11 @@ from mldec.predict.engine import (
     DEFAULT_THRESHOLD,
     Engine,
     ExportedEngine,
+    OnnxFile,
     TorchEngine,
     check_exported_options,
     decided,
     is_exported,
-    read_metadata,
 )
 from mldec.predict.heat_maps import Explainer, heated
 from mldec.predict.run import class_names, read_classes
@@ -71,14 +71,13 @@ def open_engine(args: argparse.Namespace) -> Engine:
     engine: Engine
     if is_exported(args.checkpoint):
         check_exported_options(args)
-        path = Path(args.checkpoint)
-        metadata, classes = read_metadata(path), None
-        if metadata.word_dim is not None:
+        exported, classes = OnnxFile(Path(args.checkpoint)), None
+        if exported.metadata.word_dim is not None:
             if args.vectors is None:
-                raise CheckpointError(f"{path} asks for word vectors: pass --vectors FILE")
-            names = tuple(metadata.classes)
+                raise CheckpointError(f"{exported.path} asks for word vectors: pass --vectors FILE")
+            names = tuple(exported.metadata.classes)
             classes = Classes(names, queries=word_vectors(args.vectors, names).queries)
-        engine = ExportedEngine(path, classes)
+        engine = ExportedEngine(exported, classes)
     else:
         device = distributed.pick_device(args.device)
         loaded = load_model(**chosen_model(args), device=device)

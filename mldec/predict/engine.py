@@ -108,30 +108,12 @@ def require_onnx(path: str | Path, needed: Sequence[str] = NEEDED) -> None:
             )
 
 
-def read_metadata(path: Path) -> Metadata:
-    """Return what an ONNX file says of itself, without loading its network."""
-    if not path.is_file():
-        raise CheckpointError(f"no file at {path}: check the path")
-    require_onnx(path, ["onnx"])
-    import onnx
-
-    try:
-        # Weights in other files are not looked for.
-        model = onnx.load(path, load_external_data=False)
-    except Exception as error:
-        # The parser raises classes of its own for a damaged file.
-        raise CheckpointError(f"{path} is damaged, or no {ONNX} file") from error
-    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
-    return parse(text, path)
-
-
 # ONNX Runtime reads this while it is imported, which is done in this module only. Otherwise it asks
 # a host of Microsoft's, and writes an identifier of the machine to the user's cache.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 LARGEST = 2**31  # bytes in one ONNX file, a limit of protocol buffers
 SILENT, WARNINGS = 4, 2  # levels of ONNX Runtime's own log; what is fatal is raised as an error too
-LOUD = ("onnxscript", "onnx_ir", "torch.onnx", "root")  # loggers that tell of each constant
 
 
 # Any: the classes of onnx and onnxruntime are imported only where they are used.
@@ -235,10 +217,12 @@ class OnnxFile:
     metadata: Metadata
 
     def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise CheckpointError(f"no file at {path}: check the path")
         require_onnx(path, ["onnxruntime"])
         import onnxruntime
 
-        self._path = path
+        self.path = path
         # As many threads as torch, so that OMP_NUM_THREADS counts for both.
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -263,7 +247,7 @@ class OnnxFile:
             if f"{scores.dtype} {[*scores.shape]}" != expected:
                 raise ValueError(f"{scores.dtype} {[*scores.shape]}, not {expected}")
         except Exception as error:
-            raise CheckpointError(f"{self._path} fails in ONNX Runtime: {brief(error)}") from error
+            raise CheckpointError(f"{self.path} fails in ONNX Runtime: {brief(error)}") from error
         return scores, decisions
 
 
@@ -277,12 +261,9 @@ def _quiet() -> Iterator[None]:
     """Silence the exporter and the quantiser: they tell of every step."""
     import onnxruntime
 
-    loggers = [logging.getLogger(name) for name in LOUD]
-    levels = [logger.level for logger in loggers]
     # The quantiser gives the root logger a handler, which would print our messages again.
     root_handlers = [*logging.getLogger().handlers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    logging.disable(logging.WARNING)
     onnxruntime.set_default_logger_severity(SILENT)
 
     try:
@@ -291,9 +272,8 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         onnxruntime.set_default_logger_severity(WARNINGS)
+        logging.disable(logging.NOTSET)
         logging.getLogger().handlers[:] = root_handlers
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 DEFAULT_THRESHOLD = 0.5  # of a model without thresholds, as in mldec.evaluate
@@ -420,10 +400,8 @@ class TorchEngine:
 class ExportedEngine:
     """An ONNX file of `mldec.export` on the CPU; see `Engine`."""
 
-    def __init__(self, path: Path, classes: Classes | None = None) -> None:
-        self.path = path
-        self._exported = OnnxFile(path)
-        metadata = self._exported.metadata
+    def __init__(self, exported: OnnxFile, classes: Classes | None = None) -> None:
+        self.path, self._exported, metadata = exported.path, exported, exported.metadata
         self.zero_shot = metadata.word_dim is not None
         self._set_classes(classes)
 
@@ -459,8 +437,28 @@ class ExportedEngine:
 
     def _set_classes(self, classes: Classes | None) -> None:
         """Take the classes of the file, or those given, with a threshold for each."""
-        self.classes, self._queries = _classes_of(self._exported, classes, self.path)
-        self.thresholds: Sequence[float] | None = self._exported.metadata.thresholds
+        metadata = self._exported.metadata
+        if metadata.word_dim is None:
+            if classes is not None:
+                raise CheckpointError(
+                    f"--classes: {self.path} knows its own classes only; export the checkpoint "
+                    f"with them"
+                )
+            classes, self._queries = Classes(tuple(metadata.classes)), []
+        else:
+            if classes is None or classes.queries is None:
+                raise CheckpointError(
+                    f"{self.path} asks for word vectors: pass --classes and --vectors"
+                )
+            width, self._queries = classes.queries.shape[1], [classes.queries]
+            if width != metadata.word_dim:
+                raise CheckpointError(
+                    f"{self.path} takes word vectors of {metadata.word_dim} numbers, and those of "
+                    f"--vectors have {width}; pass the kind that the model was trained with"
+                )
+
+        self.classes = replace(classes, exclusive=metadata.exclusive)
+        self.thresholds: Sequence[float] | None = metadata.thresholds
         if self.thresholds is not None and len(self.thresholds) == 1:
             self.thresholds = [*self.thresholds] * len(self.classes)
 
@@ -485,29 +483,6 @@ def check_exported_options(args: argparse.Namespace, *others: str) -> None:
         raise ConfigError(
             f"--device {args.device}: an exported file runs on the CPU here; leave --device out"
         )
-
-
-def _classes_of(
-    exported: OnnxFile, classes: Classes | None, path: Path
-) -> tuple[Classes, list[Tensor]]:
-    """Return the classes of an exported file, and its word vectors as a list of none or one."""
-    metadata = exported.metadata
-    if metadata.word_dim is None:
-        if classes is not None:
-            raise CheckpointError(
-                f"--classes: {path} knows its own classes only; export the checkpoint with them"
-            )
-        return Classes(tuple(metadata.classes), exclusive=metadata.exclusive), []
-
-    if classes is None or classes.queries is None:
-        raise CheckpointError(f"{path} asks for word vectors: pass --classes and --vectors")
-    width = classes.queries.shape[1]
-    if width != metadata.word_dim:
-        raise CheckpointError(
-            f"{path} takes word vectors of {metadata.word_dim} numbers, and those of --vectors "
-            f"have {width}; pass the kind that the model was trained with"
-        )
-    return replace(classes, exclusive=metadata.exclusive), [classes.queries]
 
 
 def _stacked(images: Sequence[Tensor] | Tensor) -> Tensor:

@@ -300,19 +300,8 @@ QUALITY = 92  # of JPEG
 PAPER, INK, PALE = (255, 255, 255), (20, 20, 30), (95, 95, 110)
 
 # Nine evenly spaced colours of the ramp "inferno" of matplotlib (CC0), dark to light.
-RAMP = np.array(
-    [
-        (0, 0, 4),
-        (31, 12, 72),
-        (85, 15, 109),
-        (136, 34, 106),
-        (186, 54, 85),
-        (227, 89, 51),
-        (249, 140, 10),
-        (249, 201, 50),
-        (252, 255, 164),
-    ]
-)
+INFERNO = "000004 1f0c48 550f6d 88226a ba3655 e35933 f98c0a f9c932 fcffa4"
+RAMP = np.frombuffer(bytes.fromhex(INFERNO), np.uint8).reshape(9, 3)
 DIMMED = 0.6  # brightness of the grey image below the colours
 OPAQUE = 0.7  # of the colours at the maximum of a map; 0 where it is 0
 

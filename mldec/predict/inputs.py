@@ -276,7 +276,7 @@ def decoded(
 
     loader: DataLoader[Any] = DataLoader(
         decoder,
-        batch_sampler=_Once(batches()),
+        batch_sampler=batches(),
         num_workers=workers,
         collate_fn=_collate,
         pin_memory=pin,
@@ -285,16 +285,6 @@ def decoded(
     )
     for images, faults in unwrap(loader):
         yield Decoded(waiting.popleft(), images, faults)
-
-
-@dataclass(frozen=True)
-class _Once:
-    """Batches for a loader that goes through them once."""
-
-    batches: Iterator[list[Item]]
-
-    def __iter__(self) -> Iterator[list[Item]]:
-        return self.batches
 
 
 def read_item(item: Item) -> Image.Image:

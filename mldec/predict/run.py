@@ -22,6 +22,7 @@ from mldec.predict.answers import Answering, Content, Pictures, Row, Rule, chose
 from mldec.predict.engine import (
     Engine,
     ExportedEngine,
+    OnnxFile,
     TorchEngine,
     check_exported_options,
     is_exported,
@@ -229,7 +230,7 @@ def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
         classes: Classes | None = None
         if args.classes is not None:
             classes = read_classes(args.classes, args.vectors, None)
-        return ExportedEngine(Path(args.checkpoint), classes)
+        return ExportedEngine(OnnxFile(Path(args.checkpoint)), classes)
 
     loaded = load_model(**chosen_model(args), device=device)
     distributed.prepare_device(device, tf32=loaded.config.train.tf32)
