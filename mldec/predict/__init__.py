@@ -1,45 +1,19 @@
 """Name what images show: `python -m mldec.predict best.pt photo.jpg folder/ [--jsonl FILE]`.
 
-Images are files, folders, tar files, and the paths of `--list`. Without a result file a line per
-image is printed. `--jsonl`, `--json`, `--csv` and `--parquet` write a row per image, `--features`
-an array. Result files are made in parts: after Ctrl-C, a crash or a full disk the same command goes
-on, and over a complete result it does nothing. torchrun divides the images over processes.
-
-A row is `{"image": PATH, "predictions": [{"name": ..., "score": ...}, ...]}`, or
-`{"image": PATH, "error": ...}` for an image without an answer. With the thresholds of
-`mldec.calibrate` each prediction also has `threshold`, the lowest score of its class.
-
-In a path that is not UTF-8 the invalid bytes are written as backslash escapes, and a row in JSON
-also has `image_bytes`: all bytes of the path in hexadecimal, for `bytes.fromhex`.
-
-`--pictures` draws each image beside a heat map per class that it prints: where the model looked.
-The row then has `picture`, the path of that JPEG file.
-
-A zero-shot checkpoint scores other classes too: `--classes "zebra, umbrella"`. Their word vectors
-are made by the text encoder of its training; after training on a file, pass `--vectors glove.txt`.
-
-An .onnx file of mldec.export is answered from as well, a .pt2 file is not: loading one can run code
-that it holds.
+The answers of a long job are written in blocks: after Ctrl-C, a crash or a full disk the same
+command goes on, and over a complete result it does nothing. docs/predicting.md says what a row
+holds, and how zero-shot checkpoints, heat maps and exported files are used.
 """
 
 import argparse
 
-from mldec.runtime.cli import (
-    add_class_options,
-    add_model_options,
-    add_precision_option,
-    command,
-    fraction,
-    positive,
-    run_command,
-    whole,
-)
+from mldec.runtime import cli
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.predict`."""
-    arguments = command("predict", "Name what images show.")
-    add_model_options(arguments, exported=True)
+    arguments = cli.command("predict", "Name what images show.")
+    cli.add_model_options(arguments, exported=True)
 
     images = arguments.add_argument_group("images")
     images.add_argument(
@@ -73,14 +47,14 @@ def parser() -> argparse.ArgumentParser:
         help="the classes with the highest scores, all scores, or the names of the classes that "
         "reach their thresholds (default top)",
     )
-    answers.add_argument("--top", type=positive, help="classes per image at most (default 10)")
+    answers.add_argument("--top", type=cli.positive, help="classes per image at most (default 10)")
     answers.add_argument(
         "--threshold",
-        type=fraction,
+        type=cli.fraction,
         help="lowest score, 0 to 1, of top and decisions; default: the thresholds of the file, "
         "else 0; without calibration, scores after ASL are not probabilities",
     )
-    add_class_options(answers)
+    cli.add_class_options(answers)
 
     results = arguments.add_argument_group("results")
     results.add_argument(
@@ -110,13 +84,13 @@ def parser() -> argparse.ArgumentParser:
 
     work = arguments.add_argument_group("work")
     work.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
-    add_precision_option(work, "auto")
+    cli.add_precision_option(work, "auto")
     work.add_argument(
-        "--batch-size", type=positive, help="images at a time (default 16, on a GPU 64)"
+        "--batch-size", type=cli.positive, help="images at a time (default 16, on a GPU 64)"
     )
     work.add_argument(
         "--workers",
-        type=whole,
+        type=cli.whole,
         metavar="N",
         help="processes that decode images; 0 decodes in this one (default: one per processor)",
     )
@@ -134,7 +108,7 @@ def predict(args: argparse.Namespace) -> int:
 def main() -> None:
     """Run the command."""
     # Intermixed, so that images may also follow options: their number is free.
-    run_command(parser().parse_intermixed_args, predict)
+    cli.run_command(parser().parse_intermixed_args, predict)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -327,60 +327,33 @@ class Answers(NamedTuple):
     features: Tensor | None  # float32 [B, C]: the mean over the tokens of the backbone
 
 
-class Engine(Protocol):
-    """A network with its classes and its input transform, whatever file it is from."""
-
-    path: Path
-    classes: Classes  # names of the K classes, and whether an image has one label
-    # Lowest score of a present class [K]; None without any, or if an image has one label.
-    thresholds: Sequence[float] | None
-    transform: Callable[[Picture], Tensor]  # an RGB image -> uint8 [3, H, W]
-    decoder: str  # of image files, see `mldec.data.images.load_image`
-    image_size: int  # pixels per side of the network's input
-    # Pixels of the shorter side of an image that the network's input is made of; a smaller image
-    # would have to be enlarged.
-    shorter_side: int
-    precision: str  # number format of the forward pass, such as "bf16"
-    zero_shot: bool  # it scores any classes that have word vectors; see `for_classes`
-
-    def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
-        """Score B images from `transform`; stacked, if they have one size, or not.
-
-        The features are the mean over the tokens of the backbone.
-        """
-        ...
-
-    def for_classes(self, classes: Classes) -> "Engine":
-        """Return an engine of the same zero-shot network that scores other classes."""
-        ...
-
-
 class TorchEngine:
-    """A checkpoint in torch; see `Engine`."""
+    """A checkpoint in torch."""
 
     def __init__(self, loaded: Loaded, precision: Precision = Precision.auto) -> None:
-        self.loaded = loaded
-        self.path = loaded.path
-        self.classes = loaded.classes
+        self.loaded, self.path, self.classes = loaded, loaded.path, loaded.classes
+        # Lowest score of a present class [K]; None without any, or if an image has one label.
         self.thresholds: Sequence[float] | None = stored_thresholds(loaded)
-        self.transform: Callable[[Picture], Tensor] = loaded.transform
-        self.decoder = loaded.transform.decoder
+        self.transform: Callable[[Picture], Tensor] = loaded.transform  # to uint8 [3, H, W]
+        self.decoder = loaded.transform.decoder  # of image files, see `load_image`
         check_decoder(self.decoder)
-        self.image_size = loaded.transform.image_size
+        self.image_size = loaded.transform.image_size  # pixels per side of the network's input
+        # Pixels of the shorter side of an image that the network's input is made of; a smaller
+        # image would have to be enlarged.
         self.shorter_side = loaded.transform.shorter_side
         self.device = next(loaded.model.parameters()).device
         self._precision = precision.on(self.device)
-        self.precision = self._precision.value
+        self.precision = self._precision.value  # number format of the forward pass
         # What tensor cores want; a CPU is not always faster with it.
         self._order = memory_format(channels_last=self.device.type == "cuda")
         loaded.model.to(memory_format=self._order)
         queries = loaded.classes.queries
-        self.zero_shot = queries is not None
+        self.zero_shot = queries is not None  # it scores any classes that have word vectors
         self._queries = None if queries is None else queries.to(self.device)
 
     @torch.no_grad()
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
-        """Score images; see `Engine`."""
+        """Score B images from `transform`; stacked, if they have one size, or not."""
         with explain_out_of_memory(lambda: _advice(self.device, len(images), self.image_size)):
             model = self.loaded.model
             batch = _stacked(images).to(self.device, non_blocking=True, memory_format=self._order)
@@ -392,13 +365,13 @@ class TorchEngine:
         return Answers(scores, pooled)
 
     def for_classes(self, classes: Classes) -> "TorchEngine":
-        """Return an engine that scores other classes; see `Engine`."""
+        """Return an engine of the same zero-shot network that scores other classes."""
         check_queries(self.loaded.classes, classes, "the checkpoint")
         return TorchEngine(replace(self.loaded, classes=classes), self._precision)
 
 
 class ExportedEngine:
-    """An ONNX file of `mldec.export` on the CPU; see `Engine`."""
+    """An ONNX file of `mldec.export` on the CPU; see `TorchEngine`."""
 
     def __init__(self, exported: OnnxFile, classes: Classes | None = None) -> None:
         self.path, self._exported, metadata = exported.path, exported, exported.metadata
@@ -415,7 +388,7 @@ class ExportedEngine:
             self.transform = to_tensor
 
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
-        """Score images; see `Engine`."""
+        """Score B images; see `TorchEngine`."""
         if features:
             raise CheckpointError(
                 "--features: an exported file holds no features; pass the checkpoint"
@@ -430,7 +403,7 @@ class ExportedEngine:
         return Answers(torch.cat(scores), None)
 
     def for_classes(self, classes: Classes) -> "ExportedEngine":
-        """Return an engine that scores other classes; see `Engine`."""
+        """Return an engine that scores other classes; see `TorchEngine`."""
         engine = copy(self)
         engine._set_classes(classes)
         return engine
@@ -461,6 +434,10 @@ class ExportedEngine:
         self.thresholds: Sequence[float] | None = metadata.thresholds
         if self.thresholds is not None and len(self.thresholds) == 1:
             self.thresholds = [*self.thresholds] * len(self.classes)
+
+
+# A network with its classes and its input transform, whatever file it is from.
+Engine = TorchEngine | ExportedEngine
 
 
 def is_exported(path: str | Path) -> bool:

@@ -99,10 +99,9 @@ class Inputs:
 
         if self._root is not None and not Path(self._root).is_dir():
             raise DataError(f"--root {self._root}: no such folder; check the path")
-        if self._listing is None or not self.repeatable:
-            return
-        if next(self._listed(self._listing), None) is None:
-            raise DataError(f"--list {self._listing}: it names no image")
+        listing = self._listing if self.repeatable else None
+        if listing is not None and next(self._listed(listing), None) is None:
+            raise DataError(f"--list {listing}: it names no image")
 
     def _listed(self, listing: str) -> Iterator[str]:
         """Yield the paths of a list."""

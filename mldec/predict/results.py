@@ -13,11 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 from tqdm import tqdm
@@ -33,21 +33,9 @@ SEPARATOR = ";"  # between the classes of an image in a CSV file
 NPY = ".npy"
 
 
-class Format(Protocol):
-    """How rows become the bytes of a file."""
-
-    def part(self, rows: Sequence[Row]) -> bytes:
-        """Return the bytes of a part: some rows, in their order."""
-        ...
-
-    def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
-        """Write a file that holds the rows of all parts, in their order."""
-        ...
-
-
 @dataclass(frozen=True)
 class Text:
-    """A file of text; see `Format`. Its parts can also be written one after another."""
+    """A file of text. Its parts can also be written one after another."""
 
     encode: Callable[[Row], str]  # returns the text of a row
     opening: str = ""  # the text before the first row
@@ -59,7 +47,7 @@ class Text:
         return self.between.join(map(self.encode, rows)).encode()
 
     def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
-        """Write the parts one after another; see `Format`."""
+        """Write a file that holds the rows of all parts, in their order."""
         file.write(self.opening.encode())
         for number, part in enumerate(parts):
             file.write(self.between.encode() if number else b"")
@@ -70,17 +58,15 @@ class Text:
 
 def json_lines(rule: Rule) -> Text:
     """Return the format of JSON Lines: a JSON object per line."""
-    entries_of = entries(rule)
-    return Text(lambda row: to_json(entries_of(row)) + "\n")
+    return Text(lambda row: to_json(entries(rule, row)) + "\n")
 
 
 def json_list(rule: Rule) -> Text:
     """Return the format of one JSON list."""
-    entries_of = entries(rule)
 
     def encode(row: Row) -> str:
         # A list of one row has the indentation that the row has in the whole list.
-        return to_json([entries_of(row)], indent=1).removeprefix("[\n").removesuffix("\n]")
+        return to_json([entries(rule, row)], indent=1).removeprefix("[\n").removesuffix("\n]")
 
     return Text(encode, "[\n", ",\n", "\n]\n")
 
@@ -126,7 +112,7 @@ def _line(fields: Sequence[str]) -> str:
 
 
 class Parquet:
-    """A Parquet file; see `Format`.
+    """A Parquet file; see `Text`.
 
     Its columns are those of `comma_separated`, with lists in place of separators, and with all
     scores of an image as one list; the classes are in the metadata of the file, a JSON list.
@@ -159,7 +145,7 @@ class Parquet:
         return buffer.getvalue()
 
     def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
-        """Write the rows of the parts, in groups of rows; see `Format`."""
+        """Write the rows of the parts, in groups of rows."""
         from pyarrow import parquet
 
         with parquet.ParquetWriter(file, self._schema) as writer:
@@ -181,26 +167,23 @@ class Parquet:
 
 
 class Features:
-    """Pooled features as an array of NumPy, float32 [N, C]; see `Format`.
+    """Pooled features as an array of NumPy, float32 [N, C]; see `Text`.
 
     The row of an image without an answer is NaN.
     """
 
     def part(self, rows: Sequence[Row]) -> bytes:
         """Return the features of some rows as an array file; [n, 0] if no image was read."""
-        features = [row.features for row in rows]
-        width = next((len(feature) for feature in features if feature is not None), 0)
-        array = np.full((len(rows), width), np.nan, np.float32)
-        for values, feature in zip(array, features, strict=True):
-            if feature is not None:
-                values[:] = feature.numpy()
+        read = [row.features.numpy() for row in rows if row.features is not None]
+        absent = np.full(len(read[0]) if read else 0, np.nan, np.float32)
+        features = (absent if row.features is None else row.features.numpy() for row in rows)
 
         buffer = io.BytesIO()
-        np.save(buffer, array)
+        np.save(buffer, np.stack([*features]))
         return buffer.getvalue()
 
     def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
-        """Write the arrays of the parts below each other; see `Format`."""
+        """Write the arrays of the parts below each other."""
         # Only the headers are read first: all features need not fit into memory.
         shapes = [np.load(part, mmap_mode="r").shape for part in parts]
         width = max((shape[1] for shape in shapes), default=0)
@@ -217,6 +200,8 @@ class Features:
                 array = np.full((len(array), width), np.nan, np.float32)
             file.write(array.tobytes())
 
+
+Format = Text | Parquet | Features  # how rows become the bytes of a file
 
 FORMAT = 2  # of the record and of the blocks; raise it when their meaning changes
 BLOCK = 128  # images per block: at most these are answered again after a crash
@@ -253,15 +238,6 @@ def _hash(pieces: Iterable[bytes]) -> str:
     return hashlib.sha256(b"\0".join(pieces)).hexdigest()
 
 
-def total(blocks: Sequence[Block]) -> Block:
-    """Return the sums over blocks, and the hash of their hashes."""
-    return Block(
-        images=sum(block.images for block in blocks),
-        names=digest(block.names for block in blocks),
-        errors=sum(block.errors for block in blocks),
-    )
-
-
 class Parts:
     """The parts of one or several result files that are made together.
 
@@ -292,7 +268,7 @@ class Parts:
         records = [_read_record(path) for path in self._records]
         for target, folder, record in zip(self._targets, self._folders, records, strict=True):
             if record is not None:
-                _compare(target, record.made_with, _as_json(made_with))
+                _compare(target, record.made_with, made_with)
                 continue
             has_blocks = folder.exists() and {*folder.iterdir()} - {folder / LOCK_FILE}
             if target.exists() or has_blocks:
@@ -316,7 +292,7 @@ class Parts:
     def start(self, made_with: dict[str, Any]) -> Record:
         """Begin a result anew: remove the blocks of an earlier one, and write the records."""
         self._clear()
-        record = Record(made_with=_as_json(made_with))
+        record = Record(made_with=made_with)
         self._write_records(record)
         return record
 
@@ -340,13 +316,16 @@ class Parts:
         contents = [file_format.part(rows) for file_format in self._targets.values()]
         errors = sum(row.error is not None for row in rows)
         block = Block(len(rows), digest(row.image for row in rows), errors, _hash(contents))
+        record = to_json(asdict(block)).encode()
 
         temporary = self.folder / f".{number}.{os.getpid()}"
         try:
             temporary.mkdir(exist_ok=True)  # in a container, ids of processes come again
-            for index, content in enumerate(contents):
-                _write_durably(temporary / str(index), content)
-            _write_durably(temporary / _RECORD, to_json(asdict(block)).encode())
+            for name, content in {**dict(enumerate(contents)), _RECORD: record}.items():
+                with (temporary / str(name)).open("wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
             temporary.rename(self._block(number))
         except OSError as error:
             with suppress(OSError):
@@ -359,7 +338,12 @@ class Parts:
 
     def finish(self, record: Record, blocks: int) -> Block:
         """Join the parts to the result files, and remove them."""
-        summary = total([self.read(number, whole=True) for number in range(blocks)])
+        done = [self.read(number, whole=True) for number in range(blocks)]
+        summary = Block(
+            images=sum(block.images for block in done),
+            names=digest(block.names for block in done),
+            errors=sum(block.errors for block in done),
+        )
         for index, (target, file_format) in enumerate(self._targets.items()):
             parts = [self._block(number) / str(index) for number in range(blocks)]
             # What a link leads to is replaced, and not the link.
@@ -443,23 +427,10 @@ def _compare(target: Path, earlier: dict[str, Any], now: dict[str, Any]) -> None
             )
 
 
-def _as_json(made_with: dict[str, Any]) -> dict[str, Any]:
-    """Return facts as they are read from a record, so that they compare equal to it."""
-    return dict(json.loads(to_json(made_with)))
-
-
 def _shown(value: Any) -> str:
     """Return a value of a record in a message."""
     text = visible(json.dumps(value)) if value is not None else "none"
     return text if len(text) <= 100 else f"{text[:100]}..."
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    """Write a file, and wait until it is on the disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 class Division:
@@ -517,29 +488,23 @@ class Division:
             self._rows = []
 
 
-class Stream:
-    """Rows of text that are written to standard output or a device as they come."""
+@contextmanager
+def streaming(target: str, text: Text) -> Iterator[Callable[[Row], None]]:
+    """Yield a function that writes a row to standard output or a device at once."""
+    file, rows = ResultFile(target), 0
 
-    def __init__(self, target: str, text: Text) -> None:
-        self._file = ResultFile(target)
-        self._text = text
-        self._rows = 0
+    def add(row: Row) -> None:
+        nonlocal rows
+        file.write((text.between if rows else text.opening) + text.encode(row), flush=True)
+        rows += 1
 
-    def add(self, row: Row) -> None:
-        """Write a row at once."""
-        before = self._text.between if self._rows else self._text.opening
-        self._file.write(before + self._text.encode(row), flush=True)
-        self._rows += 1
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    try:
+        yield add
+    finally:
         # A list is completed however the work ends; after a write that failed the file is closed.
-        if self._file.stream is not None:
-            opening = "" if self._rows else self._text.opening
-            self._file.write(opening + self._text.closing)
-            self._file.commit()
+        if file.stream is not None:
+            file.write(("" if rows else text.opening) + text.closing)
+            file.commit()
 
 
 log = logging.getLogger("mldec")
@@ -554,14 +519,13 @@ class Progress:
         self._title = title
         self._started = self._last_line = time.monotonic()
         self._first: int | None = None
-        self._shows_bar = on_terminal()
-        self._bar = tqdm(desc=title, unit=" images", leave=False, disable=not self._shows_bar)
-        if images is not None and self._shows_bar:
+        self._bar = tqdm(desc=title, unit=" images", leave=False, disable=not on_terminal())
+        if images is not None and not self._bar.disable:
             threading.Thread(target=self._count, args=(images,), daemon=True).start()
 
     def update(self, done: int) -> None:
         """Show that so many images are done, those of an earlier run included."""
-        if self._shows_bar:
+        if not self._bar.disable:
             self._bar.update(done - self._bar.n)
             return
 

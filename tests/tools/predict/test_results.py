@@ -32,12 +32,12 @@ from mldec.predict.results import (
     Parts,
     Progress,
     Record,
-    Stream,
     Text,
     comma_separated,
     digest,
     json_lines,
     json_list,
+    streaming,
 )
 
 ABCD = Classes(tuple("abcd"))
@@ -94,7 +94,7 @@ def test_rows_in_json() -> None:
     row = Row("x.png", predictions, SCORES, picture="x.jpg")
 
     def content(kind: str, row: Row = row) -> dict[str, Any]:
-        return entries(Rule(classes=ABCD, content=Content(kind)))(row)
+        return entries(Rule(classes=ABCD, content=Content(kind)), row)
 
     shown = [{"name": "b", "score": 0.75, "threshold": 0.5}, {"name": "c", "score": 0.5}]
     assert content("top") == {"image": "x.png", "predictions": shown, "picture": "x.jpg"}
@@ -147,7 +147,7 @@ def test_every_format_of_parts_has_the_same_rows(
     parquet = pytest.importorskip("pyarrow.parquet")
     rule = rule_of(content)
     rows = rows_of(rule)
-    expected = [entries(rule)(row) for row in rows]
+    expected = [entries(rule, row) for row in rows]
     lines = joined(json_lines(rule), rows, tmp_path, sizes).decode().splitlines()
     assert [json.loads(line) for line in lines] == expected
     text = joined(json_list(rule), rows, tmp_path, sizes).decode()
@@ -298,7 +298,7 @@ def test_a_full_disk_leaves_whole_blocks(
     parts.write(0, rows("a"))
     with monkeypatch.context() as patch:
         if during == "part":
-            patch.setattr(results, "_write_durably", full)
+            patch.setattr(os, "fsync", full)
         else:
             patch.setattr(Path, during, full)
         with pytest.raises(DataError, match="No space left on device; free space, and the same co"):
@@ -387,15 +387,15 @@ def test_rows_are_there_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     lines = Text(lambda row: f"{row.image}\n")
-    with Stream(str(tmp_path / "pipe"), lines) as stream:
+    with streaming(str(tmp_path / "pipe"), lines) as add:
         for number in range(3):
-            stream.add(Row(str(number)))
+            add(Row(str(number)))
             assert os.read(reader, 99) == f"{number}\n".encode()
     os.close(reader)
 
     message = "cannot write /dev/full: No space left on device; free space"
-    with pytest.raises(DataError, match=message), Stream("/dev/full", lines) as stream:
-        stream.add(Row("x" * 100_000))
+    with pytest.raises(DataError, match=message), streaming("/dev/full", lines) as add:
+        add(Row("x" * 100_000))
 
 
 def test_progress_is_a_bar_or_a_line_now_and_then(
