@@ -257,7 +257,7 @@ class Parts:
         self._records = [target.with_name(f"{target.name}.run.json") for target in targets]
         for path in (*self._folders, *self._records):
             if path in targets:
-                raise ConfigError(f"{path} is the name of a record: name another result file")
+                raise ConfigError(f"{path} is the name of a record or of parts: name another file")
 
     def existing(self, made_with: dict[str, Any]) -> Record | None:
         """Return the record of a result that was begun; None if there is nothing in its place.

@@ -273,7 +273,7 @@ def test_what_has_no_record_is_nobody_elses_to_remove(parts: Parts, tmp_path: Pa
     ):
         Parts({tmp_path / "link": TEXT}).lock(stack)
     for name in ("out.txt.run.json", "out.txt.parts"):
-        with pytest.raises(ConfigError, match=f"{name} is the name of a record"):
+        with pytest.raises(ConfigError, match=f"{name} is the name of a record or of parts"):
             Parts({tmp_path / "out.txt": TEXT, tmp_path / name: LIST})
 
 
