@@ -321,7 +321,7 @@ class Parts:
         temporary = self.folder / f".{number}.{os.getpid()}"
         try:
             temporary.mkdir(exist_ok=True)  # in a container, ids of processes come again
-            for name, content in {**dict(enumerate(contents)), _RECORD: record}.items():
+            for name, content in (*enumerate(contents), (_RECORD, record)):
                 with (temporary / str(name)).open("wb") as file:
                     file.write(content)
                     file.flush()
