@@ -9,7 +9,6 @@ import pytest
 
 from mldec.data.table import (
     COCO_NAMES,
-    MAX_NAME,
     VOC,
     Table,
     TableBuilder,
@@ -47,10 +46,9 @@ GOOD = [
     "\U0001f415",
     "0",
     "C/V 'a' \"b\"",
-    "x" * MAX_NAME,
 ]
 CONTROLS = ["\t", "\n", "\0", "\x1b", "\x7f", "\x9b", "\u2028", "\ud800"]
-ODD = [None, True, [], b"dog", "", "  ", "x" * (MAX_NAME + 1)]
+ODD = [None, True, [], b"dog", "", "  "]
 
 
 def test_names_that_are_taken() -> None:
@@ -208,7 +206,6 @@ def test_a_table_of_classes_by_name_or_by_index() -> None:
             made = TableBuilder(SEE, classes=["cat", "dog", "eel"], default=default)
             made.add("b/2.jpg", labels, "a.csv, row 2")
             made.add("b/1.jpg", {}, "a.csv, row 3")
-            assert len(made) == 2
             table = made.build("a.csv")
             assert table.classes == ("cat", "dog", "eel")
             assert table.files.tolist() == [b"b/2.jpg", b"b/1.jpg"]  # as they were added

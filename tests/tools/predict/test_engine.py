@@ -7,7 +7,6 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import networks
 import pytest
@@ -15,10 +14,9 @@ import torch
 from networks import CALIBRATION, metadata, noise
 from pictures import picture
 
-from mldec.checkpoint import Loaded
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import Classes
-from mldec.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError
+from mldec.errors import CheckpointError, ConfigError
 from mldec.export import Program, open_axes, traced
 from mldec.predict import engine as module
 from mldec.predict.engine import (
@@ -39,11 +37,11 @@ from mldec.runtime.devices import Precision
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Loaded:
+def loaded():
     return networks.loaded(size=64)
 
 
-def test_scores_are_sigmoids_or_a_softmax_in_float32(loaded: Loaded) -> None:
+def test_scores_are_sigmoids_or_a_softmax_in_float32(loaded):
     images = noise(4, 64)
     with torch.no_grad():
         logits = loaded.model(images)
@@ -61,7 +59,7 @@ def test_scores_are_sigmoids_or_a_softmax_in_float32(loaded: Loaded) -> None:
     assert decided(rows, None).tolist() == [[True, False, False], [False, True, False]]
 
 
-def test_a_checkpoint_answers_as_its_model_does(loaded: Loaded) -> None:
+def test_a_checkpoint_answers_as_its_model_does(loaded):
     engine = TorchEngine(loaded)
     images = [engine.transform(picture(seed=number)) for number in range(3)]
     answers = engine.answer(images)
@@ -83,17 +81,7 @@ def test_a_checkpoint_answers_as_its_model_does(loaded: Loaded) -> None:
     torch.testing.assert_close(rounded, answers.scores, atol=5e-2, rtol=0)
 
 
-def test_what_a_checkpoint_lacks_is_named(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: Any) -> None:
-        raise MemoryError
-
-    engine = TorchEngine(loaded)
-    with monkeypatch.context() as patch:
-        patch.setattr(loaded.model.backbone, "forward", full)
-        message = r"^out of memory on cpu: batches of 3, images of 64 pixels; pass a smaller --b"
-        with pytest.raises(OutOfMemoryError, match=message):
-            engine.answer(noise(3, 64))
-
+def test_a_decoder_that_is_not_installed_is_named(loaded, monkeypatch):
     transform = replace(loaded.transform, decoder="torchcodec")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^data.decoder: torchcodec is not installed"):
@@ -101,14 +89,14 @@ def test_what_a_checkpoint_lacks_is_named(loaded: Loaded, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def vectors(tmp_path: Path) -> str:
+def vectors(tmp_path):
     """A file of word vectors of width 5."""
     path = tmp_path / "words.txt"
     path.write_text("cat 1 0 0 0 0\ndog 0 1 0 0 0\nred 1 1 0 0 0\n")
     return str(path)
 
 
-def test_other_classes_of_a_zero_shot_model(loaded: Loaded, vectors: str) -> None:
+def test_other_classes_of_a_zero_shot_model(loaded, vectors):
     words = networks.loaded("words")
     other = with_classes(words, " dog, cat,,", vectors)
     assert other.classes.names == ("dog", "cat")
@@ -121,13 +109,10 @@ def test_other_classes_of_a_zero_shot_model(loaded: Loaded, vectors: str) -> Non
     expected = TorchEngine(other).answer(noise(2)).scores[:, :1]
     torch.testing.assert_close(fox.answer(noise(2)).scores, expected)
 
-    narrow = replace(words, classes=replace(words.classes, queries=torch.zeros(7, 3)))
     for given, names, error, message in (
         (loaded, "cat", CheckpointError, "knows its own classes only"),
         (words, " , ", ConfigError, "names no class: pass names with commas"),
         (words, "cat,cat", ConfigError, "names 'cat' twice"),
-        (words, "cat,unicorn", DataError, "unicorn"),
-        (narrow, "cat", CheckpointError, "by word vectors of 3 numbers, the data has vectors of 5"),
     ):
         with pytest.raises(error, match=message):
             with_classes(given, names, vectors)
@@ -141,23 +126,23 @@ class MeanColours:
 
     path = Path("x.onnx")
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, **changes):
         settings = {"classes": ["r", "g", "b"], "thresholds": [0.25], "image_size": 24}
         self.metadata = metadata(**{**settings, "crop": 0.75, **changes})
-        self.inputs: list[tuple[torch.Tensor, ...]] = []
+        self.inputs = []
 
-    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, *inputs):
         self.inputs.append(inputs)
         probabilities = inputs[0].float().mean((2, 3)) / 255
         return probabilities, probabilities > 0.5
 
 
-def exported(classes: Classes | None = None, **changes: Any) -> tuple[ExportedEngine, MeanColours]:
-    file: Any = MeanColours(**changes)
+def exported(classes=None, **changes):
+    file = MeanColours(**changes)
     return ExportedEngine(file, classes), file
 
 
-def test_an_exported_file_answers_with_its_own_classes() -> None:
+def test_an_exported_file_answers_with_its_own_classes():
     engine, file = exported(resize="tensor")
     expected = EvalTransform(image_size=24, crop=0.75, interpolation="bilinear", resize="tensor")
     assert engine.transform == expected
@@ -178,7 +163,7 @@ def test_an_exported_file_answers_with_its_own_classes() -> None:
     torch.testing.assert_close(answers.scores, expected)
 
 
-def test_a_file_that_asks_for_word_vectors_gets_them() -> None:
+def test_a_file_that_asks_for_word_vectors_gets_them():
     classes = Classes(("cat", "dog", "zebra"), queries=torch.randn(3, 5))
     engine, file = exported(classes, word_dim=5)
     assert engine.zero_shot
@@ -197,7 +182,7 @@ def test_a_file_that_asks_for_word_vectors_gets_them() -> None:
             exported(given, word_dim=width)
 
 
-def test_the_ending_says_what_is_exported() -> None:
+def test_the_ending_says_what_is_exported():
     assert is_exported("b/a.onnx")
     for name in ("a.pt", "a.pt2", "run", "zoo:x", "onnx", "hf:owner/x.onnx"):
         assert not is_exported(name)
@@ -207,7 +192,7 @@ def test_the_ending_says_what_is_exported() -> None:
 
 
 @pytest.fixture(scope="module")
-def whole() -> tuple[Program, Any]:
+def whole():
     """ML-Decoder in groups, with the resize inside: the program and its translation."""
     pytest.importorskip("onnxruntime")
     loaded = networks.loaded("groups", calibration=CALIBRATION)
@@ -215,14 +200,12 @@ def whole() -> tuple[Program, Any]:
     return program, translated(traced(program, loaded, "x.pt"), open_axes(program), "x.pt")
 
 
-def write(model: Any, path: Path, **settings: Any) -> OnnxFile:
+def write(model, path, **settings):
     path.write_bytes(content(model, metadata(**settings), path.name))
     return OnnxFile(path)
 
 
-def test_a_file_answers_as_the_program_for_any_number_of_images(
-    whole: tuple[Program, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_answers_as_the_program_for_any_number_of_images(whole, tmp_path, monkeypatch):
     program, model = whole
     opened = write(model, tmp_path / "x.onnx")
     assert opened.metadata == metadata()
@@ -255,14 +238,12 @@ def test_a_file_answers_as_the_program_for_any_number_of_images(
         content(model, metadata(), "x.onnx")
 
 
-def test_onnx_runtime_reports_to_nobody() -> None:
+def test_onnx_runtime_reports_to_nobody():
     # Set where the module is imported, before ONNX Runtime is.
     assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
 
 
-def test_eight_bits_change_a_little(
-    whole: tuple[Program, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_eight_bits_change_a_little(whole, tmp_path, monkeypatch):
     program, model = whole
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     small = quantised(model, [(noise(1, side),) for side in (32, 40, 48)])
@@ -275,9 +256,7 @@ def test_eight_bits_change_a_little(
     assert 1e-5 < (probabilities - expected).abs().max() < 0.1
 
 
-def test_files_that_say_nothing_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_say_nothing_are_one_line(tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     path = tmp_path / "x.onnx"
     with pytest.raises(CheckpointError, match=r"no file at .*x\.onnx: check the path"):
@@ -287,7 +266,7 @@ def test_files_that_say_nothing_are_one_line(
         OnnxFile(path)
 
     known = json.loads(metadata().to_json())
-    wrong: list[dict[str, Any]] = [
+    wrong = [
         *({"classes": names} for names in (5, "abcdefg", ["a", "a"], [1], {"a": 1})),
         *({"thresholds": limits} for limits in ("x", 0.5, [], [0.5] * 2, [None] * 7, [math.nan])),
         {"interpolation": []},
