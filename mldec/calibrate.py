@@ -476,12 +476,12 @@ def calibrate(args: argparse.Namespace) -> None:
     objective = parse_objective(args.objective)
     if args.folds < 2:
         raise ConfigError(f"--folds {args.folds}: thresholds are judged with at least 2")
-    check_targets(args.json, args.csv, out=args.out)
+    check_targets(json=args.json, csv=args.csv, pt=args.out)
 
     args.settings += precision_setting(args)
     loaded = load_model(**chosen_model(args))
     out = target(args, loaded.path)
-    check_targets(out=out)
+    check_targets(pt=out)
 
     subject = open_for_evaluation(loaded, args, calibrated=False)
     if subject.ranks_only and not args.platt:

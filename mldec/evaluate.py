@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
 
 def evaluate(args: argparse.Namespace) -> None:
     """Load, evaluate, print, and write the files."""
-    check_targets(args.json, args.csv, args.write_classes)
+    check_targets(json=args.json, csv=args.csv, txt=args.write_classes)
     is_evaluation = args.json or args.csv or args.settings or args.class_list
     if args.write_classes and is_evaluation:
         raise ConfigError(

@@ -310,9 +310,7 @@ def compare(
     queries = [] if metadata.word_dim is None else [loaded.classes.queries]
 
     images, equal, largest = 0, 0.0, 0.0
-    own: list[Tensor] = []
-    others: list[Tensor] = []
-    targets: list[Tensor] = []
+    labelled: list[tuple[Tensor, Tensor, Tensor]] = []
     for batch in _batches(pictures, metadata, loaded):
         inputs, transformed, labels = zip(*batch, strict=True)
         expected = scores(loaded, torch.stack(transformed))
@@ -328,13 +326,14 @@ def compare(
         largest = max(largest, (answers - expected).abs().max().item())
         equal += (decisions == decided(expected, limits)).float().sum().item()
         if labels[0] is not None:
-            own.append(answers)
-            others.append(expected)
-            targets.append(torch.stack(labels))
+            labelled.append((answers, expected, torch.stack(labels)))
 
     if not images:
         raise DataError(f"{source}: no image can be read; choose another folder")
-    mean_ap = (_mean_ap(own, targets), _mean_ap(others, targets)) if targets else None
+    mean_ap = None
+    if labelled:
+        own, others, targets = map(list, zip(*labelled, strict=True))
+        mean_ap = (_mean_ap(own, targets), _mean_ap(others, targets))
     return Comparison(images, largest, equal / (images * len(loaded.classes)), mean_ap)
 
 

@@ -255,7 +255,7 @@ def parser() -> argparse.ArgumentParser:
 
 def compare(args: argparse.Namespace) -> None:
     """Print the table, and write it and the plot if asked to."""
-    check_targets(args.csv, args.plot)
+    check_targets(args.plot, csv=args.csv)
     if args.plot:
         require("--plot: a chart", "plot", "matplotlib")
 

@@ -89,7 +89,7 @@ def parse() -> argparse.Namespace:
 def run(args: argparse.Namespace) -> None:
     """Run a job, print its figures, and write them if asked to."""
     # A file that cannot be written is refused now, not after minutes of measuring.
-    check_targets(args.json, getattr(args, "trace", None))
+    check_targets(getattr(args, "trace", None), json=args.json)
 
     # As in training.
     facts.keep_freed_memory()

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 import torch
 
 from mldec.checkpoint import load_model, local
 from mldec.errors import DataError
 from mldec.predict.answers import BATCH_SIZE, BATCH_SIZE_GPU, Answering, Rule
-from mldec.predict.engine import Engine, ExportedEngine, TorchEngine, is_exported
+from mldec.predict.engine import Engine, ExportedEngine, OnnxFile, TorchEngine, is_exported
 from mldec.predict.inputs import Decoder, Inputs, decoded
 from mldec.runtime import distributed
 from mldec.runtime.devices import processors
@@ -31,7 +32,7 @@ def predict(args: argparse.Namespace) -> dict[str, float]:
     path = local(args.checkpoint)
     engine: Engine
     if is_exported(path):
-        engine = ExportedEngine(path)
+        engine = ExportedEngine(OnnxFile(Path(path)))
     else:
         loaded = load_model(path, device=device)
         distributed.prepare_device(device, tf32=loaded.config.train.tf32)

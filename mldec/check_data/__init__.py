@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} has no effect {where} --checkpoint FILE: leave it out")
 
     # What cannot be written is refused now, not after hours of reading.
-    check_targets(args.json, args.errors)
+    check_targets(json=args.json, csv=args.errors)
     if args.checkpoint:
         label_errors.run(args)
         return

@@ -114,7 +114,7 @@ def listener(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second one of a name such as "."
         raise ConfigError(
             f"--host {host} --port {port}: cannot listen there ({brief(error)}); pass another "
             f"--port, or an address of this machine"

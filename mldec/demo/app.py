@@ -35,11 +35,11 @@ from mldec.predict.engine import (
     DEFAULT_THRESHOLD,
     Engine,
     ExportedEngine,
+    OnnxFile,
     TorchEngine,
     check_exported_options,
     decided,
     is_exported,
-    read_metadata,
 )
 from mldec.predict.heat_maps import Explainer, heated
 from mldec.predict.run import class_names, read_classes
@@ -73,14 +73,13 @@ def open_engine(args: argparse.Namespace) -> Engine:
     engine: Engine
     if is_exported(args.checkpoint):
         check_exported_options(args)
-        path = Path(args.checkpoint)
-        metadata, classes = read_metadata(path), None
-        if metadata.word_dim is not None:
+        exported, classes = OnnxFile(Path(args.checkpoint)), None
+        if exported.metadata.word_dim is not None:
             if args.vectors is None:
-                raise CheckpointError(f"{path} asks for word vectors: pass --vectors FILE")
-            queries = word_vectors(args.vectors, metadata.classes).queries
-            classes = Classes(tuple(metadata.classes), queries=queries)
-        engine = ExportedEngine(path, classes)
+                raise CheckpointError(f"{exported.path} asks for word vectors: pass --vectors FILE")
+            names = tuple(exported.metadata.classes)
+            classes = Classes(names, queries=word_vectors(args.vectors, names).queries)
+        engine = ExportedEngine(exported, classes)
     else:
         device = distributed.pick_device(args.device)
         loaded = load_model(**chosen_model(args), device=device)

@@ -18,15 +18,22 @@ from mldec.errors import ConfigError, DataError, writing
 STANDARD_OUTPUT = "-"
 
 
-def check_targets(*targets: str | None, out: str | None = None) -> None:
+def check_targets(*targets: str | None, **with_ending: str | None) -> None:
     """Raise a `ConfigError` unless result files can be written, before the work that fills them.
 
-    A target is the path of a file, "-" for standard output, or None for a result nobody wants; what
-    `--out` names, `out`, must be a file.
+    A target is the path of a file, "-" for standard output, or None for a result nobody wants. With
+    a keyword, the ending of such results, a file that has another ending is not replaced.
     """
-    if out == STANDARD_OUTPUT:
-        raise ConfigError("--out -: this is written to a file; pass its name")
-    chosen = [target for target in (*targets, out) if target is not None]
+    for ending, target in with_ending.items():
+        if target == STANDARD_OUTPUT and ending in ("html", "pt"):
+            raise ConfigError("--out -: this is written to a file; pass its name")
+        path = Path(target or STANDARD_OUTPUT)
+        if path.is_file() and path.suffix != f".{ending}" and path.stat().st_size:
+            raise ConfigError(
+                f"{path} exists, and is no .{ending} file that could be replaced: name another one"
+            )
+
+    chosen = [target for target in (*targets, *with_ending.values()) if target is not None]
     for target in chosen:
         if target != STANDARD_OUTPUT:
             _check_file(Path(target))

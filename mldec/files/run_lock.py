@@ -14,6 +14,7 @@ from mldec.errors import DataError, RunInUseError, writing
 
 log = logging.getLogger("mldec")
 
+LOCK_FILE = "run.lock"
 PATIENCE = 210.0  # seconds that a process waits which torchrun has started anew
 PAUSE = 1.0  # seconds between two attempts
 
@@ -26,7 +27,7 @@ class RunLock:
     """
 
     def __init__(self, folder: Path, *, of_run: bool = True) -> None:
-        self.path = folder / "run.lock"
+        self.path = folder / LOCK_FILE
         self._of_run = of_run
         self._lock = FileLock(self.path, thread_local=False)
         self._owner: int | None = None  # the process that holds it

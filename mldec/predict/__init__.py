@@ -1,54 +1,21 @@
 """Name what images show: `python -m mldec.predict best.pt photo.jpg folder/ [--jsonl FILE]`.
 
-Images are files, folders, tar files, and the paths of `--list`. Without a result file a line per
-image is printed. `--jsonl`, `--json`, `--csv` and `--parquet` write a row per image, `--features`
-an array. Result files are made in parts: after Ctrl-C, a crash or a full disk the same command goes
-on, and over a complete result it does nothing. torchrun divides the images over processes.
-
-A row is `{"image": PATH, "predictions": [{"name": ..., "score": ...}, ...]}`, or
-`{"image": PATH, "error": ...}` for an image without an answer. With the thresholds of
-`mldec.calibrate` each prediction also has `threshold`, the lowest score of its class.
-
-In a path that is not UTF-8 the invalid bytes are written as backslash escapes, and a row in JSON
-also has `image_bytes`: all bytes of the path in hexadecimal, for `bytes.fromhex`.
-
-`--pictures` draws each image beside a heat map per class that it prints: where the model looked.
-The row then has `picture`, the path of that JPEG file.
-
-A zero-shot checkpoint scores other classes too: `--classes "zebra, umbrella"`. Their word vectors
-are made by the text encoder of its training; after training on a file, pass `--vectors glove.txt`.
-
-An .onnx file of mldec.export is answered from as well, a .pt2 file is not: loading one can run code
-that it holds.
+The answers of a long job are written in blocks: after Ctrl-C, a crash or a full disk the same
+command goes on, and over a complete result it does nothing. docs/predicting.md says what a row
+holds, and how zero-shot checkpoints, heat maps and exported files are used.
 """
 
 import argparse
 
-from mldec.runtime.cli import (
-    add_class_options,
-    add_model_options,
-    add_precision_option,
-    command,
-    fraction,
-    positive,
-    run_command,
-    whole,
-)
+from mldec.runtime import cli
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.predict`."""
-    arguments = command("predict", "Name what images show.")
-    add_model_options(arguments, exported=True)
-    _add_images(arguments.add_argument_group("images"))
-    _add_answers(arguments.add_argument_group("answers"))
-    _add_results(arguments.add_argument_group("results"))
-    _add_work(arguments.add_argument_group("work"))
-    return arguments
+    arguments = cli.command("predict", "Name what images show.")
+    cli.add_model_options(arguments, exported=True)
 
-
-def _add_images(images: argparse._ArgumentGroup) -> None:
-    """Add the options that name images."""
+    images = arguments.add_argument_group("images")
     images.add_argument(
         "images",
         nargs="*",
@@ -72,9 +39,7 @@ def _add_images(images: argparse._ArgumentGroup) -> None:
         help="let the decoder shrink large JPEG files, which is faster and changes pixels a little",
     )
 
-
-def _add_answers(answers: argparse._ArgumentGroup) -> None:
-    """Add the options that say what is answered of an image."""
+    answers = arguments.add_argument_group("answers")
     answers.add_argument(
         "--content",
         choices=("top", "scores", "decisions"),
@@ -82,18 +47,16 @@ def _add_answers(answers: argparse._ArgumentGroup) -> None:
         help="the classes with the highest scores, all scores, or the names of the classes that "
         "reach their thresholds (default top)",
     )
-    answers.add_argument("--top", type=positive, help="classes per image at most (default 10)")
+    answers.add_argument("--top", type=cli.positive, help="classes per image at most (default 10)")
     answers.add_argument(
         "--threshold",
-        type=fraction,
+        type=cli.fraction,
         help="lowest score, 0 to 1, of top and decisions; default: the thresholds of the file, "
         "else 0; without calibration, scores after ASL are not probabilities",
     )
-    add_class_options(answers)
+    cli.add_class_options(answers)
 
-
-def _add_results(results: argparse._ArgumentGroup) -> None:
-    """Add the options that name result files."""
+    results = arguments.add_argument_group("results")
     results.add_argument(
         "--jsonl", metavar="FILE", help="a line of JSON per image; - is standard output"
     )
@@ -119,20 +82,19 @@ def _add_results(results: argparse._ArgumentGroup) -> None:
         help="TrueType font of --pictures, for names of classes in other letters than English",
     )
 
-
-def _add_work(work: argparse._ArgumentGroup) -> None:
-    """Add the options that say how the work is done."""
+    work = arguments.add_argument_group("work")
     work.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
-    add_precision_option(work, "auto")
+    cli.add_precision_option(work, "auto")
     work.add_argument(
-        "--batch-size", type=positive, help="images at a time (default 16, on a GPU 64)"
+        "--batch-size", type=cli.positive, help="images at a time (default 16, on a GPU 64)"
     )
     work.add_argument(
         "--workers",
-        type=whole,
+        type=cli.whole,
         metavar="N",
         help="processes that decode images; 0 decodes in this one (default: one per processor)",
     )
+    return arguments
 
 
 def predict(args: argparse.Namespace) -> int:
@@ -146,7 +108,7 @@ def predict(args: argparse.Namespace) -> int:
 def main() -> None:
     """Run the command."""
     # Intermixed, so that images may also follow options: their number is free.
-    run_command(parser().parse_intermixed_args, predict)
+    cli.run_command(parser().parse_intermixed_args, predict)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """From images to rows: decode, score, choose, draw."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -110,13 +110,12 @@ def chosen_rule(
     if threshold is not None and kind is Content.SCORES:
         raise ConfigError("--threshold has no effect with --content scores: leave it out")
 
-    is_decided = threshold is not None or stored is not None
     if kind is Content.DECISIONS:
         if classes.exclusive and threshold is not None:
             raise ConfigError(
                 "--threshold has no effect on the decision of an image with one label: leave it out"
             )
-        if not classes.exclusive and not is_decided:
+        if not classes.exclusive and threshold is None and stored is None:
             raise ConfigError(
                 "--content decisions: the checkpoint has no thresholds; pass --threshold, or "
                 "calibrate it with python -m mldec.calibrate"
@@ -143,25 +142,20 @@ def named(name: str) -> dict[str, str]:
         return {"image": encoded.decode("utf-8", "backslashreplace"), "image_bytes": encoded.hex()}
 
 
-def entries(rule: Rule) -> Callable[[Row], dict[str, Any]]:
-    """Return the function that makes the entries of a row in JSON."""
+def entries(rule: Rule, row: Row) -> dict[str, Any]:
+    """Return the entries of a row in JSON."""
+    entries: dict[str, Any] = named(row.image)
+    if row.error is not None:
+        return {**entries, "error": printable(row.error)}
 
-    def answer(row: Row) -> dict[str, Any]:
-        if row.error is not None:
-            return {"error": printable(row.error)}
-
-        if rule.content is Content.DECISIONS:
-            answer: dict[str, Any] = {"classes": [item.name for item in row.predictions]}
-        elif rule.content is Content.SCORES:
-            assert row.scores is not None
-            answer = {"scores": dict(zip(rule.classes.names, row.scores.tolist(), strict=True))}
-        else:
-            answer = {"predictions": [item.entry() for item in row.predictions]}
-        if row.picture is not None:
-            answer["picture"] = row.picture
-        return answer
-
-    return lambda row: {**named(row.image), **answer(row)}
+    if rule.content is Content.DECISIONS:
+        entries["classes"] = [item.name for item in row.predictions]
+    elif rule.content is Content.SCORES:
+        assert row.scores is not None
+        entries["scores"] = dict(zip(rule.classes.names, row.scores.tolist(), strict=True))
+    else:
+        entries["predictions"] = [item.entry() for item in row.predictions]
+    return entries if row.picture is None else {**entries, "picture": row.picture}
 
 
 class Pictures:
@@ -229,7 +223,9 @@ class Answering:
         self._rule = rule
         self._on_gpu = device.type == "cuda"
         self._batch_size = batch_size or (BATCH_SIZE_GPU if self._on_gpu else BATCH_SIZE)
-        self._workers = _default_workers(self._on_gpu) if workers is None else workers
+        if workers is None:
+            workers = processors() if self._on_gpu or processors() > 1 else 0
+        self._workers = workers
         smallest = DRAFT * engine.shorter_side if draft else None
         self._decoder = Decoder(engine.transform, smallest, engine.decoder)
         self._features = features
@@ -292,12 +288,6 @@ class Answering:
         if self._pictures is not None:
             picture = str(self._pictures.add(item, predictions))
         return Row(item.name, predictions, scores, features, picture=picture)
-
-
-def _default_workers(on_gpu: bool) -> int:
-    """Return the number of processes that decode."""
-    count = processors()
-    return count if on_gpu or count > 1 else 0
 
 
 def counted(images: int) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,17 +68,34 @@ class Metadata:
         """Return the text that the file holds."""
         return json.dumps(asdict(self), allow_nan=False)
 
+    @property
+    def transform(self) -> EvalTransform:
+        """What makes images of the network's size."""
+        return EvalTransform(
+            image_size=self.image_size,
+            crop=self.crop,
+            interpolation=self.interpolation,
+            resize=self.resize,
+        )
+
 
 def parse(text: str | None, path: Path) -> Metadata:
     """Read the text that an exported file holds; None if it has none."""
     try:
-        content: dict[str, Any] = json.loads(text or "")
-        return Metadata(**content)
-    except (ValueError, TypeError) as error:
+        metadata = Metadata(**json.loads(text or ""))
+        names, thresholds = metadata.classes, metadata.thresholds
+        _ = Classes(tuple(names)), metadata.transform  # both check what they are given
+        limits = torch.tensor([0.5] if thresholds is None else thresholds)
+        counts = (1, len(names) if metadata.word_dim is None else 1)
+        fits = limits.ndim == 1 and len(limits) in counts and limits.isfinite().all()
+        if not isinstance(names, list) or not fits:
+            raise ValueError(f"{len(names)} classes, thresholds {thresholds}")
+    except Exception as error:
         raise CheckpointError(
-            f"{path} does not say what its classes are: it lacks the metadata of this version; "
-            f"write it with python -m mldec.export"
+            f"{path} lacks the metadata of this version ({brief(error)}); write it with "
+            f"python -m mldec.export"
         ) from error
+    return metadata
 
 
 def require_onnx(path: str | Path, needed: Sequence[str] = NEEDED) -> None:
@@ -91,30 +108,12 @@ def require_onnx(path: str | Path, needed: Sequence[str] = NEEDED) -> None:
             )
 
 
-def read_metadata(path: Path) -> Metadata:
-    """Return what an ONNX file says of itself, without loading its network."""
-    if not path.is_file():
-        raise CheckpointError(f"no file at {path}: check the path")
-    require_onnx(path, ["onnx"])
-    import onnx
-
-    try:
-        # Weights in other files are not looked for.
-        model = onnx.load(path, load_external_data=False)
-    except Exception as error:
-        # The parser raises classes of its own for a damaged file.
-        raise CheckpointError(f"{path} is damaged, or no {ONNX} file") from error
-    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
-    return parse(text, path)
-
-
 # ONNX Runtime reads this while it is imported, which is done in this module only. Otherwise it asks
 # a host of Microsoft's, and writes an identifier of the machine to the user's cache.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 LARGEST = 2**31  # bytes in one ONNX file, a limit of protocol buffers
 SILENT, WARNINGS = 4, 2  # levels of ONNX Runtime's own log; what is fatal is raised as an error too
-LOUD = ("onnxscript", "onnx_ir", "torch.onnx", "root")  # loggers that tell of each constant
 
 
 # Any: the classes of onnx and onnxruntime are imported only where they are used.
@@ -218,10 +217,12 @@ class OnnxFile:
     metadata: Metadata
 
     def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise CheckpointError(f"no file at {path}: check the path")
         require_onnx(path, ["onnxruntime"])
         import onnxruntime
 
-        self._path = path
+        self.path = path
         # As many threads as torch, so that OMP_NUM_THREADS counts for both.
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -239,11 +240,15 @@ class OnnxFile:
 
         The inputs are images uint8 [B, 3, H, W], and word vectors [K, D] if it asks for them.
         """
+        count = len(inputs[1]) if len(inputs) > 1 else len(self.metadata.classes)
+        expected = f"torch.float32 {[len(inputs[0]), count]}"
         try:
-            scores, decisions = self._session.run(OUTPUTS, _named(inputs))
+            scores, decisions = map(torch.from_numpy, self._session.run(OUTPUTS, _named(inputs)))
+            if f"{scores.dtype} {[*scores.shape]}" != expected:
+                raise ValueError(f"{scores.dtype} {[*scores.shape]}, not {expected}")
         except Exception as error:
-            raise CheckpointError(f"{self._path} fails in ONNX Runtime: {brief(error)}") from error
-        return torch.from_numpy(scores), torch.from_numpy(decisions)
+            raise CheckpointError(f"{self.path} fails in ONNX Runtime: {brief(error)}") from error
+        return scores, decisions
 
 
 def _named(inputs: tuple[Tensor, ...]) -> dict[str, Any]:
@@ -256,12 +261,9 @@ def _quiet() -> Iterator[None]:
     """Silence the exporter and the quantiser: they tell of every step."""
     import onnxruntime
 
-    loggers = [logging.getLogger(name) for name in LOUD]
-    levels = [logger.level for logger in loggers]
     # The quantiser gives the root logger a handler, which would print our messages again.
     root_handlers = [*logging.getLogger().handlers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    logging.disable(logging.WARNING)
     onnxruntime.set_default_logger_severity(SILENT)
 
     try:
@@ -270,9 +272,8 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         onnxruntime.set_default_logger_severity(WARNINGS)
+        logging.disable(logging.NOTSET)
         logging.getLogger().handlers[:] = root_handlers
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 DEFAULT_THRESHOLD = 0.5  # of a model without thresholds, as in mldec.evaluate
@@ -326,60 +327,33 @@ class Answers(NamedTuple):
     features: Tensor | None  # float32 [B, C]: the mean over the tokens of the backbone
 
 
-class Engine(Protocol):
-    """A network with its classes and its input transform, whatever file it is from."""
-
-    path: Path
-    classes: Classes  # names of the K classes, and whether an image has one label
-    # Lowest score of a present class [K]; None without any, or if an image has one label.
-    thresholds: Sequence[float] | None
-    transform: Callable[[Picture], Tensor]  # an RGB image -> uint8 [3, H, W]
-    decoder: str  # of image files, see `mldec.data.images.load_image`
-    image_size: int  # pixels per side of the network's input
-    # Pixels of the shorter side of an image that the network's input is made of; a smaller image
-    # would have to be enlarged.
-    shorter_side: int
-    precision: str  # number format of the forward pass, such as "bf16"
-    zero_shot: bool  # it scores any classes that have word vectors; see `for_classes`
-
-    def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
-        """Score B images from `transform`; stacked, if they have one size, or not.
-
-        The features are the mean over the tokens of the backbone.
-        """
-        ...
-
-    def for_classes(self, classes: Classes) -> "Engine":
-        """Return an engine of the same zero-shot network that scores other classes."""
-        ...
-
-
 class TorchEngine:
-    """A checkpoint in torch; see `Engine`."""
+    """A checkpoint in torch."""
 
     def __init__(self, loaded: Loaded, precision: Precision = Precision.auto) -> None:
-        self.loaded = loaded
-        self.path = loaded.path
-        self.classes = loaded.classes
+        self.loaded, self.path, self.classes = loaded, loaded.path, loaded.classes
+        # Lowest score of a present class [K]; None without any, or if an image has one label.
         self.thresholds: Sequence[float] | None = stored_thresholds(loaded)
-        self.transform: Callable[[Picture], Tensor] = loaded.transform
-        self.decoder = loaded.transform.decoder
+        self.transform: Callable[[Picture], Tensor] = loaded.transform  # to uint8 [3, H, W]
+        self.decoder = loaded.transform.decoder  # of image files, see `load_image`
         check_decoder(self.decoder)
-        self.image_size = loaded.transform.image_size
+        self.image_size = loaded.transform.image_size  # pixels per side of the network's input
+        # Pixels of the shorter side of an image that the network's input is made of; a smaller
+        # image would have to be enlarged.
         self.shorter_side = loaded.transform.shorter_side
         self.device = next(loaded.model.parameters()).device
         self._precision = precision.on(self.device)
-        self.precision = self._precision.value
+        self.precision = self._precision.value  # number format of the forward pass
         # What tensor cores want; a CPU is not always faster with it.
         self._order = memory_format(channels_last=self.device.type == "cuda")
         loaded.model.to(memory_format=self._order)
         queries = loaded.classes.queries
-        self.zero_shot = queries is not None
+        self.zero_shot = queries is not None  # it scores any classes that have word vectors
         self._queries = None if queries is None else queries.to(self.device)
 
     @torch.no_grad()
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
-        """Score images; see `Engine`."""
+        """Score B images from `transform`; stacked, if they have one size, or not."""
         with explain_out_of_memory(lambda: _advice(self.device, len(images), self.image_size)):
             model = self.loaded.model
             batch = _stacked(images).to(self.device, non_blocking=True, memory_format=self._order)
@@ -391,38 +365,30 @@ class TorchEngine:
         return Answers(scores, pooled)
 
     def for_classes(self, classes: Classes) -> "TorchEngine":
-        """Return an engine that scores other classes; see `Engine`."""
+        """Return an engine of the same zero-shot network that scores other classes."""
         check_queries(self.loaded.classes, classes, "the checkpoint")
         return TorchEngine(replace(self.loaded, classes=classes), self._precision)
 
 
 class ExportedEngine:
-    """An ONNX file of `mldec.export` on the CPU; see `Engine`."""
+    """An ONNX file of `mldec.export` on the CPU; see `TorchEngine`."""
 
-    def __init__(self, path: Path, classes: Classes | None = None) -> None:
-        self.path = path
-        self._exported = OnnxFile(path)
-        metadata = self._exported.metadata
+    def __init__(self, exported: OnnxFile, classes: Classes | None = None) -> None:
+        self.path, self._exported, metadata = exported.path, exported, exported.metadata
         self.zero_shot = metadata.word_dim is not None
         self._set_classes(classes)
 
         self.image_size = metadata.image_size
         self.precision = metadata.precision
-        eval_transform = EvalTransform(
-            image_size=metadata.image_size,
-            crop=metadata.crop,
-            interpolation=metadata.interpolation,
-            resize=metadata.resize,
-        )
-        self.decoder = eval_transform.decoder
-        self.shorter_side = eval_transform.shorter_side
+        self.decoder = metadata.transform.decoder
+        self.shorter_side = metadata.transform.shorter_side
         self._resizes = metadata.resizes
-        self.transform: Callable[[Picture], Tensor] = eval_transform
+        self.transform: Callable[[Picture], Tensor] = metadata.transform
         if self._resizes:
             self.transform = to_tensor
 
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
-        """Score images; see `Engine`."""
+        """Score B images; see `TorchEngine`."""
         if features:
             raise CheckpointError(
                 "--features: an exported file holds no features; pass the checkpoint"
@@ -437,17 +403,41 @@ class ExportedEngine:
         return Answers(torch.cat(scores), None)
 
     def for_classes(self, classes: Classes) -> "ExportedEngine":
-        """Return an engine that scores other classes; see `Engine`."""
+        """Return an engine that scores other classes; see `TorchEngine`."""
         engine = copy(self)
         engine._set_classes(classes)
         return engine
 
     def _set_classes(self, classes: Classes | None) -> None:
         """Take the classes of the file, or those given, with a threshold for each."""
-        self.classes, self._queries = _classes_of(self._exported, classes, self.path)
-        self.thresholds: Sequence[float] | None = self._exported.metadata.thresholds
+        metadata = self._exported.metadata
+        if metadata.word_dim is None:
+            if classes is not None:
+                raise CheckpointError(
+                    f"--classes: {self.path} knows its own classes only; export the checkpoint "
+                    f"with them"
+                )
+            classes, self._queries = Classes(tuple(metadata.classes)), []
+        else:
+            if classes is None or classes.queries is None:
+                raise CheckpointError(
+                    f"{self.path} asks for word vectors: pass --classes and --vectors"
+                )
+            width, self._queries = classes.queries.shape[1], [classes.queries]
+            if width != metadata.word_dim:
+                raise CheckpointError(
+                    f"{self.path} takes word vectors of {metadata.word_dim} numbers, and those of "
+                    f"--vectors have {width}; pass the kind that the model was trained with"
+                )
+
+        self.classes = replace(classes, exclusive=metadata.exclusive)
+        self.thresholds: Sequence[float] | None = metadata.thresholds
         if self.thresholds is not None and len(self.thresholds) == 1:
             self.thresholds = [*self.thresholds] * len(self.classes)
+
+
+# A network with its classes and its input transform, whatever file it is from.
+Engine = TorchEngine | ExportedEngine
 
 
 def is_exported(path: str | Path) -> bool:
@@ -470,29 +460,6 @@ def check_exported_options(args: argparse.Namespace, *others: str) -> None:
         raise ConfigError(
             f"--device {args.device}: an exported file runs on the CPU here; leave --device out"
         )
-
-
-def _classes_of(
-    exported: OnnxFile, classes: Classes | None, path: Path
-) -> tuple[Classes, list[Tensor]]:
-    """Return the classes of an exported file, and its word vectors as a list of none or one."""
-    metadata = exported.metadata
-    if metadata.word_dim is None:
-        if classes is not None:
-            raise CheckpointError(
-                f"--classes: {path} knows its own classes only; export the checkpoint with them"
-            )
-        return Classes(tuple(metadata.classes), exclusive=metadata.exclusive), []
-
-    if classes is None or classes.queries is None:
-        raise CheckpointError(f"{path} asks for word vectors: pass --classes and --vectors")
-    width = classes.queries.shape[1]
-    if width != metadata.word_dim:
-        raise CheckpointError(
-            f"{path} takes word vectors of {metadata.word_dim} numbers, and those of --vectors "
-            f"have {width}; pass the kind that the model was trained with"
-        )
-    return replace(classes, exclusive=metadata.exclusive), [classes.queries]
 
 
 def _stacked(images: Sequence[Tensor] | Tensor) -> Tensor:

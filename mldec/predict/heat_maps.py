@@ -24,8 +24,9 @@ from mldec.heads.layers import Attention, DecoderLayer
 from mldec.heads.words import WordGAP
 from mldec.model import Classifier
 
-# model, tokens [B, N, C], classes of each image, word queries -> relevance [C_i, N] of each image
-Relevance = Callable[[Classifier, Tensor, Sequence[Sequence[int]], Tensor | None], list[Tensor]]
+Wanted = Sequence[Sequence[int]]  # classes of each image
+# model, tokens [B, N, C], classes, word queries -> relevance [C_i, N] of each image
+Relevance = Callable[[Classifier, Tensor, Wanted, Tensor | None], list[Tensor]]
 
 ATTENTION = "attention of the query of the class, in the last decoder layer, averaged over heads"
 THROUGH_ATTENTION = (
@@ -54,10 +55,7 @@ def choose(model: Classifier, tokens: Tensor, queries: Tensor | None) -> tuple[s
 
 @torch.no_grad()
 def attention(
-    model: Classifier,
-    tokens: Tensor,
-    classes: Sequence[Sequence[int]],
-    queries: Tensor | None = None,
+    model: Classifier, tokens: Tensor, classes: Wanted, queries: Tensor | None = None
 ) -> list[Tensor]:
     """Return the attention of the query of each class; the sum over the tokens is 1.
 
@@ -69,10 +67,7 @@ def attention(
 
 @torch.no_grad()
 def through_attention(
-    model: Classifier,
-    tokens: Tensor,
-    classes: Sequence[Sequence[int]],
-    queries: Tensor | None = None,
+    model: Classifier, tokens: Tensor, classes: Wanted, queries: Tensor | None = None
 ) -> list[Tensor]:
     """Return the gradient of the logits through the cross-attention.
 
@@ -98,24 +93,21 @@ def through_attention(
 
     weights = [layer.weights(*calls[layer][0][:2]) for layer in layers]
     attended = [calls[layer][1] for layer in layers]
-    relevance: list[list[Tensor]] = [[] for _ in classes]
-    for images, gradients in _gradients(model, logits, attended, classes):
+    relevance = _zeros(tokens, classes)
+    for rank, (images, gradients) in enumerate(_gradients(model, logits, attended, classes)):
         summed = torch.zeros(tokens.shape[:2], device=tokens.device)
         for layer, weight, gradient in zip(layers, weights, gradients, strict=True):
             value = calls[layer][0][2]
             product = weight * layer.weight_gradients(value, gradient)
             summed += product.relu().mean(1).sum(1)
         for image in images:
-            relevance[image].append(summed[image])
-    return [_stacked(rows, tokens) for rows in relevance]
+            relevance[image][rank] = summed[image]
+    return relevance
 
 
 @torch.no_grad()
 def times_tokens(
-    model: Classifier,
-    tokens: Tensor,
-    classes: Sequence[Sequence[int]],
-    queries: Tensor | None = None,
+    model: Classifier, tokens: Tensor, classes: Wanted, queries: Tensor | None = None
 ) -> list[Tensor]:
     """Return N times the gradient of the logits with respect to the tokens, times the tokens.
 
@@ -125,12 +117,12 @@ def times_tokens(
     """
     logits, inputs = _differentiable(model, tokens, queries)
 
-    relevance: list[list[Tensor]] = [[] for _ in classes]
-    for images, [gradient] in _gradients(model, logits, [inputs], classes):
+    relevance = _zeros(tokens, classes)
+    for rank, (images, [gradient]) in enumerate(_gradients(model, logits, [inputs], classes)):
         products = tokens.shape[1] * (gradient * inputs).float().sum(-1)
         for image in images:
-            relevance[image].append(products[image])
-    return [_stacked(rows, tokens) for rows in relevance]
+            relevance[image][rank] = products[image]
+    return relevance
 
 
 def _cross_attentions(model: Classifier) -> list[Attention]:
@@ -148,7 +140,7 @@ def _differentiable(
 
 
 def _gradients(
-    model: Classifier, logits: Tensor, inputs: list[Tensor], classes: Sequence[Sequence[int]]
+    model: Classifier, logits: Tensor, inputs: list[Tensor], classes: Wanted
 ) -> Iterator[tuple[list[int], tuple[Tensor, ...]]]:
     """Yield gradients of the first class of every image, then of the second, and so on.
 
@@ -168,9 +160,9 @@ def _gradients(
         yield images, torch.autograd.grad(logits, inputs, chosen, retain_graph=True)
 
 
-def _stacked(rows: list[Tensor], tokens: Tensor) -> Tensor:
-    """Return rows [N] as [rows, N], also if there are none."""
-    return torch.stack(rows) if rows else tokens.new_zeros(0, tokens.shape[1])
+def _zeros(tokens: Tensor, classes: Wanted) -> list[Tensor]:
+    """Return zeros [C, N] for each image and its C classes."""
+    return [tokens.new_zeros(len(own), tokens.shape[1], dtype=torch.float32) for own in classes]
 
 
 MAP_SIZE = 32  # pixels per side of a heat map, whatever the number of tokens
@@ -218,7 +210,7 @@ class Explainer:
         self._placing = [_placing(self._side, part).to(device) for part in shift]
         self.method, self._relevance = choose(model, tokens.detach(), self.queries)
 
-    def maps(self, images: Tensor, classes: Sequence[Sequence[int]]) -> list[Tensor]:
+    def maps(self, images: Tensor, classes: Wanted) -> list[Tensor]:
         """Return where the model looked for some classes.
 
         Args:
@@ -300,19 +292,8 @@ QUALITY = 92  # of JPEG
 PAPER, INK, PALE = (255, 255, 255), (20, 20, 30), (95, 95, 110)
 
 # Nine evenly spaced colours of the ramp "inferno" of matplotlib (CC0), dark to light.
-RAMP = np.array(
-    [
-        (0, 0, 4),
-        (31, 12, 72),
-        (85, 15, 109),
-        (136, 34, 106),
-        (186, 54, 85),
-        (227, 89, 51),
-        (249, 140, 10),
-        (249, 201, 50),
-        (252, 255, 164),
-    ]
-)
+INFERNO = "000004 1f0c48 550f6d 88226a ba3655 e35933 f98c0a f9c932 fcffa4"
+RAMP = np.frombuffer(bytes.fromhex(INFERNO), np.uint8).reshape(9, 3)
 DIMMED = 0.6  # brightness of the grey image below the colours
 OPAQUE = 0.7  # of the colours at the maximum of a map; 0 where it is 0
 
@@ -415,12 +396,8 @@ def draw(
     )
     notes = typeface.lines(note, NOTE_SIZE, width - 2 * SPACING) if findings else []
     line = round(1.4 * NOTE_SIZE)
-    height = (
-        SPACING
-        + rows * (size[1] + caption + SPACING)
-        + len(notes) * line
-        + (SPACING if notes else 0)
-    )
+    height = SPACING + rows * (size[1] + caption + SPACING) + len(notes) * line
+    height += SPACING if notes else 0
 
     sheet = Image.new("RGB", (width, height), PAPER)
     pen = ImageDraw.Draw(sheet)

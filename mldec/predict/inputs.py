@@ -1,5 +1,6 @@
 """The images of `mldec.predict`: where they are, and how workers decode them."""
 
+import codecs
 import csv
 import io
 import os
@@ -18,10 +19,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mldec.data.images import FORMATS, load_image, read_image
+from mldec.data.images import FORMATS, MAX_FILE, load_image, read_image
 from mldec.data.loader import share, start_worker, unwrap
 from mldec.data.transforms import Picture
-from mldec.errors import ConfigError, DataError, visible
+from mldec.errors import ConfigError, DataError, brief, visible
 from mldec.files.results import STANDARD_OUTPUT
 from mldec.files.text import open_binary
 
@@ -98,10 +99,9 @@ class Inputs:
 
         if self._root is not None and not Path(self._root).is_dir():
             raise DataError(f"--root {self._root}: no such folder; check the path")
-        if self._listing is None or not self.repeatable:
-            return
-        if next(self._listed(self._listing), None) is None:
-            raise DataError(f"--list {self._listing}: it names no image")
+        listing = self._listing if self.repeatable else None
+        if listing is not None and next(self._listed(listing), None) is None:
+            raise DataError(f"--list {listing}: it names no image")
 
     def _listed(self, listing: str) -> Iterator[str]:
         """Yield the paths of a list."""
@@ -155,10 +155,12 @@ def _is_csv(listing: str | None) -> bool:
 
 
 def _of_lines(file: BinaryIO) -> Iterator[str]:
-    """Yield the lines that are not empty, without their ends, as paths."""
+    """Yield the lines that are not empty, without their ends and a byte order mark, as paths."""
+    mark = codecs.BOM_UTF8
     for line in file:
-        if path := line.rstrip(b"\r\n"):
+        if path := line.removeprefix(mark).rstrip(b"\r\n"):
             yield os.fsdecode(path)
+        mark = b""
 
 
 def _suffixes() -> set[str]:
@@ -205,9 +207,9 @@ def _in_tar(path: str) -> Iterator[Item]:
                 if is_image and member.isreg() and not member.issparse():
                     name = f"{path}/{member.name}"
                     yield Item(name, path, member.offset_data, member.size)
-    except (OSError, tarfile.TarError) as error:
-        problem = " ".join(str(error).split()) or type(error).__name__
-        fault = f"{visible(path)}: it cannot be read as an uncompressed tar file ({problem})"
+    except Exception as error:
+        # A header that lies makes tarfile raise almost anything, and ask for any amount of memory.
+        fault = f"{visible(path)}: it cannot be read as an uncompressed tar file ({brief(error)})"
         yield Item(path, path, fault=f"{fault}; restore it")
 
 
@@ -273,7 +275,7 @@ def decoded(
 
     loader: DataLoader[Any] = DataLoader(
         decoder,
-        batch_sampler=_Once(batches()),
+        batch_sampler=batches(),
         num_workers=workers,
         collate_fn=_collate,
         pin_memory=pin,
@@ -282,16 +284,6 @@ def decoded(
     )
     for images, faults in unwrap(loader):
         yield Decoded(waiting.popleft(), images, faults)
-
-
-@dataclass(frozen=True)
-class _Once:
-    """Batches for a loader that goes through them once."""
-
-    batches: Iterator[list[Item]]
-
-    def __iter__(self) -> Iterator[list[Item]]:
-        return self.batches
 
 
 def read_item(item: Item) -> Image.Image:
@@ -308,7 +300,8 @@ def located(item: Item) -> tuple[str, bytes | None]:
 
     try:
         with open_binary(item.path) as file:
-            content = os.pread(file.fileno(), item.size, item.offset)
+            # A damaged tar file may say any size.
+            content = os.pread(file.fileno(), min(item.size, MAX_FILE), item.offset)
     except OSError as error:
         raise DataError(
             f"{visible(item.name)}: {error.strerror or error}; restore {item.path}"

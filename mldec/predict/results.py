@@ -7,22 +7,24 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 from tqdm import tqdm
 
-from mldec.errors import FULL, ConfigError, DataError, UserError, printable, visible
+from mldec.errors import FULL, ConfigError, DataError, UserError, printable, refusing, visible
 from mldec.files.results import ResultFile, replacing, to_json, write_file
+from mldec.files.run_lock import LOCK_FILE, RunLock
 from mldec.predict.answers import Content, Row, Rule, entries, named
 from mldec.predict.inputs import Item
 from mldec.runtime.cli import on_terminal
@@ -31,21 +33,9 @@ SEPARATOR = ";"  # between the classes of an image in a CSV file
 NPY = ".npy"
 
 
-class Format(Protocol):
-    """How rows become the bytes of a file."""
-
-    def part(self, rows: Sequence[Row]) -> bytes:
-        """Return the bytes of a part: some rows, in their order."""
-        ...
-
-    def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
-        """Write a file that holds the rows of all parts, in their order."""
-        ...
-
-
 @dataclass(frozen=True)
 class Text:
-    """A file of text; see `Format`. Its parts can also be written one after another."""
+    """A file of text. Its parts can also be written one after another."""
 
     encode: Callable[[Row], str]  # returns the text of a row
     opening: str = ""  # the text before the first row
@@ -57,7 +47,7 @@ class Text:
         return self.between.join(map(self.encode, rows)).encode()
 
     def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
-        """Write the parts one after another; see `Format`."""
+        """Write a file that holds the rows of all parts, in their order."""
         file.write(self.opening.encode())
         for number, part in enumerate(parts):
             file.write(self.between.encode() if number else b"")
@@ -68,17 +58,15 @@ class Text:
 
 def json_lines(rule: Rule) -> Text:
     """Return the format of JSON Lines: a JSON object per line."""
-    entries_of = entries(rule)
-    return Text(lambda row: to_json(entries_of(row)) + "\n")
+    return Text(lambda row: to_json(entries(rule, row)) + "\n")
 
 
 def json_list(rule: Rule) -> Text:
     """Return the format of one JSON list."""
-    entries_of = entries(rule)
 
     def encode(row: Row) -> str:
         # A list of one row has the indentation that the row has in the whole list.
-        return to_json([entries_of(row)], indent=1).removeprefix("[\n").removesuffix("\n]")
+        return to_json([entries(rule, row)], indent=1).removeprefix("[\n").removesuffix("\n]")
 
     return Text(encode, "[\n", ",\n", "\n]\n")
 
@@ -124,7 +112,7 @@ def _line(fields: Sequence[str]) -> str:
 
 
 class Parquet:
-    """A Parquet file; see `Format`.
+    """A Parquet file; see `Text`.
 
     Its columns are those of `comma_separated`, with lists in place of separators, and with all
     scores of an image as one list; the classes are in the metadata of the file, a JSON list.
@@ -157,7 +145,7 @@ class Parquet:
         return buffer.getvalue()
 
     def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
-        """Write the rows of the parts, in groups of rows; see `Format`."""
+        """Write the rows of the parts, in groups of rows."""
         from pyarrow import parquet
 
         with parquet.ParquetWriter(file, self._schema) as writer:
@@ -179,26 +167,23 @@ class Parquet:
 
 
 class Features:
-    """Pooled features as an array of NumPy, float32 [N, C]; see `Format`.
+    """Pooled features as an array of NumPy, float32 [N, C]; see `Text`.
 
     The row of an image without an answer is NaN.
     """
 
     def part(self, rows: Sequence[Row]) -> bytes:
         """Return the features of some rows as an array file; [n, 0] if no image was read."""
-        features = [row.features for row in rows]
-        width = next((len(feature) for feature in features if feature is not None), 0)
-        array = np.full((len(rows), width), np.nan, np.float32)
-        for values, feature in zip(array, features, strict=True):
-            if feature is not None:
-                values[:] = feature.numpy()
+        read = [row.features.numpy() for row in rows if row.features is not None]
+        absent = np.full(len(read[0]) if read else 0, np.nan, np.float32)
+        features = (absent if row.features is None else row.features.numpy() for row in rows)
 
         buffer = io.BytesIO()
-        np.save(buffer, array)
+        np.save(buffer, np.stack([*features]))
         return buffer.getvalue()
 
     def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
-        """Write the arrays of the parts below each other; see `Format`."""
+        """Write the arrays of the parts below each other."""
         # Only the headers are read first: all features need not fit into memory.
         shapes = [np.load(part, mmap_mode="r").shape for part in parts]
         width = max((shape[1] for shape in shapes), default=0)
@@ -216,7 +201,9 @@ class Features:
             file.write(array.tobytes())
 
 
-FORMAT = 1  # of the record and of the blocks; raise it when their meaning changes
+Format = Text | Parquet | Features  # how rows become the bytes of a file
+
+FORMAT = 2  # of the record and of the blocks; raise it when their meaning changes
 BLOCK = 128  # images per block: at most these are answered again after a crash
 _RECORD = "block.json"
 
@@ -228,6 +215,7 @@ class Block:
     images: int  # in the block
     names: str  # hash of their names, see `digest`
     errors: int  # images without an answer
+    parts: str = ""  # hash of the bytes of its parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,112 +230,129 @@ class Record:
 
 def digest(names: Iterable[str]) -> str:
     """Return a hash of names of images, in their order."""
-    # A NUL cannot be in a path.
-    joined = b"\0".join(os.fsencode(name) for name in names)
-    return hashlib.sha256(joined).hexdigest()
+    return _hash(os.fsencode(name) for name in names)
 
 
-def total(blocks: Sequence[Block]) -> Block:
-    """Return the sums over blocks, and the hash of their hashes."""
-    return Block(
-        images=sum(block.images for block in blocks),
-        names=digest(block.names for block in blocks),
-        errors=sum(block.errors for block in blocks),
-    )
+def _hash(pieces: Iterable[bytes]) -> str:
+    """Return a hash of several pieces; no name of an image holds the NUL between them."""
+    return hashlib.sha256(b"\0".join(pieces)).hexdigest()
 
 
 class Parts:
     """The parts of one or several result files that are made together.
 
+    Beside each result file is a record, NAME.run.json, and until it is complete a folder,
+    NAME.parts, with the lock of the command that makes it. The first folder has the blocks.
+
     Attributes:
-        first: the result file that the record and the parts are named after.
+        first: result file.
         folder: of the blocks.
     """
 
     def __init__(self, targets: Mapping[Path, Format]) -> None:
         self._targets = dict(targets)
         self.first = next(iter(targets))
-        self.folder = self.first.with_name(f"{self.first.name}.parts")
-        self._record_path = self.first.with_name(f"{self.first.name}.run.json")
+        self._folders = [target.with_name(f"{target.name}.parts") for target in targets]
+        self.folder = self._folders[0]
+        self._records = [target.with_name(f"{target.name}.run.json") for target in targets]
+        for path in (*self._folders, *self._records):
+            if path in targets:
+                raise ConfigError(f"{path} is the name of a record or of parts: name another file")
 
     def existing(self, made_with: dict[str, Any]) -> Record | None:
         """Return the record of a result that was begun; None if there is nothing in its place.
 
-        It is finished only if all its files are there. One that was made otherwise is refused.
+        It is finished only if all its files are there. What was made otherwise is refused, and so
+        is what has no record.
         """
-        record = self._read_record()
-        if record is None:
-            for target in self._targets:
-                if target.exists():
-                    raise ConfigError(
-                        f"{target} exists, and nothing says how it was made: name another file, "
-                        f"or pass --overwrite"
-                    )
-            return None
+        records = [_read_record(path) for path in self._records]
+        for target, folder, record in zip(self._targets, self._folders, records, strict=True):
+            if record is not None:
+                _compare(target, record.made_with, made_with)
+                continue
+            has_blocks = folder.exists() and {*folder.iterdir()} - {folder / LOCK_FILE}
+            if target.exists() or has_blocks:
+                raise ConfigError(
+                    f"{folder if has_blocks else target} exists, and nothing says how it was "
+                    f"made: name another file, or pass --overwrite"
+                )
 
-        self._compare(record.made_with, _as_json(made_with))
-        is_complete = all(target.exists() for target in self._targets)
-        return record if is_complete else replace(record, finished=None)
+        if records[0] is None or all(target.exists() for target in self._targets):
+            return records[0]
+        return replace(records[0], finished=None)
 
-    def make_folder(self) -> None:
-        """Make the folder of the blocks."""
-        try:
-            self.folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise self._unwritable(error) from error
+    def lock(self, stack: ExitStack) -> None:
+        """Keep other processes away from all result files until the end of the stack."""
+        for folder in self._folders:
+            if folder.is_symlink():
+                raise ConfigError(f"{folder} is a link: remove it, or name another result file")
+            stack.callback(_remove_empty, folder)
+            stack.enter_context(RunLock(folder, of_run=False)).take()
 
     def start(self, made_with: dict[str, Any]) -> Record:
-        """Begin a result anew: remove the blocks of an earlier one, and write the record."""
-        for entry in self.folder.iterdir():
-            if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)
-
-        record = Record(made_with=_as_json(made_with))
-        self._write_record(record)
+        """Begin a result anew: remove the blocks of an earlier one, and write the records."""
+        self._clear()
+        record = Record(made_with=made_with)
+        self._write_records(record)
         return record
 
     def done(self) -> set[int]:
         """Return the numbers of the finished blocks."""
-        return {int(entry.name) for entry in os.scandir(self.folder) if entry.name.isdecimal()}
+        names = [entry.name for entry in self.folder.iterdir()]
+        return {int(name) for name in names if re.fullmatch(r"\d{9}", name)}
 
-    def read(self, number: int) -> Block:
-        """Return what is known of a finished block."""
-        path = self._block(number) / _RECORD
-        try:
-            return Block(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError) as error:
-            raise DataError(
-                f"{path.parent} is damaged: delete it, and its images are answered again"
-            ) from error
+    def read(self, number: int, *, whole: bool = False) -> Block:
+        """Return what is known of a finished block; with `whole` its parts are checked too."""
+        path, remedy = self._block(number), "delete it, and its images are answered again"
+        with refusing(path, DataError, remedy=remedy):
+            block = Block(**json.loads((path / _RECORD).read_text()))
+            parts = (path / str(index) for index in range(len(self._targets)))
+            if whole and _hash(part.read_bytes() for part in parts) != block.parts:
+                raise ValueError("its sha256 is another one")
+        return block
 
     def write(self, number: int, rows: Sequence[Row]) -> None:
         """Write a block."""
+        contents = [file_format.part(rows) for file_format in self._targets.values()]
         errors = sum(row.error is not None for row in rows)
-        block = Block(len(rows), digest(row.image for row in rows), errors)
+        block = Block(len(rows), digest(row.image for row in rows), errors, _hash(contents))
+        record = to_json(asdict(block)).encode()
 
         temporary = self.folder / f".{number}.{os.getpid()}"
         try:
-            temporary.mkdir()
-            for index, file_format in enumerate(self._targets.values()):
-                _write_durably(temporary / str(index), file_format.part(rows))
-            _write_durably(temporary / _RECORD, to_json(asdict(block)).encode())
+            temporary.mkdir(exist_ok=True)  # in a container, ids of processes come again
+            for name, content in (*enumerate(contents), (_RECORD, record)):
+                with (temporary / str(name)).open("wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
             temporary.rename(self._block(number))
         except OSError as error:
             with suppress(OSError):
                 shutil.rmtree(temporary)
-            raise self._unwritable(error) from error
+            mend = "free space" if error.errno in FULL else "make it writable"
+            raise DataError(
+                f"cannot write {self.folder}: {error.strerror or error}; {mend}, and the same "
+                f"command goes on from there"
+            ) from error
 
     def finish(self, record: Record, blocks: int) -> Block:
         """Join the parts to the result files, and remove them."""
-        summary = total([self.read(number) for number in range(blocks)])
+        done = [self.read(number, whole=True) for number in range(blocks)]
+        summary = Block(
+            images=sum(block.images for block in done),
+            names=digest(block.names for block in done),
+            errors=sum(block.errors for block in done),
+        )
         for index, (target, file_format) in enumerate(self._targets.items()):
             parts = [self._block(number) / str(index) for number in range(blocks)]
-            with replacing(_resolved(target), durable=True) as file:
+            # What a link leads to is replaced, and not the link.
+            with replacing(Path(os.path.realpath(target)), durable=True) as file:
                 file_format.join(parts, file)
 
         # From here on the result is complete: only then the parts may go.
-        self._write_record(Record(made_with=record.made_with, finished=summary))
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._write_records(replace(record, finished=summary))
+        self._clear()
         return summary
 
     def check_names(self, number: int, names: Sequence[str]) -> None:
@@ -374,74 +379,58 @@ class Parts:
             f"--overwrite to begin anew, or name another file"
         )
 
-    def _compare(self, earlier: dict[str, Any], now: dict[str, Any]) -> None:
-        """Raise a `ConfigError` if a result is made otherwise than before."""
-        for key in {**earlier, **now}:
-            if earlier.get(key) != now.get(key):
-                raise ConfigError(
-                    f"{self.first} was begun with {key} {_shown(earlier.get(key))}, "
-                    f"not {_shown(now.get(key))}: name another file, or pass --overwrite"
-                )
-
-    def _read_record(self) -> Record | None:
-        """Return the record; None if there is none."""
-        try:
-            values = json.loads(self._record_path.read_text())
-            finished = values.pop("finished")
-            record = Record(**values, finished=None if finished is None else Block(**finished))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(
-                f"{self._record_path} cannot be read as a record of {self.first}: restore it, or "
-                f"pass --overwrite to begin anew"
-            ) from error
-
-        if record.format != FORMAT or not isinstance(record.made_with, dict):
-            raise DataError(
-                f"{self._record_path} is of another version: pass --overwrite to begin anew"
-            )
-        return record
-
-    def _write_record(self, record: Record) -> None:
-        """Write the record."""
-        write_file(self._record_path, (to_json(asdict(record), indent=1) + "\n").encode())
+    def _write_records(self, record: Record) -> None:
+        """Write the records, that of the first file last: with it, all are there."""
+        content = (to_json(asdict(record), indent=1) + "\n").encode()
+        for path in reversed(self._records):
+            write_file(path, content)
 
     def _block(self, number: int) -> Path:
         """Return the folder of a block."""
         return self.folder / f"{number:09}"
 
-    def _unwritable(self, error: OSError) -> DataError:
-        """Return the error of a block that cannot be written."""
-        mend = "free space" if error.errno in FULL else "make it writable"
-        return DataError(
-            f"cannot write {self.folder}: {error.strerror or error}; {mend}, and the same command "
-            f"goes on from there"
-        )
+    def _clear(self) -> None:
+        """Remove all blocks, also those that were not finished, and nothing else."""
+        for folder in self._folders:
+            for entry in folder.iterdir():
+                if re.fullmatch(r"\d{9}|\.\d+\.\d+", entry.name):
+                    shutil.rmtree(entry, ignore_errors=True)
 
 
-def _as_json(made_with: dict[str, Any]) -> dict[str, Any]:
-    """Return facts as they are read from a record, so that they compare equal to it."""
-    return dict(json.loads(to_json(made_with)))
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder if nothing is in it."""
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _read_record(path: Path) -> Record | None:
+    """Return a record; None if there is none."""
+    if not path.exists():
+        return None
+
+    with refusing(path, DataError, remedy="restore it, or pass --overwrite to begin anew"):
+        values = json.loads(path.read_text())
+        finished = values.pop("finished")
+        record = Record(**values, finished=None if finished is None else Block(**finished))
+        if record.format != FORMAT or not isinstance(record.made_with, dict):
+            raise ValueError("it is of another version")
+    return record
+
+
+def _compare(target: Path, earlier: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise a `ConfigError` if a result is made otherwise than before."""
+    for key in {**earlier, **now}:
+        if earlier.get(key) != now.get(key):
+            raise ConfigError(
+                f"{target} was begun with {key} {_shown(earlier.get(key))}, "
+                f"not {_shown(now.get(key))}: name another file, or pass --overwrite"
+            )
 
 
 def _shown(value: Any) -> str:
     """Return a value of a record in a message."""
     text = visible(json.dumps(value)) if value is not None else "none"
     return text if len(text) <= 100 else f"{text[:100]}..."
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    """Write a file, and wait until it is on the disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _resolved(path: Path) -> Path:
-    """Return the path of a file itself, not that of a link to it."""
-    return Path(os.path.realpath(path))
 
 
 class Division:
@@ -499,29 +488,23 @@ class Division:
             self._rows = []
 
 
-class Stream:
-    """Rows of text that are written to standard output or a device as they come."""
+@contextmanager
+def streaming(target: str, text: Text) -> Iterator[Callable[[Row], None]]:
+    """Yield a function that writes a row to standard output or a device at once."""
+    file, rows = ResultFile(target), 0
 
-    def __init__(self, target: str, text: Text) -> None:
-        self._file = ResultFile(target)
-        self._text = text
-        self._rows = 0
+    def add(row: Row) -> None:
+        nonlocal rows
+        file.write((text.between if rows else text.opening) + text.encode(row), flush=True)
+        rows += 1
 
-    def add(self, row: Row) -> None:
-        """Write a row at once."""
-        before = self._text.between if self._rows else self._text.opening
-        self._file.write(before + self._text.encode(row), flush=True)
-        self._rows += 1
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    try:
+        yield add
+    finally:
         # A list is completed however the work ends; after a write that failed the file is closed.
-        if self._file.stream is not None:
-            opening = "" if self._rows else self._text.opening
-            self._file.write(opening + self._text.closing)
-            self._file.commit()
+        if file.stream is not None:
+            file.write(("" if rows else text.opening) + text.closing)
+            file.commit()
 
 
 log = logging.getLogger("mldec")
@@ -536,14 +519,13 @@ class Progress:
         self._title = title
         self._started = self._last_line = time.monotonic()
         self._first: int | None = None
-        self._shows_bar = on_terminal()
-        self._bar = tqdm(desc=title, unit=" images", leave=False, disable=not self._shows_bar)
-        if images is not None and self._shows_bar:
+        self._bar = tqdm(desc=title, unit=" images", leave=False, disable=not on_terminal())
+        if images is not None and not self._bar.disable:
             threading.Thread(target=self._count, args=(images,), daemon=True).start()
 
     def update(self, done: int) -> None:
         """Show that so many images are done, those of an earlier run included."""
-        if self._shows_bar:
+        if not self._bar.disable:
             self._bar.update(done - self._bar.n)
             return
 

@@ -1,6 +1,7 @@
 """Answer what images show: the work of the command `mldec.predict`."""
 
 import argparse
+import json
 import logging
 import os
 from collections import Counter
@@ -16,36 +17,22 @@ from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.classes import can_make
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, complain, say
-from mldec.files.results import STANDARD_OUTPUT, check_folder, check_targets, is_special
-from mldec.files.run_lock import RunLock
+from mldec.files.results import STANDARD_OUTPUT, check_folder, check_targets, is_special, to_json
 from mldec.files.torch_files import sha256_of
 from mldec.open_vocabulary import queries_for
+from mldec.predict import results
 from mldec.predict.answers import Answering, Content, Pictures, Row, Rule, chosen_rule, counted
 from mldec.predict.engine import (
     Engine,
     ExportedEngine,
+    OnnxFile,
     TorchEngine,
     check_exported_options,
     is_exported,
 )
 from mldec.predict.heat_maps import Typeface
 from mldec.predict.inputs import Inputs
-from mldec.predict.results import (
-    NPY,
-    Division,
-    Features,
-    Format,
-    Parquet,
-    Parts,
-    Progress,
-    Record,
-    Stream,
-    Text,
-    comma_separated,
-    digest,
-    json_lines,
-    json_list,
-)
+from mldec.predict.results import Format, Parts, Record, Text
 from mldec.runtime import distributed
 from mldec.runtime.cli import chosen_model, keep_output_clean
 from mldec.runtime.devices import Precision
@@ -110,11 +97,11 @@ log = logging.getLogger("mldec")
 
 # The options that name result files, and their formats.
 FORMATS: dict[str, Callable[[Rule], Format]] = {
-    "jsonl": json_lines,
-    "json": json_list,
-    "csv": comma_separated,
-    "parquet": Parquet,
-    "features": lambda rule: Features(),
+    "jsonl": results.json_lines,
+    "json": results.json_list,
+    "csv": results.comma_separated,
+    "parquet": results.Parquet,
+    "features": lambda rule: results.Features(),
 }
 STREAMED = ("jsonl", "json", "csv")  # they can be written to a pipe
 
@@ -123,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     """Do the work of `mldec.predict`; return the exit status, 1 if an image has no answer."""
     # Everything that can be refused at once comes before the first image.
     check_options(args)
-    if STANDARD_OUTPUT in [getattr(args, option) for option in wanted(args)]:
+    if STANDARD_OUTPUT in wanted(args).values():
         keep_output_clean()
     inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
     device = distributed.pick_device(args.device)
@@ -155,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
     if is_streamed(args):
         status = to_streams(args, inputs, answering, rule, formats)
     else:
-        files = {Path(getattr(args, option)): formats[option] for option in formats}
+        files = {Path(target): formats[option] for option, target in wanted(args).items()}
         made_with = facts(args, engine, rule)
         with distributed.processes(device):
             status = to_files(args, inputs, answering, files, made_with)
@@ -172,9 +159,10 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def wanted(args: argparse.Namespace) -> list[str]:
-    """Return the options of the command line that name result files, in the order of `FORMATS`."""
-    return [option for option in FORMATS if getattr(args, option) is not None]
+def wanted(args: argparse.Namespace) -> dict[str, str]:
+    """Return the result files by their options, in the order of `FORMATS`."""
+    targets = {option: getattr(args, option) for option in FORMATS}
+    return {option: target for option, target in targets.items() if target is not None}
 
 
 def is_streamed(args: argparse.Namespace) -> bool:
@@ -182,10 +170,12 @@ def is_streamed(args: argparse.Namespace) -> bool:
 
     Regular files are written in parts.
     """
-    targets = [getattr(args, option) for option in wanted(args)]
-    return not targets or any(
-        target == STANDARD_OUTPUT or is_special(Path(target)) for target in targets
-    )
+    targets = wanted(args).values()
+    return not targets or any(map(_is_stream, targets))
+
+
+def _is_stream(target: str) -> bool:
+    return target == STANDARD_OUTPUT or is_special(Path(target))
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -193,13 +183,15 @@ def check_options(args: argparse.Namespace) -> None:
     check_class_options(args)
     if args.font is not None and args.pictures is None:
         raise ConfigError("--font has no effect without --pictures: leave it out")
-    check_targets(*(getattr(args, option) for option in FORMATS))
+    check_targets(*wanted(args).values())
     if args.pictures is not None:
         check_folder("--pictures", args.pictures)
         Typeface(args.font)
 
-    if args.features is not None and not args.features.endswith(NPY):
-        raise ConfigError(f"--features {args.features}: the name of an array file ends in {NPY}")
+    if args.features is not None and not args.features.endswith(results.NPY):
+        raise ConfigError(
+            f"--features {args.features}: the name of an array file ends in {results.NPY}"
+        )
     if is_streamed(args):
         _check_streams(args)
     if is_exported(args.checkpoint):
@@ -208,10 +200,8 @@ def check_options(args: argparse.Namespace) -> None:
 
 def _check_streams(args: argparse.Namespace) -> None:
     """Raise a `ConfigError` for what cannot be written row by row, or not by several processes."""
-    for option in wanted(args):
-        target = getattr(args, option)
-        is_file = target != STANDARD_OUTPUT and not is_special(Path(target))
-        if is_file:
+    for option, target in wanted(args).items():
+        if not _is_stream(target):
             raise ConfigError(
                 f"--{option} {target}: a file is written in parts and a pipe row by row: choose "
                 f"one of them"
@@ -231,7 +221,7 @@ def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
         classes: Classes | None = None
         if args.classes is not None:
             classes = read_classes(args.classes, args.vectors, None)
-        return ExportedEngine(Path(args.checkpoint), classes)
+        return ExportedEngine(OnnxFile(Path(args.checkpoint)), classes)
 
     loaded = load_model(**chosen_model(args), device=device)
     distributed.prepare_device(device, tf32=loaded.config.train.tf32)
@@ -246,15 +236,15 @@ def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
 
 
 def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any]:
-    """Return all that decides what a result holds, by the names that users know."""
+    """Return all that decides what a result holds, by the names that users know, as in JSON."""
     queries = engine.classes.queries
-    vectors = None if queries is None else digest([queries.numpy().tobytes().hex()])
-    return {
+    vectors = None if queries is None else results.digest([queries.numpy().tobytes().hex()])
+    known = {
         "the checkpoint": sha256_of(engine.path),
         "--weights": args.weights,
         "--precision": engine.precision,
         "--image-size": engine.image_size,
-        "the classes": digest(engine.classes.names),
+        "the classes": results.digest(engine.classes.names),
         "the word vectors": vectors,
         "--content": rule.content.value,
         "--top": rule.top,
@@ -265,8 +255,10 @@ def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any
         "--column": args.column,
         "--root": args.root,
         "--pictures": args.pictures,
-        "the result files": [f"--{option} {getattr(args, option)}" for option in wanted(args)],
+        "the result files": [f"--{option} {target}" for option, target in wanted(args).items()],
     }
+    # As they are read from a record, so that they compare equal to it.
+    return dict(json.loads(to_json(known)))
 
 
 def to_streams(
@@ -278,16 +270,16 @@ def to_streams(
 ) -> int:
     """Write the rows as they come: to the console, standard output or a device."""
     # Standard output is for a person or for a program, not for both.
-    targets = [getattr(args, option) for option in formats]
-    to_person = STANDARD_OUTPUT not in targets
+    to_person = STANDARD_OUTPUT not in wanted(args).values()
 
     status = 0
     with ExitStack() as stack:
         stop = stack.enter_context(listening())
         streams = []
-        for option, text in formats.items():
+        for option, target in wanted(args).items():
+            text = formats[option]
             assert isinstance(text, Text)
-            streams.append(stack.enter_context(Stream(getattr(args, option), text)))
+            streams.append(stack.enter_context(results.streaming(target, text)))
 
         for row in answering.rows(iter(inputs), stop):
             if row.error is not None:
@@ -295,8 +287,8 @@ def to_streams(
                 complain(row.error)
             elif to_person:
                 say(line(row, rule))
-            for stream in streams:
-                stream.add(row)
+            for add in streams:
+                add(row)
     return status
 
 
@@ -320,7 +312,7 @@ def to_files(
         if record.finished is not None:
             return distributed.on_main(lambda: _check_finished(record, inputs, parts))
 
-        division = Division(
+        division = results.Division(
             inputs,
             parts,
             done,
@@ -329,7 +321,7 @@ def to_files(
         )
         then = "; the same command goes on"
         to_count = inputs if inputs.repeatable and distributed.is_main() else None
-        with Progress(str(parts.first), to_count) as progress:
+        with results.Progress(str(parts.first), to_count) as progress:
             for row in answering.rows(division.to_do(), stop, then=then):
                 if row.error is not None:
                     complain(row.error)
@@ -354,16 +346,18 @@ def _begun(
 ) -> tuple[Record, set[int]]:
     """Begin a result, or go on with it, and return the numbers of the finished blocks.
 
-    Another process is kept away until the end: the stack takes the lock.
+    Other processes are kept away until the end: the stack takes the locks.
     """
     record = None if overwrite else parts.existing(made_with)
-    if record is not None and record.finished is not None:
-        return record, set()
+    if record is None or record.finished is None:
+        parts.lock(stack)
+        # Another command may have made the result before the locks were ours.
+        record = None if overwrite else parts.existing(made_with)
 
-    parts.make_folder()
-    stack.enter_context(RunLock(parts.folder, of_run=False)).take()
     if record is None:
-        return parts.start(made_with), set()
+        record = parts.start(made_with)
+    if record.finished is not None:
+        return record, set()
 
     done = parts.done()
     if done:

@@ -40,7 +40,7 @@ log = logging.getLogger("mldec")
 def run(args: argparse.Namespace) -> None:
     """Do the work of `mldec.report`: score, compute, and write the page."""
     started = time.monotonic()
-    check_targets(args.json, out=args.out)
+    check_targets(html=args.out, json=args.json)
 
     # The other model too is refused before the first image is scored.
     subject = prepare(args)

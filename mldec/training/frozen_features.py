@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -33,17 +34,21 @@ class StoredTokens(StoredImages):
     """Images whose tokens are stored: a file float32 [T, C] per image that can be read."""
 
     files: Sequence[Path] = ()
+    width: int = 0  # C
 
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the tokens float32 [T, C] and the target int8 [K] of an image."""
         target, file = self.labels.row(index), self.files[index]
         try:
-            return torch.from_numpy(np.load(file)), target
+            tokens = np.load(file)
+            if tokens.dtype != np.float32 or tokens.shape[1:] != (self.width,):
+                raise ValueError(f"{tokens.dtype} {tokens.shape}")
+            return torch.from_numpy(tokens), target
         except FileNotFoundError:
             # Reading the image once more tells what is wrong with it.
             super().load(index, rng)
             fault = "is gone"
-        except (OSError, ValueError, EOFError):
+        except (OSError, ValueError, EOFError, AttributeError):
             fault = "is damaged: delete it"
         raise DataError(f"{file} {fault}; pass resume=auto to compute these tokens again")
 
@@ -90,7 +95,9 @@ def with_tokens(
             absent_files = [files[index] for index in absent]
             _compute(to_do, backbone, config, absent_files, title, device=device, stop=stop)
         with_tokens = StoredTokens(
-            images.storage, images.labels, images.classes, images.transform, files
+            *(images.storage, images.labels, images.classes, images.transform),
+            files=files,
+            width=int(backbone.num_features),  # type: ignore[arg-type]
         )
         return Split(with_tokens, split.classes)
 
@@ -171,7 +178,8 @@ def _network_key(
     settings = sorted((key, str(value)) for key, value in config.backbone.items())
     settings = [(key, value) for key, value in settings if key != "pretrained"]
     precision = config.train.precision.on(device).value
-    facts = (FORMAT, torch.__version__, device.type, precision, settings, data.transform)
+    decoders = [version(name) for name in sorted({"pillow", data.transform.decoder})]
+    facts = (FORMAT, torch.__version__, decoders, device.type, precision, settings, data.transform)
 
     digest = hashlib.sha256(repr(facts).encode())
     for name, value in backbone.state_dict().items():

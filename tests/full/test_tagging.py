@@ -80,6 +80,7 @@ def check(folder, whole):
         "r.jsonl",
         "r.jsonl.run.json",
         "r.npy",
+        "r.npy.run.json",
     ]
 
 

@@ -33,6 +33,13 @@ def test_targets_that_cannot_be_written_are_refused(
     for both in ((file, str(tmp_path / "." / "r.json")), ("-", "-")):
         with pytest.raises(ConfigError, match="cannot write two results to"):
             check_targets(*both)
+
+    (tmp_path / "best.pt").write_text("mine")
+    (tmp_path / "empty").touch()  # as mktemp makes it
+    write_result(file, "{}")
+    check_targets(json=file, csv=str(tmp_path / "empty"), txt="-")
+    with pytest.raises(ConfigError, match=r"best\.pt exists, and is no \.json file that could be"):
+        check_targets(json=str(tmp_path / "best.pt"))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ConfigError, match=r"r\.json: no permission"):
         check_targets(file)

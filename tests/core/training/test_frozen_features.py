@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pictures import picture, saved
@@ -144,16 +145,21 @@ def test_nothing_stale_is_read(change: str, computed: int, own_photos: Path) -> 
     assert backbone.images == 16 + computed + 1
 
 
-@pytest.mark.parametrize("fault", ["is damaged", "is gone"])
-def test_lost_tokens_are_named(fault: str) -> None:
+def test_lost_tokens_are_named() -> None:
     dataset = cached(Counting()).train.dataset
     file = dataset.files[3]
-    if fault == "is gone":
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(DataError, match=f"{file} {fault}.*; pass resume=auto"):
-        fixed_sample(dataset, 3)
+
+    def refused(fault: str) -> None:
+        with pytest.raises(DataError, match=f"{file} {fault}.*; pass resume=auto"):
+            fixed_sample(dataset, 3)
+
+    file.write_bytes(file.read_bytes()[:-1])
+    refused("is damaged")
+    for array in (np.zeros((4, 5), np.float32), np.zeros(6, np.float32), np.zeros((4, 6))):
+        np.save(file, array)
+        refused("is damaged")
+    file.unlink()
+    refused("is gone")
 
 
 def test_an_unreadable_image_ends_the_work_or_is_left_out(own_photos: Path) -> None:

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from mldec.data.images import read_image
 from mldec.demo import app
 from mldec.demo.app import Answerer, application
-from mldec.predict.engine import ExportedEngine, TorchEngine, scores
+from mldec.predict.engine import ExportedEngine, OnnxFile, TorchEngine, scores
 from mldec.predict.heat_maps import Explainer
 
 PREDICT = "/api/predict"
@@ -143,7 +143,7 @@ def test_a_zero_shot_model_scores_the_classes_that_are_typed(tmp_path):
 
 
 def test_an_exported_file_has_scores_but_no_heat_maps(tmp_path):
-    client = client_of(ExportedEngine(networks.save_onnx(tmp_path / "x.onnx", "groups")))
+    client = client_of(ExportedEngine(OnnxFile(networks.save_onnx(tmp_path / "x.onnx", "groups"))))
     [row] = rows_of(client, png(1))
     loaded = networks.loaded("groups")
     expected = scores(loaded, loaded.transform(picture(40, 30, 1))[None])[0]

@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import logging
+import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,6 @@ from mldec.errors import CheckpointError, ConfigError
 from mldec.export import Program, open_axes, traced
 from mldec.predict import engine as module
 from mldec.predict.engine import (
-    KEY,
     ExportedEngine,
     OnnxFile,
     TorchEngine,
@@ -27,7 +28,6 @@ from mldec.predict.engine import (
     is_exported,
     parse,
     quantised,
-    read_metadata,
     require_onnx,
     scores,
     translated,
@@ -124,6 +124,8 @@ def test_other_classes_of_a_zero_shot_model(loaded, vectors):
 class MeanColours:
     """An exported file whose probabilities are the mean colours."""
 
+    path = Path("x.onnx")
+
     def __init__(self, **changes):
         settings = {"classes": ["r", "g", "b"], "thresholds": [0.25], "image_size": 24}
         self.metadata = metadata(**{**settings, "crop": 0.75, **changes})
@@ -135,14 +137,13 @@ class MeanColours:
         return probabilities, probabilities > 0.5
 
 
-def exported(monkeypatch, classes=None, **changes):
+def exported(classes=None, **changes):
     file = MeanColours(**changes)
-    monkeypatch.setattr(module, "OnnxFile", lambda path: file)
-    return ExportedEngine(Path("x.onnx"), classes), file
+    return ExportedEngine(file, classes), file
 
 
-def test_an_exported_file_answers_with_its_own_classes(monkeypatch):
-    engine, file = exported(monkeypatch, resize="tensor")
+def test_an_exported_file_answers_with_its_own_classes():
+    engine, file = exported(resize="tensor")
     expected = EvalTransform(image_size=24, crop=0.75, interpolation="bilinear", resize="tensor")
     assert engine.transform == expected
     assert (engine.classes, engine.thresholds) == (Classes(("r", "g", "b")), [0.25] * 3)
@@ -154,7 +155,7 @@ def test_an_exported_file_answers_with_its_own_classes(monkeypatch):
         engine.answer([image], features=True)
 
     # A file that resizes gets whole images one by one.
-    engine, file = exported(monkeypatch, resizes=True)
+    engine, file = exported(resizes=True)
     images = [picture(60, 40), picture(30, 50)]
     answers = engine.answer([engine.transform(image) for image in images])
     assert [list(tensor.shape) for [tensor] in file.inputs] == [[1, 3, 40, 60], [1, 3, 50, 30]]
@@ -162,9 +163,9 @@ def test_an_exported_file_answers_with_its_own_classes(monkeypatch):
     torch.testing.assert_close(answers.scores, expected)
 
 
-def test_a_file_that_asks_for_word_vectors_gets_them(monkeypatch):
+def test_a_file_that_asks_for_word_vectors_gets_them():
     classes = Classes(("cat", "dog", "zebra"), queries=torch.randn(3, 5))
-    engine, file = exported(monkeypatch, classes, word_dim=5)
+    engine, file = exported(classes, word_dim=5)
     assert engine.zero_shot
     engine.answer(torch.zeros(1, 3, 24, 24, dtype=torch.uint8))
     assert file.inputs[0][1] is classes.queries
@@ -178,7 +179,7 @@ def test_a_file_that_asks_for_word_vectors_gets_them(monkeypatch):
         (classes, None, "x.onnx knows its own classes only; export the"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            exported(monkeypatch, given, word_dim=width)
+            exported(given, word_dim=width)
 
 
 def test_the_ending_says_what_is_exported():
@@ -207,7 +208,7 @@ def write(model, path, **settings):
 def test_a_file_answers_as_the_program_for_any_number_of_images(whole, tmp_path, monkeypatch):
     program, model = whole
     opened = write(model, tmp_path / "x.onnx")
-    assert opened.metadata == read_metadata(tmp_path / "x.onnx") == metadata()
+    assert opened.metadata == metadata()
     assert [path.name for path in tmp_path.iterdir()] == ["x.onnx"]
     forms = {
         value.name: [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
@@ -227,10 +228,19 @@ def test_a_file_answers_as_the_program_for_any_number_of_images(whole, tmp_path,
         assert torch.equal(answer[1], decisions)
     with pytest.raises(CheckpointError, match=r"x\.onnx fails in ONNX Runtime: "):
         opened(noise(1).float())
+    few = write(model, tmp_path / "few.onnx", classes=["a", "b"])
+    message = r"few\.onnx fails in ONNX Runtime: .*float32 \[1, 7\], not torch.float32 \[1, 2\]"
+    with pytest.raises(CheckpointError, match=message):
+        few(noise(1))
 
     monkeypatch.setattr(module, "LARGEST", 1000)
     with pytest.raises(CheckpointError, match=r"x\.onnx: the model has 0\.0 GiB.* \.pt2 file"):
         content(model, metadata(), "x.onnx")
+
+
+def test_onnx_runtime_reports_to_nobody():
+    # Set where the module is imported, before ONNX Runtime is.
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
 
 
 def test_eight_bits_change_a_little(whole, tmp_path, monkeypatch):
@@ -247,24 +257,25 @@ def test_eight_bits_change_a_little(whole, tmp_path, monkeypatch):
 
 
 def test_files_that_say_nothing_are_one_line(tmp_path, monkeypatch):
-    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
     path = tmp_path / "x.onnx"
     with pytest.raises(CheckpointError, match=r"no file at .*x\.onnx: check the path"):
-        read_metadata(path)
+        OnnxFile(path)
     path.write_bytes(b"\xff" * 100)
-    with pytest.raises(CheckpointError, match=r"x\.onnx is damaged, or no \.onnx file"):
-        read_metadata(path)
     with pytest.raises(CheckpointError, match=r"ONNX Runtime does not load .*x\.onnx"):
         OnnxFile(path)
 
     known = json.loads(metadata().to_json())
-    for text in (None, "no json", "[1]", json.dumps({**known, "newer": 1})):
-        model = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], []))
-        if text is not None:
-            onnx.helper.set_model_props(model, {"other": "x", KEY: text})
-        path.write_bytes(model.SerializeToString())
+    wrong = [
+        *({"classes": names} for names in (5, "abcdefg", ["a", "a"], [1], {"a": 1})),
+        *({"thresholds": limits} for limits in ("x", 0.5, [], [0.5] * 2, [None] * 7, [math.nan])),
+        {"interpolation": []},
+        {"newer": 1},
+    ]
+    texts = [json.dumps({**known, **change}) for change in wrong]
+    for text in (None, "no json", "[1]", "[" * 100_000, *texts):
         with pytest.raises(CheckpointError, match=r"lacks the metadata .* mldec\.export"):
-            read_metadata(path)
+            parse(text, path)
 
     # The resize of older files is Pillow's.
     assert known.pop("resize") == "pillow"

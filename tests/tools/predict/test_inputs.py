@@ -77,6 +77,27 @@ def test_images_of_tar_files_are_where_their_bytes_are(tmp_path):
     assert list(Inputs([str(path)])) == []
 
 
+def lying(kind: str) -> bytes:
+    """A tar file whose first header lies."""
+    member = tarfile.TarInfo("a.png")
+    if kind == "sparse":
+        member.pax_headers = {"GNU.sparse.size": "x", "GNU.sparse.map": "y"}
+        return member.tobuf(tarfile.PAX_FORMAT) + bytes(1024)
+    member.size = 10**12 if kind == "size" else 2**80
+    return member.tobuf(tarfile.GNU_FORMAT) + b"x" * 1024
+
+
+@pytest.mark.parametrize("kind", ["size", "path", "sparse"])
+def test_a_tar_file_that_lies_is_no_end_of_the_job(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(lying(kind))
+    *images, last = Inputs([str(path)])
+    assert str(last.fault).startswith(f"{path}: it cannot be read as an uncompressed tar file")
+    for item in images:
+        with pytest.raises(DataError, match=r"x\.tar is cut short; restore it"):
+            read_item(item)
+
+
 @pytest.mark.parametrize("kind", ["cut", "gz", "text"])
 def test_a_damaged_tar_file_is_one_fault_after_its_images(tmp_path, kind):
     members = {f"{number}.png": bytes(2000) for number in range(3)}
@@ -95,10 +116,14 @@ def test_a_damaged_tar_file_is_one_fault_after_its_images(tmp_path, kind):
 
 def test_a_list_has_a_path_per_line_or_a_column(tmp_path, monkeypatch):
     listing = tmp_path / "list.txt"
-    listing.write_bytes(b"a.png\r\n\n  b c.png\n\xff.png\nlast.png")
+    listing.write_bytes(b"\xef\xbb\xbfa.png\r\n\n  b c.png\n\xff.png\nlast.png")
     inputs = Inputs([], str(listing), root=str(tmp_path))
     assert names(inputs) == ["a.png", "  b c.png", os.fsdecode(b"\xff.png"), "last.png"]
     assert [item.path for item in inputs][:2] == [f"{tmp_path}/a.png", f"{tmp_path}/  b c.png"]
+
+    listing.write_text(f"a.png\n{'x' * 300}.png\n\0.png\n")
+    for item in [*Inputs([], str(listing))][1:]:
+        assert "it cannot be read" in str(Decoder(to_tensor)[item])
 
     given = SimpleNamespace(buffer=io.BytesIO(b"a.png\nb.png\n"))
     monkeypatch.setattr(sys, "stdin", given)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,7 @@ import pytest
 import torch
 
 from mldec.data.types import Classes
-from mldec.errors import ConfigError, DataError
-from mldec.predict import results
+from mldec.errors import ConfigError, DataError, RunInUseError
 from mldec.predict.answers import Content, Prediction, Row, Rule, chosen_rule, entries, named
 from mldec.predict.inputs import Item
 from mldec.predict.results import (
@@ -25,12 +25,12 @@ from mldec.predict.results import (
     Parquet,
     Parts,
     Record,
-    Stream,
     Text,
     comma_separated,
     digest,
     json_lines,
     json_list,
+    streaming,
 )
 
 ABCD = Classes(tuple("abcd"))
@@ -87,7 +87,7 @@ def test_rows_in_json():
     row = Row("x.png", predictions, SCORES, picture="x.jpg")
 
     def content(kind, row=row):
-        return entries(Rule(classes=ABCD, content=Content(kind)))(row)
+        return entries(Rule(classes=ABCD, content=Content(kind)), row)
 
     shown = [{"name": "b", "score": 0.75, "threshold": 0.5}, {"name": "c", "score": 0.5}]
     assert content("top") == {"image": "x.png", "predictions": shown, "picture": "x.jpg"}
@@ -138,7 +138,7 @@ def test_every_format_of_parts_has_the_same_rows(tmp_path, sizes, content):
     parquet = pytest.importorskip("pyarrow.parquet")
     rule = rule_of(content)
     rows = rows_of(rule)
-    expected = [entries(rule)(row) for row in rows]
+    expected = [entries(rule, row) for row in rows]
     lines = joined(json_lines(rule), rows, tmp_path, sizes).decode().splitlines()
     assert [json.loads(line) for line in lines] == expected
     text = joined(json_list(rule), rows, tmp_path, sizes).decode()
@@ -206,11 +206,12 @@ def rows(*names):
 
 
 def begin(parts):
-    parts.make_folder()
+    for folder in parts._folders:
+        folder.mkdir(exist_ok=True)
     return parts.existing(MADE) or parts.start(MADE)
 
 
-def full(*arguments):
+def full(*arguments, **options):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -226,16 +227,52 @@ def test_damaged_records_and_blocks_are_one_line(parts, tmp_path, content):
     (tmp_path / "out.txt.run.json").write_text(content)
     with pytest.raises(DataError, match=r"out.txt.run.json .*pass --overwrite to begin anew"):
         parts.existing(MADE)
-    parts.make_folder()
-    record = parts.start(MADE)
+    (tmp_path / "out.txt.run.json").unlink()
+    record = begin(parts)
     assert parts.existing(MADE) == record
 
+    for name in ("block.json", "0", "1"):
+        parts.write(0, rows("a"))
+        (parts.folder / "000000000" / name).write_text(content)
+        with pytest.raises(DataError, match=r"000000000 cannot be used .*; delete it, and its"):
+            parts.finish(record, 1)
+        shutil.rmtree(parts.folder / "000000000")
+        assert parts.done() == set()
+
+
+def test_what_has_no_record_is_nobody_elses_to_remove(parts: Parts, tmp_path: Path) -> None:
+    begin(parts)
     parts.write(0, rows("a"))
-    (parts.folder / "000000000" / "block.json").write_text(content)
-    with pytest.raises(DataError, match="000000000 is damaged: delete it, and its images are"):
-        parts.finish(record, 1)
-    shutil.rmtree(parts.folder / "000000000")
-    assert parts.done() == set()
+    (parts.folder / "album").mkdir()
+    (tmp_path / "out.txt.run.json").unlink()
+    with pytest.raises(ConfigError, match=r"out\.txt\.parts exists, and nothing says how it was"):
+        parts.existing(MADE)
+    (parts.folder / ".0.1").mkdir()  # of a process that was killed
+    parts.start(MADE)
+    assert [entry.name for entry in parts.folder.iterdir()] == ["album"]
+
+    (tmp_path / "link.parts").symlink_to(parts.folder)
+    with (
+        pytest.raises(ConfigError, match=r"link\.parts is a link: "),
+        ExitStack() as stack,
+    ):
+        Parts({tmp_path / "link": TEXT}).lock(stack)
+    for name in ("out.txt.run.json", "out.txt.parts"):
+        with pytest.raises(ConfigError, match=f"{name} is the name of a record or of parts"):
+            Parts({tmp_path / "out.txt": TEXT, tmp_path / name: LIST})
+
+
+def test_two_commands_share_no_result_file(parts: Parts, tmp_path: Path) -> None:
+    other = Parts({tmp_path / "other": TEXT, tmp_path / "deep" / "list": LIST})
+    with ExitStack() as one, ExitStack() as two:
+        parts.lock(one)
+        with pytest.raises(RunInUseError, match=r"list\.parts: another run .* name another file"):
+            other.lock(two)
+        two.close()
+        parts.finish(parts.start(MADE), 0)
+    assert not [*tmp_path.rglob("*.parts")]
+    with pytest.raises(ConfigError, match=r"list was begun with --top 10, not 9"):
+        other.existing({**MADE, "--top": 9})
 
 
 @pytest.mark.parametrize("during", ["part", "rename", "mkdir"])
@@ -244,7 +281,7 @@ def test_a_full_disk_leaves_whole_blocks(parts, monkeypatch, tmp_path, during):
     parts.write(0, rows("a"))
     with monkeypatch.context() as patch:
         if during == "part":
-            patch.setattr(results, "_write_durably", full)
+            patch.setattr(os, "fsync", full)
         else:
             patch.setattr(Path, during, full)
         with pytest.raises(DataError, match="No space left on device; free space, and the same co"):
@@ -310,7 +347,7 @@ def answer(division, most=10**9):
 
 
 def test_what_is_done_is_not_done_again(parts):
-    parts.make_folder()
+    begin(parts)
     count = 10 * BLOCK + 3
     total, done = 0, set()
     # Stopped after different numbers of images, and gone on with by other numbers of processes.
@@ -333,12 +370,12 @@ def test_rows_are_there_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     lines = Text(lambda row: f"{row.image}\n")
-    with Stream(str(tmp_path / "pipe"), lines) as stream:
+    with streaming(str(tmp_path / "pipe"), lines) as add:
         for number in range(3):
-            stream.add(Row(str(number)))
+            add(Row(str(number)))
             assert os.read(reader, 99) == f"{number}\n".encode()
     os.close(reader)
 
     message = "cannot write /dev/full: No space left on device; free space"
-    with pytest.raises(DataError, match=message), Stream("/dev/full", lines) as stream:
-        stream.add(Row("x" * 100_000))
+    with pytest.raises(DataError, match=message), streaming("/dev/full", lines) as add:
+        add(Row("x" * 100_000))

@@ -1,0 +1,67 @@
+"""No command reaches a host that the user did not name."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pictures import picture
+from support import QUICK
+
+# Runs a module; a host other than this machine is written to a file and refused.
+GUARD = """
+import runpy, sys
+from pathlib import Path
+OWN = (None, "", "localhost", "127.0.0.1", "::1")
+
+def guard(event, arguments):
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+        host = arguments[1][0] if isinstance(arguments[1], tuple) else None
+    elif event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"):
+        host = arguments[0]
+    else:
+        return
+    if host not in OWN:
+        with Path("hosts").open("a") as file:
+            print(host, file=file)
+        raise OSError(f"{host} is another host")
+
+sys.addaudithook(guard)
+sys.argv.pop(0)
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def reached(folder: Path, *words: str, status: int = 0) -> set[str]:
+    """Run a command, and return the names of the hosts that it asked for."""
+    command = [sys.executable, "-c", GUARD, f"mldec.{words[0]}", *words[1:]]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    hosts = folder / "hosts"
+    return {*hosts.read_text().split()} if hosts.exists() else set()
+
+
+def test_no_command_reaches_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    for name in ("HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN", "ORT_DISABLE_TELEMETRY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    (tmp_path / "photos").mkdir()
+    picture(64, 64).save(tmp_path / "photos" / "a.png")
+
+    run, settings = "outputs/digits", [*QUICK, "backbone=tiny", "train.epochs=1"]
+    for words in (
+        ["train", *settings],
+        ["evaluate", run],
+        ["predict", run, "photos", "--json", "answers.json"],
+        ["calibrate", run],
+        ["export", run, "x.onnx"],
+        ["predict", "x.onnx", "photos"],
+        ["report", run, "--out", "report.html"],
+        ["check_data", "data=digits", "data.train_images=64", "data.val_images=40"],
+        ["summary", "outputs"],
+    ):
+        assert reached(tmp_path, *words) == set(), words
+
+    # The guard sees what a command asks for.
+    assert reached(tmp_path, "predict", "hf:owner/name", "photos", status=1) == {"huggingface.co"}
