@@ -9,7 +9,7 @@ import torch
 from numbered import Numbers, as_data
 from torch import Tensor
 
-from mldec.data.loader import Key, TrainBatches, collate, eval_loader, train_loader, unwrap
+from mldec.data.loader import Key, TrainBatches, eval_loader, train_loader, unwrap
 from mldec.data.randomness import sample_seed
 from mldec.errors import ConfigError, DataError
 
@@ -161,11 +161,3 @@ def test_an_unreadable_image_stops_or_is_named_and_nothing_takes_its_place(worke
     data = as_data(Numbers(7, broken=6))
     with pytest.raises(DataError, match=r"^number 6 is broken; mend it$"):
         list(unwrap(eval_loader(data, batch_size=3, workers=0, pin=False)))
-
-
-def test_a_batch_keeps_uint8_and_int8() -> None:
-    sample = (torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(5, dtype=torch.int8), (0, 3, 0))
-    batch = collate([sample, sample])
-    assert not isinstance(batch, DataError)
-    assert (batch.images.dtype, batch.targets.dtype) == (torch.uint8, torch.int8)
-    assert batch.indices.tolist() == [3, 3]

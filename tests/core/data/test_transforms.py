@@ -1,6 +1,5 @@
 """Images to tensors, against Pillow, torchvision and timm."""
 
-import dataclasses
 import pickle
 import random
 from functools import partial
@@ -10,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pictures import picture, pixels, saved, seed_everything
+from pictures import picture, saved, seed_everything
 from PIL import Image
 from torchvision.transforms import v2
 
-from mldec.data.images import load_image, read_image
+from mldec.data.images import load_image
 from mldec.data.official_augment import PairAugment, cutout
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform, TrainTransform, to_tensor
@@ -30,14 +29,6 @@ def both(image: Image.Image) -> tuple[Image.Image, torch.Tensor, torch.Tensor]:
 
 
 # Evaluation
-
-
-def test_to_tensor_keeps_values_and_places() -> None:
-    values = pixels(5, 7, 3)
-    tensor = to_tensor(Image.fromarray(values))
-    assert tensor.dtype == torch.uint8
-    assert tensor.is_contiguous()
-    assert np.array_equal(tensor.numpy(), values.transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("size", [(500, 333), (333, 500), (20, 30), (64, 64), (1, 1)])
@@ -89,17 +80,6 @@ def test_the_visible_part_is_what_the_square_shows(
         expected = 255 * centres / (side - 1)
         inner = slice(3, -3)  # interpolation flattens the borders of an image
         torch.testing.assert_close(shown[inner], expected[inner], rtol=0, atol=3)
-
-
-def test_the_transform_of_a_checkpoint_is_of_plain_values() -> None:
-    values = {
-        "image_size": 96,
-        "crop": None,
-        "interpolation": "bilinear",
-        "decoder": "pillow",
-        "resize": "pillow",
-    }
-    assert dataclasses.asdict(EvalTransform(image_size=96)) == values
 
 
 # Training
@@ -249,30 +229,18 @@ def test_torch_resizes_like_pillow_within_two_levels(
             assert (torchs - pillows).abs().max() <= 2
 
 
-def test_torch_resizes_photos_like_pillow_within_a_level(sample_data: Path) -> None:
-    for path in sorted((sample_data / "coco2014_mini" / "val2014").glob("*.jpg"))[:3]:
-        image = read_image(path)
-        torchs = EvalTransform(image_size=448, resize="tensor")(image).int()
-        assert (torchs - EvalTransform(image_size=448)(image).int()).abs().max() == 1
-
-
 # What is refused
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"image_size": 0}, "image_size: 0"),
         ({"image_size": 4097}, "image_size: 4097 is not a positive whole number .* 4,096"),
-        ({"image_size": 44.8}, "image_size: 44.8"),
         ({"image_size": True}, "image_size: True"),
         ({"augment": "oficial"}, "augment: 'oficial'.*did you mean 'official'"),
         ({"augment": "rand-m7-mstd"}, "augment: 'rand-m7-mstd' is no RandAugment of timm's"),
-        ({"augment": "rand-"}, "augment: 'rand-'"),
         ({"cutout": 1.5}, "cutout: 1.5 is not a fraction"),
-        ({"cutout": float("nan")}, "cutout: nan"),
         ({"crop": 0.0}, "crop: 0.0"),
-        ({"erase": -0.1}, "erase: -0.1"),
         ({"interpolation": "lanczos"}, "interpolation: 'lanczos'.*bicubic, bilinear, random"),
         ({"decoder": "x"}, "decoder: 'x'.*pillow, torchcodec"),
         ({"resize": "x"}, "resize: 'x'.*pillow, tensor"),
@@ -286,9 +254,7 @@ def test_wrong_values_are_refused(arguments: dict[str, Any], expected: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"image_size": 10**12}, "image_size: 10"),
         ({"crop": 0.0}, "test crop: 0.0"),
-        ({"crop": "1"}, "test crop: '1'"),
         ({"interpolation": "random"}, "interpolation: 'random'"),
         ({"image_size": 1338, "crop": 0.1}, "resizes images to more than 13,377 pixels a side"),
     ],

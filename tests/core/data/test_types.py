@@ -40,7 +40,7 @@ from mldec.data.types import (
     picture,
     repeat_factors,
 )
-from mldec.errors import CheckpointError, ConfigError, DataError
+from mldec.errors import CheckpointError, DataError
 
 NAMES = ("cat", "dog", "cow")
 DENSE = np.array([[1, 0, -1], [0, 0, 0], [0, 1, 1], [1, 1, 1]], np.int8)
@@ -155,24 +155,6 @@ def test_a_fixed_sample_is_the_one_of_an_evaluation() -> None:
     assert len(set(batch.images.tolist())) == 4
 
 
-def test_a_split_is_read_when_it_is_used_and_once() -> None:
-    read = []
-
-    def load(name: str) -> Split:
-        read.append(name)
-        return Split(stored(), Classes((name,)))
-
-    data = module(load)
-    assert read == []
-    assert data.val is data.val
-    assert data.evaluator() == ("evaluator", Classes(("val",)))
-    assert read == ["val"], "an evaluation does not need the training files"
-    assert data.train.classes.names == ("train",)
-    assert read == ["val", "train"]
-    with pytest.raises(ConfigError, match=r"^data.bad_images 'STOP' is not known: choose stop"):
-        module(load, bad_images="STOP")
-
-
 def test_labels_come_from_the_table_the_target_of_a_scene_or_the_images() -> None:
     dataset = stored(lambda image: pytest.fail("it was read"))
     assert labels_of(Split(dataset, Classes(NAMES))) is dataset.labels
@@ -216,6 +198,7 @@ def files(tmp_path: Path) -> ImageFiles:
 def test_files_have_names_and_contents(files: ImageFiles, tmp_path: Path) -> None:
     assert [files.name(index) for index in range(5)] == [str(tmp_path / file) for file in FILES]
     assert files.content(4) == b"caf\xe9.png"
+    assert files.files.dtype.kind == "S", "what a worker holds is small"
     assert pickle.loads(pickle.dumps(files)).content(2) == files.content(2)
     some = files.select(np.array([3, 0]))
     assert [some.name(index) for index in range(2)] == [files.name(3), files.name(0)]
@@ -242,12 +225,7 @@ def test_absent_files(files: ImageFiles, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_folder_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = tmp_path / "bare"
-    with pytest.raises(DataError, match=r"/bare is not a folder; set data\.root to .* X"):
-        check_folder(str(bare), "X", "see there")
     bare.mkdir()
-    with pytest.raises(DataError, match="/bare is empty; see there"):
-        check_folder(str(bare), "X", "see there")
-
     (bare / "file").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -344,9 +322,7 @@ HASH = "0123456789abcdef" * 4
         (5, HASH, ()),
         ("x" * (MAX_SOURCE + 1), HASH, ()),
         ("glove.txt", HASH[1:], ()),
-        ("glove.txt", None, ()),
         ("glove.txt", HASH, ("a {}",)),
-        ("clip:ViT-B-32", HASH, ()),
         ("clip:ViT-B-32", HASH, ("a photo",)),
     ],
 )
@@ -402,9 +378,7 @@ def test_a_fingerprint_depends_on_the_table_only() -> None:
     [
         (table(PATHS[:2], POSITIVES[:2]), "3 training images, now 2"),
         (table(["a.png", "b/a.png", "b/d.png"]), "other training images, or the same in another"),
-        (table(PATHS[::-1]), "other training images, or the same in another order"),
         (table(positives=[[0, 1], [], [1]]), "other labels of the same training images"),
-        (table(positives=[[0], [], [1]]), "other labels"),
         (table(positives=[[0, 2], [1], []]), "other labels"),
         (table(default=-1), "other labels"),
         (table(names=("cat", "cow", "dog")), "training classes have other names"),

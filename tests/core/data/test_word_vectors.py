@@ -108,11 +108,8 @@ def test_words_with_blanks_and_words_in_no_encoding(save: Save) -> None:
     ("text", "message"),
     [
         ("sky 0.1 0.2 0.3\ndog 0.1 0.2\n", "1 of 1 names have no vector: dog"),
-        ("sky 0.1 0.2\ndog 0.1 0.2 0.3\n", "1 of 1 names have no vector: dog"),
         ("sky 1 2 3\ndog 1 x 3\n", "cannot be used (ValueError: could not convert"),
         ("sky 1 2 3\ndog 0 0 0\n", "the vector of 'dog' is all zeros, or has NaN"),
-        ("sky 1 2 3\ndog 0 nan 0\n", "the vector of 'dog' is all zeros, or has NaN"),
-        ("<html>\n", "it is not a text file with a word and its numbers"),
         ("", "it is not a text file with a word and its numbers"),
         (f"3 {'9' * 5000}\nsky 1 2\n", "cannot be used (ValueError"),
     ],
@@ -158,15 +155,11 @@ class Bomb:
     [
         ("v.npy", ARRAY[:, :2], "shape [3, 2], of which exactly one dimension must be that of the"),
         ("v.npy", np.eye(3), "shape [3, 3], of which exactly one dimension"),
-        ("v.npy", ARRAY[0], "v.npy"),
         ("v.npy", np.full((3, 4), np.inf), "the vector of 'sky' is all zeros, or has NaN"),
         ("v.npy", np.array([{}], object), "cannot be used (ValueError"),
-        ("v.npy", b"hello", "cannot be used ("),
-        ("v.npy", np.zeros(3, [("a", "<f4"), ("b", "<f4")]), "v.npy"),
         ("v.pth", [1, 2], "cannot be used (AttributeError"),
         ("v.pth", Bomb(), "holds more than tensors and plain values"),
         ("v.pickle", pickle.dumps(Bomb(), protocol=2), "holds more than tensors and plain values"),
-        ("v.pth", "filepath,label,split_name\n", "v.pth"),
     ],
 )
 def test_arrays_that_are_refused(
@@ -192,15 +185,6 @@ def test_names_that_are_missing_or_listed_twice(save: Save) -> None:
 
 
 # The samples
-
-
-def test_vectors_of_the_samples(sample_data: Path) -> None:
-    folder = sample_data / "nus_wide_zsl"
-    names = (folder / "classes_1006.txt").read_text().split()
-    path = folder / "wordvec_array_fasttext_300x1006.npy"
-    found = read_vectors(path, names[::-1], order=names)
-    assert torch.equal(found, torch.from_numpy(np.load(path).T[::-1].copy()))
-    assert torch.allclose(found.norm(dim=1), torch.ones(1006), atol=1e-5)
 
 
 def test_the_two_orders_of_the_coco_vectors_are_joined_by_name(sample_data: Path) -> None:

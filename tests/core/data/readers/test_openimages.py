@@ -2,7 +2,6 @@
 
 import csv
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,12 @@ from readers import Reader, names, targets
 from support import made
 from trees import MIIL, OPENIMAGES, STATEMENTS, tree
 
-from mldec.build import check
-from mldec.config.compose import compose
 from mldec.data.readers import openimages_miil
 from mldec.data.readers.openimages import class_names
 from mldec.data.types import fixed_sample
 from mldec.errors import DataError
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.files import text as inputs
-from mldec.heads.ml_decoder import MLDecoder
 
 # By image id; classes in the order of the trainable list.
 TARGETS = [[-1, -1, -1, -1], [1, 1, -1, -1], [1, 1, 0, -1]]
@@ -77,45 +73,12 @@ def test_names_that_several_classes_share_get_their_place(build: Reader) -> None
     assert found == ("Human leg", "x (1)", "x (2)")
 
 
-def test_9605_classes_in_200_groups() -> None:
-    config = compose(["+experiment=openimages_tresnet_m"])
-    check(config)
-    arguments = {key: value for key, value in config.head.items() if key != "_target_"}
-    head = MLDecoder(8, 9605, **arguments)
-    assert head.pool_weight.shape == (200, 768, 49)  # 9,800 outputs, of which 195 are no class
-    assert head(torch.zeros(1, 2, 8)).shape == (1, 9605)
-
-
 def test_images_in_sub_folders(build: Reader) -> None:
     for path in [*(build.root / "train").iterdir(), *(build.root / "test").iterdir()]:
         (path.parent / path.name[:2]).mkdir(exist_ok=True)
         path.rename(path.parent / path.name[:2] / path.name)
     assert targets(build(prefix=2).val) == TARGETS
     assert "3 of 3 listed images are absent" in build.fault()
-
-
-def test_absent_images(build: Reader, caplog: pytest.LogCaptureFixture) -> None:
-    gone = build.root / "test" / "0a00000000000003.jpg"
-    gone.unlink()
-    message = f"{build.root}: 1 of 3 listed images are absent, the first is {gone}"
-    assert message in build.fault()
-    assert targets(build(absent="skip").val) == [TARGETS[0], TARGETS[2]]
-    assert "1 of 3 listed images are absent and left out" in caplog.text
-    assert len(build(absent="unchecked").val.dataset) == 3
-    for path in (build.root / "test").iterdir():
-        path.unlink()
-    assert "3 of 3 listed images are absent, the first is" in build.fault(absent="skip")
-
-
-def test_the_real_class_files(build: Reader, sample_data: Path) -> None:
-    folder = sample_data / "openimages_mini" / "annotations"
-    mids = (folder / "classes-trainable_2018_04_V4_7186.txt").read_text()
-    (build.root / "annotations/oidv6-classes-trainable.txt").write_text(mids)
-    descriptions = (folder / "oidv6-class-descriptions.csv").read_bytes()
-    (build.root / "annotations/oidv6-class-descriptions.csv").write_bytes(descriptions)
-    found = build().val.classes.names
-    assert len(set(found)) == len(found) == 7_186
-    assert dict(zip(mids.split(), found, strict=True))["/m/01c_0l"] == "Ducks, geese and swans"
 
 
 def test_the_real_box_file_as_labels(build: Reader, sample_data: Path) -> None:
@@ -189,19 +152,11 @@ class Malicious:
         return (Path.touch, (self.path,))
 
 
-@pytest.mark.parametrize("kind", ["code", "list", "text", "pipe"])
-def test_a_pth_file_cannot_run_anything(miil: Reader, tmp_path: Path, kind: str) -> None:
+def test_a_pth_file_cannot_run_anything(miil: Reader, tmp_path: Path) -> None:
     path, never = miil.root / "mid_to_classes.pth", tmp_path / "never"
-    if kind == "text":
-        path.write_text("<html>not found</html>")
-    elif kind == "pipe":
-        os.mkfifo(path)
-    else:
-        torch.save({"/m/0a": Malicious(never)} if kind == "code" else ["a"], path)
-    with pytest.raises(DataError) as caught:
+    torch.save({"/m/0a": Malicious(never)}, path)
+    with pytest.raises(DataError, match=str(path)):
         miil()
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert not never.exists()
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import torch
 from readers import Reader, names, targets
 from support import made
 from trees import VOC_SPLITS, tree, voc_xml, write_voc
@@ -14,9 +13,6 @@ from trees import VOC_SPLITS, tree, voc_xml, write_voc
 from mldec.data.readers import voc
 from mldec.data.table import VOC as CLASSES
 from mldec.data.types import Split
-from mldec.errors import DataError
-from mldec.losses.asymmetric import AsymmetricLoss
-from mldec.losses.partial import PartialAsymmetricLoss
 
 
 @pytest.fixture
@@ -67,42 +63,6 @@ def test_difficult_objects_in_training_and_in_evaluation(
     data = build(difficult_val=difficult)
     assert labels(data.val) == [{"bus": 1, **maybe["cat"]}, {"cat": 1}, maybe["bus"]]
     assert labels(data.train)[1] == {"person": 1}  # one setting does not touch the other split
-
-
-@pytest.mark.parametrize(
-    ("difficult", "of_bus", "of_cat"),
-    [("ignore", 1 / 2, 1), ("positive", (1 / 2 + 2 / 3) / 2, 1), ("negative", 1 / 2, 1 / 2)],
-)
-def test_the_metrics_leave_out_ignored_labels(
-    build: Reader, difficult: str, of_bus: float, of_cat: float
-) -> None:
-    # Of the two images with a bus, one is difficult and scores low; ignored, it does not count.
-    logits = torch.full((3, 20), -5.0)
-    logits[:, CLASSES.index("bus")] = torch.tensor([1.0, 2.0, -9.0])
-    logits[:, CLASSES.index("cat")] = torch.tensor([9.0, 1.0, 0.0])
-    data = build(difficult_val=difficult)
-    evaluator = data.evaluator()
-    evaluator.update(logits, torch.tensor(targets(data.val)))
-    metrics = evaluator.compute()
-    assert evaluator.per_class()["AP"][CLASSES.index("bus")] == pytest.approx(100 * of_bus)
-    assert metrics["mAP_skip_empty"] == pytest.approx(50 * (of_bus + of_cat))
-
-    # The envelope lifts the difficult bus's precision over the other one; at 11 points, half of
-    # the recalls see it.
-    if difficult == "positive":
-        assert metrics["mAP_interpolated"] == pytest.approx(100 * (2 / 3 + 1) / 20)
-        assert metrics["mAP_11point"] == pytest.approx(100 * (2 / 3 + 1) / 20)
-
-
-def test_ignoring_in_training_needs_a_loss_that_can(build: Reader) -> None:
-    rows = torch.tensor(targets(build(difficult_train="ignore").train)[1:2])
-    with pytest.raises(DataError, match="target -1 is not allowed"):
-        AsymmetricLoss()(torch.zeros(1, 20), rows)
-    logits = torch.zeros(1, 20, requires_grad=True)
-    PartialAsymmetricLoss(mode="ignore")(logits, rows).backward()
-    assert logits.grad is not None
-    assert logits.grad[0, CLASSES.index("chair")] == 0
-    assert (logits.grad != 0).sum() == 19
 
 
 # Where the files are
