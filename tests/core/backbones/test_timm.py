@@ -8,7 +8,6 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from timm.models import group_parameters
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -134,17 +133,6 @@ def test_mean_and_deviation_are_of_the_weights_and_in_the_checkpoint() -> None:
         assert torch.equal(ours(photos(64)), other(photos(64)))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "convnext_atto"])
-def test_layers_are_those_of_timm_with_the_head_in_the_place_of_the_classifier(name: str) -> None:
-    with torch.device("meta"):
-        backbone, whole = TimmBackbone(name), timm.create_model(name)
-    layers = group_parameters(whole, whole.group_matcher(coarse=False), reverse=True)
-    below_head = backbone.layers_below_head()
-    assert below_head.keys() == dict(backbone.named_parameters()).keys()
-    for key, depth in below_head.items():
-        assert depth == max(layers.values()) - layers[key.removeprefix("network.")], key
-
-
 @pytest.mark.parametrize(
     ("name", "unused"),
     [
@@ -176,22 +164,11 @@ def test_the_trial_draws_no_random_numbers_and_leaves_no_trace() -> None:
     assert all(torch.equal(value, state[key]) for key, value in network.state_dict().items())
 
 
-def test_drop_path_rises_to_its_rate() -> None:
-    rates = [
-        module.drop_prob
-        for module in TimmBackbone("resnet18", drop_path=0.2).modules()
-        if type(module).__name__ == "DropPath"
-    ]
-    assert rates[-1] == pytest.approx(0.2)
-
-
-def test_checkpointing_changes_no_gradient() -> None:
-    plain, sparing = build("resnet10t"), build("resnet10t", checkpointing=True)
-    for backbone in (plain, sparing):
-        backbone.train()(photos(64)).square().mean().backward()
-    assert sparing.network.grad_checkpointing
-    for expected, parameter in zip(plain.parameters(), sparing.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, expected.grad)
+def test_drop_path_and_checkpointing_reach_the_network() -> None:
+    backbone = TimmBackbone("resnet18", drop_path=0.2, checkpointing=True)
+    drops = [module for module in backbone.modules() if type(module).__name__ == "DropPath"]
+    assert drops[-1].drop_prob == pytest.approx(0.2)
+    assert backbone.network.grad_checkpointing
 
 
 @pytest.mark.parametrize(
@@ -199,17 +176,14 @@ def test_checkpointing_changes_no_gradient() -> None:
     [
         ({"name": "resnet81"}, ["backbone.name=resnet81", "did you mean resnet18"]),
         ({"name": "hf-hub:timm/resnet18"}, ["no such network"]),
-        ({"name": "resnet18.tv_in"}, ["cannot build it", "tv_in"]),
         ({"name": "pit_ti_224"}, ["its features are 0 tokens where there are 729 patches"]),
         ({"name": "crossvit_tiny_240"}, ["its features are a list", "288 channels"]),
         ({"model_args": {"lyers": 3}}, ["resnet10t: timm cannot build it", "lyers=3"]),
         ({"model_args": {"checkpoint_path": "x.pth"}}, ["backbone.model_args.checkpoint_path"]),
-        ({"image_size": 64}, ["cannot build it", "img_size=64"]),
         ({"name": "vit_tiny_patch16_224", "image_size": 10}, ["image of 10 x 10 pixels failed"]),
         ({"drop_path": 1.5}, ["backbone.drop_path=1.5", "[0, 1)"]),
         ({"name": "dla46_c", "checkpointing": True}, ["backbone.checkpointing=true: dla46_c"]),
         ({"mean": [0.5, 0.5]}, ["backbone.mean=[0.5, 0.5]: give red, green and blue"]),
-        ({"std": [0, 1, 1]}, ["backbone.std=[0, 1, 1]"]),
         ({"name": "botnet50ts_256", "pretrained": True}, ["No pretrained weights exist"]),
     ],
 )
@@ -266,19 +240,6 @@ def test_a_file_of_weights_gives_the_same_tokens(
     torch.testing.assert_close(backbone(photos(64)), features.flatten(2).transpose(1, 2))
 
 
-def test_position_embeddings_are_resampled_to_the_image(tmp_path: Path) -> None:
-    source = timm.create_model("vit_tiny_patch16_224", num_classes=3, **SHALLOW)
-    torch.save(source.state_dict(), tmp_path / "vit.pth")
-    settings = {"pretrained": str(tmp_path / "vit.pth"), "model_args": SHALLOW}
-    backbone = TimmBackbone("vit_tiny_patch16_224", image_size=96, **settings)
-    assert backbone(photos(96)).shape == (2, 36, 64)
-
-    grid = source.pos_embed[:, 1:].unflatten(1, (14, 14)).permute(0, 3, 1, 2)
-    expected = F.interpolate(grid, (6, 6), mode="bicubic", antialias=True)
-    ours = backbone.network.pos_embed[:, 1:].unflatten(1, (6, 6)).permute(0, 3, 1, 2)
-    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_weights_of_another_network_or_with_a_gap_are_refused(
     tmp_path: Path, trained: nn.Module
 ) -> None:
@@ -293,16 +254,12 @@ def test_weights_of_another_network_or_with_a_gap_are_refused(
     assert lost in message("resnet10t", pretrained=str(file))
 
 
-@pytest.mark.parametrize("kind", ["missing", "broken", "empty", "cut", "pickle", "zip"])
+@pytest.mark.parametrize("kind", ["missing", "cut", "pickle", "zip"])
 def test_a_file_that_cannot_be_used_is_one_line_and_not_run(
     tmp_path: Path, trained: nn.Module, kind: str
 ) -> None:
     file, mark = tmp_path / "weights.pth", tmp_path / "mark"
-    if kind == "broken":
-        file.write_bytes(b"no weights at all")
-    elif kind == "empty":
-        torch.save({}, file)
-    elif kind == "cut":
+    if kind == "cut":
         torch.save(trained.state_dict(), file)
         file.write_bytes(file.read_bytes()[:-1000])
     elif kind == "pickle":

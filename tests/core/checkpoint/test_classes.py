@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from mldec.checkpoint.classes import can_make, queries_for, read_class_names
 from mldec.data.text_encoder import TextEncoder
 from mldec.data.types import Classes, VectorOrigin
 from mldec.data.word_vectors import word_vectors
-from mldec.errors import CheckpointError, ConfigError, DataError
+from mldec.errors import CheckpointError, DataError
 
 PATH = Path("x.pt")
 ABC, CAB = Classes(("a", "b", "c")), Classes(("c", "a", "b"))
@@ -143,16 +142,6 @@ def test_other_prompts_are_allowed_with_a_warning(caplog: pytest.LogCaptureFixtu
     assert not caplog.messages
 
 
-@pytest.mark.parametrize(
-    ("current", "given"),
-    [(ABC, "none"), (words(width=4), "vectors of 4 numbers")],
-)
-def test_other_vectors_are_refused_with_both_widths(current: Classes, given: str) -> None:
-    message = f"x.pt asks by word vectors of 5 numbers, the data has {given}: choose the vectors"
-    with pytest.raises(CheckpointError, match=message):
-        check_queries(words(), current, PATH)
-
-
 def test_a_run_goes_on_with_the_same_vectors_only() -> None:
     check_classes(words(), words(), PATH)
     queries = words().queries
@@ -215,24 +204,6 @@ def test_another_text_encoder_than_that_of_the_training(tower: Path, tmp_path: P
     with pytest.raises(CheckpointError, match="was trained with other word vectors: those of 3 cl"):
         asked(trained, "zebra", f"clip:{place}")
     asked(trained, "zebra", f"clip:{tower}")
-
-
-@pytest.mark.usefixtures("cache")
-def test_a_text_encoder_that_cannot_be_had(
-    tower: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "model"
-    shutil.copytree(tower, place)
-    trained = trained_on(f"clip:{place}")
-    monkeypatch.setitem(sys.modules, "open_clip", None)
-    asked(trained, "r,g", None)  # from the cache
-    with pytest.raises(
-        ConfigError, match=r"cannot be had here: .* pip install 'mldec\[text\]'; or"
-    ):
-        asked(trained, "zebra", None)
-    shutil.rmtree(place)
-    with pytest.raises(ConfigError, match=r"\(sha256 [0-9a-f]{12}\), which cannot be had here: "):
-        asked(trained, "zebra", None)
 
 
 def test_vectors_of_a_file_are_asked_for_by_its_name(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import resource
 import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from mldec.checkpoint import load_model
 from mldec.checkpoint.loading import LONGEST, NAMED, copy_fitting, load_strict
 from mldec.errors import CheckpointError
 from mldec.files.torch_files import read_torch, save
-from mldec.predict.engine import scores
 
 
 @pytest.fixture
@@ -57,43 +55,11 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     refused(tmp_path / "x.pt", fix="is of no known network")
 
 
-@pytest.mark.parametrize(
-    "target", ["os.system", "torch.hub.load", "builtins.eval", "mldec.heads.gap.GAP.forward"]
-)
-def test_a_config_that_names_code_is_refused(small: Path, tmp_path: Path, target: str) -> None:
+def test_a_config_that_names_code_is_refused(small: Path, tmp_path: Path) -> None:
     state = read_torch(small)
-    state["config"]["head"] = {"_target_": target, "command": "true"}
+    state["config"]["head"] = {"_target_": "os.system", "command": "true"}
     torch.save(state, tmp_path / "x.pt")
-    refused(tmp_path / "x.pt", fix=f"head._target_ '{target}' ")
-
-
-def resumed(path: Path) -> None:
-    """Do what a run does that goes on from a file, before it changes anything."""
-    path, saved = checkpoint.load_newest(path)
-    checkpoint.saved_config(saved, path)
-
-
-@pytest.mark.parametrize(
-    ("place", "fault"),
-    [
-        ("config/train/warmth", "train.warmth"),
-        ("config/head/warmth", "head.warmth"),
-        ("sampler", "knows no sampler"),
-    ],
-)
-@pytest.mark.parametrize("door", [load_model, resumed])
-def test_a_run_of_another_commit_ends_in_one_line(
-    small: Path, tmp_path: Path, place: str, fault: str, door: Callable[[Path], Any]
-) -> None:
-    state = read_torch(small)
-    hostile.put(state, place, 1)
-    torch.save(state, tmp_path / "last.pt")
-    with pytest.raises(CheckpointError) as caught:
-        door(tmp_path / "last.pt")
-    message = str(caught.value)
-    assert message.startswith(f"{tmp_path / 'last.pt'} cannot be used: ")
-    assert fault in message
-    assert "\n" not in message
+    refused(tmp_path / "x.pt", fix="head._target_ 'os.system' ")
 
 
 def test_the_newest_version_that_is_intact_is_read(
@@ -217,15 +183,6 @@ def test_models_are_loaded_by_several_threads_at_once(small: Path) -> None:
         assert all(torch.equal(state[name], tensor) for state in states[1:])
 
 
-def test_word_vectors_of_half_precision_are_read(tmp_path: Path) -> None:
-    words = [*hostile.WORDS, "head.num_groups=null", "head.word_dim=5"]
-    torch.save(hostile.good(words, queries=torch.randn(3, 5).half()), tmp_path / "x.pt")
-    loaded = load_model(tmp_path / "x.pt")
-    assert loaded.classes.queries is not None
-    assert loaded.classes.queries.dtype is torch.float32
-    assert scores(loaded, torch.zeros(2, 3, 64, 64)).shape == (2, 3)
-
-
 def test_a_model_larger_than_its_file_is_not_built(tmp_path: Path) -> None:
     state = hostile.good()
     hostile.put(state, "config/head/embed_dim", 40_000)
@@ -323,16 +280,3 @@ def test_init_takes_what_fits_and_counts_the_rest() -> None:
     assert model.backbone.mean.tolist() == [0.5] * 3, "computed, not taken from the file"
     assert model.norm.num_batches_tracked == 0
     assert copy_fitting(Small(), ones(), PATH) == "init from x.pt: 8 of 8 tensors loaded"
-
-
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        {"other": torch.ones(1)},
-        ones({"backbone.weight": torch.ones(2, 2)}),
-        ones({"backbone.bias": None}),
-    ],
-)
-def test_another_backbone_is_refused(tensors: dict[str, Tensor]) -> None:
-    with pytest.raises(CheckpointError, match=r"^init=x\.pt is of another backbone: .*NAME$"):
-        copy_fitting(Small(), tensors, PATH)

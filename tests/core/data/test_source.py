@@ -31,9 +31,6 @@ from mldec.data.types import (
 )
 from mldec.data.word_vectors import WordVectors
 from mldec.errors import ConfigError, DataError
-from mldec.evaluators.multi_label import MultiLabelEvaluator
-from mldec.evaluators.partial import PartialLabelEvaluator
-from mldec.evaluators.single_label import SingleLabelEvaluator
 
 NAMES = ("cat", "dog", "eel")
 SPLITS = {"train": 20, "val": 3}
@@ -72,10 +69,6 @@ def changed(source: Source, change: Any, **settings: Any) -> Source:
     return replace(
         source, load=lambda split, cache: change(split, source.load(split, cache)), **settings
     )
-
-
-def unknown(split: str, images: StoredImages) -> StoredImages:
-    return replace(images, labels=images.labels.recode({1: -1}))
 
 
 def fault(data: DataModule, split: str = "val") -> str:
@@ -122,14 +115,6 @@ def test_a_split_is_loaded_once_and_when_it_is_used(source: Source) -> None:
     assert asked == ["val", "train"]
 
 
-def test_training_labels_may_be_loaded_in_another_way(source: Source) -> None:
-    source = replace(source, load_train=changed(source, unknown).load)
-    for sampling in (Sampling(), Sampling(fold="1/2")):
-        data = assemble(source, PLAIN, FILES, sampling)
-        assert sum(target(data.train, 0)) == -1
-        assert sum(target(data.val, 0)) == 1
-
-
 def test_both_splits_need_the_same_classes(source: Source, root: Path) -> None:
     def select(columns: list[int]) -> DataModule:
         def of_training(split: str, images: StoredImages) -> StoredImages:
@@ -161,15 +146,6 @@ def test_absent_images_stop_are_left_out_or_are_not_looked_for(
     assert len(data.val.dataset) == 3
     with pytest.raises(DataError, match=r"1\.png: no such file"):
         fixed_sample(data.val.dataset, 1)
-
-    # Lists often hold bare file names.
-    (root / "val" / "inner").mkdir()
-    gone.with_name("0.png").rename(root / "val" / "inner" / "0.png")
-    hinting = replace(source, folder_setting="data.images")
-    assert "it is in inner: pass data.images=inner;" in fault(assemble(hinting, PLAIN, FILES))
-    for path in (root / "val").glob("*.png"):
-        path.unlink()
-    assert "3 of 3 listed images are absent" in fault(assemble(source, PLAIN, SKIP))
 
 
 # Folds
@@ -268,29 +244,6 @@ def metrics(task: Task, logits: torch.Tensor = LOGITS) -> dict[str, float]:
     evaluator = task.evaluator(THREE)
     evaluator.update(logits, TARGETS)
     return evaluator.compute()
-
-
-@pytest.mark.parametrize(
-    ("task", "exclusive", "evaluator", "metric"),
-    [
-        (MultiLabel(), False, MultiLabelEvaluator, "mAP"),
-        (PartialLabels(), False, PartialLabelEvaluator, "mAP_partial"),
-        (SingleLabel(), True, SingleLabelEvaluator, "top1"),
-        (SingleLabel(suffix="_real"), True, SingleLabelEvaluator, "top1_real"),
-    ],
-    ids=str,
-)
-def test_every_image_is_used_and_the_evaluator_is_right(
-    source: Source, task: Task, exclusive: bool, evaluator: type, metric: str
-) -> None:
-    images = source.load("val", TableCache(None, ""))
-    for part in (task.training, task.validation):
-        used, classes = part(images)
-        assert used is images
-        assert classes == Classes(NAMES, exclusive=exclusive)
-    assert type(task.evaluator(THREE)) is evaluator
-    assert next(iter(metrics(task))) == metric
-    assert metrics(task, -LOGITS)[metric] < 100  # nothing is left of what the first was told
 
 
 def test_settings_of_a_task_are_used_or_refused_at_once() -> None:

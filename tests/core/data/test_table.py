@@ -10,7 +10,6 @@ from mldec.data.table import (
     MAX_NAME,
     Table,
     TableBuilder,
-    are_indices,
     as_name,
     check_names,
     encode_paths,
@@ -130,13 +129,6 @@ def test_labels_of_entries_single_classes_and_statements() -> None:
     labels, contradictions = from_statements(images, classes, values, num_images=6, num_classes=3)
     assert np.array_equal(labels.dense(), expected)
     assert contradictions == sum(len(both) == 2 for both in said.values())
-
-
-def test_class_indices_of_a_file() -> None:
-    assert are_indices([0, 2], 3)
-    assert not any(
-        are_indices(value, 3) for value in (3, None, {"0": 1}, [0, 3], [-1], [True], ["0"])
-    )
 
 
 # Labels that are dropped, to simulate partial annotation

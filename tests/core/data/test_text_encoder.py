@@ -12,7 +12,6 @@ import open_clip
 import pytest
 import torch
 from clip_towers import CLIP, clip_folder, siglip_folder
-from safetensors.torch import load_file
 
 from mldec.data.text_encoder import (
     BATCH_SIZE,
@@ -99,35 +98,6 @@ def test_sources_that_cannot_be(
 # Models
 
 
-@pytest.mark.parametrize("folder", [clip_folder, siglip_folder])
-def test_a_folder_holds_all_of_a_model(
-    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = folder(tmp_path / "model")
-    # Nothing may be asked of the hub.
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    before = torch.random.get_rng_state()
-    ours: Any = open_model(f"clip:{path}")
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-    theirs, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{path}")
-    theirs.eval()
-    texts = ["a photo of a zebra.", "an ox"]
-    tokens = open_clip.get_tokenizer(f"local-dir:{path}")(texts)
-    assert torch.equal(ours.tokenizer(texts), tokens)
-    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        for got, wanted in zip(ours.model(images, tokens), theirs(images, tokens), strict=True):
-            torch.testing.assert_close(got, wanted)
-
-    assert not ours.model.training
-    assert ours.width == 16
-    assert ours.weights.name == "open_clip_model.safetensors"
-    normalise = preprocess.transforms[-1]
-    assert tuple(ours.preprocessing["mean"]) == tuple(normalise.mean)
-    assert tuple(ours.preprocessing["std"]) == tuple(normalise.std)
-
-
 def test_weights_that_do_not_fit(tmp_path: Path, clip: Path, register: Any) -> None:
     weights = clip / "open_clip_model.safetensors"
     register("Tiny", CLIP)
@@ -136,16 +106,6 @@ def test_weights_that_do_not_fit(tmp_path: Path, clip: Path, register: Any) -> N
     assert "does not fit the model" in fault(f"clip:Wide:{weights}")
     (tmp_path / "page.pt").write_text("<html>")
     assert "cannot be read" in fault(f"clip:Tiny:{tmp_path / 'page.pt'}")
-
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    shutil.copy(clip / "open_clip_config.json", bare)
-    assert "holds 0 files of weights" in fault(f"clip:{bare}")
-    for name in ("one.pt", "two.pt"):
-        torch.save(load_file(weights), bare / name)
-    assert "holds 2 files of weights" in fault(f"clip:{bare}")
-    (bare / "two.pt").unlink()
-    assert open_model(f"clip:{bare}").weights == bare / "one.pt"
 
 
 def test_a_strangers_folder_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,27 +125,6 @@ def test_a_strangers_folder_runs_no_code(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "ran").unlink()
     fault(f"clip:{path}")
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize(
-    "content", ["[", "{}", '{"model_cfg": {"embed_dim": 3, "text_cfg": {}}}'], ids=len
-)
-def test_configurations_that_are_none(tmp_path: Path, clip: Path, content: str) -> None:
-    shutil.copytree(clip, tmp_path / "model")
-    (tmp_path / "model" / "open_clip_config.json").write_text(content)
-    fault(f"clip:{tmp_path / 'model'}")
-
-
-def test_a_tokenizer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = siglip_folder(tmp_path / "model")
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "transformers", None)
-        message = fault(f"clip:{path}")
-    assert "its tokenizer cannot be had" in message
-    assert message.endswith("pip install 'mldec[text]'")
-    (path / "tokenizer.json").unlink()
-    (path / "tokenizer_config.json").unlink()
-    assert "its tokenizer cannot be had" in fault(f"clip:{path}")
 
 
 def test_a_tag_says_the_activation_and_the_normalisation(
@@ -298,24 +237,17 @@ def test_other_weights_are_another_encoder(
     assert asked == [["ox"], ["ox"], ["ox", "cat"]]
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "a folder is a file"])
 def test_a_cache_that_cannot_be_used(
-    damage: str, clip: Path, tmp_path: Path, asked: list, caplog: pytest.LogCaptureFixture
+    clip: Path, tmp_path: Path, asked: list, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, cache = f"clip:{clip}", tmp_path / "cache"
     before, _ = encode_names(source, ["ox", "cat"], TEMPLATES, str(cache))
     for file in cache.iterdir():
-        file.write_bytes(b"hello" if damage == "text" else file.read_bytes()[:-200])
-    if "folder" in damage:
-        shutil.rmtree(cache)
-        cache.touch()
-
+        file.write_bytes(file.read_bytes()[:-200])
     after, _ = encode_names(source, ["ox", "cat"], TEMPLATES, str(cache))
     assert torch.equal(before, after)
     assert len(asked) == 2
-    expected = "encoded at every start" if "folder" in damage else "is not used"
-    assert expected in caplog.text
-    assert "\n" not in caplog.records[-1].message
+    assert "is not used" in caplog.text
 
 
 # Sentences

@@ -60,28 +60,6 @@ def test_the_test_crop_is_timms(size: tuple[int, int], interpolation: str, crop:
     assert np.array_equal(ours(picture(*size)).numpy(), timms(picture(*size)))
 
 
-@pytest.mark.parametrize("crop", [None, 0.5, 1])
-@pytest.mark.parametrize(("width", "height"), [(500, 333), (64, 64), (21, 700)])
-def test_the_visible_part_is_what_the_square_shows(
-    width: int, height: int, crop: float | None
-) -> None:
-    # Two images whose colours are the positions of their pixels.
-    ramps = np.zeros((2, height, width, 3), np.uint8)
-    ramps[0] += np.linspace(0, 255, width).astype(np.uint8)[None, :, None]
-    ramps[1] += np.linspace(0, 255, height).astype(np.uint8)[:, None, None]
-    transform = EvalTransform(image_size=32, crop=crop)
-    left, top, right, bottom = transform.visible_part((width, height))
-    for ramp, axis, first, last, side in (
-        (ramps[0], 1, left, right, width),
-        (ramps[1], 0, top, bottom, height),
-    ):
-        shown = transform(Image.fromarray(ramp))[0].float().mean(1 - axis)
-        centres = first + (torch.arange(32) + 0.5) * (last - first) / 32 - 0.5
-        expected = 255 * centres / (side - 1)
-        inner = slice(3, -3)  # interpolation flattens the borders of an image
-        torch.testing.assert_close(shown[inner], expected[inner], rtol=0, atol=3)
-
-
 # Training
 
 

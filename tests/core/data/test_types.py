@@ -6,7 +6,6 @@ import os
 import pickle
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,13 @@ from torch import Tensor
 
 from mldec.data.digits import Scenes, SceneSettings, digits
 from mldec.data.fingerprint import Fingerprint, check_same, fingerprint
-from mldec.data.loader import eval_loader, labels_of, training_labels, unwrap
+from mldec.data.loader import labels_of, training_labels
 from mldec.data.randomness import SampleRandom
 from mldec.data.table import Labels, Table, encode_paths, from_dense, from_entries
-from mldec.data.transforms import EvalTransform, Picture
+from mldec.data.transforms import EvalTransform
 from mldec.data.types import (
     MAX_SOURCE,
     Classes,
-    DataModule,
     ImageFiles,
     Sampling,
     Split,
@@ -79,15 +77,6 @@ class Generated:
         return f"number {index}"
 
 
-class Drawn:
-    """A transform that shows the random number that it is given."""
-
-    decoder = "pillow"
-
-    def __call__(self, image: Picture, rng: SampleRandom) -> Tensor:
-        return torch.tensor(rng.random())
-
-
 def png(seed: int) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels(8, 8, 3, seed=seed)).save(file, "png")
@@ -97,16 +86,6 @@ def png(seed: int) -> bytes:
 def stored(transform: Any = SMALL) -> StoredImages:
     storage: Any = InMemory([png(seed) for seed in range(4)])
     return StoredImages(storage, from_dense(DENSE), NAMES, transform)
-
-
-def module(load: Callable[[str], Split], **options: Any) -> DataModule:
-    return DataModule(
-        load_train=lambda: load("train"),
-        load_val=lambda: load("val"),
-        make_evaluator=lambda classes: ("evaluator", classes),  # type: ignore[arg-type, return-value]
-        transform=SMALL,
-        **options,
-    )
 
 
 def test_an_item_is_the_image_and_its_target() -> None:
@@ -145,14 +124,6 @@ def test_a_split_is_viewed_through_another_transform_and_as_it_is_stored() -> No
     generated = Split(Generated(), Classes(NAMES))
     assert generated.viewed(SMALL) is generated
     assert np.unique(np.asarray(picture(generated.dataset, 2))) == 2
-
-
-def test_a_fixed_sample_is_the_one_of_an_evaluation() -> None:
-    split = Split(stored(Drawn()), Classes(NAMES))
-    loader = eval_loader(module(lambda name: split), batch_size=4, workers=0, pin=False)
-    (batch,) = unwrap(loader)
-    assert batch.images.tolist() == [fixed_sample(split.dataset, i)[0].item() for i in range(4)]
-    assert len(set(batch.images.tolist())) == 4
 
 
 def test_labels_come_from_the_table_the_target_of_a_scene_or_the_images() -> None:

@@ -164,20 +164,6 @@ def test_targets_are_those_of_the_classes() -> None:
     assert fixed_sample(SomeClasses(Partial(), [3, 2, 0, 1]), 0)[1].tolist() == [1, -1, 0, 1]
 
 
-def test_numbers_without_classes_are_absent(
-    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for listed, absent, line in (
-        ((("cat",), ("dog",)), ("zsl", "harmonic"), "no class is unseen: there is no metric zsl"),
-        ((("bus",), ("boat",)), ("seen", "harmonic"), "no class is seen: there is no seen_mAP"),
-    ):
-        model, data = with_class_list(loaded(config), module(), listing(tmp_path, listed))
-        metrics = evaluate(model, data, config, device=CPU).metrics
-        assert not [name for name in metrics if name.startswith(absent)]
-        assert "gzsl_mAP" in metrics
-        assert line in caplog.text
-
-
 def test_vectors_are_those_of_the_checkpoint_and_the_data(config: Config, tmp_path: Path) -> None:
     args = listing(tmp_path, (("sofa", "couch"), ("bus",)), vectors=None)
     model, _ = with_class_list(loaded(config), module(queries=-vectors(NAMES)), args)
@@ -269,11 +255,6 @@ def test_the_list_of_all_classes_has_the_numbers_of_the_zero_shot_task(tmp_path:
     for name in own.metrics:
         if name.startswith("zsl_") and "skip" not in name:
             assert listed.metrics[name] == pytest.approx(own.metrics[name]), name
-
-    # Data that knows of no unseen class has the same ones.
-    words = ["data=coloured_digits", "data.colours=4", "data.image_size=40", "data.val_images=80"]
-    closed = results(*words, **{**given, "threshold": 0.9})
-    assert sum(closed.per_class["unseen"]) == 8
 
 
 def test_options_that_do_not_fit_are_one_line(cli: Cli, tmp_path: Path) -> None:

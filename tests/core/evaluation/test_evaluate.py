@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
-from mldec.data.loader import Batch
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split, fixed_sample
@@ -139,23 +138,6 @@ def test_several_models_share_one_reading_and_keep_their_modes(config: Config) -
     for model, results in zip(models, both, strict=True):
         assert results == evaluate(model, data(20, (1,)), config, device=CPU)
     assert both[0].metrics["mAP"] != both[1].metrics["mAP"]
-
-
-def test_an_observer_and_a_bar_see_every_batch(config: Config) -> None:
-    seen: list[tuple[Batch, Tensor]] = []
-    totals = []
-
-    def progress(batches: Any, *, total: int) -> Any:
-        totals.append(total)
-        return batches
-
-    def observe(*batch: Any) -> None:
-        seen.append(batch)
-
-    evaluate(Colours(), data(20, BAD), config, device=CPU, progress=progress, observe=observe)
-    assert totals == [4]
-    assert torch.equal(torch.cat([logits for _, logits in seen]), expected(READABLE)[0])
-    assert torch.cat([batch.indices for batch, _ in seen]).tolist() == READABLE
 
 
 def test_scores_that_cannot_be_used_are_refused(config: Config) -> None:

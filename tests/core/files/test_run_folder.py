@@ -11,11 +11,10 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mldec.errors import CheckpointError, DataError, RunInUseError
+from mldec.errors import CheckpointError, RunInUseError
 from mldec.files import run_lock
 from mldec.files.run_folder import (
     LOG_FILE,
@@ -185,15 +184,3 @@ def test_a_file_system_without_locks_is_said_to_have_none(
     with RunLock(tmp_path) as lock:
         lock.take()
     assert caplog.text.count("this file system has no locks") == 1
-
-
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: Any, **options: Any) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(DataError, match=r"cannot write .*run\.lock: No space left on device"):
-        RunLock(tmp_path).take()
-    monkeypatch.undo()
-    with RunLock(tmp_path) as lock:
-        lock.take()

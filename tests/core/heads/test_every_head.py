@@ -218,11 +218,3 @@ def test_attention_of_a_head_without_it_is_refused(backbone: nn.Module) -> None:
     assert attention.shape[:2] == (2, 3)
     tokens = backbone(images)
     assert torch.equal(TokenClassifier(backbone, model.head)(tokens), logits)
-
-
-@pytest.mark.parametrize("name", ["gap", "groups"])
-@torch.no_grad()
-def test_a_classifier_is_exported(backbone: nn.Module, name: str) -> None:
-    model, images = Classifier(backbone, HEADS[name]()).eval(), torch.rand(2, 3, 64, 64)
-    program = torch.export.export(model, (images,)).module()
-    torch.testing.assert_close(program(images), model(images))

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from support import QUICK, in_processes, one_line
-from torch.cuda._utils import _get_device_index
 
 from mldec.errors import ConfigError, Stopped
 from mldec.runtime import distributed
@@ -102,17 +101,6 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("LOCAL_RANK", "x")
     with pytest.raises(ConfigError, match="device 'cuda:x' is unknown"):
         pick_device("cuda")
-
-
-@pytest.mark.parametrize("name", ["auto", "cuda", "cuda:1"])
-def test_torch_takes_every_device_that_is_picked(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    # What torch.cuda.set_device does first: it refuses a device without an index.
-    index = _get_device_index(pick_device(name))
-    assert index == (1 if name == "cuda:1" else 0)
 
 
 @pytest.mark.parametrize("tf32", [False, True])

@@ -175,16 +175,3 @@ def test_a_step_waits_for_no_head(head: str) -> None:
 def test_a_step_waits_for_these_losses_only(path: Path) -> None:
     waits = waits_of_a_step("groups", loss_of_option(path, CLASSES))
     assert waits == {**ON_HOST, **WAITS.get(path.stem, {})}
-
-
-@pytest.mark.parametrize("name", ["tresnet_m", "resnet18"])
-def test_the_memory_format_does_not_change_the_logits(name: str) -> None:
-    torch.manual_seed(0)
-    backbone = TimmBackbone(name=name, pretrained=False)
-    model = Classifier(backbone, networks.HEADS["groups"](backbone.num_features)).eval()
-    images = torch.randint(256, (2, 3, 128, 128), dtype=torch.uint8)
-    with torch.no_grad():
-        expected = model(images)
-        model.to(memory_format=torch.channels_last)
-        found = model(images.to(memory_format=torch.channels_last))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

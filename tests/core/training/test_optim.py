@@ -101,15 +101,6 @@ def classifier(name: str) -> Classifier:
 # Groups
 
 
-def test_biases_and_parameters_of_one_dimension_do_not_decay() -> None:
-    model = Net()
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    groups = parameter_groups(model, lr=0.01, weight_decay=0.3)
-    found = {group["weight_decay"]: [names[p] for p in group["params"]] for group in groups}
-    assert {key: set(value) for key, value in found.items()} == {0.3: set(DECAYED), 0.0: set(FREE)}
-    assert [group["weight_decay"] for group in optimizer(model, "lamb").param_groups] == [0.0, 0.1]
-
-
 def named_groups(model: nn.Module, groups: Any, inside: str = "", without: str = "-") -> set[Any]:
     """Return (rate, weight decay, names) of each group, of the parameters inside a part."""
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -261,7 +252,7 @@ def test_onecycle_is_that_of_torch_with_beta1(steps: int, pct_start: float) -> N
     assert rates(built, schedule, steps) == rates(reference, theirs, steps)
 
 
-def test_onecycle_has_the_official_values_and_a_rate_in_every_step() -> None:
+def test_onecycle_has_the_official_values() -> None:
     built = optimizer(Net(), lr=1e-4)
     seen = rates(built, build_schedule(built, name="onecycle", lr=1e-4, steps=1000), 1000)
     values = [seen[step][0] for step in (0, 199, 999)]
@@ -271,11 +262,6 @@ def test_onecycle_has_the_official_values_and_a_rate_in_every_step() -> None:
     sgd = optimizer(Net(), "sgd", momentum=0.9)
     seen = rates(sgd, build_schedule(sgd, name="onecycle", lr=0.01, steps=100), 100)
     assert [seen[step][0][2] for step in (0, 19, 99)] == pytest.approx([0.95, 0.85, 0.95])
-
-    for steps in range(1, 31):
-        built = optimizer(Net(), lr=0.01)
-        seen = rates(built, build_schedule(built, name="onecycle", lr=0.01, steps=steps), steps)
-        assert all(0 < value <= 0.01 * (1 + 1e-9) for groups in seen for value, _, _ in groups)
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 5])

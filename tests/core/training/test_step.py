@@ -268,20 +268,6 @@ def test_a_state_that_is_restored_goes_on_the_same(config: Config, words: list[s
     assert second.lr == whole.lr
 
 
-def test_a_checkpoint_of_steps_that_were_not_fused_goes_on_fused(config: Config) -> None:
-    first, second = (learner(config) for _ in range(2))
-    for group in first.optimizer.param_groups:
-        group["fused"] = False
-    first.learn([batch()], 6)
-    restored(second, copy.deepcopy(first.state()))
-    assert all(group["fused"] for group in second.optimizer.param_groups)
-
-    for ours in (first, second):
-        ours.learn([batch()], 6)
-    scores = [ours.model.eval()(batch().images) for ours in (first, second)]
-    torch.testing.assert_close(*scores, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.usefixtures("fp16_on_a_cpu")
 def test_fp16_goes_on_from_steps_without_a_scale(config: Config) -> None:
     first = learner(config, "train.precision=fp32")

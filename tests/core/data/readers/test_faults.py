@@ -19,7 +19,6 @@ COCO = "annotations/instances_train2014.json"
 VALID = coco_content("train2014", {4: [1, 90]})
 TWINS = [{"id": 7, "name": "person"}, {"id": 1, "name": "person"}]
 OPENIMAGES = "annotations/test-annotations-human-imagelabels.csv"
-TRAINABLE = "annotations/oidv6-classes-trainable.txt"
 MIIL = "image_id,class_list,class_list_neg,split\n"
 VOC_IMAGE, VOC_LIST = "Annotations/000005.xml", "ImageSets/Main/trainval.txt"
 CIFAR = "cifar-100-python/test"
@@ -38,7 +37,6 @@ READER_FAULTS: list[tuple[str, str, Any, str]] = [
     ("cars", "devkit/cars_train_annos.mat", cars(4), "annotation 2: the class 3 is not an index"),
     ("cars", "devkit/cars_train_annos.mat", cars(1, "../x"), "'../x' is not a path inside"),
     ("cars", "devkit/cars_meta.mat", "<html>not found</html>", "cars_meta.mat cannot be used ("),
-    ("cars", "cars_test_annos_withlabels.mat", None, "withlabels.mat cannot be read (No such"),
     ("cifar100", CIFAR, pickle.dumps({"data": [1], "fine_labels": [1]}), "test cannot be used ("),
     ("cifar100", "cifar-100-python/meta", pickle.dumps({}), "meta cannot be used (KeyError"),
     ("coco", COCO, None, "cannot be read (No such file"),
@@ -48,7 +46,6 @@ READER_FAULTS: list[tuple[str, str, Any, str]] = [
     ("coco", COCO, coco_content("train2014", {4: []}), "no image with an object"),
     ("coco", COCO, {**VALID, "images": [{"id": 4, "file_name": "/a"}]}, "image 4: '/a' is not a p"),
     ("coco", COCO, coco_content("", {}, TWINS), "are both called 'person': merge or rename them"),
-    ("csv_table", "data.csv", None, "data.csv cannot be read"),
     ("csv_table", "data.csv", CSV + "a/1.png,dog,cat,train\n", "row 2 has 4 fields, the header 3"),
     ("csv_table", "data.csv", CSV + 'a/1.png,"dog,train\n', "row 2 is not CSV"),
     ("csv_table", "data.csv", CSV + "../1.png,dog,train\n", "row 2: '../1.png' is not a path in"),
@@ -62,7 +59,6 @@ READER_FAULTS: list[tuple[str, str, Any, str]] = [
     ("folders", "val/fox/1.png", b"", "val: the class 'fox' is not in the list of 3 classes"),
     ("imagenet", "val/n99999999/1.JPEG", b"", "'n99999999' is not in the list of 1000 classes"),
     ("nuswide_zsl", "data.csv", NUSWIDE + "a.jpg,[sky, dog],train\n", "row 2: it is not path,"),
-    ("nuswide_zsl", "data.csv", NUSWIDE + "a.jpg,[x],train\n./a.jpg,[x],test\n", "is listed twice"),
     ("nuswide_zsl", "data.csv", b"PK\x03\x04", "swap the two files back"),
     ("nuswide_zsl", "benchmark_81_v0.json", {"test class": ["cat", "whale"]}, "in the data: whale"),
     ("nuswide_zsl", "benchmark_81_v0.json", {"test class": [1]}, "a class is no text"),
@@ -75,8 +71,6 @@ READER_FAULTS: list[tuple[str, str, Any, str]] = [
     ("openimages", OPENIMAGES, STATEMENTS + "a,x,/m/0a\n", "row 2 has 3 columns, not 4"),
     ("openimages", OPENIMAGES, STATEMENTS + "../a,x,/m/0a,1\n", "'../a' is not an image id"),
     ("openimages", OPENIMAGES, "ImageID,LabelName,Confidence\n", "the header is 'ImageID,L"),
-    ("openimages", TRAINABLE, "/m/0a\n/m/0a\n", "'/m/0a' is there twice"),
-    ("openimages", "annotations/oidv6-class-descriptions.csv", None, "cannot be read"),
     ("openimages_miil", "data.csv", MIIL + "a,['/m/0a'],[]\n", "row 2 has 3 columns, not 4"),
     ("openimages_miil", "data.csv", MIIL + "b,[/m/0a],[],val\n", "row 2 has '[/m/0a]', not a list"),
     ("openimages_miil", "data.csv", MIIL + "b,\"['x' 'y']\",[],val\n", "not a list of quoted"),

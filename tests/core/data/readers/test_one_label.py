@@ -29,7 +29,7 @@ from trees import (
 from mldec.data.readers import folders, imagenet
 from mldec.data.readers.cars_cifar import _parse as parse_cars
 from mldec.data.readers.imagenet import readable
-from mldec.data.transforms import EvalTransform, read_image
+from mldec.data.transforms import EvalTransform
 from mldec.data.types import fixed_sample
 from mldec.errors import DataError
 
@@ -205,25 +205,6 @@ def test_real_labels(write: Trees, tmp_path: Path) -> None:
     ):
         file.write_text(content)
         assert message in build.fault(real_labels=str(file))
-
-
-def test_the_sample_of_imagenet(sample_data: Path, tmp_path: Path) -> None:
-    root = sample_data / "imagenet10_160"
-    lines = [line.split("\t") for line in (root / "classes.txt").read_text().splitlines()]
-    place = {"root": str(root), "image_size": 32, "cache_dir": str(tmp_path)}
-    data = made(imagenet, **place)
-    for split, each in ((data.train, 20), (data.val, 8)):
-        counts = np.bincount(labels(split), minlength=1000)
-        assert {i: n for i, n in enumerate(counts) if n} == {int(i): each for _, i, _ in lines}
-    shown = [data.val.classes.names[int(index)] for _, index, _ in lines]
-    assert shown == [name for _, _, name in lines]
-
-    few = made(imagenet, class_map=str(root / "classes.txt"), **place).val
-    assert few.classes.names == tuple(name for _, _, name in sorted(lines))
-    image, target = fixed_sample(few.dataset, 9)
-    expected = EvalTransform(image_size=32, crop=0.95, interpolation="bicubic")
-    assert torch.equal(image, expected(read_image(few.dataset.name(9))))
-    assert target.nonzero().tolist() == [[1]]
 
 
 # Stanford Cars

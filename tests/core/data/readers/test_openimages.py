@@ -1,6 +1,5 @@
 """Open Images in both forms: labels are present, absent or, mostly, not annotated."""
 
-import csv
 import logging
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 import torch
 from readers import Reader, names, targets
 from support import made
-from trees import MIIL, OPENIMAGES, STATEMENTS, tree
+from trees import MIIL, OPENIMAGES, tree
 
 from mldec.data.readers import openimages_miil
 from mldec.data.readers.openimages import class_names
@@ -79,25 +78,6 @@ def test_images_in_sub_folders(build: Reader) -> None:
         path.rename(path.parent / path.name[:2] / path.name)
     assert targets(build(prefix=2).val) == TARGETS
     assert "3 of 3 listed images are absent" in build.fault()
-
-
-def test_the_real_box_file_as_labels(build: Reader, sample_data: Path) -> None:
-    folder = sample_data / "openimages_mini"
-    with (folder / "annotations" / "validation-annotations-bbox.csv").open(newline="") as file:
-        rows = [(row["ImageID"], row["LabelName"]) for row in csv.DictReader(file)]
-    mids = sorted({mid for _, mid in rows})
-    (build.root / "annotations/oidv6-classes-trainable.txt").write_text("\n".join(mids))
-    lines = [f"{image},verification,{mid},1\n" for image, mid in rows]
-    (build.root / TEST_FILE).write_text(STATEMENTS + "".join(lines))
-    (build.root / "test").rename(build.root / "old")
-    (build.root / "test").symlink_to(folder / "validation")
-
-    split = build().val
-    found = set()
-    for name, row in zip(names(split), targets(split), strict=True):
-        found |= {(name[:-4], mids[column]) for column, value in enumerate(row) if value == 1}
-    assert len(split.dataset) == 100
-    assert found == set(rows)
 
 
 # The MIIL form
