@@ -142,17 +142,6 @@ def test_other_prompts_are_allowed_with_a_warning(caplog: pytest.LogCaptureFixtu
     assert not caplog.messages
 
 
-def test_a_run_goes_on_with_the_same_vectors_only() -> None:
-    check_classes(words(), words(), PATH)
-    queries = words().queries
-    assert queries is not None
-    check_classes(words(), replace(words(), queries=queries + 1e-6), PATH)
-    with pytest.raises(CheckpointError, match="of other word vectors"):
-        check_classes(words(), replace(words(), queries=queries[:, :4]), PATH)
-    with pytest.raises(CheckpointError, match=r"x\.pt is of other word vectors .*data\.vectors"):
-        check_classes(words(), words(seed=1), PATH)
-
-
 # Of a checkpoint of an earlier version, which did not say how its vectors were made.
 OLD = Classes(("r", "g", "b"), queries=torch.zeros(3, 2))
 

@@ -81,9 +81,7 @@ def test_a_download_that_fails_is_one_line_and_leaves_no_file(
     assert {path.name for path in path.parent.iterdir()} <= {f"{FILE}.lock"}
 
 
-def test_a_mirror_is_asked_first(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mirror_is_asked_first(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLDEC_ZOO_URL", "https://mirror/")
     released_file(NAME)
     assert server.urls == [f"https://mirror/{FILE}"]

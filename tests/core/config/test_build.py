@@ -152,7 +152,6 @@ def together(*words: str, data: str = "digits_single") -> None:
         ("digits_single", ["loss=bce"]),  # as the paper on ImageNet
         ("digits_single", ["loss=asl_single_label"]),
         ("digits_single", ["mix.mixup=0.1", "mix.cutmix=1.0", "loss=bce_threshold"]),
-        ("digits", ["mix.mixup=1", "loss=asl"]),
         ("digits", ["mix.cutmix=1", "mix.labels=union", "mix.smoothing=0.1", "loss=asl"]),
         ("digits", ["mix.mixup=1", "mix.labels=union", "loss=partial"]),
         # Nothing is mixed, so that the setting says nothing about the labels.

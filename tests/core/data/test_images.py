@@ -222,12 +222,7 @@ def test_pillow_reads_what_torchcodec_does_not_and_says_what_is_wrong(
     path = saved(picture(40, 30), tmp_path / "a.png")
     assert np.array_equal(as_array(open_image(path, decoder="torchcodec")), read_image(path))
 
-    # A shrunk image is Pillow's too.
     large = saved(picture(400, 300), tmp_path / "a.jpg")
-    shrunk = open_image(large, draft=100, decoder="torchcodec")
-    assert np.array_equal(as_array(shrunk), read_image(large, draft=100))
-    assert shrunk.size == (100, 75) or shrunk.size == (200, 150)  # type: ignore[union-attr]
-
     content = large.read_bytes()
     for damaged in (b"", b"no image", content[:200], content[: len(content) // 2]):
         messages = []

@@ -80,9 +80,7 @@ def test_sources_are_the_same_in_any_working_directory(
         assert source.folder == (tmp_path / "link" if model == link else None)
 
 
-def test_sources_that_cannot_be(
-    tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sources_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "names no model" in fault("clip:")
     assert "names no model" in fault("clip::openai")
     assert "open_clip_config.json holds no architecture" in fault(f"clip:{tmp_path}")

@@ -105,15 +105,6 @@ def test_an_item_is_the_image_and_its_target() -> None:
         fixed_sample(broken, 0)
 
 
-@pytest.mark.parametrize("chosen", [np.array([2, 0]), np.array([True, False, True, False])])
-def test_images_and_classes_are_selected_with_their_labels(chosen: np.ndarray) -> None:
-    part = stored().select(chosen).select_classes([2, 0])
-    assert part.classes == ("cow", "cat")
-    assert np.array_equal(part.labels.dense(), DENSE[chosen][:, [2, 0]])
-    expected = [png(index) for index in np.arange(4)[chosen]]
-    assert [part.storage.content(index) for index in range(2)] == expected
-
-
 def test_a_split_is_viewed_through_another_transform_and_as_it_is_stored() -> None:
     split = Split(stored(EvalTransform(image_size=4)), Classes(NAMES))
     viewed = split.viewed(EvalTransform(image_size=16))

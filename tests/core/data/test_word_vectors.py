@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from clip_towers import clip_folder
 from support import made
 
 from mldec.data import readers
-from mldec.data.text_encoder import TextEncoder, read_templates
 from mldec.data.word_vectors import VectorSettings, nearest, read_vectors, word_vectors
 from mldec.errors import ConfigError, DataError
 
@@ -230,21 +228,6 @@ def test_optional_names_may_be_missing(
     names, queries, _ = word_vectors(str(path), ["dog"], optional=optional, order=order)
     assert (names, queries.tolist()) == expected
     assert not caplog.messages
-
-
-def test_a_text_encoder_with_prompts(tmp_path: Path) -> None:
-    source = f"clip:{clip_folder(tmp_path / 'model')}"
-    encoder, cache = TextEncoder.open(source), str(tmp_path / "cache")
-    (tmp_path / "mine.txt").write_text("my {}\nyour {}\n")
-    for prompts in ("a photo of a {}.", "simple7", "mine.txt"):
-        settings = VectorSettings(vectors=source, prompts=prompts, cache_dir=cache)
-        names, queries, origin = settings.of_classes(tmp_path, ["ox", "dog"], [])
-        assert names == ("ox", "dog")
-        templates = read_templates(prompts, tmp_path)
-        torch.testing.assert_close(queries, encoder.encode_names(names, templates))
-        assert (origin.source, origin.sha256) == (source, encoder.sha256)
-        assert origin.templates == templates
-        assert origin.fault() is None
 
 
 @pytest.mark.parametrize("reader", ["nuswide_zsl", "nuswide_official", "coco_zsl", "coco"])

@@ -120,9 +120,7 @@ def test_a_tower_is_asked_for_the_classes_of_the_data(
     assert not caplog.messages
 
 
-def test_vectors_of_the_data_must_be_of_the_tower(
-    tower: Loaded, folder: Path, tmp_path: Path
-) -> None:
+def test_vectors_of_the_data_must_be_of_the_tower(tower: Loaded, tmp_path: Path) -> None:
     data = digits(tower)
     with pytest.raises(CheckpointError, match=r"word vectors of 16 numbers, .* vectors of 5"):
         asked_for(tower, with_classes(data, queries=torch.randn(10, 5)), "clip:X")

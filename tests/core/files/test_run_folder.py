@@ -141,18 +141,6 @@ def test_a_killed_run_frees_its_folder_although_a_worker_lives_on(tmp_path: Path
         os.kill(worker, signal.SIGKILL)
 
 
-def test_a_forked_process_takes_no_lock_away(tmp_path: Path) -> None:
-    with RunLock(tmp_path) as lock, RunLock(tmp_path) as second:
-        lock.take()
-        child = os.fork()
-        if not child:
-            lock.release()
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        with pytest.raises(RunInUseError):
-            second.take()
-
-
 def test_a_restart_by_torchrun_waits_for_the_process_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,12 +65,9 @@ def optimizer(
     model: nn.Module,
     name: str = "adam",
     lr: float = 0.01,
-    weight_decay: float = 0.1,
-    decay: str = "weights",
     **options: Any,
 ) -> Optimizer:
-    settings: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "decay": decay}
-    return build_optimizer(model, name=name, options=options, **settings)
+    return build_optimizer(model, name=name, lr=lr, weight_decay=0.1, options=options)
 
 
 def by_hand(model: nn.Module, kind: type[Optimizer] = Adam, lr: float = 0.01) -> Optimizer:
@@ -176,13 +173,6 @@ def test_adam_has_decay_in_the_gradient_and_adamw_apart_as_in_torch(
 ) -> None:
     ours, theirs = Net(), Net()
     assert_equal(trained(ours, optimizer(ours, name)), trained(theirs, by_hand(theirs, kind)))
-
-    # Decay of all parameters, as in Query2Label.
-    ours, theirs = Net(), Net()
-    everything = [parameter for parameter in theirs.parameters() if parameter.requires_grad]
-    options: Any = {"weight_decay": 0.1, "fused": True}
-    expected = trained(theirs, kind(everything, lr=0.01, **options))  # type: ignore[call-arg]
-    assert_equal(trained(ours, optimizer(ours, name, decay="all")), expected)
 
 
 @pytest.mark.parametrize(

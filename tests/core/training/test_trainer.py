@@ -196,7 +196,6 @@ def test_a_stopped_run_is_the_beginning_of_the_planned_one(tmp_path: Path) -> No
     [
         (["seed=3"], r"other settings \(seed: 0 -> 3\): put them back, or start a new run with na"),
         (["optim.lr=1", "loss.clip=0.5"], r"\(loss.clip: .* -> 0.5; optim.lr: 0.01 -> 1.0\)"),
-        (["train.batch_size=16"], r"\(train.batch_size: 8 -> 16\)"),
     ],
 )
 def test_other_settings_are_refused_with_both_values(
@@ -412,7 +411,6 @@ def test_images_per_batch_norm_are_counted(tmp_path: Path, monkeypatch: pytest.M
     ("words", "expected"),
     [
         (["+experiment=coco_tresnet_l"], "the published tresnet_v2_l.miil_in21k; the head is ran"),
-        (["+experiment=coco_tresnet_l", "init=zoo:tresnet_l_pretrain"], "init=zoo:tresnet_l_pret"),
         (["+experiment=coco_tresnet_l", "backbone.pretrained=l.pth"], "backbone.pretrained=l.pth;"),
         (["+experiment=coco_tresnet_xl_640"], "random"),
     ],

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +52,6 @@ def test_word_vectors_are_matched_by_name(build: Reader) -> None:
     assert data.train.classes.queries is data.val.classes.queries, "they are read once"
     with pytest.raises(DataError, match=r"nowhere\.txt"):
         build(vectors="nowhere.txt")
-
-
-def test_the_log_says_what_was_read_and_nothing_is_printed(
-    build: Reader, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with caplog.at_level(logging.INFO, "mldec"):
-        build(keep_per_class=1)
-        build(annotated_only=False)
-    assert caplog.messages == [
-        "coco train2014: 3 images with an object, 3 classes",
-        "coco train2014: 66.67% of the labels are kept, the others count as not annotated",
-        "coco val2014: 1 images with an object, 3 classes",
-        "coco train2014: 4 images, 3 classes",
-        "coco val2014: 2 images, 3 classes",
-    ]
-    assert "coco" not in capsys.readouterr().out
 
 
 def test_names_in_inner_folders_and_the_layout_of_2017(build: Reader) -> None:

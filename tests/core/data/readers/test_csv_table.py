@@ -201,7 +201,7 @@ def test_a_stratified_split(
 
 
 def test_a_table_is_read_again_for_other_settings_or_another_form(
-    build: Build, reader: Reader, monkeypatch: pytest.MonkeyPatch
+    build: Build, reader: Reader
 ) -> None:
     build()
     assert targets(build(classes=["eel", "dog", "cat"]).val) == [[0, 0, 1]]
