@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from patches import MeanSquare, Patches
+from squares import Spoilt
 from support import assert_equal
 from torch import Tensor, nn
 
@@ -144,21 +145,6 @@ def test_a_stop_counts_though_it_came_during_the_step(config: Config) -> None:
     ours.model.head.register_forward_hook(lambda *_: requests.append(15))
     assert ours.learn([batch()], 6, stop=requests).stopping
     assert ours.step == 1, "the step is done nevertheless"
-
-
-class Spoilt(nn.Module):
-    """A loss that is nan in one of its calls."""
-
-    reduction = "sum"
-
-    def __init__(self, call: int) -> None:
-        super().__init__()
-        self.call, self.calls = call, 0
-
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        self.calls += 1
-        loss = AsymmetricLoss()(logits, targets)
-        return loss * math.nan if self.calls == self.call else loss
 
 
 @pytest.mark.parametrize("call", [1, 3])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from squares import check_resume, fit, resume, settings, trainer
+from squares import Spoilt, check_resume, fit, resume, settings, trainer
 from support import QUICK, assert_equal, numbers
 from torch import nn
 
@@ -22,7 +22,6 @@ from mldec.errors import CheckpointError, DataError, NonFiniteError
 from mldec.evaluation import Results
 from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
-from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
@@ -324,36 +323,16 @@ def test_a_late_average_starts_as_a_copy_of_the_weights(tmp_path: Path) -> None:
 # Numbers and images with a fault
 
 
-class Spoilt(nn.Module):
-    """Asymmetric loss that is nan in its third call, or has nan gradients there."""
-
-    reduction = "sum"
-
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self.what, self.calls, self.good = what, 0, AsymmetricLoss()
-
-    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        loss = self.good(logits, targets)
-        if self.calls != 3:
-            return loss
-        if self.what == "loss":
-            return loss * math.nan
-        zero = (logits - logits.detach()).abs().sum()
-        return loss + zero.sqrt()  # 0, with an infinite gradient
-
-
 @pytest.mark.parametrize("what", ["loss", "gradients"])
 def test_a_step_that_is_not_finite_stops_or_is_skipped(
     tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = "the loss is nan" if what == "loss" else "the gradients are not finite"
     with pytest.raises(NonFiniteError, match=f"{message}.* in step 3 .*labels: square "):
-        fit(trainer(settings(), tmp_path / "stop", loss=Spoilt(what)), tmp_path / "stop")
+        fit(trainer(settings(), tmp_path / "stop", loss=Spoilt(3, what)), tmp_path / "stop")
 
     words = ["train.nonfinite=skip", "train.log_every=1", "train.epochs=2"]
-    job = trainer(settings(*words), tmp_path, loss=Spoilt(what))
+    job = trainer(settings(*words), tmp_path, loss=Spoilt(3, what))
     fit(job, tmp_path)
     counts = [line["train/skipped_steps"] for line in numbers(tmp_path) if "train/loss" in line]
     assert counts[:5] == [0, 0, 1, 1, 1]
