@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from clip_towers import clip_folder, siglip_folder
-from torch import Tensor, nn
+from torch import nn
 
 from mldec.checkpoint import check_classes, check_queries, scoring
 from mldec.checkpoint.classes import can_make, queries_for, read_class_names
@@ -24,11 +24,11 @@ ABC, CAB = Classes(("a", "b", "c")), Classes(("c", "a", "b"))
 class Fixed(nn.Module):
     """A model that gives class i of three the logit i."""
 
-    def forward(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
+    def forward(self, images, queries=None):
         return torch.arange(3.0).expand(len(images), -1)
 
 
-def test_logits_come_in_the_order_of_the_data(caplog: pytest.LogCaptureFixture) -> None:
+def test_logits_come_in_the_order_of_the_data(caplog):
     images = torch.zeros(2, 3, 4, 4)
     with caplog.at_level(logging.INFO, "mldec"):
         model = scoring(Fixed(), ABC, CAB, "best.pt")
@@ -38,9 +38,7 @@ def test_logits_come_in_the_order_of_the_data(caplog: pytest.LogCaptureFixture) 
     ]
 
 
-def test_nothing_changes_in_the_same_order_or_by_word_vectors(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_nothing_changes_in_the_same_order_or_by_word_vectors(caplog):
     model = Fixed()
     with caplog.at_level(logging.INFO, "mldec"):
         assert scoring(model, ABC, ABC, "best.pt") is model
@@ -49,7 +47,7 @@ def test_nothing_changes_in_the_same_order_or_by_word_vectors(
     assert caplog.messages == []
 
 
-def test_a_checkpoint_scores_its_own_classes_only() -> None:
+def test_a_checkpoint_scores_its_own_classes_only():
     check_queries(ABC, CAB, "last.pt")
     message = r"the data has no 'b' \(2 of 3\), the checkpoint no 'x'; .*--class-names"
     with pytest.raises(CheckpointError, match=message):
@@ -58,7 +56,7 @@ def test_a_checkpoint_scores_its_own_classes_only() -> None:
         scoring(Fixed(), ABC, Classes(("a", "b")), "best.pt")
 
 
-def test_names_are_read_as_they_stand(tmp_path: Path) -> None:
+def test_names_are_read_as_they_stand(tmp_path):
     path = tmp_path / "names.txt"
     path.write_bytes("\ufeffa b\r\n c\u00e9 \r\nd".encode())
     assert read_class_names(path) == ("a b", " c\u00e9 ", "d")
@@ -72,7 +70,7 @@ def test_names_are_read_as_they_stand(tmp_path: Path) -> None:
         ("a\tb\n", "has the control character U+0009"),
     ],
 )
-def test_a_bad_file_of_names_is_refused(tmp_path: Path, text: str, part: str) -> None:
+def test_a_bad_file_of_names_is_refused(tmp_path, text, part):
     path = tmp_path / "names.txt"
     path.write_text(text)
     with pytest.raises(DataError) as caught:
@@ -83,7 +81,7 @@ def test_a_bad_file_of_names_is_refused(tmp_path: Path, text: str, part: str) ->
     assert message.endswith("; write one class name per line, in the checkpoint's order")
 
 
-def words(names: tuple[str, ...] = ABC.names, width: int = 5, seed: int = 0) -> Classes:
+def words(names=ABC.names, width=5, seed=0):
     """Return classes with word vectors."""
     generator = torch.Generator().manual_seed(seed)
     return Classes(names, queries=torch.randn(len(names), width, generator=generator))
@@ -96,21 +94,19 @@ def words(names: tuple[str, ...] = ABC.names, width: int = 5, seed: int = 0) -> 
         (CAB, "x.pt has other classes than the data: number 0 is 'a' there and 'c' here"),
     ],
 )
-def test_a_run_goes_on_with_the_same_classes_in_the_same_order(
-    current: Classes, fault: str
-) -> None:
+def test_a_run_goes_on_with_the_same_classes_in_the_same_order(current, fault):
     check_classes(ABC, Classes(ABC.names, exclusive=True), PATH)
     with pytest.raises(CheckpointError) as caught:
         check_classes(ABC, current, PATH)
     assert str(caught.value) == fault
 
 
-def test_a_zero_shot_model_scores_any_classes_that_have_vectors_of_its_width() -> None:
+def test_a_zero_shot_model_scores_any_classes_that_have_vectors_of_its_width():
     for current in (words(), words(("x", "y")), words(("x", "y"), seed=1)):
         check_queries(words(), current, PATH)
 
 
-def test_vectors_of_another_source_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_vectors_of_another_source_are_refused(caplog):
     origin = VectorOrigin("glove.txt", "0123456789ab" + "0" * 52)
     for trained, then in (
         (words(), r"choose the vectors of its training$"),
@@ -129,9 +125,8 @@ def test_vectors_of_another_source_are_refused(caplog: pytest.LogCaptureFixture)
     assert not caplog.messages
 
 
-def test_other_prompts_are_allowed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_prompts_are_allowed_with_a_warning(caplog):
     queries = words().queries
-    assert queries is not None
     near = replace(words(), queries=queries + 0.3 * torch.ones_like(queries))
     check_queries(words(), near, PATH)
     assert "differ a little from those of its training, with a mean cosine of 0.9" in caplog.text
@@ -147,27 +142,27 @@ OLD = Classes(("r", "g", "b"), queries=torch.zeros(3, 2))
 
 
 @pytest.fixture(scope="module")
-def tower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tower(tmp_path_factory):
     return clip_folder(tmp_path_factory.mktemp("tower") / "model")
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def trained_on(source: str) -> Classes:
+def trained_on(source):
     """Return three classes whose word vectors are by a text encoder."""
     names, queries, origin = word_vectors(source, ["r", "g", "b"], templates=("the {}",))
     return Classes(names, queries=queries, origin=origin)
 
 
-def asked(trained: Classes, names: str, vectors: str | None) -> Classes:
+def asked(trained, names, vectors):
     return queries_for(names.split(","), vectors, trained, option="--classes")
 
 
 @pytest.mark.usefixtures("cache")
-def test_the_text_encoder_of_the_training(tower: Path) -> None:
+def test_the_text_encoder_of_the_training(tower):
     trained = trained_on(f"clip:{tower}")
     assert can_make(trained)
     assert not can_make(OLD)
@@ -182,7 +177,7 @@ def test_the_text_encoder_of_the_training(tower: Path) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_another_text_encoder_than_that_of_the_training(tower: Path, tmp_path: Path) -> None:
+def test_another_text_encoder_than_that_of_the_training(tower, tmp_path):
     place = tmp_path / "model"
     shutil.copytree(tower, place)
     trained = trained_on(f"clip:{place}")
@@ -195,7 +190,7 @@ def test_another_text_encoder_than_that_of_the_training(tower: Path, tmp_path: P
     asked(trained, "zebra", f"clip:{tower}")
 
 
-def test_vectors_of_a_file_are_asked_for_by_its_name(tmp_path: Path) -> None:
+def test_vectors_of_a_file_are_asked_for_by_its_name(tmp_path):
     path = tmp_path / "words.txt"
     path.write_text("cat 1 0\ndog 0 1\nred 1 1\npanda -1 0\n")
     vectors = str(path)

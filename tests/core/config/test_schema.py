@@ -30,7 +30,7 @@ from mldec.config.schema import (
 )
 from mldec.errors import ConfigError
 
-PARTS: dict[str, Any] = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
+PARTS = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ PARTS: dict[str, Any] = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
         (Schedule, "pct_start", [0.01, 0.99, None], [0.0, 1.0]),
     ],
 )
-def test_ranges(section: type, name: str, good: list[Any], bad: list[Any]) -> None:
+def test_ranges(section, name, good, bad):
     for value in good:
         assert getattr(section(**{name: value}), name) == value
     for value in bad:
@@ -89,16 +89,14 @@ def test_ranges(section: type, name: str, good: list[Any], bad: list[Any]) -> No
         (Config, {"seed": MAX_SEED + 1}, "^seed is .*: it must be from 0 to 92233"),
     ],
 )
-def test_settings_that_do_not_fit_each_other_or_the_machine(
-    section: type, settings: dict[str, Any], message: str
-) -> None:
+def test_settings_that_do_not_fit_each_other_or_the_machine(section, settings, message):
     if section is Config:
         settings = {"name": "x", **PARTS, **settings}
     with pytest.raises(ConfigError, match=message):
         section(**settings)
 
 
-def test_the_highest_seed_is_one_of_torch_and_numpy() -> None:
+def test_the_highest_seed_is_one_of_torch_and_numpy():
     torch.Generator().manual_seed(Config(name="x", seed=MAX_SEED, **PARTS).seed)
     np.random.default_rng(MAX_SEED)
 
@@ -114,11 +112,11 @@ def test_the_highest_seed_is_one_of_torch_and_numpy() -> None:
         ({"labels": MixLabels.union, "cutmix": 1.0, "smoothing": 0.1}, True, True),
     ],
 )
-def test_when_images_are_mixed_and_labels_soft(mix: dict[str, Any], on: bool, soft: bool) -> None:
+def test_when_images_are_mixed_and_labels_soft(mix, on, soft):
     assert (Mix(**mix).on, Mix(**mix).soft) == (on, soft)
 
 
-def test_settings_that_may_differ_at_a_resume_exist() -> None:
+def test_settings_that_may_differ_at_a_resume_exist():
     """A setting that is renamed must be renamed there too, or a resume would refuse it."""
     hints = get_type_hints(Config)
     known = set(hints)
@@ -136,8 +134,8 @@ def test_settings_that_may_differ_at_a_resume_exist() -> None:
     [(56, 3, 1, "54 or 57"), (10, 2, 2, "8 or 12"), (2, 3, 1, "3")],
 )
 def test_a_batch_that_processes_cannot_share_is_answered_with_the_nearest_that_they_can(
-    batch_size: int, processes: int, accumulate: int, nearest: str
-) -> None:
+    batch_size, processes, accumulate, nearest
+):
     train = Train(batch_size=batch_size, accumulate=accumulate)
     with pytest.raises(ConfigError) as caught:
         train.on(processes)
@@ -147,9 +145,7 @@ def test_a_batch_that_processes_cannot_share_is_answered_with_the_nearest_that_t
     )
 
 
-def test_batches_epochs_and_workers_follow_from_the_settings(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_batches_epochs_and_workers_follow_from_the_settings(monkeypatch):
     shared = Train(batch_size=56, accumulate=2)
     assert (shared.on(4), shared.micro_batch(4)) == (shared, 7)
     per_gpu = Train(batch_size=56, batch_per_gpu=5, accumulate=2).on(3)
@@ -176,9 +172,7 @@ def test_batches_epochs_and_workers_follow_from_the_settings(
         ("train", {"epoch": 3}, "train.epoch: train has no setting 'epoch'; did you mean 'epochs'"),
     ],
 )
-def test_a_value_of_another_type_is_one_line(
-    section: str, values: dict[str, Any], message: str
-) -> None:
+def test_a_value_of_another_type_is_one_line(section, values, message):
     with pytest.raises(ConfigError) as caught:
         parse({**to_dict(compose(["+experiment=digits"])), section: values})
     assert str(caught.value).startswith(message)
@@ -216,7 +210,7 @@ def test_a_value_of_another_type_is_one_line(
         ("max", Literal["sum", "mean"], False),
     ],
 )
-def test_values_are_held_to_the_annotation(value: Any, hint: Any, fits: bool) -> None:
+def test_values_are_held_to_the_annotation(value, hint, fits):
     assert matches(value, hint) is fits
 
 
@@ -230,5 +224,5 @@ def test_values_are_held_to_the_annotation(value: Any, hint: Any, fits: bool) ->
         (dict[str, Any], "a mapping, its numbers finite"),
     ],
 )
-def test_an_annotation_is_described_as_in_yaml(hint: Any, said: str) -> None:
+def test_an_annotation_is_described_as_in_yaml(hint, said):
     assert describe(hint) == said

@@ -184,10 +184,7 @@ def test_quick_operations_have_the_pixels_of_pillow(name):
     image = IMAGES[name]
     before = np.array(image)
     for slope in SLOPES if name != "of training" else (-0.3, 1 / 30):
-        for shear, matrix in (
-            (shear_x, (1, slope, 0, 0, 1, 0)),
-            (shear_y, (1, 0, 0, slope, 1, 0)),
-        ):
+        for shear, matrix in ((shear_x, (1, slope, 0, 0, 1, 0)), (shear_y, (1, 0, 0, slope, 1, 0))):
             how = Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC
             pillows = image.transform(image.size, *how, fillcolor=GREY)
             assert np.array_equal(shear(image, slope, GREY[0]), pillows), (shear, slope)
@@ -214,7 +211,7 @@ def test_every_sum_of_a_smoothed_image_is_rounded_like_pillows():
 # Random numbers of samples: the same for the same seed, in any process and thread
 
 
-def draws() -> tuple[float, ...]:
+def draws():
     return torch.rand(()).item(), random.random(), np.random.rand()
 
 
@@ -259,7 +256,7 @@ def test_threads_draw_what_one_thread_draws(settings):
     transform = TrainTransform(image_size=40, **settings)
     image = picture(60, 50)
 
-    def load(seed: int) -> bytes:
+    def load(seed):
         return transform(image, SampleRandom(seed)).numpy().tobytes()
 
     alone = [load(seed) for seed in range(60)]

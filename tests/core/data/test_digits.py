@@ -2,8 +2,6 @@
 
 import pickle
 import random
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +9,10 @@ import torch
 from PIL import Image
 from readers import versions
 from support import made
-from torch import Tensor
 
 from mldec.data.digits import (
     COLOURS,
     NAMES,
-    Box,
-    Writings,
     choose_unseen,
     class_queries,
     coloured_digits,
@@ -30,7 +25,7 @@ from mldec.data.digits import (
 )
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
-from mldec.data.types import DataModule, fixed_sample
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError
 from mldec.evaluators.single_label import SingleLabelEvaluator
 
@@ -38,7 +33,7 @@ MAKERS = [digits, digit, coloured_digits, digits_zsl]
 COLOUR_TABLE = np.array(list(COLOURS.values()), float)
 
 
-def drawn(dataset: Any, seed: int = 0) -> Tensor:
+def drawn(dataset, seed=0):
     """Return the targets of all scenes, drawn with one generator."""
     rng = SampleRandom(seed)
     return torch.stack([dataset.load(index, rng)[1] for index in range(len(dataset))])
@@ -47,7 +42,7 @@ def drawn(dataset: Any, seed: int = 0) -> Tensor:
 # The writings
 
 
-def test_the_splits_share_no_writing_and_cut_every_digit_alike() -> None:
+def test_the_splits_share_no_writing_and_cut_every_digit_alike():
     train, val = split_writings(0)
     assert {*train.rows} | {*val.rows} == set(range(1797))
     assert not {mask.tobytes() for mask in train.masks} & {mask.tobytes() for mask in val.masks}
@@ -62,9 +57,7 @@ def test_the_splits_share_no_writing_and_cut_every_digit_alike() -> None:
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_validation_scenes_never_change_and_training_scenes_are_new(
-    make: Callable[..., DataModule],
-) -> None:
+def test_validation_scenes_never_change_and_training_scenes_are_new(make):
     data = made(make, train_images=4, val_images=5)
     train, val = data.train.dataset, data.val.dataset
     assert (len(train), len(val)) == (4, 5)
@@ -106,7 +99,7 @@ def test_validation_scenes_never_change_and_training_scenes_are_new(
         ({"vectors": "glove"}, "data.vectors: 'glove' is not one of words, one_hot"),
     ],
 )
-def test_wrong_values_are_refused(arguments: dict[str, Any], expected: str) -> None:
+def test_wrong_values_are_refused(arguments, expected):
     makers = [digits_zsl]
     if next(iter(arguments)) in ("max_digits", "threshold"):
         makers = [digits, coloured_digits, digits_zsl]
@@ -121,15 +114,15 @@ def test_wrong_values_are_refused(arguments: dict[str, Any], expected: str) -> N
 
 
 @pytest.fixture(scope="module")
-def composed() -> tuple[Writings, list[tuple[Image.Image, list[tuple[int, Box]]]]]:
+def composed():
     """600 scenes with what was placed in them."""
     _, writings = split_writings(0)
     rng = np.random.default_rng(0)
     return writings, [compose(rng, writings, size=64, max_digits=4) for _ in range(600)]
 
 
-def test_targets_are_what_was_placed() -> None:
-    dataset: Any = made(digits, val_images=60).val.dataset
+def test_targets_are_what_was_placed():
+    dataset = made(digits, val_images=60).val.dataset
     writings = dataset.draw.keywords["writings"]
     for index in range(60):
         image, target = fixed_sample(dataset, index)
@@ -140,7 +133,7 @@ def test_targets_are_what_was_placed() -> None:
         assert set(target.nonzero().flatten().tolist()) == shown
 
 
-def test_each_square_shows_the_named_digit_and_stands_out(composed: Any) -> None:
+def test_each_square_shows_the_named_digit_and_stands_out(composed):
     writings, scenes = composed
     rng = np.random.default_rng(0)
     wins, differences = [], []
@@ -159,7 +152,7 @@ def test_each_square_shows_the_named_digit_and_stands_out(composed: Any) -> None
     assert 0.4 < np.mean(np.array(differences) < 0) < 0.6  # dark on light, and light on dark
 
 
-def test_a_single_digit_is_one_label() -> None:
+def test_a_single_digit_is_one_label():
     data = made(digit, train_images=40, val_images=40)
     assert data.train.classes.exclusive
     assert data.val.classes.names == NAMES
@@ -174,7 +167,7 @@ def test_a_single_digit_is_one_label() -> None:
 # Coloured scenes
 
 
-def colour_votes(scene: Image.Image, colours: int) -> np.ndarray:
+def colour_votes(scene, colours):
     """Count the pixels that differ from the background, by the nearest colour."""
     pixels = np.asarray(scene, float).reshape(-1, 3)
     ink = pixels[np.abs(pixels - np.median(pixels, 0)).max(1) > 70]
@@ -182,10 +175,10 @@ def colour_votes(scene: Image.Image, colours: int) -> np.ndarray:
     return np.bincount(nearest, minlength=colours)
 
 
-def test_a_scene_shows_its_classes_in_their_colours() -> None:
+def test_a_scene_shows_its_classes_in_their_colours():
     _, writings = split_writings(0)
     rng = np.random.default_rng(0)
-    arguments: Any = {"writings": writings, "size": 64, "max_digits": 1}
+    arguments = {"writings": writings, "size": 64, "max_digits": 1}
     right = []
     for _ in range(150):
         scene, target = draw_coloured(rng, classes=range(140), **arguments)
@@ -199,13 +192,11 @@ def test_a_scene_shows_its_classes_in_their_colours() -> None:
 
 
 @pytest.fixture(scope="module")
-def zero_shot() -> DataModule:
+def zero_shot():
     return made(digits_zsl, val_images=300, train_images=300)
 
 
-def test_training_never_shows_an_unseen_class_and_validation_shows_all(
-    zero_shot: DataModule,
-) -> None:
+def test_training_never_shows_an_unseen_class_and_validation_shows_all(zero_shot):
     names, seen = zero_shot.val.classes.names, zero_shot.train.classes.names
     unseen = {names[place] for place in choose_unseen(12, 24, 0)}
     assert (len(seen), len(unseen)) == (96, 24)
@@ -218,10 +209,8 @@ def test_training_never_shows_an_unseen_class_and_validation_shows_all(
     assert sum(name in unseen for name, found in zip(names, shown, strict=True) if found) > 15
 
 
-def test_queries_are_made_of_the_attributes(zero_shot: DataModule) -> None:
+def test_queries_are_made_of_the_attributes(zero_shot):
     train, val = zero_shot.train.classes, zero_shot.val.classes
-    assert train.queries is not None
-    assert val.queries is not None
     assert val.queries.shape == (120, 300)
     assert train.queries.equal(val.queries[[val.names.index(name) for name in train.names]])
     by_name = dict(zip(val.names, val.queries, strict=True))
@@ -238,7 +227,7 @@ def test_queries_are_made_of_the_attributes(zero_shot: DataModule) -> None:
 
 
 @pytest.mark.parametrize(("colours", "count"), [(12, 24), (12, 1), (14, 60), (3, 6), (5, 13)])
-def test_every_colour_and_every_digit_stays_seen(colours: int, count: int) -> None:
+def test_every_colour_and_every_digit_stays_seen(colours, count):
     assert choose_unseen(colours, count, 0) == choose_unseen(colours, count, 0)
     assert choose_unseen(colours, count, 0) != choose_unseen(colours, count, 1)
     for seed in (0, 1):

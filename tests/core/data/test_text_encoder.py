@@ -5,7 +5,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import open_clip
@@ -28,24 +27,24 @@ Folder = Callable[[Path], Path]
 
 
 @pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clip(tmp_path_factory):
     return clip_folder(tmp_path_factory.mktemp("clip") / "model")
 
 
 @pytest.fixture
-def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict], None]:
+def register(tmp_path, monkeypatch):
     """Give a small model a name of open_clip: those that have one are large."""
     monkeypatch.setattr("open_clip.factory._MODEL_CONFIG_PATHS", [])
     monkeypatch.setattr("open_clip.factory._MODEL_CONFIGS", {})
 
-    def register(name: str, config: dict) -> None:
+    def register(name, config):
         (tmp_path / f"{name}.json").write_text(json.dumps(config))
         open_clip.add_model_config(tmp_path / f"{name}.json")
 
     return register
 
 
-def fault(source: str) -> str:
+def fault(source):
     with pytest.raises(ConfigError) as error:
         open_model(source)
     assert "\n" not in str(error.value)
@@ -56,9 +55,7 @@ def fault(source: str) -> str:
 # Sources
 
 
-def test_sources_are_the_same_in_any_working_directory(
-    tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sources_are_the_same_in_any_working_directory(tmp_path, clip, monkeypatch):
     (tmp_path / "weights.pt").touch()
     (tmp_path / "link").symlink_to(clip)
     monkeypatch.chdir(tmp_path)
@@ -80,7 +77,7 @@ def test_sources_are_the_same_in_any_working_directory(
         assert source.folder == (tmp_path / "link" if model == link else None)
 
 
-def test_sources_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_that_cannot_be(tmp_path, monkeypatch):
     assert "names no model" in fault("clip:")
     assert "names no model" in fault("clip::openai")
     assert "open_clip_config.json holds no architecture" in fault(f"clip:{tmp_path}")
@@ -96,7 +93,7 @@ def test_sources_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 # Models
 
 
-def test_weights_that_do_not_fit(tmp_path: Path, clip: Path, register: Any) -> None:
+def test_weights_that_do_not_fit(tmp_path, clip, register):
     weights = clip / "open_clip_model.safetensors"
     register("Tiny", CLIP)
     register("Wide", {**CLIP, "embed_dim": 24})
@@ -106,7 +103,7 @@ def test_weights_that_do_not_fit(tmp_path: Path, clip: Path, register: Any) -> N
     assert "cannot be read" in fault(f"clip:Tiny:{tmp_path / 'page.pt'}")
 
 
-def test_a_strangers_folder_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strangers_folder_runs_no_code(tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
     path = siglip_folder(tmp_path / "model")
     file = path / "open_clip_config.json"
@@ -125,9 +122,7 @@ def test_a_strangers_folder_runs_no_code(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_tag_says_the_activation_and_the_normalisation(
-    clip: Path, register: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tag_says_the_activation_and_the_normalisation(clip, register, monkeypatch):
     register("Tiny", CLIP)
     tag = {"file": str(clip / "open_clip_model.safetensors"), "quick_gelu": True}
     tag["mean"] = (0.1, 0.2, 0.3)
@@ -147,7 +142,7 @@ def test_a_tag_says_the_activation_and_the_normalisation(
 
 
 @pytest.mark.parametrize("folder", [clip_folder, siglip_folder])
-def test_vectors_are_those_of_open_clip(folder: Folder, tmp_path: Path) -> None:
+def test_vectors_are_those_of_open_clip(folder, tmp_path):
     path = folder(tmp_path / "model")
     encoder = TextEncoder.open(f"clip:{path}")
     # More than one batch, and a text that is longer than the context.
@@ -176,12 +171,12 @@ def test_vectors_are_those_of_open_clip(folder: Folder, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def asked(monkeypatch):
     """Record the names that are encoded."""
-    names_of_calls: list[list[str]] = []
+    names_of_calls = []
     encode = TextEncoder.encode_names
 
-    def recorded(self: TextEncoder, names: Any, templates: Any) -> torch.Tensor:
+    def recorded(self, names, templates):
         names_of_calls.append(list(names))
         return encode(self, names, templates)
 
@@ -189,9 +184,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return names_of_calls
 
 
-def test_a_name_is_encoded_once(
-    clip: Path, tmp_path: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_encoded_once(clip, tmp_path, asked, monkeypatch):
     source, cache = f"clip:{clip}", str(tmp_path)
     first, hash_of_weights = encode_names(source, ["ox", "cat"], TEMPLATES, cache)
     # Another list of classes: the known one is not encoded again, and the order is that asked for.
@@ -214,9 +207,7 @@ def test_a_name_is_encoded_once(
         encode_names(source, ["cat", "new"], TEMPLATES, cache)
 
 
-def test_other_weights_are_another_encoder(
-    clip: Path, tmp_path: Path, asked: list[list[str]]
-) -> None:
+def test_other_weights_are_another_encoder(clip, tmp_path, asked):
     source, cache = f"clip:{tmp_path / 'model'}", tmp_path / "cache"
     shutil.copytree(clip, tmp_path / "model")
     first, first_hash = encode_names(source, ["ox"], TEMPLATES, str(cache))
@@ -235,9 +226,7 @@ def test_other_weights_are_another_encoder(
     assert asked == [["ox"], ["ox"], ["ox", "cat"]]
 
 
-def test_a_cache_that_cannot_be_used(
-    clip: Path, tmp_path: Path, asked: list, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_that_cannot_be_used(clip, tmp_path, asked, caplog):
     source, cache = f"clip:{clip}", tmp_path / "cache"
     before, _ = encode_names(source, ["ox", "cat"], TEMPLATES, str(cache))
     for file in cache.iterdir():
@@ -251,7 +240,7 @@ def test_a_cache_that_cannot_be_used(
 # Sentences
 
 
-def test_the_lists_of_clip_need_no_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lists_of_clip_need_no_import(tmp_path, monkeypatch):
     lists = {
         "clip80": open_clip.OPENAI_IMAGENET_TEMPLATES,
         "simple7": open_clip.SIMPLE_IMAGENET_TEMPLATES,
@@ -269,7 +258,7 @@ def test_the_lists_of_clip_need_no_import(tmp_path: Path, monkeypatch: pytest.Mo
         read_templates("clip80", tmp_path)
 
 
-def test_a_sentence_or_a_file_of_them(tmp_path: Path) -> None:
+def test_a_sentence_or_a_file_of_them(tmp_path):
     assert read_templates("a photo of a {}.", tmp_path) == ("a photo of a {}.",)
     (tmp_path / "mine.txt").write_text("a {}\n\nthe {} and the {}\n")
     assert read_templates("mine.txt", tmp_path) == ("a {}", "the {} and the {}")

@@ -7,20 +7,18 @@ import pickle
 import random
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from pictures import pixels
 from PIL import Image
-from torch import Tensor
 
 from mldec.data.digits import Scenes, SceneSettings, digits
-from mldec.data.fingerprint import Fingerprint, check_same, fingerprint
+from mldec.data.fingerprint import check_same, fingerprint
 from mldec.data.loader import labels_of, training_labels
 from mldec.data.randomness import SampleRandom
-from mldec.data.table import Labels, Table, encode_paths, from_dense, from_entries
+from mldec.data.table import Table, encode_paths, from_dense, from_entries
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import (
     MAX_SOURCE,
@@ -48,47 +46,47 @@ SMALL = EvalTransform(image_size=8)
 class InMemory:
     """A storage of images as bytes; as a list, it takes negative indices."""
 
-    def __init__(self, contents: list[bytes]) -> None:
+    def __init__(self, contents):
         self.contents = contents
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.contents)
 
-    def name(self, index: int) -> str:
+    def name(self, index):
         return f"image {index}"
 
-    def content(self, index: int) -> bytes:
+    def content(self, index):
         return self.contents[index]
 
-    def select(self, images: np.ndarray) -> "InMemory":
+    def select(self, images):
         return InMemory([self.contents[index] for index in np.arange(len(self))[images]])
 
 
 class Generated:
     """Images that are stored nowhere."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(DENSE)
 
-    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+    def load(self, index, rng):
         return torch.full((3, 8, 8), index, dtype=torch.uint8), torch.from_numpy(DENSE[index])
 
-    def name(self, index: int) -> str:
+    def name(self, index):
         return f"number {index}"
 
 
-def png(seed: int) -> bytes:
+def png(seed):
     file = io.BytesIO()
     Image.fromarray(pixels(8, 8, 3, seed=seed)).save(file, "png")
     return file.getvalue()
 
 
-def stored(transform: Any = SMALL) -> StoredImages:
-    storage: Any = InMemory([png(seed) for seed in range(4)])
+def stored(transform=SMALL):
+    storage = InMemory([png(seed) for seed in range(4)])
     return StoredImages(storage, from_dense(DENSE), NAMES, transform)
 
 
-def test_an_item_is_the_image_and_its_target() -> None:
+def test_an_item_is_the_image_and_its_target():
     dataset = stored()
     for index in range(len(dataset)):
         image, target = fixed_sample(dataset, index)
@@ -100,12 +98,12 @@ def test_an_item_is_the_image_and_its_target() -> None:
     for index in (-1, 4):
         with pytest.raises(IndexError):
             dataset.load(index, SampleRandom(0))
-    broken: Any = StoredImages(InMemory([b"no image"]), from_dense(DENSE[:1]), NAMES, SMALL)  # type: ignore[arg-type]
+    broken = StoredImages(InMemory([b"no image"]), from_dense(DENSE[:1]), NAMES, SMALL)
     with pytest.raises(DataError, match=r"^image 0: "):
         fixed_sample(broken, 0)
 
 
-def test_a_split_is_viewed_through_another_transform_and_as_it_is_stored() -> None:
+def test_a_split_is_viewed_through_another_transform_and_as_it_is_stored():
     split = Split(stored(EvalTransform(image_size=4)), Classes(NAMES))
     viewed = split.viewed(EvalTransform(image_size=16))
     assert fixed_sample(viewed.dataset, 1)[0].shape == (3, 16, 16)
@@ -117,7 +115,7 @@ def test_a_split_is_viewed_through_another_transform_and_as_it_is_stored() -> No
     assert np.unique(np.asarray(picture(generated.dataset, 2))) == 2
 
 
-def test_labels_come_from_the_table_the_target_of_a_scene_or_the_images() -> None:
+def test_labels_come_from_the_table_the_target_of_a_scene_or_the_images():
     dataset = stored(lambda image: pytest.fail("it was read"))
     assert labels_of(Split(dataset, Classes(NAMES))) is dataset.labels
     assert np.array_equal(labels_of(Split(Generated(), Classes(NAMES))).dense(), DENSE)
@@ -147,7 +145,7 @@ FILES = ["a/1.png", "a/2.png", "b/1.png", "3.png", os.fsdecode(b"caf\xe9.png")]
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> ImageFiles:
+def files(tmp_path):
     for file in FILES:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_bytes(os.fsencode(file))
@@ -157,7 +155,7 @@ def files(tmp_path: Path) -> ImageFiles:
     return storage
 
 
-def test_files_have_names_and_contents(files: ImageFiles, tmp_path: Path) -> None:
+def test_files_have_names_and_contents(files, tmp_path):
     assert [files.name(index) for index in range(5)] == [str(tmp_path / file) for file in FILES]
     assert files.content(4) == b"caf\xe9.png"
     assert files.files.dtype.kind == "S", "what a worker holds is small"
@@ -166,7 +164,7 @@ def test_files_have_names_and_contents(files: ImageFiles, tmp_path: Path) -> Non
     assert [some.name(index) for index in range(2)] == [files.name(3), files.name(0)]
 
 
-def test_absent_files(files: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_files(files, tmp_path, monkeypatch):
     assert not files.absent().any()
     (tmp_path / "a" / "2.png").unlink()
     (tmp_path / "3.png").rename(tmp_path / "3.PNG")  # the case counts, as it will on another disk
@@ -185,7 +183,7 @@ def test_absent_files(files: ImageFiles, tmp_path: Path, monkeypatch: pytest.Mon
         files.absent()
 
 
-def test_the_folder_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_a_data_set(tmp_path, monkeypatch):
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "file").touch()
@@ -197,7 +195,7 @@ def test_the_folder_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 # Repeat-factor sampling
 
 
-def rare(images: int = 200) -> np.ndarray:
+def rare(images=200):
     """Return labels of classes from rare to common; the last one is never positive."""
     rng = np.random.default_rng(0)
     labels = (rng.random((images, 5)) < [0.01, 0.03, 0.2, 0.6, 0.0]).astype(np.int8)
@@ -207,7 +205,7 @@ def rare(images: int = 200) -> np.ndarray:
 
 @pytest.mark.parametrize("default", [0, -1])
 @pytest.mark.parametrize("threshold", [0.001, 0.1, 1.0])
-def test_factors_are_those_of_loops(threshold: float, default: int) -> None:
+def test_factors_are_those_of_loops(threshold, default):
     labels = rare()
     shares = [sum(row[k] == 1 for row in labels) / len(labels) for k in range(5)]
     expected = []
@@ -218,12 +216,12 @@ def test_factors_are_those_of_loops(threshold: float, default: int) -> None:
     np.testing.assert_allclose(factors, expected, rtol=1e-12)
 
 
-def epoch(factors: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def epoch(factors, seed):
     images, appearances = draw(factors, torch.Generator().manual_seed(seed))
     return images.numpy(), appearances.numpy()
 
 
-def test_epochs_have_the_same_length_and_each_image_its_factor_rounded_down_or_up() -> None:
+def test_epochs_have_the_same_length_and_each_image_its_factor_rounded_down_or_up():
     factors = repeat_factors(from_dense(rare()), 0.1)
     length = epoch_length(factors)
     assert factors.sum() <= length < factors.sum() + 1
@@ -242,7 +240,7 @@ def test_epochs_have_the_same_length_and_each_image_its_factor_rounded_down_or_u
     np.testing.assert_allclose(np.mean(counts, axis=0), scaled, atol=5 / 40)
 
 
-def test_an_epoch_is_shuffled_counts_appearances_and_depends_on_the_generator_only() -> None:
+def test_an_epoch_is_shuffled_counts_appearances_and_depends_on_the_generator_only():
     factors = np.array([1.0, 3.0, 1.5, 1.0, 2.5])
     images, appearances = epoch(factors, 0)
     for index in range(5):
@@ -256,19 +254,19 @@ def test_an_epoch_is_shuffled_counts_appearances_and_depends_on_the_generator_on
     assert not appearances.any()
 
 
-def test_settings_of_the_sampling() -> None:
+def test_settings_of_the_sampling():
     labels = from_dense(rare())
     assert Sampling().factors(lambda: pytest.fail("it was asked for labels")) is None
     for threshold, used in ((None, 0.001), (0.1, 0.1)):
         sampling = Sampling(sampler="repeat_factor", repeat_threshold=threshold)
-        assert np.array_equal(sampling.factors(lambda: labels), repeat_factors(labels, used))  # type: ignore[arg-type]
+        assert np.array_equal(sampling.factors(lambda: labels), repeat_factors(labels, used))
 
     for sampler, threshold, message in (
         ("repeat_factor", 0.0, "repeat_threshold is 0.0: it must be in (0, 1]"),
         ("shuffle", 0.1, "repeat_threshold has no effect with data.sampler=shuffle"),
     ):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-            Sampling(sampler=sampler, repeat_threshold=threshold)  # type: ignore[arg-type]
+            Sampling(sampler=sampler, repeat_threshold=threshold)
 
 
 # The origin of word vectors, which a stranger's file may claim
@@ -288,7 +286,7 @@ HASH = "0123456789abcdef" * 4
         ("clip:ViT-B-32", HASH, ("a photo",)),
     ],
 )
-def test_values_of_a_stranger(source: Any, sha256: Any, templates: Any) -> None:
+def test_values_of_a_stranger(source, sha256, templates):
     assert VectorOrigin(source, sha256, templates).fault() is not None
     for good in (
         VectorOrigin("glove.txt", HASH),
@@ -306,15 +304,15 @@ PATHS = ["a.png", "b/a.png", "b/c.png"]
 
 
 def table(
-    paths: list[str] = PATHS,
-    positives: list[list[int]] = POSITIVES,
-    names: tuple[str, ...] = NAMES,
+    paths=PATHS,
+    positives=POSITIVES,
+    names=NAMES,
     *,
-    folder: str = "/data",
-    default: int = 0,
-    labels: Labels | None = None,
-    part: slice = slice(None),
-) -> Fingerprint:
+    folder="/data",
+    default=0,
+    labels=None,
+    part=slice(None),
+):
     """Return the fingerprint of a part of these images."""
     entries = [dict.fromkeys(classes, 1) for classes in positives]
     labels = labels or from_entries(entries, num_classes=len(names), default=default)
@@ -322,7 +320,7 @@ def table(
     return fingerprint(Split(images.select(np.arange(len(paths))[part]), Classes(names)))
 
 
-def test_a_fingerprint_depends_on_the_table_only() -> None:
+def test_a_fingerprint_depends_on_the_table_only():
     longer = table([*PATHS, "a/longer/path.png"], [*POSITIVES, [0]], part=slice(3))
     assert table() == table(folder="/other/root") == longer
     assert table(positives=[[2, 0], [], [1]]) == table()
@@ -346,9 +344,7 @@ def test_a_fingerprint_depends_on_the_table_only() -> None:
         (table(names=("cat", "cow", "dog")), "training classes have other names"),
     ],
 )
-def test_every_change_is_refused_or_accepted_with_a_warning(
-    changed: Fingerprint, said: str
-) -> None:
+def test_every_change_is_refused_or_accepted_with_a_warning(changed, said):
     path, saved = Path("last.pt"), table()
     with pytest.raises(
         CheckpointError, match=rf"last.pt was trained on other data \(.*{said}.*data.changed=allow"
@@ -359,7 +355,7 @@ def test_every_change_is_refused_or_accepted_with_a_warning(
     assert "no fingerprint" in (check_same(None, changed, path, allow=False) or "")
 
 
-def test_a_large_table_is_hashed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_table_is_hashed_in_pieces(monkeypatch):
     rng = np.random.default_rng(0)
     paths = [f"{number}.png" for number in range(1000)]
     positives = [rng.permutation(3)[: rng.integers(4)].tolist() for _ in paths]

@@ -22,10 +22,10 @@ COLUMNS = torch.from_numpy(ARRAY.T.copy())
 
 
 @pytest.fixture
-def save(tmp_path: Path) -> Save:
+def save(tmp_path):
     """Write word vectors: bytes, text, an array as .npy, or anything else as torch does."""
 
-    def save(name: str, content: Any) -> Path:
+    def save(name, content):
         path = tmp_path / name
         if isinstance(content, bytes):
             path.write_bytes(content)
@@ -40,13 +40,13 @@ def save(tmp_path: Path) -> Save:
     return save
 
 
-def lines(*names: str) -> str:
+def lines(*names):
     """Return the rows of ARRAY as lines, with these words."""
     rows = zip(names or NAMES, ARRAY.tolist(), strict=True)
     return "\n".join(f"{name} {' '.join(map(str, row))}" for name, row in rows)
 
 
-def fault(path: Path, names: list[str], **named: Any) -> str:
+def fault(path, names, **named):
     with pytest.raises(DataError) as caught:
         read_vectors(path, names, **named)
     message = str(caught.value)
@@ -69,7 +69,7 @@ def fault(path: Path, names: list[str], **named: Any) -> str:
     ],
     ids=["glove", "word2vec", "blanks at the end", "tabs", "the first line of a word counts"],
 )
-def test_text_in_every_dialect(save: Save, caplog: pytest.LogCaptureFixture, text: str) -> None:
+def test_text_in_every_dialect(save, caplog, text):
     found = read_vectors(save("v.vec", text), ["sea", "dog"])
     assert found.dtype == torch.float32
     assert found.tolist() == ARRAY[[2, 1]].tolist()
@@ -79,15 +79,13 @@ def test_text_in_every_dialect(save: Save, caplog: pytest.LogCaptureFixture, tex
 @pytest.mark.parametrize(
     "entry", ["traffic light", "traffic_light", "traffic-light", "Traffic_light"]
 )
-def test_an_entry_of_several_words_comes_before_the_mean(
-    save: Save, caplog: pytest.LogCaptureFixture, entry: str
-) -> None:
+def test_an_entry_of_several_words_comes_before_the_mean(save, caplog, entry):
     path = save("v.txt", lines("traffic", "light", entry))
     assert read_vectors(path, ["Traffic light"]).tolist() == ARRAY[[2]].tolist()
     assert caplog.text == ""
 
 
-def test_the_mean_of_the_words_is_reported(save: Save, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_mean_of_the_words_is_reported(save, caplog):
     path = save("v.txt", lines("traffic", "light", "dog"))
     found = read_vectors(path, ["dog", "traffic light"])
     assert found.tolist() == [ARRAY[2].tolist(), ARRAY[:2].mean(0).tolist()]
@@ -95,7 +93,7 @@ def test_the_mean_of_the_words_is_reported(save: Save, caplog: pytest.LogCapture
     assert "1 of 1 names have no vector: stop light" in fault(path, ["stop light"])
 
 
-def test_words_with_blanks_and_words_in_no_encoding(save: Save) -> None:
+def test_words_with_blanks_and_words_in_no_encoding(save):
     path = save("v.txt", lines("dog house", "dog", "dog."))
     assert read_vectors(path, ["dog"]).tolist() == ARRAY[[1]].tolist()
     path = save("v.txt", lines("sky", "caf\u00e9", "x").encode() + b"\n\xff\xfe 1 2 3 4\n")
@@ -112,7 +110,7 @@ def test_words_with_blanks_and_words_in_no_encoding(save: Save) -> None:
         (f"3 {'9' * 5000}\nsky 1 2\n", "cannot be used (ValueError"),
     ],
 )
-def test_text_that_is_refused(save: Save, text: str, message: str) -> None:
+def test_text_that_is_refused(save, text, message):
     found = fault(save("v.txt", text), ["dog"])
     assert message in found
     assert "see DATASETS.md, section Word vectors" in found
@@ -132,9 +130,7 @@ def test_text_that_is_refused(save: Save, text: str, message: str) -> None:
     ],
     ids=["pth", "leading 1", "dict", "rows", "columns"],
 )
-def test_rows_follow_the_names_wherever_they_lie_in_the_file(
-    save: Save, name: str, content: Any
-) -> None:
+def test_rows_follow_the_names_wherever_they_lie_in_the_file(save, name, content):
     path = save(name, content)
     found = read_vectors(path, ["sea", "sky"], order=NAMES)
     assert found.dtype == torch.float32
@@ -144,7 +140,7 @@ def test_rows_follow_the_names_wherever_they_lie_in_the_file(
 
 
 class Bomb:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return print, ("executed",)
 
 
@@ -160,16 +156,14 @@ class Bomb:
         ("v.pickle", pickle.dumps(Bomb(), protocol=2), "holds more than tensors and plain values"),
     ],
 )
-def test_arrays_that_are_refused(
-    save: Save, capsys: pytest.CaptureFixture[str], name: str, content: Any, message: str
-) -> None:
+def test_arrays_that_are_refused(save, capsys, name, content, message):
     path = save(name, content)
     order = NAMES if name != "v.npy" or "[3, 2]" not in message else ["a", "b", "c", "d"]
     assert message in fault(path, NAMES, order=order)
     assert capsys.readouterr().out == ""
 
 
-def test_names_that_are_missing_or_listed_twice(save: Save) -> None:
+def test_names_that_are_missing_or_listed_twice(save):
     path = save("v.npy", ARRAY)
     assert "are both called 'dog'" in fault(path, ["dog", "dog"], order=NAMES)
     assert "are both called 'sky'" in fault(path, ["sky"], order=["sky", "dog", "sky"])
@@ -185,7 +179,7 @@ def test_names_that_are_missing_or_listed_twice(save: Save) -> None:
 # The samples
 
 
-def test_the_two_orders_of_the_coco_vectors_are_joined_by_name(sample_data: Path) -> None:
+def test_the_two_orders_of_the_coco_vectors_are_joined_by_name(sample_data):
     folder = sample_data / "label_embeddings"
     files = [folder / f"coco80_{name}.txt" for name in ("alphabetical", "category_id_order")]
     alphabetical, by_id = (path.read_text().strip().split("\n") for path in files)
@@ -198,7 +192,7 @@ def test_the_two_orders_of_the_coco_vectors_are_joined_by_name(sample_data: Path
 # Settings
 
 
-def test_a_file_and_its_hash(save: Save, tmp_path: Path) -> None:
+def test_a_file_and_its_hash(save, tmp_path):
     path = save("glove.txt", "sky 1 2\ndog 3 4\nsea 5 6\n")
     names, queries, origin = word_vectors(str(path), ["sea", "sky"])
     assert names == ("sea", "sky")
@@ -215,11 +209,9 @@ def test_a_file_and_its_hash(save: Save, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "array"])
-def test_optional_names_may_be_missing(
-    form: str, save: Save, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_optional_names_may_be_missing(form, save, caplog):
     path = save("v.npy", ARRAY)
-    expected: tuple[tuple[str, ...], Any] = (("dog", "sky"), ARRAY[[1, 0]].tolist())
+    expected = (("dog", "sky"), ARRAY[[1, 0]].tolist())
     if form == "text":
         path = save("v.txt", "sky 1 2\ndog 3 4\nhot 5 6\n")
         # A name of several words is their mean; nobody asked for this one, so nothing is said.
@@ -231,7 +223,7 @@ def test_optional_names_may_be_missing(
 
 
 @pytest.mark.parametrize("reader", ["nuswide_zsl", "nuswide_official", "coco_zsl", "coco"])
-def test_prompts_of_a_file_have_no_effect(reader: str, tmp_path: Path) -> None:
+def test_prompts_of_a_file_have_no_effect(reader, tmp_path):
     (tmp_path / "some file").touch()
     arguments = {"root": str(tmp_path), "vectors": "v.txt", "prompts": "clip80"}
     with pytest.raises(ConfigError, match=r"^data\.prompts 'clip80' has no effect on the vectors"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from random_weights import noise, randomise
-from torch import Tensor, nn
+from torch import nn
 
 from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
 from mldec.heads.ml_decoder import MLDecoder
@@ -17,23 +17,21 @@ SMALL = {"embed_dim": DIM, "num_heads": HEADS, "mlp_dim": 20}
 TOKENS = noise(3, 9, IN)
 
 
-def small(num_classes: int = 7, **options) -> MLDecoder:
+def small(num_classes=7, **options):
     return randomise(MLDecoder(IN, num_classes, **{**SMALL, **options}))
 
 
-def part(head: nn.Module, prefix: str) -> dict[str, Tensor]:
+def part(head, prefix):
     """Return the tensors below a name, without it."""
     state = head.state_dict().items()
     return {name.removeprefix(prefix): value for name, value in state if name.startswith(prefix)}
 
 
-def norm(x: Tensor, weights: dict[str, Tensor], name: str) -> Tensor:
+def norm(x, weights, name):
     return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-5)
 
 
-def official(
-    head: MLDecoder, tokens: Tensor, *, doubled: bool = True, words: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def official(head, tokens, *, doubled=True, words=None):
     """Return logits and attention of the official forward with torch's attention."""
     state, dim = head.state_dict(), head.embed.out_features
     memory = F.relu(F.linear(tokens, state["embed.weight"], state["embed.bias"])).transpose(0, 1)
@@ -55,7 +53,7 @@ def official(
     return pooled(head, target.transpose(0, 1)), averaged
 
 
-def pooled(head: MLDecoder, decoded: Tensor) -> Tensor:
+def pooled(head, decoded):
     """Return the logits of decoded queries: class c from group c // g, slot c % g."""
     weight, bias = head.pool_weight, head.pool_bias
     if weight.dim() == 2:
@@ -84,9 +82,7 @@ FORMS = [
 
 @pytest.mark.parametrize(("num_classes", "options"), FORMS)
 @torch.no_grad()
-def test_logits_and_attention_equal_the_official_description(
-    num_classes: int, options: dict
-) -> None:
+def test_logits_and_attention_equal_the_official_description(num_classes, options):
     head = small(num_classes, **options)
     expected, expected_weights = official(head, TOKENS, doubled=head.layers[0].query_step != "norm")
     logits, weights = head(TOKENS, attention=True)
@@ -98,9 +94,7 @@ def test_logits_and_attention_equal_the_official_description(
 
 @pytest.mark.parametrize(("num_groups", "num_layers"), [(3, 1), (None, 2)])
 @torch.no_grad()
-def test_with_self_attention_it_is_the_transformer_decoder_of_torch(
-    num_groups: int | None, num_layers: int
-) -> None:
+def test_with_self_attention_it_is_the_transformer_decoder_of_torch(num_groups, num_layers):
     head = small(num_groups=num_groups, num_layers=num_layers, self_attention=True)
     names = {"cross_attn": "multihead_attn", "mlp.0": "linear1", "mlp.3": "linear2"}
     target = head.queries.expand(3, -1, -1)
@@ -117,7 +111,7 @@ def test_with_self_attention_it_is_the_transformer_decoder_of_torch(
 
 @pytest.mark.parametrize("count", [1, 7, 30])
 @torch.no_grad()
-def test_zero_shot_decodes_any_classes_as_described_and_each_by_itself(count: int) -> None:
+def test_zero_shot_decodes_any_classes_as_described_and_each_by_itself(count):
     head, words = small(0, word_dim=5, num_groups=None), noise(count, 5, seed=2)
     expected, expected_weights = official(head, TOKENS, words=words)
     logits, weights = head(TOKENS, words, attention=True)
@@ -130,7 +124,7 @@ def test_zero_shot_decodes_any_classes_as_described_and_each_by_itself(count: in
 
 
 @torch.no_grad()
-def test_a_word_as_wide_as_the_decoder_is_not_projected() -> None:
+def test_a_word_as_wide_as_the_decoder_is_not_projected():
     head, words = small(0, word_dim=DIM, num_groups=None), noise(4, DIM)
     closed = small(4, num_groups=None)
     of_classes = {
@@ -158,8 +152,8 @@ def test_a_word_as_wide_as_the_decoder_is_not_projected() -> None:
     ],
 )
 def test_groups_are_clipped_to_the_classes_and_their_size_is_rounded_up(
-    num_classes: int, num_groups: int | None, groups: int, size: int
-) -> None:
+    num_classes, num_groups, groups, size
+):
     with torch.device("meta"):
         head = MLDecoder(4, num_classes, num_groups=num_groups, embed_dim=8, mlp_dim=8)
     assert head.queries.shape == (groups, 8)
@@ -170,20 +164,20 @@ def test_groups_are_clipped_to_the_classes_and_their_size_is_rounded_up(
 # The start
 
 
-def check_uniform(tensor: Tensor, bound: float) -> None:
+def check_uniform(tensor, bound):
     """Check that the bound holds and is nearly reached, and the spread."""
     assert bound * (1 - 20 / tensor.numel()) < tensor.abs().max() <= bound
     check_moments(tensor, bound / math.sqrt(3))
 
 
-def check_moments(tensor: Tensor, std: float) -> None:
+def check_moments(tensor, std):
     """Check mean 0 and this standard deviation, within six standard errors of the sample."""
     size = tensor.numel()
     assert abs(tensor.mean().item()) < 6 * std / math.sqrt(size)
     assert tensor.std().item() == pytest.approx(std, rel=6 / math.sqrt(2 * size))
 
 
-def test_every_tensor_starts_as_in_the_official_code() -> None:
+def test_every_tensor_starts_as_in_the_official_code():
     torch.manual_seed(0)
     state = MLDecoder(2048, 1000).state_dict()  # 100 groups are the default
     uniform = {
@@ -210,7 +204,7 @@ def test_every_tensor_starts_as_in_the_official_code() -> None:
         assert state[name].abs().max() > 3.5 * std  # a normal distribution has tails
 
 
-def test_the_pooling_of_a_zero_shot_head_starts_with_the_official_spread() -> None:
+def test_the_pooling_of_a_zero_shot_head_starts_with_the_official_spread():
     torch.manual_seed(0)
     heads = [MLDecoder(8, 3, mlp_dim=8, word_dim=5, num_groups=None) for _ in range(20)]
     assert heads[0].pool_weight.shape == (768, 1)
@@ -219,7 +213,7 @@ def test_the_pooling_of_a_zero_shot_head_starts_with_the_official_spread() -> No
     check_uniform(heads[0].word_proj.weight.detach(), 5**-0.5)
 
 
-def test_queries_follow_from_the_seed_and_only_learned_ones_are_trained() -> None:
+def test_queries_follow_from_the_seed_and_only_learned_ones_are_trained():
     drawn = {}
     for kind in ("random", "learned", "orthogonal"):
         torch.manual_seed(3)
@@ -236,7 +230,7 @@ def test_queries_follow_from_the_seed_and_only_learned_ones_are_trained() -> Non
     torch.testing.assert_close(many.norm(dim=1), torch.full((100,), 4.0))
 
 
-def seen_by_the_first_norm(head: MLDecoder, tokens: Tensor) -> Tensor:
+def seen_by_the_first_norm(head, tokens):
     seen = []
     hook = head.layers[0].norm1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     head(tokens)
@@ -244,7 +238,7 @@ def seen_by_the_first_norm(head: MLDecoder, tokens: Tensor) -> Tensor:
     return seen[0].detach()
 
 
-def test_the_doubled_query_is_noise_of_two_values_in_training() -> None:
+def test_the_doubled_query_is_noise_of_two_values_in_training():
     torch.manual_seed(0)
     head = MLDecoder(8, 80, mlp_dim=8).double().train()
     tokens = noise(4, 3, 8)
@@ -261,7 +255,7 @@ def test_the_doubled_query_is_noise_of_two_values_in_training() -> None:
 # Official names
 
 
-def test_a_strict_load_of_official_names_misses_and_leaves_nothing() -> None:
+def test_a_strict_load_of_official_names_misses_and_leaves_nothing():
     head = small(5)
     state = {}
     for key, value in head.state_dict().items():

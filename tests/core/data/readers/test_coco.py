@@ -3,7 +3,6 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,18 +16,18 @@ from mldec.errors import DataError
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Reader:
+def build(tmp_path):
     return tree("coco", tmp_path)
 
 
-def write(root: Path, split: str, content: dict[str, Any]) -> None:
+def write(root, split, content):
     coco_file(root, split).write_text(json.dumps(content))
 
 
 # Labels
 
 
-def test_images_by_id_and_classes_by_category_id(build: Reader) -> None:
+def test_images_by_id_and_classes_by_category_id(build):
     data = build()
     assert data.train.classes.names == data.val.classes.names == ("person", "train", "tooth brush")
     assert not data.train.classes.exclusive
@@ -43,18 +42,17 @@ def test_images_by_id_and_classes_by_category_id(build: Reader) -> None:
     assert targets(data.val) == [[0, 0, 0], [0, 1, 1]]
 
 
-def test_word_vectors_are_matched_by_name(build: Reader) -> None:
+def test_word_vectors_are_matched_by_name(build):
     (build.root / "words.txt").write_text("tooth 1 0\nbrush 0 1\ntrain 3 4\nperson 5 6\n")
     data = build(vectors="words.txt")
     for split in (data.train, data.val):
-        assert split.classes.queries is not None
         assert split.classes.queries.tolist() == [[5, 6], [3, 4], [0.5, 0.5]]
     assert data.train.classes.queries is data.val.classes.queries, "they are read once"
     with pytest.raises(DataError, match=r"nowhere\.txt"):
         build(vectors="nowhere.txt")
 
 
-def test_names_in_inner_folders_and_the_layout_of_2017(build: Reader) -> None:
+def test_names_in_inner_folders_and_the_layout_of_2017(build):
     root, old = build.root, build()
     for split, objects in COCO.items():
         split = split.replace("2014", "2017")
@@ -69,7 +67,7 @@ def test_names_in_inner_folders_and_the_layout_of_2017(build: Reader) -> None:
     assert targets(new.val) == targets(old.val)
 
 
-def test_only_training_labels_are_taken_away(build: Reader) -> None:
+def test_only_training_labels_are_taken_away(build):
     whole = build(annotated_only=False)
     for option in ({"drop_labels": 0.5}, {"keep_per_class": 1}):
         data = build(annotated_only=False, **option)
@@ -84,7 +82,7 @@ def test_only_training_labels_are_taken_away(build: Reader) -> None:
 # The sample
 
 
-def test_the_sample(sample_data: Path, tmp_path: Path) -> None:
+def test_the_sample(sample_data, tmp_path):
     root, cache = sample_data / "coco2014_mini", str(tmp_path)
     few = made(coco, root=str(root), cache_dir=cache)
     data = made(coco, root=str(root), cache_dir=cache, image_size=32, annotated_only=False)
@@ -100,7 +98,7 @@ def test_the_sample(sample_data: Path, tmp_path: Path) -> None:
     for split, part in (("train2014", data.train), ("val2014", data.val)):
         raw = json.loads(coco_file(root, split).read_text())
         names_of = {category["id"]: category["name"] for category in raw["categories"]}
-        objects: dict[int, set[str]] = {}
+        objects = {}
         for annotation in raw["annotations"]:
             shown = objects.setdefault(annotation["image_id"], set())
             shown.add(names_of[annotation["category_id"]])
@@ -118,7 +116,7 @@ def test_the_sample(sample_data: Path, tmp_path: Path) -> None:
 # Faults beyond those of test_faults.py
 
 
-def test_names_that_are_numbers_become_text(build: Reader) -> None:
+def test_names_that_are_numbers_become_text(build):
     for split, objects in COCO.items():
         numbers = [{"id": 7, "name": 1}, {"id": 1, "name": 2.5}, CATEGORIES[2]]
         write(build.root, split, coco_content(split, objects, numbers))
@@ -129,7 +127,7 @@ def test_names_that_are_numbers_become_text(build: Reader) -> None:
 # Zero-shot
 
 
-def test_there_are_48_and_17_classes(sample_data: Path) -> None:
+def test_there_are_48_and_17_classes(sample_data):
     folder = sample_data / "label_embeddings"
     lines = (folder / "coco80_category_id_order.txt").read_text().split("\n")
     every = [line for line in lines if line]
@@ -139,7 +137,7 @@ def test_there_are_48_and_17_classes(sample_data: Path) -> None:
     assert (len(set(SEEN)), len(set(UNSEEN)), len({*SEEN, *UNSEEN})) == (48, 17, 65)
 
 
-def test_labels_and_vectors_of_zero_shot(sample_data: Path, tmp_path: Path) -> None:
+def test_labels_and_vectors_of_zero_shot(sample_data, tmp_path):
     vectors = sample_data / "label_embeddings" / "coco80_sdl_80x300.npy"
     place = {"root": str(sample_data / "coco2014_mini"), "cache_dir": str(tmp_path)}
     data = made(coco_zsl, **place, vectors=str(vectors), image_size=32)
@@ -151,7 +149,6 @@ def test_labels_and_vectors_of_zero_shot(sample_data: Path, tmp_path: Path) -> N
     raw = np.load(vectors).astype(np.float32)
     for split in (data.train, data.val):
         rows = [every.index(name) for name in split.classes.names]
-        assert split.classes.queries is not None
         assert np.array_equal(split.classes.queries.numpy(), raw[rows])
 
     dense = np.array(targets(whole.val))
@@ -166,6 +163,6 @@ def test_labels_and_vectors_of_zero_shot(sample_data: Path, tmp_path: Path) -> N
     assert np.array_equal(targets(data.train), seen[seen.any(1)])
 
 
-def test_classes_that_the_annotations_lack(build: Reader) -> None:
+def test_classes_that_the_annotations_lack(build):
     build = Reader(coco_zsl, build.root, "MS-COCO zero-shot")
     assert "63 of the 65 classes are not in its annotations, such as 'airplane'" in build.fault()

@@ -4,12 +4,10 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from readers import Reader, names, targets, write_picture
+from readers import names, targets, write_picture
 from trees import CSV, tree
 
 from mldec.data.types import DataModule, fixed_sample
@@ -35,13 +33,13 @@ HEADER = "path,labels,split\n"
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Reader:
+def reader(tmp_path):
     return tree("csv_table", tmp_path)
 
 
 @pytest.fixture
-def build(reader: Reader) -> Build:
-    def build(text: str | bytes | None = None, **arguments: Any) -> DataModule:
+def build(reader):
+    def build(text=None, **arguments):
         if text is not None:
             content = text if isinstance(text, bytes) else text.encode()
             (reader.root / "data.csv").write_bytes(content)
@@ -51,8 +49,8 @@ def build(reader: Reader) -> Build:
 
 
 @pytest.fixture
-def fault(build: Build) -> Callable[..., str]:
-    def fault(text: str, **arguments: Any) -> str:
+def fault(build):
+    def fault(text, **arguments):
         with pytest.raises(DataError) as caught:
             build(text, **arguments)
         assert "\n" not in str(caught.value)
@@ -86,9 +84,7 @@ def fault(build: Build) -> Callable[..., str]:
     ],
     ids=["names", "windows", "semicolons", "one-hot", "json"],
 )
-def test_all_forms_are_the_same_data_and_are_named(
-    build: Build, reader: Reader, caplog: pytest.LogCaptureFixture, text: str, form: str
-) -> None:
+def test_all_forms_are_the_same_data_and_are_named(build, reader, caplog, text, form):
     with caplog.at_level(logging.INFO, "mldec"):
         data = build(text, classes=["cat", "dog", "eel"])
     assert names(data.train) == ["1.png", "2.png", "x, y.png"]
@@ -99,9 +95,7 @@ def test_all_forms_are_the_same_data_and_are_named(
     assert caplog.messages.count(f"csv: {reader.root}/data.csv has {form}") == 1
 
 
-def test_the_classes_are_the_sorted_labels_and_the_splits_those_of_the_column(
-    build: Build, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_classes_are_the_sorted_labels_and_the_splits_those_of_the_column(build, caplog):
     with caplog.at_level(logging.INFO, "mldec"):
         data = build()
     assert data.val.classes.names == ("cat", "dog", "eel")
@@ -112,7 +106,7 @@ def test_the_classes_are_the_sorted_labels_and_the_splits_those_of_the_column(
     assert "csv val: 2 of 3 classes have no image: 'dog', 'eel'" in caplog.messages
 
 
-def test_negatives_make_the_rest_unknown(build: Build) -> None:
+def test_negatives_make_the_rest_unknown(build):
     text = (
         "split,negatives,labels,path\ntrain,dog,cat,a/1.png\n"
         "train,,[],a/2.png\nval,eel;dog,cat,b/4.png\n"
@@ -124,7 +118,7 @@ def test_negatives_make_the_rest_unknown(build: Build) -> None:
     assert isinstance(data.evaluator(), PartialLabelEvaluator)
 
 
-def test_an_empty_cell_makes_the_labels_partial(build: Build) -> None:
+def test_an_empty_cell_makes_the_labels_partial(build):
     data = build(ONE_HOT.replace("a/2.png,0,0.0,0", "a/2.png,0,, "))
     assert data.train.classes.names == ("dog", "cat", "eel")  # the order of the columns
     assert targets(data.train) == [[1, 1, 0], [0, -1, -1], [1, 0, 1]]
@@ -137,13 +131,13 @@ def test_an_empty_cell_makes_the_labels_partial(build: Build) -> None:
 
 
 @pytest.mark.parametrize(("sign", "name"), [(",", "a;b"), (";", "a,b"), ("\t", "a,b;c")])
-def test_a_sign_in_a_class_name_decides_nothing(build: Build, sign: str, name: str) -> None:
+def test_a_sign_in_a_class_name_decides_nothing(build, sign, name):
     rows = ["path,split,NAME", "a/1.png,train,1", "b/4.png,val,0"]
     text = "\n".join(rows).replace(",", sign).replace("NAME", f'"{name}"')
     assert build(text).train.classes.names == (name,)
 
 
-def test_brackets_that_are_no_list_are_names_and_other_separators(build: Build) -> None:
+def test_brackets_that_are_no_list_are_names_and_other_separators(build):
     data = build(HEADER + "a/1.png,[unknown];[dog],train\na/2.png,[x,train\nb/4.png,[dog],val\n")
     assert data.train.classes.names == ("[dog]", "[unknown]", "[x")
     text = HEADER + "a/1.png,dog;eel | cat|,train\nb/4.png,cat,val\n"
@@ -151,7 +145,7 @@ def test_brackets_that_are_no_list_are_names_and_other_separators(build: Build) 
 
 
 @pytest.mark.parametrize("form", ["labels", "columns"])
-def test_one_label(build: Build, fault: Callable[..., str], form: str) -> None:
+def test_one_label(build, fault, form):
     text = "path,labels,split\na/1.png,dog,train\nb/4.png,cat,val\n"
     two = text.replace("dog", "dog;cat")
     if form == "columns":
@@ -164,7 +158,7 @@ def test_one_label(build: Build, fault: Callable[..., str], form: str) -> None:
     assert "row 2 has 2 labels; data.exclusive=true wants one" in fault(two, exclusive=True)
 
 
-def test_a_folder_of_images(build: Build, fault: Callable[..., str], reader: Reader) -> None:
+def test_a_folder_of_images(build, fault, reader):
     data = build(HEADER + "1.png,dog,train\n.\\2.png,cat,val\n", images="a")
     assert names(data.train) == ["1.png"]
     text = HEADER + "a/2.png,dog,train\n1.png,dog,val\n"
@@ -176,9 +170,7 @@ def test_a_folder_of_images(build: Build, fault: Callable[..., str], reader: Rea
 # Splits without a column
 
 
-def test_a_stratified_split(
-    build: Build, reader: Reader, caplog: pytest.LogCaptureFixture, fault: Callable[..., str]
-) -> None:
+def test_a_stratified_split(build, reader, caplog, fault):
     rows = []
     for number in range(200):
         write_picture(reader.root / "c" / f"{number}.png")
@@ -200,9 +192,7 @@ def test_a_stratified_split(
 # The cache
 
 
-def test_a_table_is_read_again_for_other_settings_or_another_form(
-    build: Build, reader: Reader
-) -> None:
+def test_a_table_is_read_again_for_other_settings_or_another_form(build, reader):
     build()
     assert targets(build(classes=["eel", "dog", "cat"]).val) == [[0, 0, 1]]
     first = HEADER + "a/1.png,0,train\nb/4.png,1,val\n"
@@ -233,13 +223,13 @@ def test_a_table_is_read_again_for_other_settings_or_another_form(
         ("path,labels,negatives\na/1.png,dog,cat;dog\n", "'dog' is in labels and in negatives"),
     ],
 )
-def test_wrong_files(fault: Callable[..., str], text: str, expected: str) -> None:
+def test_wrong_files(fault, text, expected):
     message = fault(text)
     assert expected in message
     assert message.endswith("; see DATASETS.md, section Your own data")
 
 
-def test_classes_that_are_not_those_of_the_setting(fault: Callable[..., str]) -> None:
+def test_classes_that_are_not_those_of_the_setting(fault):
     message = "row 2: the class 'cat' is not in the list of 3 classes; did you mean 'Cat'?"
     assert message in fault(CSV, classes=["Cat", "dog", "eel"])
     message = "row 1: the class 'cat' is only one of data.classes and the columns"

@@ -2,9 +2,7 @@
 
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -28,12 +26,12 @@ VG, VG_LIST = "vg_category_500_labels_index.json", "test_list_500.txt"
 OUTSIDE = '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><annotation>&b;</annotation>'
 
 
-def cars(label: Any, name: str = "00002.jpg") -> Callable[[Path], None]:
+def cars(label, name="00002.jpg"):
     return lambda path: write_annotations(path, [("00001.jpg", 1), (name, label)])
 
 
 # Reader, file, what is written there (None: nothing), and a part of the message.
-READER_FAULTS: list[tuple[str, str, Any, str]] = [
+READER_FAULTS = [
     ("cars", "devkit/cars_train_annos.mat", cars(4), "annotation 2: the class 3 is not an index"),
     ("cars", "devkit/cars_train_annos.mat", cars(1, "../x"), "'../x' is not a path inside"),
     ("cars", "devkit/cars_meta.mat", "<html>not found</html>", "cars_meta.mat cannot be used ("),
@@ -89,9 +87,7 @@ READER_FAULTS: list[tuple[str, str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("reader", "file", "content", "message"), READER_FAULTS)
-def test_a_faulty_file_is_named(
-    tmp_path: Path, reader: str, file: str, content: Any, message: str
-) -> None:
+def test_a_faulty_file_is_named(tmp_path, reader, file, content, message):
     build = tree(reader, tmp_path)
     path = build.root / file
     if content is None:
@@ -113,7 +109,7 @@ def test_a_faulty_file_is_named(
 
 
 @pytest.mark.parametrize("reader", TREES)
-def test_every_reader_needs_its_folder_and_its_images(tmp_path: Path, reader: str) -> None:
+def test_every_reader_needs_its_folder_and_its_images(tmp_path, reader):
     build = tree(reader, tmp_path)
     assert "is not a folder; set data.root" in build.fault(root=str(tmp_path / "nowhere"))
     (tmp_path / "bare").mkdir()
@@ -146,9 +142,7 @@ def test_every_reader_needs_its_folder_and_its_images(tmp_path: Path, reader: st
         ("voc", {"difficult_val": "maybe"}, "data.difficult_val: 'maybe' is not one of negative"),
     ],
 )
-def test_a_faulty_setting_is_named(
-    tmp_path: Path, reader: str, arguments: dict[str, Any], message: str
-) -> None:
+def test_a_faulty_setting_is_named(tmp_path, reader, arguments, message):
     build = tree(reader, tmp_path)
     if "classes" in arguments:
         (build.root / arguments["classes"]).write_text("a\nb\nc\n")
@@ -160,13 +154,13 @@ def test_a_faulty_setting_is_named(
 @pytest.mark.parametrize(
     "reader", sorted({*readers.__all__} - {"cars", "cifar100", "folders", "imagenet"})
 )
-def test_every_reader_passes_its_threshold_on(tmp_path: Path, reader: str) -> None:
+def test_every_reader_passes_its_threshold_on(tmp_path, reader):
     (tmp_path / "some file").touch()
     with pytest.raises(ConfigError, match=r"threshold.*1\.5"):
         made(getattr(readers, reader), root=str(tmp_path), threshold=1.5)
 
 
-def test_entities_of_xml_do_not_grow_and_no_other_file_is_read(tmp_path: Path) -> None:
+def test_entities_of_xml_do_not_grow_and_no_other_file_is_read(tmp_path):
     build = tree("voc", tmp_path)
     levels = [f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10)]
     bomb = (
@@ -177,14 +171,14 @@ def test_entities_of_xml_do_not_grow_and_no_other_file_is_read(tmp_path: Path) -
 
 
 class Hostile:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return Path.mkdir, (self.path,)
 
 
-def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
+def test_a_pickle_runs_nothing(tmp_path):
     build = tree("cifar100", tmp_path)
     hostile = pickle.dumps({"data": Hostile(tmp_path / "done"), "fine_labels": [1]})
     pickle.loads(hostile)
@@ -196,7 +190,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "done").exists()
 
 
-def test_the_options_name_the_readers_in_their_package() -> None:
+def test_the_options_name_the_readers_in_their_package():
     files = Path(config_dir(), "data").glob("*.yaml")
     targets = {yaml.safe_load(file.read_text())["_target_"] for file in files}
     named = {target for target in targets if "readers" in target}

@@ -9,27 +9,27 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from readers import Reader, names, targets
+from readers import names, targets
 from support import made
 from trees import UNSEEN, VECTORS, nuswide_csv, tree
 
 from mldec.data.readers import nuswide81, nuswide_zsl
-from mldec.data.types import Split, fixed_sample
+from mldec.data.types import fixed_sample
 
 CLASSES = ("cat", "cloud", "clouds", "dog", "sky")
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Reader:
+def build(tmp_path):
     return tree("nuswide_zsl", tmp_path)
 
 
 @pytest.fixture
-def official(tmp_path: Path) -> Reader:
+def official(tmp_path):
     return tree("nuswide_official", tmp_path)
 
 
-def labels(split: Split) -> dict[str, set[str]]:
+def labels(split):
     """Return the images with the names of their labels."""
     shown = {}
     for name, row in zip(names(split), targets(split), strict=True):
@@ -41,9 +41,7 @@ def labels(split: Split) -> dict[str, set[str]]:
 # The CSV
 
 
-def test_training_knows_seen_classes_only_and_validation_all(
-    build: Reader, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_knows_seen_classes_only_and_validation_all(build, caplog):
     with caplog.at_level(logging.INFO, "mldec"):
         data = build()
     assert data.train.classes.names == ("cloud", "dog", "sky")
@@ -61,7 +59,7 @@ def test_training_knows_seen_classes_only_and_validation_all(
     assert "zero-shot: 2 of 4 validation images have an unseen class, 2 are used" in caplog.text
 
 
-def test_validation_images_with_an_unseen_class_or_all(build: Reader) -> None:
+def test_validation_images_with_an_unseen_class_or_all(build):
     for val_images, expected in (("unseen", {"e", "g"}), ("all", {"e", "f", "g", "h"})):
         data = build(val_images=val_images)
         assert set(labels(data.val)) == expected
@@ -71,7 +69,7 @@ def test_validation_images_with_an_unseen_class_or_all(build: Reader) -> None:
         assert evaluator.all_images == (val_images == "all")
 
 
-def test_the_lists_of_classes(build: Reader) -> None:
+def test_the_lists_of_classes(build):
     file = build.root / "benchmark_81_v0.json"
     first = build().train.classes
     # The classes are sorted, whatever the order of the list is.
@@ -79,7 +77,7 @@ def test_the_lists_of_classes(build: Reader) -> None:
     assert build().train.classes.names == first.names == tuple(sorted(first.names))
 
 
-def test_vectors_from_another_file_are_joined_by_name(build: Reader) -> None:
+def test_vectors_from_another_file_are_joined_by_name(build):
     words = sorted(CLASSES, reverse=True)
     text = "".join(f"{word} {len(word)}.5 1.0\n" for word in words)
     (build.root / "glove.txt").write_text(text)
@@ -87,7 +85,7 @@ def test_vectors_from_another_file_are_joined_by_name(build: Reader) -> None:
     assert queries[:, 0].tolist() == [len(name) + 0.5 for name in CLASSES]
 
 
-def test_the_form_of_81_concepts(build: Reader) -> None:
+def test_the_form_of_81_concepts(build):
     data = replace(build, function=nuswide81)()
     assert data.train.classes.names == data.val.classes.names == CLASSES
     assert data.train.classes.queries is None
@@ -100,7 +98,7 @@ def test_the_form_of_81_concepts(build: Reader) -> None:
     assert next(iter(evaluator.compute())) == "mAP"
 
 
-def test_the_sample_of_nus_wide(sample_data: Path, tmp_path: Path) -> None:
+def test_the_sample_of_nus_wide(sample_data, tmp_path):
     sample = sample_data / "nus_wide_zsl"
     every = (sample / "classes_1006.txt").read_text().split()
     concepts = (sample / "Concepts81.txt").read_text().split()
@@ -140,7 +138,7 @@ def test_the_sample_of_nus_wide(sample_data: Path, tmp_path: Path) -> None:
 # The official lists
 
 
-def test_backslashes_and_the_labels_of_both_kinds(official: Reader) -> None:
+def test_backslashes_and_the_labels_of_both_kinds(official):
     data = official()
     assert data.train.classes.names == ("dog", "sky")
     assert data.val.classes.names == ("cat", "dog", "sea", "sky")
@@ -153,9 +151,7 @@ def test_backslashes_and_the_labels_of_both_kinds(official: Reader) -> None:
     assert list(labels(official(val_images="unseen").val)) == ["0001_21"]
 
 
-def test_absent_images_are_dropped_and_counted(
-    official: Reader, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_absent_images_are_dropped_and_counted(official, caplog):
     folder = official.root / "Flickr"
     (folder / "actor" / "0001_11.jpg").unlink()
     data = official()
@@ -165,7 +161,7 @@ def test_absent_images_are_dropped_and_counted(
     assert f"Train: {message}" in caplog.text
 
 
-def test_images_may_have_the_names_of_the_tarball(official: Reader) -> None:
+def test_images_may_have_the_names_of_the_tarball(official):
     (official.root / "images").mkdir()
     for number in (11, 13, 21, 22):
         path = official.root / "images" / f"{number}7_{number}_abc_m.jpg"

@@ -37,14 +37,14 @@ Trees = Callable[[str], Reader]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Trees:
+def write(tmp_path):
     return lambda name: tree(name, tmp_path)
 
 
 # Class folders
 
 
-def test_images_by_class_and_name(write: Trees, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_by_class_and_name(write, caplog):
     build = write("folders")
     for name in (".DS_Store", "._0.JPG", "notes.txt", "Thumbs.db"):
         (build.root / "train" / "cat" / name).write_text("no image")
@@ -68,12 +68,12 @@ def test_images_by_class_and_name(write: Trees, caplog: pytest.LogCaptureFixture
     assert labels(build().val) == [0, 1, 1, 2]
 
 
-def test_without_two_folders_the_images_are_split_by_their_path(tmp_path: Path) -> None:
+def test_without_two_folders_the_images_are_split_by_their_path(tmp_path):
     for name in ("a", "b"):
         for number in range(60):
             write_picture(tmp_path / "all" / name / f"{number}.png")
 
-    def parts(**arguments: float) -> list[set[str]]:
+    def parts(**arguments):
         place = {"root": str(tmp_path / "all"), "cache_dir": str(tmp_path / "cache")}
         data = made(folders, **place, **arguments)
         datasets = (data.train.dataset, data.val.dataset)
@@ -90,7 +90,7 @@ def test_without_two_folders_the_images_are_split_by_their_path(tmp_path: Path) 
     assert parts(val_fraction=0.25) == [train - {gone}, val]
 
 
-def test_names_from_a_list_or_a_file(write: Trees) -> None:
+def test_names_from_a_list_or_a_file(write):
     build = write("folders")
     given = ["eel", "dog", "cat", "fox"]
     assert build(classes=given).val.classes.names == tuple(given)
@@ -112,7 +112,7 @@ def test_names_from_a_list_or_a_file(write: Trees) -> None:
 INDICES = [0, 278, 491]
 
 
-def test_the_index_is_the_place_of_the_sorted_wnid(write: Trees) -> None:
+def test_the_index_is_the_place_of_the_sorted_wnid(write):
     # The devkit counts from the kit fox on; here it is number 278, whatever folders there are.
     build = write("imagenet")
     data = build()
@@ -132,7 +132,7 @@ def test_the_index_is_the_place_of_the_sorted_wnid(write: Trees) -> None:
     assert labels(build(class_map="folders").val) == [0, 1]
 
 
-def test_class_maps_and_sizes(write: Trees, tmp_path: Path) -> None:
+def test_class_maps_and_sizes(write, tmp_path):
     build, file = write("imagenet"), tmp_path / "map.txt"
     file.write_text("n03000684 chain saw\nn01440764\tx\nn02119789\nn09999999\n")
     data = build(class_map=str(file), image_size=32, test_size=48)
@@ -147,7 +147,7 @@ def test_class_maps_and_sizes(write: Trees, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def kaggle(write: Trees, tmp_path: Path) -> Reader:
+def kaggle(write, tmp_path):
     """The same images as Kaggle lays them out, the table in no order."""
     root = write("imagenet").root
     inner = tmp_path / "kaggle" / "ILSVRC" / "Data" / "CLS-LOC"
@@ -163,13 +163,13 @@ def kaggle(write: Trees, tmp_path: Path) -> Reader:
 
 
 @pytest.mark.parametrize("inner", ["", "ILSVRC/Data/CLS-LOC"])
-def test_kaggles_layout(kaggle: Reader, inner: str) -> None:
+def test_kaggles_layout(kaggle, inner):
     data = kaggle(root=str(kaggle.root / inner))
     assert labels(data.val) == INDICES
     assert [name[-9:] for name in names(data.val)] == ["0010.JPEG", "0009.JPEG", "0008.JPEG"]
 
 
-def test_a_wrong_table_of_kaggle(kaggle: Reader) -> None:
+def test_a_wrong_table_of_kaggle(kaggle):
     file = kaggle.root / "LOC_val_solution.csv"
     text = file.read_text()
     for old, new, message in (
@@ -184,9 +184,9 @@ def test_a_wrong_table_of_kaggle(kaggle: Reader) -> None:
     assert "LOC_val_solution.csv cannot be read" in kaggle.fault()
 
 
-def test_real_labels(write: Trees, tmp_path: Path) -> None:
+def test_real_labels(write, tmp_path):
     build, file = write("imagenet"), tmp_path / "real.json"
-    real: list[list[int]] = [[] for _ in range(10)]
+    real = [[] for _ in range(10)]
     real[9], real[8] = [5, 0], [7]  # images 10 (tench) and 9; image 8 has none
     file.write_text(json.dumps(real))
     data = build(real_labels=str(file))
@@ -210,7 +210,7 @@ def test_real_labels(write: Trees, tmp_path: Path) -> None:
 # Stanford Cars
 
 
-def test_classes_count_from_one_and_test_labels_have_a_file_of_their_own(write: Trees) -> None:
+def test_classes_count_from_one_and_test_labels_have_a_file_of_their_own(write):
     build = write("cars")
     data = build()
     assert data.val.classes.names == tuple(CARS)
@@ -226,7 +226,7 @@ def test_classes_count_from_one_and_test_labels_have_a_file_of_their_own(write: 
     assert "no split 'val'" in build.fault(val="val")
 
 
-def test_the_form_of_one_file(write: Trees, tmp_path: Path) -> None:
+def test_the_form_of_one_file(write, tmp_path):
     build, root = write("cars"), tmp_path / "other"
     rows = [("1.jpg", 3, 0), ("2.jpg", 1, 1), ("3.jpg", 2, 0)]
     fields = []
@@ -242,7 +242,7 @@ def test_the_form_of_one_file(write: Trees, tmp_path: Path) -> None:
     assert data.val.dataset.name(0) == str(root / "car_ims" / "2.jpg")
 
 
-def test_the_devkit_of_the_sample(sample_data: Path) -> None:
+def test_the_devkit_of_the_sample(sample_data):
     devkit = sample_data / "stanford_cars_devkit" / "devkit"
     table = parse_cars([devkit / "cars_train_annos.mat", devkit / "cars_meta.mat"], "train")
     assert len(table.classes) == 196
@@ -260,7 +260,7 @@ def test_the_devkit_of_the_sample(sample_data: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [python2, pickle.dumps], ids=["python2", "python3"])
-def test_pictures_and_labels(write: Trees, form: Callable[..., bytes]) -> None:
+def test_pictures_and_labels(write, form):
     build = write("cifar100")
     write_cifar(build.root, form)
     with warnings.catch_warnings():

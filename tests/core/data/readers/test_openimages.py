@@ -2,11 +2,10 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from readers import Reader, names, targets
+from readers import names, targets
 from support import made
 from trees import MIIL, OPENIMAGES, tree
 
@@ -24,21 +23,19 @@ MIIL_TARGETS = [[1, 1, 0, -1], [-1, -1, -1, -1], [-1, -1, 0, -1]], [[0, 1, -1, 1
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Reader:
+def build(tmp_path):
     return tree("openimages", tmp_path)
 
 
 @pytest.fixture
-def miil(tmp_path: Path) -> Reader:
+def miil(tmp_path):
     return tree("openimages_miil", tmp_path)
 
 
 # The official files
 
 
-def test_unknown_is_neither_present_nor_absent(
-    build: Reader, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unknown_is_neither_present_nor_absent(build, caplog):
     with caplog.at_level(logging.INFO, "mldec"):
         data = build()
     assert targets(data.val) == TARGETS
@@ -53,7 +50,7 @@ def test_unknown_is_neither_present_nor_absent(
     assert "3 images, 4 classes, 4 present and 1 absent" in caplog.text
 
 
-def test_pieces_and_line_ends_do_not_show(build: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_and_line_ends_do_not_show(build, monkeypatch):
     monkeypatch.setattr(inputs, "CSV_ROWS", 2)
     assert targets(build().val) == TARGETS
     text = OPENIMAGES[TEST_FILE]
@@ -63,7 +60,7 @@ def test_pieces_and_line_ends_do_not_show(build: Reader, monkeypatch: pytest.Mon
     assert targets(build().val) == TARGETS
 
 
-def test_names_that_several_classes_share_get_their_place(build: Reader) -> None:
+def test_names_that_several_classes_share_get_their_place(build):
     expected = ("Ball (0)", 'Ducks, geese and "swans', "Ball (2)", "/m/0d")
     assert build().val.classes.names == expected
     assert build(names="mid").val.classes.names == ("/m/0c", "/m/0a", "/m/0b", "/m/0d")
@@ -72,7 +69,7 @@ def test_names_that_several_classes_share_get_their_place(build: Reader) -> None
     assert found == ("Human leg", "x (1)", "x (2)")
 
 
-def test_images_in_sub_folders(build: Reader) -> None:
+def test_images_in_sub_folders(build):
     for path in [*(build.root / "train").iterdir(), *(build.root / "test").iterdir()]:
         (path.parent / path.name[:2]).mkdir(exist_ok=True)
         path.rename(path.parent / path.name[:2] / path.name)
@@ -83,9 +80,7 @@ def test_images_in_sub_folders(build: Reader) -> None:
 # The MIIL form
 
 
-def test_positives_negatives_and_unknown(
-    miil: Reader, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_positives_negatives_and_unknown(miil, caplog, monkeypatch):
     with caplog.at_level(logging.INFO, "mldec"):
         data = miil()
     assert (targets(data.train), targets(data.val)) == MIIL_TARGETS
@@ -101,7 +96,7 @@ def test_positives_negatives_and_unknown(
     assert (targets(again.train), targets(again.val)) == MIIL_TARGETS
 
 
-def test_display_names_without_stray_quotes(miil: Reader) -> None:
+def test_display_names_without_stray_quotes(miil):
     display = {"/m/0a": '"Ball"', "/m/0b": " 'Ball'", "/m/0c": "'Cat'"}
     torch.save(display, miil.root / "mid_to_classes.pth")
     assert miil().val.classes.names == ("Ball (0)", "Ball (1)", "Cat", "/m/0d")
@@ -110,9 +105,7 @@ def test_display_names_without_stray_quotes(miil: Reader) -> None:
     assert "'/m/0a': the class name 'red\\x1b[31m' has the control character" in miil.fault()
 
 
-def test_a_class_list_gives_classes_and_order(
-    miil: Reader, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_class_list_gives_classes_and_order(miil, caplog):
     (miil.root / "list.txt").write_text("/m/0x\n/m/0b\n/m/0a\n")
     with caplog.at_level(logging.INFO, "mldec"):
         data = miil(class_list="list.txt")
@@ -125,14 +118,14 @@ def test_a_class_list_gives_classes_and_order(
 
 
 class Malicious:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return (Path.touch, (self.path,))
 
 
-def test_a_pth_file_cannot_run_anything(miil: Reader, tmp_path: Path) -> None:
+def test_a_pth_file_cannot_run_anything(miil, tmp_path):
     path, never = miil.root / "mid_to_classes.pth", tmp_path / "never"
     torch.save({"/m/0a": Malicious(never)}, path)
     with pytest.raises(DataError, match=str(path)):
@@ -140,7 +133,7 @@ def test_a_pth_file_cannot_run_anything(miil: Reader, tmp_path: Path) -> None:
     assert not never.exists()
 
 
-def test_the_real_sample(sample_data: Path, tmp_path: Path) -> None:
+def test_the_real_sample(sample_data, tmp_path):
     root = str(sample_data / "openimages_mini")
     data = made(openimages_miil, root=root, image_size=16, cache_dir=str(tmp_path))
     assert (len(data.train.dataset), len(data.val.dataset)) == (100, 100)

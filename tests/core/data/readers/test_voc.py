@@ -2,7 +2,6 @@
 
 import logging
 import os
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -12,11 +11,10 @@ from trees import VOC_SPLITS, tree, voc_xml, write_voc
 
 from mldec.data.readers import voc
 from mldec.data.table import VOC as CLASSES
-from mldec.data.types import Split
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Reader:
+def build(tmp_path):
     """The tree lies two folders below that of the data."""
     folder = tmp_path / "data" / "VOCdevkit"
     folder.mkdir(parents=True)
@@ -24,19 +22,17 @@ def build(tmp_path: Path) -> Reader:
     return Reader(voc, root, "Pascal VOC")
 
 
-def ids(split: Split) -> list[str]:
+def ids(split):
     return [name.removesuffix(".jpg") for name in names(split)]
 
 
-def labels(split: Split) -> list[dict[str, int]]:
+def labels(split):
     """For each image, class -> value of what is not absent."""
     rows = [zip(CLASSES, row, strict=True) for row in targets(split)]
     return [{name: value for name, value in row if value} for row in rows]
 
 
-def test_images_in_the_order_of_the_list_and_classes_in_that_of_the_devkit(
-    build: Reader, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_images_in_the_order_of_the_list_and_classes_in_that_of_the_devkit(build, caplog):
     with caplog.at_level(logging.INFO, "mldec"):
         data = build()
     assert ids(data.train) == list(VOC_SPLITS["trainval"])
@@ -54,9 +50,7 @@ def test_images_in_the_order_of_the_list_and_classes_in_that_of_the_devkit(
 
 
 @pytest.mark.parametrize(("difficult", "value"), [("negative", 0), ("positive", 1), ("ignore", -1)])
-def test_difficult_objects_in_training_and_in_evaluation(
-    build: Reader, difficult: str, value: int
-) -> None:
+def test_difficult_objects_in_training_and_in_evaluation(build, difficult, value):
     maybe = {name: {name: value} if value else {} for name in ("chair", "cat", "bus")}
     data = build(difficult_train=difficult)
     assert labels(data.train) == [{"dog": 1}, {"person": 1, **maybe["chair"]}, {"tvmonitor": 1}, {}]
@@ -69,13 +63,13 @@ def test_difficult_objects_in_training_and_in_evaluation(
 
 
 @pytest.mark.parametrize("levels", [0, 1, 2])
-def test_the_root_is_any_of_three_folders(build: Reader, levels: int) -> None:
+def test_the_root_is_any_of_three_folders(build, levels):
     root = [build.root, *build.root.parents][levels]
     path = build.root / "JPEGImages" / "000020.jpg"
     assert build(root=str(root)).val.dataset.name(0) == str(path)
 
 
-def test_two_years_side_by_side_and_a_tree_of_another_name(build: Reader) -> None:
+def test_two_years_side_by_side_and_a_tree_of_another_name(build):
     other = build.root.parent / "VOC2012"
     one_image = {"train": {"2008_000002": [("cow", 0)]}, "val": {"2009_000001": [("cow", 1)]}}
     write_voc(other, one_image)
@@ -103,14 +97,14 @@ def test_two_years_side_by_side_and_a_tree_of_another_name(build: Reader) -> Non
     ],
     ids=["list of a class", "windows", "blanks"],
 )
-def test_lists_as_they_occur(build: Reader, text: str) -> None:
+def test_lists_as_they_occur(build, text):
     (build.root / "ImageSets" / "Main" / "dog_trainval.txt").write_bytes(text.encode())
     # A file that no list names is not read, as those of the segmentation images of 2012.
     (build.root / "Annotations" / "2007_000027.xml").write_text("broken")
     assert ids(build(train="dog_trainval").train) == ["000012", "000007", "000005"]
 
 
-def test_a_changed_list_or_folder_is_read_again(build: Reader) -> None:
+def test_a_changed_list_or_folder_is_read_again(build):
     build()
     (build.root / "ImageSets" / "Main" / "test.txt").write_text("000021\n")
     assert ids(build().val) == ["000021"]
@@ -122,9 +116,7 @@ def test_a_changed_list_or_folder_is_read_again(build: Reader) -> None:
 # The sample
 
 
-def test_labels_of_the_sample_are_those_of_its_class_lists(
-    sample_data: Path, tmp_path: Path
-) -> None:
+def test_labels_of_the_sample_are_those_of_its_class_lists(sample_data, tmp_path):
     root = sample_data / "voc2012_mini"
     place = {"root": str(root), "year": 2012, "cache_dir": str(tmp_path)}
     data = made(voc, **place, train="train", val="val")
