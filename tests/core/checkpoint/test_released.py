@@ -6,12 +6,8 @@ import official
 import pytest
 import torch
 
-from mldec import build
 from mldec.backbones import TimmBackbone
 from mldec.checkpoint import initialise, load_model, released
-from mldec.checkpoint.loading import COMPUTED, match_tensors
-from mldec.checkpoint.sources import RELEASED
-from mldec.config.compose import parse
 from mldec.errors import CheckpointError, DataError
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.model import Classifier
@@ -71,46 +67,6 @@ def test_scales_become_positive_exactly_once(medium):
     # timm's own layout is batch norm already.
     again = released.tensors({key.removeprefix("backbone.network."): t for key, t in ours.items()})
     assert torch.equal(again[name], ours[name])
-
-
-LAYERS = {"tresnet_m": [3, 4, 11, 3], "tresnet_l": [4, 5, 18, 3], "tresnet_xl": [4, 5, 24, 3]}
-WIDTHS = {"tresnet_m": 1.0, "tresnet_l": 1.2, "tresnet_xl": 1.3}
-
-
-@pytest.mark.parametrize(
-    ("name", "network", "classes", "bottleneck"),
-    [
-        ("asl_tresnet_m_coco_224", "tresnet_m", 80, None),
-        ("asl_tresnet_l_coco_448", "tresnet_l", 80, None),
-        ("asl_tresnet_xl_coco_640", "tresnet_xl", 80, None),
-        ("asl_tresnet_xl_voc2007_448", "tresnet_xl", 20, None),
-        ("asl_tresnet_l_nuswide_448", "tresnet_l", 81, None),
-        ("asl_tresnet_l_openimages_448", "tresnet_l", 9605, 512),
-        ("other", "tresnet_m", 11221, None),  # ImageNet-21K: one label per image
-    ],
-)
-def test_each_file_of_asl_fits_the_network_it_is_told_by(name, network, classes, bottleneck):
-    shapes = official.tresnet_shapes(LAYERS[network], WIDTHS[network])
-    features = shapes["body.layer4.2.conv3.1.weight"][0]
-    shapes |= official.gap_shapes(features, classes, bottleneck)
-    file, size = RELEASED[name][:2] if name in RELEASED else ("other.pth", 64)
-    with torch.device("meta"):  # names and shapes only
-        state = {key: torch.empty(shape) for key, shape in shapes.items()}
-        ours = converted({"model": state}, file, None if name in RELEASED else size)
-        parts = build.check(parse(ours.config), build.MODEL_PARTS)
-        model = build.model(parts, ours.classes, pretrained=False)
-
-    assert ours.config["backbone"]["name"] == network
-    assert ours.transform.image_size == size
-    assert len(ours.classes) == classes
-    assert ours.classes.exclusive == (classes == 11221)
-    match = match_tensors(model, ours.model, COMPUTED)
-    assert match.missing == match.other_shape == match.unexpected == []
-
-
-def test_the_shapes_of_a_tresnet_are_those_of_a_released_file(medium):
-    body = {key: list(value.shape) for key, value in medium.items() if key.startswith("body.")}
-    assert official.tresnet_shapes([3, 4, 11, 3]) == body
 
 
 def test_known_lists_stand_in_for_names_that_a_file_lacks(sample_data):

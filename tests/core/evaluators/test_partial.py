@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score
-from support import in_processes
 
 from mldec.errors import DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
@@ -96,20 +95,3 @@ def test_without_a_valid_class_there_is_no_number():
     logits, targets = predictions()
     with pytest.raises(DataError, match="no class has both a positive and a negative"):
         evaluated(logits[:, [1, 5]], targets[:, [1, 5]])
-
-
-def in_a_process(rank, world_size, folder):
-    logits, targets = predictions()
-    cuts = [0, 0, 50, ROWS][rank : rank + 2]  # the first process has no image
-    evaluator = PartialLabelEvaluator(CLASSES)
-    evaluator.update(logits[cuts[0] : cuts[1]], targets[cuts[0] : cuts[1]])
-    torch.save((evaluator.compute(), evaluator.per_class()), f"{folder}/{rank}.pt")
-
-
-def test_several_processes_find_the_same_to_the_bit(tmp_path):
-    in_processes(in_a_process, 3, str(tmp_path))
-    evaluator, alone = evaluated(*predictions())
-    for rank in range(3):
-        metrics, columns = torch.load(tmp_path / f"{rank}.pt")
-        assert metrics == alone
-        np.testing.assert_array_equal(columns["AP"], evaluator.per_class()["AP"])

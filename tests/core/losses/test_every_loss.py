@@ -12,7 +12,6 @@ from support import loss_of_option
 from mldec.errors import ConfigError, DataError
 from mldec.losses import (
     AsymmetricLoss,
-    AsymmetricLossSingleLabel,
     BinaryCrossEntropy,
     CrossEntropy,
     DistributionBalancedLoss,
@@ -103,9 +102,6 @@ WRONG = [
     (AsymmetricLoss, {"pos_weight": -1}, "pos_weight is -1: it must be above 0, or auto"),
     (AsymmetricLoss, {"pos_weight_cap": 0}, "pos_weight_cap is 0: it must be above 0"),
     (AsymmetricLoss, {"pos_weight": "auto"}, "pos_weight auto needs the counts of the training"),
-    (AsymmetricLossSingleLabel, {"gamma_pos": -1.0}, "gamma_pos is -1.0"),
-    (AsymmetricLossSingleLabel, {"smoothing": 1.0}, "smoothing is 1.0"),
-    (BinaryCrossEntropy, {"smoothing": -0.1}, "smoothing is -0.1"),
     (BinaryCrossEntropy, {"target_threshold": 1.0}, "target_threshold is 1.0"),
     (CrossEntropy, {"smoothing": 1.0}, "smoothing is 1.0"),
     (PartialAsymmetricLoss, {"gamma_unannotated": -1}, "gamma_unannotated is -1"),
