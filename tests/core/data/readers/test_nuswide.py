@@ -5,16 +5,13 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 from readers import names, targets
-from support import made
-from trees import UNSEEN, VECTORS, nuswide_csv, tree
+from trees import UNSEEN, VECTORS, tree
 
-from mldec.data.readers import nuswide81, nuswide_zsl
-from mldec.data.types import fixed_sample
+from mldec.data.readers import nuswide81
 
 CLASSES = ("cat", "cloud", "clouds", "dog", "sky")
 
@@ -96,43 +93,6 @@ def test_the_form_of_81_concepts(build):
     evaluator = data.evaluator()
     evaluator.update(torch.zeros(2, 5), torch.eye(5)[:2])
     assert next(iter(evaluator.compute())) == "mAP"
-
-
-def test_the_sample_of_nus_wide(sample_data, tmp_path):
-    sample = sample_data / "nus_wide_zsl"
-    every = (sample / "classes_1006.txt").read_text().split()
-    concepts = (sample / "Concepts81.txt").read_text().split()
-    rows = []
-    for line in (sample / "nuswide81_hashnet_test_5000.txt").read_text().splitlines():
-        path, *digits = line.split()
-        shown = [concept for concept, digit in zip(concepts, digits, strict=True) if digit == "1"]
-        rows.append(("images/" + path.rpartition("/")[2], f"[{', '.join(shown)}]", "val"))
-    (tmp_path / "images").mkdir()
-    for file, _, _ in rows:
-        (tmp_path / file).touch()
-    for path in sorted((sample / "images").iterdir()):
-        (tmp_path / "images" / path.name).write_bytes(path.read_bytes())
-        rows.append((f"images/{path.name}", f"[{', '.join(every)}]", "train"))
-    (tmp_path / "data.csv").write_text(nuswide_csv(rows))
-    raw = np.load(sample / "wordvec_array_fasttext_300x1006.npy")
-    torch.save(torch.from_numpy(raw), tmp_path / "wordvec_array.pth")
-
-    arguments = {"root": str(tmp_path), "cache_dir": str(tmp_path / "cache")}
-    arguments["split_file"] = str(sample / "benchmark_81_v0.json")
-    data = made(nuswide_zsl, **arguments)
-    assert list(data.val.classes.names) == every
-    assert list(data.train.classes.names) == (sample / "seen_925_sorted.txt").read_text().split()
-    queries = torch.as_tensor(data.train.classes.queries)
-    assert torch.equal(queries[-1], torch.from_numpy(raw[:, every.index("zoo")]))
-    assert (len(data.train.dataset), len(data.val.dataset)) == (6, 5000 - 1131)
-    image, target = fixed_sample(data.train.dataset, 0)
-    assert (image.shape, int(target.sum())) == ((3, 224, 224), 925)
-
-    whole = made(nuswide_zsl, val_images="all", **arguments).val
-    counts = whole.dataset.labels.counts().tolist()
-    most = sorted(zip(counts, every, strict=True), reverse=True)[:5]
-    assert [name for _, name in most] == ["sky", "clouds", "person", "animal", "water"]
-    assert len(whole.dataset) == 5000
 
 
 # The official lists
