@@ -167,6 +167,13 @@ def test_drop_path_of_a_cvt_drops_branches_of_the_last_stage_only(tmp_path):
     assert 30 < unchanged.sum() < 64
 
 
+def test_drop_path_replaces_the_rate_of_the_config(tmp_path):
+    settings = {**NETWORKS[-2][1], "drop_path_rate": 0.1}
+    name = saved(tmp_path, classifier("convnext", settings))
+    for rate in (0.0, 0.4):
+        assert opened(**name, drop_path=rate).network.config.drop_path_rate == rate
+
+
 # Weights and configs
 
 

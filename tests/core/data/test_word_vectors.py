@@ -2,20 +2,18 @@
 
 import hashlib
 import pickle
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from clip_towers import clip_folder
 from support import made
 
 from mldec.data import readers
+from mldec.data.text_encoder import TextEncoder, read_templates
 from mldec.data.word_vectors import VectorSettings, nearest, read_vectors, word_vectors
 from mldec.errors import ConfigError, DataError
 
-Save = Callable[[str, Any], Path]
 NAMES = ["sky", "dog", "sea"]
 ARRAY = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
 COLUMNS = torch.from_numpy(ARRAY.T.copy())
@@ -220,6 +218,16 @@ def test_optional_names_may_be_missing(form, save, caplog):
     names, queries, _ = word_vectors(str(path), ["dog"], optional=optional, order=order)
     assert (names, queries.tolist()) == expected
     assert not caplog.messages
+
+
+def test_a_text_encoder_with_prompts(tmp_path):
+    source = f"clip:{clip_folder(tmp_path / 'model')}"
+    encoder, cache = TextEncoder.open(source), str(tmp_path / "cache")
+    settings = VectorSettings(vectors=source, prompts="simple7", cache_dir=cache)
+    names, queries, origin = settings.of_classes(tmp_path, ["ox", "dog"], [])
+    templates = read_templates("simple7", tmp_path)
+    torch.testing.assert_close(queries, encoder.encode_names(names, templates))
+    assert (origin.source, origin.templates) == (source, templates)
 
 
 @pytest.mark.parametrize("reader", ["nuswide_zsl", "nuswide_official", "coco_zsl", "coco"])

@@ -248,6 +248,11 @@ def test_the_list_of_all_classes_has_the_numbers_of_the_zero_shot_task(tmp_path)
         if name.startswith("zsl_") and "skip" not in name:
             assert listed.metrics[name] == pytest.approx(own.metrics[name]), name
 
+    # At a threshold of the command line, which is not that of the data.
+    strict = results(**given, threshold=0.99).metrics
+    assert strict["zsl_mAP"] == listed.metrics["zsl_mAP"]
+    assert strict["zsl_CR"] != listed.metrics["zsl_CR"]
+
 
 def test_options_that_do_not_fit_are_one_line(cli, tmp_path):
     cases = [

@@ -234,7 +234,7 @@ def test_onecycle_is_that_of_torch_with_beta1(steps, pct_start):
     assert rates(built, schedule, steps) == rates(reference, theirs, steps)
 
 
-def test_onecycle_has_the_official_values():
+def test_onecycle_has_the_official_values_and_a_rate_in_every_step():
     built = optimizer(Net(), lr=1e-4)
     seen = rates(built, build_schedule(built, name="onecycle", lr=1e-4, steps=1000), 1000)
     values = [seen[step][0] for step in (0, 199, 999)]
@@ -244,6 +244,11 @@ def test_onecycle_has_the_official_values():
     sgd = optimizer(Net(), "sgd", momentum=0.9)
     seen = rates(sgd, build_schedule(sgd, name="onecycle", lr=0.01, steps=100), 100)
     assert [seen[step][0][2] for step in (0, 19, 99)] == pytest.approx([0.95, 0.85, 0.95])
+
+    for steps in range(1, 31):
+        built = optimizer(Net(), lr=0.01)
+        seen = rates(built, build_schedule(built, name="onecycle", lr=0.01, steps=steps), steps)
+        assert all(0 < value <= 0.01 * (1 + 1e-9) for groups in seen for value, _, _ in groups)
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 5])

@@ -371,6 +371,7 @@ def test_images_per_batch_norm_are_counted(tmp_path, monkeypatch):
     ("words", "expected"),
     [
         (["+experiment=coco_tresnet_l"], "the published tresnet_v2_l.miil_in21k; the head is ran"),
+        (["+experiment=coco_tresnet_l", "init=zoo:tresnet_l_pretrain"], "init=zoo:tresnet_l_pret"),
         (["+experiment=coco_tresnet_l", "backbone.pretrained=l.pth"], "backbone.pretrained=l.pth;"),
         (["+experiment=coco_tresnet_xl_640"], "random"),
     ],
