@@ -17,8 +17,15 @@ from mldec.data.settings import FileSettings, Source, View, assemble
 from mldec.data.table import Table, encode_paths, fold_numbers, from_dense
 from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, ZeroShot
 from mldec.data.transforms import EvalTransform, TrainTransform
-from mldec.data.types import Classes, Sampling, StoredImages, VectorOrigin, fixed_sample, in_folder
-from mldec.data.word_vectors import WordVectors
+from mldec.data.types import (
+    Classes,
+    Sampling,
+    StoredImages,
+    VectorOrigin,
+    WordVectors,
+    fixed_sample,
+    in_folder,
+)
 from mldec.errors import ConfigError, DataError
 
 NAMES = ("cat", "dog", "eel")
@@ -173,7 +180,7 @@ def test_zero_shot_data_has_no_folds(source):
     vectors = WordVectors(("a", "b", "c"), torch.eye(3), VectorOrigin("words.txt", "0" * 64))
     task = ZeroShot(lambda names: ([0, 1], [2]), lambda names: vectors, "all", "there")
     data = assemble(replace(source, task=task), PLAIN, FILES, Sampling(fold="1/2"))
-    with pytest.raises(ConfigError, match=r"data\.fold 1/2: this data is trained on 2 classes and"):
+    with pytest.raises(ConfigError, match=r"data\.fold 1/2: zero-shot data is trained on 2"):
         _ = data.train
 
 

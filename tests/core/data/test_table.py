@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from mldec.data.table import (
-    MAX_NAME,
     Table,
     TableBuilder,
     as_name,
@@ -34,9 +33,9 @@ SEE = "see there"
 # Names
 
 
-GOOD = ["dog", " dog ", "caf\u00e9", "\u200f\u05d0", "0", "C/V 'a' \"b\"", "x" * MAX_NAME]
+GOOD = ["dog", " dog ", "caf\u00e9", "\u200f\u05d0", "0", "C/V 'a' \"b\""]
 CONTROLS = ["\t", "\n", "\0", "\x1b", "\x7f", "\x9b", "\u2028", "\ud800"]
-ODD = [None, True, [], b"dog", "", "  ", "x" * (MAX_NAME + 1)]
+ODD = [None, True, [], b"dog", "", "  "]
 
 
 def test_names_that_are_taken():

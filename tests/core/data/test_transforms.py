@@ -227,11 +227,7 @@ def test_wrong_values_are_refused(arguments, expected):
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [
-        ({"crop": 0.0}, "test crop: 0.0"),
-        ({"interpolation": "random"}, "interpolation: 'random'"),
-        ({"image_size": 1338, "crop": 0.1}, "resizes images to more than 13,377 pixels a side"),
-    ],
+    [({"crop": 0.0}, "test crop: 0.0"), ({"interpolation": "random"}, "interpolation: 'random'")],
 )
 def test_wrong_values_of_an_evaluation_are_refused(arguments, expected):
     with pytest.raises(ConfigError, match=expected):

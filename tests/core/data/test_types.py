@@ -21,13 +21,11 @@ from mldec.data.randomness import SampleRandom
 from mldec.data.table import Table, encode_paths, from_dense, from_entries
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import (
-    MAX_SOURCE,
     Classes,
     ImageFiles,
     Sampling,
     Split,
     StoredImages,
-    VectorOrigin,
     check_folder,
     draw,
     epoch_length,
@@ -263,37 +261,9 @@ def test_settings_of_the_sampling():
 
     for sampler, threshold, message in (
         ("repeat_factor", 0.0, "repeat_threshold is 0.0: it must be in (0, 1]"),
-        ("shuffle", 0.1, "repeat_threshold has no effect with data.sampler=shuffle"),
     ):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
             Sampling(sampler=sampler, repeat_threshold=threshold)
-
-
-# The origin of word vectors, which a stranger's file may claim
-
-
-HASH = "0123456789abcdef" * 4
-
-
-@pytest.mark.parametrize(
-    ("source", "sha256", "templates"),
-    [
-        ("", HASH, ()),
-        (5, HASH, ()),
-        ("x" * (MAX_SOURCE + 1), HASH, ()),
-        ("glove.txt", HASH[1:], ()),
-        ("glove.txt", HASH, ("a {}",)),
-        ("clip:ViT-B-32", HASH, ("a photo",)),
-    ],
-)
-def test_values_of_a_stranger(source, sha256, templates):
-    assert VectorOrigin(source, sha256, templates).fault() is not None
-    for good in (
-        VectorOrigin("glove.txt", HASH),
-        VectorOrigin("clip:ViT-B-32:openai", HASH, ("a {}",)),
-    ):
-        assert good.fault() is None
-        assert good.is_encoder is bool(good.templates)
 
 
 # The fingerprint of the training data

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from clip_towers import clip_folder
-from support import made
 
-from mldec.data import readers
-from mldec.data.text_encoder import TextEncoder, read_templates
-from mldec.data.word_vectors import VectorSettings, nearest, read_vectors, word_vectors
-from mldec.errors import ConfigError, DataError
+from mldec.data.settings import VectorSettings
+from mldec.data.tasks import neighbours
+from mldec.data.text_encoder import open_encoder, read_templates
+from mldec.data.types import Classes
+from mldec.data.word_vectors import word_vectors
+from mldec.errors import DataError
 
 NAMES = ["sky", "dog", "sea"]
 ARRAY = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
@@ -42,6 +43,10 @@ def lines(*names):
     """Return the rows of ARRAY as lines, with these words."""
     rows = zip(names or NAMES, ARRAY.tolist(), strict=True)
     return "\n".join(f"{name} {' '.join(map(str, row))}" for name, row in rows)
+
+
+def read_vectors(path, names, **named):
+    return word_vectors(str(path), names, **named).queries
 
 
 def fault(path, names, **named):
@@ -183,8 +188,8 @@ def test_the_two_orders_of_the_coco_vectors_are_joined_by_name(sample_data):
     alphabetical, by_id = (path.read_text().strip().split("\n") for path in files)
     assert alphabetical != by_id
     glove = read_vectors(folder / "coco80_glove_80x300.npy", by_id, order=alphabetical)
-    seen = [index for index, name in enumerate(by_id) if name != "cat"]
-    assert nearest(by_id, glove, seen, k=1)["cat"][0][0] == "dog"
+    seen = Classes(tuple(name for name in by_id if name != "cat"))
+    assert neighbours(seen, Classes(tuple(by_id), queries=glove))["cat"][0][0] == "dog"
 
 
 # Settings
@@ -222,17 +227,9 @@ def test_optional_names_may_be_missing(form, save, caplog):
 
 def test_a_text_encoder_with_prompts(tmp_path):
     source = f"clip:{clip_folder(tmp_path / 'model')}"
-    encoder, cache = TextEncoder.open(source), str(tmp_path / "cache")
+    encoder, cache = open_encoder(source), str(tmp_path / "cache")
     settings = VectorSettings(vectors=source, prompts="simple7", cache_dir=cache)
     names, queries, origin = settings.of_classes(tmp_path, ["ox", "dog"], [])
     templates = read_templates("simple7", tmp_path)
     torch.testing.assert_close(queries, encoder.encode_names(names, templates))
     assert (origin.source, origin.templates) == (source, templates)
-
-
-@pytest.mark.parametrize("reader", ["nuswide_zsl", "nuswide_official", "coco_zsl", "coco"])
-def test_prompts_of_a_file_have_no_effect(reader, tmp_path):
-    (tmp_path / "some file").touch()
-    arguments = {"root": str(tmp_path), "vectors": "v.txt", "prompts": "clip80"}
-    with pytest.raises(ConfigError, match=r"^data\.prompts 'clip80' has no effect on the vectors"):
-        made(getattr(readers, reader), **arguments)

@@ -2,10 +2,8 @@
 
 import logging
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,18 +18,17 @@ from mldec.config.compose import compose
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import CheckpointError, ConfigError, DataError
-from mldec.evaluation import SomeClasses, evaluate, open_for_evaluation, with_class_list
+from mldec.evaluation import evaluate, open_for_evaluation
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.open_vocabulary import SelectedClasses, with_class_list
 
-Cli = Callable[..., Any]
 CPU = torch.device("cpu")
 IMAGES, WIDTH = 60, 12
 NAMES = ("cat", "dog", "bird", "sofa", "boat", "bus")
 
 # Its own class list: bird is left out, and two classes have synonyms.
 LISTED = (("bus",), ("cat", "kitten", "pet cat"), ("sofa", "couch"), ("dog",), ("boat",))
-Lists = tuple[tuple[str, ...], ...]
 TRAINED = ("cat", "dog", "couch")  # sofa is seen by its second name
 UNSEEN_COLUMNS, SEEN_COLUMNS = [0, 4], [1, 2, 3]
 
@@ -157,7 +154,7 @@ def test_targets_are_those_of_the_classes():
         def load(self, index, rng):
             return torch.zeros(3, 4, 4), torch.tensor([0, 1, -1, 1, 1, 0], dtype=torch.int8)
 
-    assert fixed_sample(SomeClasses(Partial(), [3, 2, 0, 1]), 0)[1].tolist() == [1, -1, 0, 1]
+    assert fixed_sample(SelectedClasses(Partial(), [3, 2, 0, 1]), 0)[1].tolist() == [1, -1, 0, 1]
 
 
 def test_vectors_are_those_of_the_checkpoint_and_the_data(config, tmp_path):

@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -33,7 +31,6 @@ from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files.results import to_json
 from mldec.runtime import distributed
 
-Cli = Callable[..., Any]
 CPU = torch.device("cpu")
 BAD = (1, *range(6, 12))
 READABLE = [index for index in range(20) if index not in BAD]

@@ -1,9 +1,7 @@
 """What needs no second process; the rest is in tests/full/test_distributed.py."""
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, check_device, processors
 from mldec.runtime.distributed import pick_device
 
-Cli = Callable[..., Any]
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
 

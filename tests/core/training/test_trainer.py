@@ -27,9 +27,9 @@ from mldec.runtime.devices import Precision
 from mldec.training import trainer as module
 from mldec.training.trainer import (
     Trainer,
+    describe_run,
     few_per_batch_norm,
     images_per_batch_norm,
-    opening,
     run_facts,
     start_weights,
     update_best,
@@ -211,7 +211,7 @@ def test_other_data_is_refused_unless_it_is_allowed(ended, tmp_path, caplog):
 
     path = ended / "checkpoints" / "last.pt"
     of_two_classes = replace(load(path), classes=Classes(("red", "green")))
-    with pytest.raises(CheckpointError, match="knows 2 classes, the data has 4"):
+    with pytest.raises(CheckpointError, match="other classes than the data, 2 and 4"):
         job.resume(of_two_classes, path)
 
 
@@ -343,7 +343,7 @@ def test_the_start_says_how_many_parameters_train(tmp_path):
     parameters = job.learner.model.named_parameters()
     stem = sum(parameter.numel() for name, parameter in parameters if name.startswith(STEM))
     with_queries = total + job.learner.model.head.queries.numel()
-    said = opening(job, Precision.auto)
+    said = describe_run(job, Precision.auto)
     millions = [number / 1e6 for number in (total - stem, with_queries)]
     assert f": {millions[0]:.2f} of {millions[1]:.2f} M parameters train, 4" in said
     saved = run_facts(job)
@@ -359,7 +359,7 @@ def test_images_per_batch_norm_are_counted(tmp_path, monkeypatch):
     assert few_per_batch_norm(job) is None
 
     monkeypatch.setattr(distributed, "world_size", lambda: 4)
-    assert "batches of 32 images, 4 for each batch norm" in opening(job, Precision.auto)
+    assert "batches of 32 images, 4 for each batch norm" in describe_run(job, Precision.auto)
     assert "only 4 images" in str(few_per_batch_norm(job))
     job.config.train.sync_batchnorm = True
     assert images_per_batch_norm(job) == 16

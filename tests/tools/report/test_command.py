@@ -244,7 +244,7 @@ def test_models_that_cannot_be_compared_are_refused_before_the_first_image(
     monkeypatch.setattr(make, "gather", None)
     status, _, err = cli("report", digits_run, *WORDS, "--compare", squares, "--out", "r.html")
     assert status == 1
-    one_line(err, f"{squares} knows 3 classes, the data has 10")
+    one_line(err, f"{squares} has other classes than the data, 3 and 10")
 
     words = ["+experiment=digits_single", *QUICK[1:], "train.epochs=1"]
     assert cli("train", *words)[0] == 0

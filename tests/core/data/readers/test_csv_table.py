@@ -3,20 +3,17 @@
 import json
 import logging
 import os
-from collections.abc import Callable
 
 import pytest
 import torch
 from readers import names, targets, write_picture
 from trees import CSV, tree
 
-from mldec.data.types import DataModule, fixed_sample
+from mldec.data.types import fixed_sample
 from mldec.errors import DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
-
-Build = Callable[..., DataModule]
 
 ONE_HOT = """\
 path,dog,cat,eel,split

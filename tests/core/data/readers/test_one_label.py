@@ -4,7 +4,6 @@ import json
 import logging
 import pickle
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +31,6 @@ from mldec.data.readers.imagenet import readable
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import fixed_sample
 from mldec.errors import DataError
-
-Trees = Callable[[str], Reader]
 
 
 @pytest.fixture
