@@ -82,8 +82,8 @@ loader: the augmentation of an image is the same in each epoch
 - rng = SampleRandom(sample_seed(self.seed, *key))
 + rng = SampleRandom(sample_seed(self.seed, *key[1:]))
 loader: the evaluation drops the last, smaller batch
-- for start in range(0, num_images, batch_size)[rank::world_size]:
-+ for start in range(0, num_images - num_images % batch_size, batch_size)[rank::world_size]:
+- for start in indices[::batch_size][rank::world_size]:
++ for start in indices[: -batch_size + 1 : batch_size][rank::world_size]:
 loader: an image that is repeated has the same random numbers
 - repetition += int(appearances[shuffled]) * self.repeats
 + repetition += 0
@@ -181,8 +181,8 @@ checkpoints: older versions of a damaged checkpoint are not tried
 - paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()]
 + paths = [path]
 readers: the images of COCO are in the order of the file
-- rows = {image: row for row, image in enumerate(sorted(images))}
-+ rows = {image: row for row, image in enumerate(images)}
+- rows = {image: row for row, image in enumerate(sorted(index.imgs))}
++ rows = {image: row for row, image in enumerate(index.imgs)}
 readers: of several objects of a class of VOC, the last decides
 - labels[name] = labels.get(name, DIFFICULT) if is_difficult else 1
 + labels[name] = DIFFICULT if is_difficult else 1
