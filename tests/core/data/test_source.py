@@ -111,11 +111,6 @@ def test_a_split_is_loaded_once_and_when_it_is_used(source):
     assert asked == ["val", "train"]
 
 
-def test_what_is_done_with_bad_images_is_a_choice_of_two(source):
-    with pytest.raises(ConfigError, match=r"^data.bad_images 'STOP' is not known: choose stop"):
-        assemble(source, PLAIN, FileSettings(bad_images="STOP"))
-
-
 def test_both_splits_need_the_same_classes(source, root):
     def select(columns):
         def of_training(split, images):
