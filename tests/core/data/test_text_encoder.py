@@ -78,7 +78,7 @@ def test_sources_are_the_same_in_any_working_directory(tmp_path, clip, monkeypat
 def test_sources_that_cannot_be(tmp_path, monkeypatch):
     assert "no such folder or model of open_clip" in fault("clip::openai")
     assert f"clip:{tmp_path} cannot be used (" in fault(f"clip:{tmp_path}")
-    assert "there is no such file" in fault(f"clip:ViT-B-32:{tmp_path}/none.pt")
+    assert f"no file at {tmp_path}/none.pt" in fault(f"clip:ViT-B-32:{tmp_path}/none.pt")
     assert "no such folder or model of open_clip; did you mean 'ViT-" in fault("clip:ViT-B-23")
     assert fault("clip:something").endswith("no such folder or model of open_clip")
     message = fault("clip:ViT-B-16-SigLIP2:webly")
