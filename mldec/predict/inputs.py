@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mldec.data.images import FORMATS, MAX_FILE, load_image, read_image
+from mldec.data.images import FORMATS, load_image, read_image
 from mldec.data.loader import share, start_worker, unwrap
 from mldec.data.transforms import Picture
 from mldec.errors import ConfigError, DataError, brief, visible
@@ -301,7 +301,8 @@ def located(item: Item) -> tuple[str, bytes | None]:
     try:
         with open_binary(item.path) as file:
             # A damaged tar file may say any size.
-            content = os.pread(file.fileno(), min(item.size, MAX_FILE), item.offset)
+            size = min(item.size, os.fstat(file.fileno()).st_size)
+            content = os.pread(file.fileno(), size, item.offset)
     except OSError as error:
         raise DataError(
             f"{visible(item.name)}: {error.strerror or error}; restore {item.path}"

@@ -1,7 +1,6 @@
 """Image towers of open_clip, without weights."""
 
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -13,14 +12,14 @@ from mldec.errors import ConfigError
 MEAN, STD = (0.5, 0.25, 0.0), (0.5, 0.25, 1.0)
 
 
-def built(vision: dict[str, Any], **settings: Any) -> OpenClipBackbone:
+def built(vision, **settings):
     settings = {"embed_dim": WIDTH, "image_size": 32, "mean": MEAN, "std": STD, **settings}
     return OpenClipBackbone("small", vision=vision, **settings).eval()
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("model", [CLIP, SIGLIP], ids=["clip", "siglip"])
-def test_an_image_has_one_token_its_embedding(model: dict[str, Any]) -> None:
+def test_an_image_has_one_token_its_embedding(model):
     backbone = built(model["vision_cfg"])
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     tokens = backbone(images)
@@ -32,12 +31,12 @@ def test_an_image_has_one_token_its_embedding(model: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def test_a_tower_that_gives_tokens_too_gives_its_embedding_only() -> None:
+def test_a_tower_that_gives_tokens_too_gives_its_embedding_only():
     vision = {**CLIP["vision_cfg"], "output_tokens": True}
     assert built(vision)(torch.zeros(1, 3, 32, 32)).shape == (1, 1, WIDTH)
 
 
-def test_the_activation_is_part_of_the_tower() -> None:
+def test_the_activation_is_part_of_the_tower():
     quick, usual = (built(CLIP["vision_cfg"], quick_gelu=value) for value in (True, False))
     names = [{type(module).__name__ for module in each.modules()} for each in (quick, usual)]
     assert "QuickGELU" in names[0]
@@ -45,13 +44,13 @@ def test_the_activation_is_part_of_the_tower() -> None:
 
 
 @pytest.mark.parametrize("name", ["hf-hub:owner/name", "local-dir:/tmp", "no_such_network"])
-def test_a_tower_of_timm_is_one_of_its_registry(name: str) -> None:
+def test_a_tower_of_timm_is_one_of_its_registry(name):
     vision = {**SIGLIP["vision_cfg"], "timm_model_name": name}
     with pytest.raises(ConfigError, match=r"backbone.vision.timm_model_name=.*no such network"):
         built(vision)
 
 
-def test_what_cannot_be_built_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_built_is_one_line(monkeypatch):
     with pytest.raises(ConfigError, match=r"cannot build the image tower of small .*depth"):
         built({"depth": 3})
     with pytest.raises(ConfigError, match=r"backbone.std="):

@@ -2,14 +2,11 @@
 
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from timm.models import group_parameters
-from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mldec.backbones import TimmBackbone
@@ -19,7 +16,7 @@ SHALLOW = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 VIT = {"image_size": 64, "model_args": SHALLOW}
 
 
-def build(name: str, **settings: Any) -> TimmBackbone:
+def build(name, **settings):
     """Return a backbone in evaluation mode without parameters of 0 or 1, so that each counts."""
     torch.manual_seed(0)
     backbone = TimmBackbone(name, **settings).eval()
@@ -29,19 +26,19 @@ def build(name: str, **settings: Any) -> TimmBackbone:
     return backbone
 
 
-def photos(size: int, count: int = 2) -> Tensor:
+def photos(size, count=2):
     generator = torch.Generator().manual_seed(1)
     return torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
 
 
-def normalised(backbone: TimmBackbone, images: Tensor) -> Tensor:
+def normalised(backbone, images):
     """Return what the network should see, from the words of timm."""
     cfg = backbone.network.pretrained_cfg
     mean, std = (torch.tensor(cfg[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
     return (images.float() / 255 - mean) / std
 
 
-def message(name: str, **settings: Any) -> str:
+def message(name, **settings):
     """Return the one line that a user sees."""
     with pytest.raises(ConfigError) as caught:
         TimmBackbone(name, **settings)
@@ -65,9 +62,7 @@ NETWORKS = [
 
 @pytest.mark.parametrize(("name", "settings", "size", "side", "path"), NETWORKS)
 @torch.no_grad()
-def test_tokens_are_the_map_of_timm_row_by_row_and_normed(
-    name: str, settings: dict[str, Any], size: int, side: int, path: str | None
-) -> None:
+def test_tokens_are_the_map_of_timm_row_by_row_and_normed(name, settings, size, side, path):
     backbone, images = build(name, **settings), photos(size)
     *_, expected = backbone.network.forward_intermediates(
         normalised(backbone, images),
@@ -95,7 +90,7 @@ def test_tokens_are_the_map_of_timm_row_by_row_and_normed(
     assert frozen == {f"network.{path}.weight", f"network.{path}.bias"}
 
 
-def test_a_new_norm_is_a_layer_norm_on_top() -> None:
+def test_a_new_norm_is_a_layer_norm_on_top():
     backbone = TimmBackbone("resnet10t", feature_norm="new")
     torch.testing.assert_close(backbone(photos(64)).mean(-1), torch.zeros(2, 4), atol=1e-5, rtol=0)
     assert backbone.norm.weight.requires_grad
@@ -103,7 +98,7 @@ def test_a_new_norm_is_a_layer_norm_on_top() -> None:
 
 
 @torch.no_grad()
-def test_images_are_scaled_and_normalised_in_the_type_of_the_parameters() -> None:
+def test_images_are_scaled_and_normalised_in_the_type_of_the_parameters():
     backbone, images = build("resnet10t"), photos(64)
     single = backbone(images)
     assert torch.equal(backbone(images.float() / 255), single)
@@ -123,7 +118,7 @@ def test_images_are_scaled_and_normalised_in_the_type_of_the_parameters() -> Non
     torch.testing.assert_close(double.float(), single, atol=1e-4, rtol=1e-4)
 
 
-def test_mean_and_deviation_are_of_the_weights_and_in_the_checkpoint() -> None:
+def test_mean_and_deviation_are_of_the_weights_and_in_the_checkpoint():
     state = TimmBackbone("vit_base_patch16_clip_224.openai", **VIT).state_dict()
     assert state["mean"].flatten().tolist() == pytest.approx([0.48145466, 0.4578275, 0.40821073])
     ours = build("resnet10t", mean=[0.1, 0.2, 0.3], std=[1, 2, 3])
@@ -134,17 +129,6 @@ def test_mean_and_deviation_are_of_the_weights_and_in_the_checkpoint() -> None:
         assert torch.equal(ours(photos(64)), other(photos(64)))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "convnext_atto"])
-def test_layers_are_those_of_timm_with_the_head_in_the_place_of_the_classifier(name: str) -> None:
-    with torch.device("meta"):
-        backbone, whole = TimmBackbone(name), timm.create_model(name)
-    layers = group_parameters(whole, whole.group_matcher(coarse=False), reverse=True)
-    below_head = backbone.layers_below_head()
-    assert below_head.keys() == dict(backbone.named_parameters()).keys()
-    for key, depth in below_head.items():
-        assert depth == max(layers.values()) - layers[key.removeprefix("network.")], key
-
-
 @pytest.mark.parametrize(
     ("name", "unused"),
     [
@@ -152,9 +136,7 @@ def test_layers_are_those_of_timm_with_the_head_in_the_place_of_the_classifier(n
         ("mobilenetv3_small_050", {"network.conv_head.weight", "network.conv_head.bias"}),
     ],
 )
-def test_what_takes_no_part_is_frozen_and_all_else_gets_a_gradient(
-    name: str, unused: set[str]
-) -> None:
+def test_what_takes_no_part_is_frozen_and_all_else_gets_a_gradient(name, unused):
     backbone = TimmBackbone(name)
     frozen = {key for key, value in backbone.named_parameters() if not value.requires_grad}
     backbone.requires_grad_()
@@ -163,7 +145,7 @@ def test_what_takes_no_part_is_frozen_and_all_else_gets_a_gradient(
     assert frozen == without == unused
 
 
-def test_the_trial_draws_no_random_numbers_and_leaves_no_trace() -> None:
+def test_the_trial_draws_no_random_numbers_and_leaves_no_trace():
     torch.manual_seed(3)
     network = timm.create_model("resnet10t", num_classes=0)
     after = torch.rand(4)
@@ -176,22 +158,11 @@ def test_the_trial_draws_no_random_numbers_and_leaves_no_trace() -> None:
     assert all(torch.equal(value, state[key]) for key, value in network.state_dict().items())
 
 
-def test_drop_path_rises_to_its_rate() -> None:
-    rates = [
-        module.drop_prob
-        for module in TimmBackbone("resnet18", drop_path=0.2).modules()
-        if type(module).__name__ == "DropPath"
-    ]
-    assert rates[-1] == pytest.approx(0.2)
-
-
-def test_checkpointing_changes_no_gradient() -> None:
-    plain, sparing = build("resnet10t"), build("resnet10t", checkpointing=True)
-    for backbone in (plain, sparing):
-        backbone.train()(photos(64)).square().mean().backward()
-    assert sparing.network.grad_checkpointing
-    for expected, parameter in zip(plain.parameters(), sparing.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, expected.grad)
+def test_drop_path_and_checkpointing_reach_the_network():
+    backbone = TimmBackbone("resnet18", drop_path=0.2, checkpointing=True)
+    drops = [module for module in backbone.modules() if type(module).__name__ == "DropPath"]
+    assert drops[-1].drop_prob == pytest.approx(0.2)
+    assert backbone.network.grad_checkpointing
 
 
 @pytest.mark.parametrize(
@@ -199,23 +170,18 @@ def test_checkpointing_changes_no_gradient() -> None:
     [
         ({"name": "resnet81"}, ["backbone.name=resnet81", "did you mean resnet18"]),
         ({"name": "hf-hub:timm/resnet18"}, ["no such network"]),
-        ({"name": "resnet18.tv_in"}, ["cannot build it", "tv_in"]),
         ({"name": "pit_ti_224"}, ["its features are 0 tokens where there are 729 patches"]),
         ({"name": "crossvit_tiny_240"}, ["its features are a list", "288 channels"]),
         ({"model_args": {"lyers": 3}}, ["resnet10t: timm cannot build it", "lyers=3"]),
         ({"model_args": {"checkpoint_path": "x.pth"}}, ["backbone.model_args.checkpoint_path"]),
-        ({"image_size": 64}, ["cannot build it", "img_size=64"]),
         ({"name": "vit_tiny_patch16_224", "image_size": 10}, ["image of 10 x 10 pixels failed"]),
         ({"drop_path": 1.5}, ["backbone.drop_path=1.5", "[0, 1)"]),
         ({"name": "dla46_c", "checkpointing": True}, ["backbone.checkpointing=true: dla46_c"]),
         ({"mean": [0.5, 0.5]}, ["backbone.mean=[0.5, 0.5]: give red, green and blue"]),
-        ({"std": [0, 1, 1]}, ["backbone.std=[0, 1, 1]"]),
         ({"name": "botnet50ts_256", "pretrained": True}, ["No pretrained weights exist"]),
     ],
 )
-def test_a_setting_that_does_not_fit_is_one_line(
-    settings: dict[str, Any], parts: list[str]
-) -> None:
+def test_a_setting_that_does_not_fit_is_one_line(settings, parts):
     text = message(**{"name": "resnet10t", **settings})
     assert [part for part in parts if part not in text] == []
 
@@ -226,15 +192,15 @@ def test_a_setting_that_does_not_fit_is_one_line(
 class Hostile:
     """A pickle that makes a file when it is read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return (Path.touch, (self.path,))
 
 
 @pytest.fixture
-def trained() -> nn.Module:
+def trained():
     """Return a classifier of seven classes, as somebody else's training left it."""
     torch.manual_seed(7)
     return timm.create_model("resnet10t", num_classes=7).eval()
@@ -242,9 +208,7 @@ def trained() -> nn.Module:
 
 @pytest.mark.parametrize("kind", ["whole", "nested", "wrapped", "headless", "safetensors"])
 @torch.no_grad()
-def test_a_file_of_weights_gives_the_same_tokens(
-    tmp_path: Path, trained: nn.Module, kind: str
-) -> None:
+def test_a_file_of_weights_gives_the_same_tokens(tmp_path, trained, kind):
     state, file = trained.state_dict(), tmp_path / f"weights.{kind}"
     forms = {
         "whole": state,
@@ -266,22 +230,7 @@ def test_a_file_of_weights_gives_the_same_tokens(
     torch.testing.assert_close(backbone(photos(64)), features.flatten(2).transpose(1, 2))
 
 
-def test_position_embeddings_are_resampled_to_the_image(tmp_path: Path) -> None:
-    source = timm.create_model("vit_tiny_patch16_224", num_classes=3, **SHALLOW)
-    torch.save(source.state_dict(), tmp_path / "vit.pth")
-    settings = {"pretrained": str(tmp_path / "vit.pth"), "model_args": SHALLOW}
-    backbone = TimmBackbone("vit_tiny_patch16_224", image_size=96, **settings)
-    assert backbone(photos(96)).shape == (2, 36, 64)
-
-    grid = source.pos_embed[:, 1:].unflatten(1, (14, 14)).permute(0, 3, 1, 2)
-    expected = F.interpolate(grid, (6, 6), mode="bicubic", antialias=True)
-    ours = backbone.network.pos_embed[:, 1:].unflatten(1, (6, 6)).permute(0, 3, 1, 2)
-    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_weights_of_another_network_or_with_a_gap_are_refused(
-    tmp_path: Path, trained: nn.Module
-) -> None:
+def test_weights_of_another_network_or_with_a_gap_are_refused(tmp_path, trained):
     file, lost = tmp_path / "weights.pth", "layer3.0.conv1.weight"
     torch.save(trained.state_dict(), file)
     text = message("resnet14t", pretrained=str(file))
@@ -293,16 +242,10 @@ def test_weights_of_another_network_or_with_a_gap_are_refused(
     assert lost in message("resnet10t", pretrained=str(file))
 
 
-@pytest.mark.parametrize("kind", ["missing", "broken", "empty", "cut", "pickle", "zip"])
-def test_a_file_that_cannot_be_used_is_one_line_and_not_run(
-    tmp_path: Path, trained: nn.Module, kind: str
-) -> None:
+@pytest.mark.parametrize("kind", ["missing", "cut", "pickle", "zip"])
+def test_a_file_that_cannot_be_used_is_one_line_and_not_run(tmp_path, trained, kind):
     file, mark = tmp_path / "weights.pth", tmp_path / "mark"
-    if kind == "broken":
-        file.write_bytes(b"no weights at all")
-    elif kind == "empty":
-        torch.save({}, file)
-    elif kind == "cut":
+    if kind == "cut":
         torch.save(trained.state_dict(), file)
         file.write_bytes(file.read_bytes()[:-1000])
     elif kind == "pickle":

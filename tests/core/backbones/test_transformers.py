@@ -3,12 +3,10 @@
 import inspect
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from mldec import build
@@ -30,13 +28,7 @@ DINO = {key: value for key, value in VIT.items() if key != "intermediate_size"} 
     "patch_size": 14,
 }
 STAGES = {"depths": [1, 1, 1, 1]}
-SWIN = {
-    **STAGES,
-    "embed_dim": 16,
-    "num_heads": [1, 2, 4, 8],
-    "image_size": 96,
-    "window_size": 3,
-}
+SWIN = {**STAGES, "embed_dim": 16, "num_heads": [1, 2, 4, 8], "image_size": 96, "window_size": 3}
 # Type, settings, side of the image in pixels, tokens per side, tokens in front of them.
 NETWORKS = [
     ("vit", VIT, 64, 4, 1),
@@ -53,11 +45,11 @@ MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
 
 
 class QuickGELU(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x * torch.sigmoid(1.702 * x)
 
 
-def classifier(model_type: str, settings: dict[str, Any], classes: int = 7) -> nn.Module:
+def classifier(model_type, settings, classes=7):
     """Return transformers' own network, without parameters of 0 or 1, so that each one counts.
 
     A CvT has the activation that its authors trained it with.
@@ -78,7 +70,7 @@ def classifier(model_type: str, settings: dict[str, Any], classes: int = 7) -> n
     return network
 
 
-def saved(folder: Path, network: nn.Module) -> dict[str, Any]:
+def saved(folder, network):
     """Save a network as transformers does, and return what names it."""
     network.save_pretrained(folder)
     processor = {"do_normalize": True, "image_mean": MEAN, "image_std": STD}
@@ -86,11 +78,11 @@ def saved(folder: Path, network: nn.Module) -> dict[str, Any]:
     return {"name": str(folder)}
 
 
-def opened(**arguments: Any) -> HFBackbone:
+def opened(**arguments):
     return HFBackbone(**HFBackbone.complete(arguments))
 
 
-def message(**arguments: Any) -> str:
+def message(**arguments):
     """Return the one line that a user sees."""
     with pytest.raises(ConfigError) as caught:
         opened(**arguments)
@@ -100,12 +92,12 @@ def message(**arguments: Any) -> str:
     return text
 
 
-def photos(size: int) -> Tensor:
+def photos(size):
     generator = torch.Generator().manual_seed(1)
     return torch.randint(256, (2, 3, size, size), dtype=torch.uint8, generator=generator)
 
 
-def hidden_state(network: nn.Module, images: Tensor) -> Tensor:
+def hidden_state(network, images):
     """Return the last hidden state of transformers' own forward."""
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     options = {}
@@ -117,8 +109,8 @@ def hidden_state(network: nn.Module, images: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("kind", "settings", "size", "side", "prefix"), NETWORKS, ids=IDS)
 def test_tokens_are_those_of_transformers_to_the_last_bit(
-    tmp_path: Path, kind: str, settings: dict[str, Any], size: int, side: int, prefix: int
-) -> None:
+    tmp_path, kind, settings, size, side, prefix
+):
     network = classifier(kind, settings)
     backbone = opened(
         **saved(tmp_path, network), pretrained=True, image_size=size, feature_norm="none"
@@ -142,9 +134,7 @@ def test_tokens_are_those_of_transformers_to_the_last_bit(
 
 
 @pytest.mark.parametrize(("kind", "settings", "size"), [row[:3] for row in NETWORKS[-2:]])
-def test_the_norm_behind_the_pooling_is_applied_to_each(
-    tmp_path: Path, kind: str, settings: dict[str, Any], size: int
-) -> None:
+def test_the_norm_behind_the_pooling_is_applied_to_each(tmp_path, kind, settings, size):
     network = classifier(kind, settings)
     norm = (network if kind == "cvt" else network.base_model).layernorm
     backbone = opened(**saved(tmp_path, network), pretrained=True).eval()
@@ -155,20 +145,16 @@ def test_the_norm_behind_the_pooling_is_applied_to_each(
         assert torch.equal(backbone(photos(size)), expected)
 
 
-def test_a_new_norm_and_checkpointing(tmp_path: Path) -> None:
+def test_a_new_norm_and_checkpointing(tmp_path):
     name = saved(tmp_path, classifier("vit", VIT))
-    tokens = opened(**name, feature_norm="new")(photos(64))
+    backbone = opened(**name, feature_norm="new", checkpointing=True)
+    modules = backbone.network.modules()
+    assert any(getattr(module, "gradient_checkpointing", False) for module in modules)
+    tokens = backbone.eval()(photos(64))
     torch.testing.assert_close(tokens.mean(-1), torch.zeros(2, 16), atol=1e-5, rtol=0)
 
-    plain = opened(**name, pretrained=True)
-    sparing = opened(**name, pretrained=True, checkpointing=True)
-    for backbone in (plain, sparing):
-        backbone(photos(64)).square().mean().backward()
-    for expected, parameter in zip(plain.parameters(), sparing.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, expected.grad)
 
-
-def test_drop_path_of_a_cvt_drops_branches_of_the_last_stage_only(tmp_path: Path) -> None:
+def test_drop_path_of_a_cvt_drops_branches_of_the_last_stage_only(tmp_path):
     name = saved(tmp_path, classifier("cvt", NETWORKS[-1][1]))
     backbone = opened(**name, pretrained=True, drop_path=0.9)
     drops = [module for module in backbone.modules() if type(module).__name__ == "DropPath"]
@@ -181,7 +167,7 @@ def test_drop_path_of_a_cvt_drops_branches_of_the_last_stage_only(tmp_path: Path
     assert 30 < unchanged.sum() < 64
 
 
-def test_drop_path_replaces_the_rate_of_the_config(tmp_path: Path) -> None:
+def test_drop_path_replaces_the_rate_of_the_config(tmp_path):
     settings = {**NETWORKS[-2][1], "drop_path_rate": 0.1}
     name = saved(tmp_path, classifier("convnext", settings))
     for rate in (0.0, 0.4):
@@ -192,10 +178,10 @@ def test_drop_path_replaces_the_rate_of_the_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["base model", "bin"])
-def test_weights_without_a_classifier_and_of_a_file_fit(tmp_path: Path, form: str) -> None:
+def test_weights_without_a_classifier_and_of_a_file_fit(tmp_path, form):
     network = classifier("vit", VIT)
     name = saved(tmp_path, network.base_model if form == "base model" else network)
-    pretrained: bool | str = True
+    pretrained = True
     if form == "bin":
         pretrained = str(tmp_path / "weights.bin")
         torch.save(network.state_dict(), pretrained)
@@ -210,7 +196,7 @@ def test_weights_without_a_classifier_and_of_a_file_fit(tmp_path: Path, form: st
         assert torch.equal(backbone(photos(64)), hidden_state(network, photos(64))[:, 1:])
 
 
-def test_weights_with_a_gap_or_of_another_shape_are_refused(tmp_path: Path) -> None:
+def test_weights_with_a_gap_or_of_another_shape_are_refused(tmp_path):
     name = saved(tmp_path, classifier("vit", VIT))
     state, lost = classifier("vit", VIT).state_dict(), "vit.layernorm.weight"
     wide = classifier("vit", {**VIT, "intermediate_size": 64}).state_dict()
@@ -221,7 +207,7 @@ def test_weights_with_a_gap_or_of_another_shape_are_refused(tmp_path: Path) -> N
         assert "do not fit, such as vit." in text
 
 
-def test_the_record_of_a_config_gives_it_back_without_code(tmp_path: Path) -> None:
+def test_the_record_of_a_config_gives_it_back_without_code(tmp_path):
     network = classifier("vit", VIT)
     name = saved(tmp_path, network)
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')")
@@ -246,7 +232,7 @@ def test_the_record_of_a_config_gives_it_back_without_code(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("setting", ["attn_implementation", "id2label", "auto_map", "sise"])
-def test_a_setting_that_is_not_of_the_architecture_is_refused(setting: str) -> None:
+def test_a_setting_that_is_not_of_the_architecture_is_refused(setting):
     config = {"model_type": "vit", **VIT, setting: {}}
     text = message(name="x", config=config, mean=MEAN, std=STD)
     assert text.startswith(f"backbone.config.{setting}: ViTConfig has no such setting")
@@ -257,25 +243,21 @@ def test_a_setting_that_is_not_of_the_architecture_is_refused(setting: str) -> N
     [
         ({"config": {"model_type": "bert"}}, "model_type=bert: transformers"),
         ({"config": {"model_type": "clip"}}, "no image classification network of this type"),
-        ({"config": {"model_type": "timm_wrapper"}}, "no image classification network of this"),
         ({"config": {"model_type": "hgnet_v2"}}, "a trial image of 224 x 224 pixels failed"),
         ({"config": {"model_type": "vit", "hidden_size": "wide"}}, "transformers cannot build x"),
         ({"config": {"model_type": "cvt"}, "checkpointing": True}, "checkpointing=true: x does"),
         ({"feature_norm": "pretrained"}, "no norm behind its pooling"),
         ({"drop_path": 1}, "drop_path=1: give a rate in [0, 1)"),
         ({"drop_path": 0.1}, "drop_path=0.1: x takes no such setting"),
-        ({"mean": [0.5]}, "backbone.mean=[0.5]: give red, green and blue"),
         ({"image_size": 8}, "a trial image of 8 x 8 pixels failed"),
     ],
 )
-def test_other_networks_and_settings_are_refused_in_one_line(
-    settings: dict[str, Any], part: str
-) -> None:
+def test_other_networks_and_settings_are_refused_in_one_line(settings, part):
     arguments = {"config": {"model_type": "vit", **VIT}, "mean": MEAN, "std": STD}
     assert part in message(name="x", **{**arguments, **settings})
 
 
-def test_the_order_and_the_range_of_the_channels(tmp_path: Path) -> None:
+def test_the_order_and_the_range_of_the_channels(tmp_path):
     name = saved(tmp_path, classifier("vit", VIT))
     path = tmp_path / "preprocessor_config.json"
     path.write_text('{"do_normalize": false}')
@@ -287,13 +269,13 @@ def test_the_order_and_the_range_of_the_channels(tmp_path: Path) -> None:
     assert HFBackbone.complete({**name, "mean": MEAN, "std": STD})["mean"] == MEAN
 
 
-def test_nothing_is_read_for_a_config_that_a_checkpoint_leaves_out(tmp_path: Path) -> None:
+def test_nothing_is_read_for_a_config_that_a_checkpoint_leaves_out(tmp_path):
     name = saved(tmp_path, classifier("vit", VIT))
     with pytest.raises(ConfigError, match=r"backbone.config=null: HFBackbone needs config"):
         HFBackbone(**name, mean=MEAN, std=STD)
 
 
-def test_it_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_an_extra(monkeypatch):
     parts = build.check(compose(["+experiment=digits", "backbone=cvt_w24"]))
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match=r"not installed: pip install 'mldec\[hf\]'$"):

@@ -3,28 +3,25 @@
 import dataclasses
 import resource
 import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import hostile
 import networks
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mldec import checkpoint
 from mldec.checkpoint import load_model
 from mldec.checkpoint.loading import copy_fitting, load_strict
 from mldec.errors import CheckpointError
 from mldec.files.torch_files import read_torch, save
-from mldec.predict.engine import scores
 
 
 @pytest.fixture
-def best(digits_run: Path, tmp_path: Path) -> Path:
+def best(digits_run, tmp_path):
     """A copy of a real checkpoint, to be harmed."""
     for name in ("best.pt", "best.pt.sha256"):
         shutil.copy(digits_run / "checkpoints" / name, tmp_path)
@@ -32,14 +29,14 @@ def best(digits_run: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small(tmp_path_factory):
     """A checkpoint of parts of the package only."""
     path = tmp_path_factory.mktemp("small") / "small.pt"
     torch.save(hostile.good(), path)
     return path
 
 
-def refused(path: Path, *, fix: str) -> None:
+def refused(path, *, fix):
     with pytest.raises(CheckpointError) as caught:
         load_model(path)
     message = str(caught.value)
@@ -48,7 +45,7 @@ def refused(path: Path, *, fix: str) -> None:
     assert "\n" not in message
 
 
-def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_named(tmp_path):
     refused(tmp_path / "nothing.pt", fix="check the path")
     refused(tmp_path, fix="is no folder of a run")
     torch.save([3], tmp_path / "list.pt")
@@ -57,48 +54,14 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     refused(tmp_path / "x.pt", fix="is of no known network")
 
 
-@pytest.mark.parametrize(
-    "target", ["os.system", "torch.hub.load", "builtins.eval", "mldec.heads.gap.GAP.forward"]
-)
-def test_a_config_that_names_code_is_refused(small: Path, tmp_path: Path, target: str) -> None:
+def test_a_config_that_names_code_is_refused(small, tmp_path):
     state = read_torch(small)
-    state["config"]["head"] = {"_target_": target, "command": "true"}
+    state["config"]["head"] = {"_target_": "os.system", "command": "true"}
     torch.save(state, tmp_path / "x.pt")
-    refused(tmp_path / "x.pt", fix=f"head._target_ '{target}' ")
+    refused(tmp_path / "x.pt", fix="head._target_ 'os.system' ")
 
 
-def resumed(path: Path) -> None:
-    """Do what a run does that goes on from a file, before it changes anything."""
-    path, saved = checkpoint.load_newest(path)
-    checkpoint.saved_config(saved, path)
-
-
-@pytest.mark.parametrize(
-    ("place", "fault"),
-    [
-        ("config/train/warmth", "train.warmth"),
-        ("config/head/warmth", "head.warmth"),
-        ("sampler", "argument 'sampler'"),
-    ],
-)
-@pytest.mark.parametrize("door", [load_model, resumed])
-def test_a_run_of_another_commit_ends_in_one_line(
-    small: Path, tmp_path: Path, place: str, fault: str, door: Callable[[Path], Any]
-) -> None:
-    state = read_torch(small)
-    hostile.put(state, place, 1)
-    torch.save(state, tmp_path / "last.pt")
-    with pytest.raises(CheckpointError) as caught:
-        door(tmp_path / "last.pt")
-    message = str(caught.value)
-    assert message.startswith(f"{tmp_path / 'last.pt'} cannot be used")
-    assert fault in message
-    assert "\n" not in message
-
-
-def test_the_newest_version_that_is_intact_is_read(
-    small: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_newest_version_that_is_intact_is_read(small, tmp_path, caplog):
     last, older = tmp_path / "last.pt", tmp_path / "last.1.pt"
     with pytest.raises(CheckpointError, match=f"no file at {last}"):
         checkpoint.load_newest(last)
@@ -110,13 +73,13 @@ def test_the_newest_version_that_is_intact_is_read(
     assert checkpoint.load_newest(last)[0] == older
 
 
-def test_a_file_cannot_allow_plugins(best: Path) -> None:
+def test_a_file_cannot_allow_plugins(best):
     assert read_torch(best)["config"]["plugins"] == ["patches"]
     refused(best, fix="needs plugins=[package]")
     assert load_model(best, plugins=["patches"]).classes.names[0] == "zero"
 
 
-def test_a_checkpoint_is_a_whole_fact(digits_run: Path) -> None:
+def test_a_checkpoint_is_a_whole_fact(digits_run):
     path = digits_run / "checkpoints" / "last.pt"
     state = read_torch(path)
     assert state["versions"].keys() == {"mldec", "torch", "timm"}
@@ -132,14 +95,13 @@ def test_a_checkpoint_is_a_whole_fact(digits_run: Path) -> None:
     assert loaded.config.name == "digits"
     assert not loaded.model.training
     assert loaded.metrics["val/mAP"] > 0
-    assert loaded.fingerprint is not None
     assert dataclasses.asdict(loaded.fingerprint) == state["fingerprint"]
     images = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
     with torch.no_grad():
         torch.testing.assert_close(loaded.model(images), loaded.model(images / 255))
 
 
-def test_weights_are_those_asked_for(best: Path) -> None:
+def test_weights_are_those_asked_for(best):
     state = read_torch(best)
     for weights, key in (("raw", "model"), ("ema", "ema")):
         model = load_model(best, weights, plugins=["patches"]).model
@@ -152,12 +114,9 @@ def test_weights_are_those_asked_for(best: Path) -> None:
         load_model(best, "ema", plugins=["patches"])
 
 
-def test_a_calibration_is_of_one_set_of_weights(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_calibration_is_of_one_set_of_weights(tmp_path, caplog):
     path = networks.save_calibrated(tmp_path / "x.pt")
     calibration = load_model(path, weights="raw").calibration
-    assert calibration is not None
     assert calibration.thresholds == (0.2, 0.4, 0.6)
     assert not caplog.text
 
@@ -176,23 +135,19 @@ def test_a_calibration_is_of_one_set_of_weights(
         ({"image_size": 4097}, r"^image_size: .* is not a positive whole number"),
     ],
 )
-def test_arguments_that_are_wrong_are_refused(
-    small: Path, options: dict[str, Any], fault: str
-) -> None:
+def test_arguments_that_are_wrong_are_refused(small, options, fault):
     with pytest.raises(ValueError, match=fault):
         load_model(small, **options)
 
 
-def test_another_image_size_is_that_of_model_and_data(small: Path) -> None:
+def test_another_image_size_is_that_of_model_and_data(small):
     loaded = load_model(small, image_size=96)
     assert (loaded.transform.image_size, loaded.config.data["image_size"]) == (96, 96)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("default", ["cpu", "meta"])
-def test_a_model_is_the_same_under_any_default(
-    small: Path, default: str, dtype: torch.dtype
-) -> None:
+def test_a_model_is_the_same_under_any_default(small, default, dtype):
     wanted = load_model(small).model.state_dict()
     state = torch.get_rng_state()
     torch.set_default_dtype(dtype)
@@ -208,23 +163,14 @@ def test_a_model_is_the_same_under_any_default(
         assert torch.equal(given[name], tensor)
 
 
-def test_models_are_loaded_by_several_threads_at_once(small: Path) -> None:
+def test_models_are_loaded_by_several_threads_at_once(small):
     with ThreadPoolExecutor(4) as pool:
         states = [loaded.model.state_dict() for loaded in pool.map(load_model, [small] * 8)]
     for name, tensor in states[0].items():
         assert all(torch.equal(state[name], tensor) for state in states[1:])
 
 
-def test_word_vectors_of_half_precision_are_read(tmp_path: Path) -> None:
-    words = [*hostile.WORDS, "head.num_groups=null", "head.word_dim=5"]
-    torch.save(hostile.good(words, queries=torch.randn(3, 5).half()), tmp_path / "x.pt")
-    loaded = load_model(tmp_path / "x.pt")
-    assert loaded.classes.queries is not None
-    assert loaded.classes.queries.dtype is torch.float32
-    assert scores(loaded, torch.zeros(2, 3, 64, 64)).shape == (2, 3)
-
-
-def test_a_model_larger_than_its_file_is_not_built(tmp_path: Path) -> None:
+def test_a_model_larger_than_its_file_is_not_built(tmp_path):
     state = hostile.good()
     hostile.put(state, "config/head/embed_dim", 40_000)
     torch.save(state, tmp_path / "x.pt")
@@ -234,7 +180,7 @@ def test_a_model_larger_than_its_file_is_not_built(tmp_path: Path) -> None:
     assert grown < 200_000, f"{grown / 1000:.0f} MB"
 
 
-def test_init_starts_from_a_checkpoint(digits_run: Path) -> None:
+def test_init_starts_from_a_checkpoint(digits_run):
     path = digits_run / "checkpoints" / "best.pt"
     model = load_model(path, plugins=["patches"]).model
     saved = model.backbone.project.weight.clone()
@@ -249,7 +195,7 @@ PATH = Path("x.pt")
 class Small(nn.Module):
     """A backbone with a computed buffer, and a head."""
 
-    def __init__(self, classes: int = 3) -> None:
+    def __init__(self, classes=3):
         super().__init__()
         self.backbone = nn.Linear(4, 4)
         self.backbone.register_buffer("mean", torch.full((3,), 0.5))
@@ -257,7 +203,7 @@ class Small(nn.Module):
         self.head = nn.Linear(4, classes)
 
 
-def ones(changes: dict[str, Tensor | None] | None = None, classes: int = 3) -> dict[str, Tensor]:
+def ones(changes=None, classes=3):
     """Return a state of `Small`, all of it ones, but for changed and missing tensors."""
     tensors = {
         name: torch.ones_like(tensor) for name, tensor in Small(classes).state_dict().items()
@@ -266,7 +212,7 @@ def ones(changes: dict[str, Tensor | None] | None = None, classes: int = 3) -> d
     return {name: tensor for name, tensor in changed.items() if tensor is not None}
 
 
-def test_strict_means_all_of_them() -> None:
+def test_strict_means_all_of_them():
     model = Small()
     load_strict(model, ones(), PATH)
     assert all((tensor == 1).all() for tensor in model.state_dict().values())
@@ -288,9 +234,7 @@ def test_strict_means_all_of_them() -> None:
         ({"head.bias": None, "norm.bias": None}, r"2 tensors are missing \(head\.bias, norm\.bias"),
     ],
 )
-def test_what_does_not_fit_is_named_and_nothing_is_loaded(
-    change: dict[str, Tensor | None], fault: str
-) -> None:
+def test_what_does_not_fit_is_named_and_nothing_is_loaded(change, fault):
     model = Small()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(CheckpointError, match=rf"^x\.pt cannot .* not fit the model: {fault}"):
@@ -299,15 +243,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_loaded(
         assert torch.equal(tensor, before[name])
 
 
-def test_a_message_names_few_tensors_and_cuts_their_names() -> None:
-    more = {f"{number:02}" + "x" * 500: torch.ones(1) for number in range(50)}
-    with pytest.raises(CheckpointError, match="50 tensors are unexpected") as caught:
-        load_strict(Small(), ones(more), PATH)
-    assert str(caught.value).count("xx, ") == 9
-    assert len(str(caught.value)) < 1200
-
-
-def test_init_takes_what_fits_and_counts_the_rest() -> None:
+def test_init_takes_what_fits_and_counts_the_rest():
     model = Small(classes=2)
     head = model.head.weight.clone()
     report = copy_fitting(model, ones({"norm.bias": None, "more": torch.ones(1)}), PATH)
@@ -321,16 +257,3 @@ def test_init_takes_what_fits_and_counts_the_rest() -> None:
     assert model.backbone.mean.tolist() == [0.5] * 3, "computed, not taken from the file"
     assert model.norm.num_batches_tracked == 0
     assert copy_fitting(Small(), ones(), PATH) == "init from x.pt: 8 of 8 tensors loaded"
-
-
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        {"other": torch.ones(1)},
-        ones({"backbone.weight": torch.ones(2, 2)}),
-        ones({"backbone.bias": None}),
-    ],
-)
-def test_another_backbone_is_refused(tensors: dict[str, Tensor]) -> None:
-    with pytest.raises(CheckpointError, match=r"^init=x\.pt is of another backbone: .*NAME$"):
-        copy_fitting(Small(), tensors, PATH)

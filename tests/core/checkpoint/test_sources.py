@@ -3,8 +3,6 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, BinaryIO
 
 import pytest
 
@@ -20,12 +18,12 @@ FILE = RELEASED[NAME].file
 class Server:
     """What stands in for the server of the authors and its client."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.body, self.requests = b"PK weights", 0
-        self.urls: list[str] = []
-        self.error: Exception | None = None
+        self.urls = []
+        self.error = None
 
-    def get(self, url: str, file: BinaryIO, **options: Any) -> None:
+    def get(self, url, file, **options):
         self.requests += 1
         self.urls.append(url)
         file.write(self.body[:4])
@@ -36,17 +34,17 @@ class Server:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
+def server(monkeypatch, tmp_path):
     server = Server()
     monkeypatch.setattr(sources, "http_get", server.get)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return server
 
 
-def test_a_file_is_fetched_once_with_its_hash_beside_it(server: Server, tmp_path: Path) -> None:
+def test_a_file_is_fetched_once_with_its_hash_beside_it(server, tmp_path):
     together = threading.Barrier(3)
 
-    def fetch(_: int) -> Path:
+    def fetch(_):
         together.wait()
         return local(f"zoo:{NAME}")
 
@@ -67,8 +65,8 @@ def test_a_file_is_fetched_once_with_its_hash_beside_it(server: Server, tmp_path
     ],
 )
 def test_a_download_that_fails_is_one_line_and_leaves_no_file(
-    server: Server, tmp_path: Path, body: bytes, error: Any, reason: str
-) -> None:
+    server, tmp_path, body, error, reason
+):
     server.body, server.error = body, error
     with pytest.raises(CheckpointError) as caught:
         released_file(NAME)
@@ -81,32 +79,30 @@ def test_a_download_that_fails_is_one_line_and_leaves_no_file(
     assert {path.name for path in path.parent.iterdir()} <= {f"{FILE}.lock"}
 
 
-def test_a_mirror_is_asked_first(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mirror_is_asked_first(server, monkeypatch):
     monkeypatch.setenv("MLDEC_ZOO_URL", "https://mirror/")
     released_file(NAME)
     assert server.urls == [f"https://mirror/{FILE}"]
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(server: Server, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(server, tmp_path):
     (tmp_path / "mldec").touch()
     with pytest.raises(DataError, match=r"cannot write .*: (Not a directory|File exists)"):
         released_file(NAME)
 
 
 @pytest.mark.parametrize("name", ["tresnet_l_coco_44", "../../etc/passwd", "", "\x00"])
-def test_an_unknown_name_is_no_path(server: Server, name: str) -> None:
+def test_an_unknown_name_is_no_path(server, name):
     with pytest.raises(CheckpointError, match="no released file"):
         load_model(f"zoo:{name}")
     assert server.requests == 0
 
 
-def test_the_released_files_have_names_of_their_own() -> None:
+def test_the_released_files_have_names_of_their_own():
     assert len({released.file for released in RELEASED.values()}) == len(RELEASED) == 12
 
 
 @pytest.mark.parametrize("address", ["", "mine", "me/", "me/mine/more", "../mine", "me/mi ne@v1"])
-def test_a_malformed_address_is_refused_without_a_request(address: str) -> None:
+def test_a_malformed_address_is_refused_without_a_request(address):
     with pytest.raises(CheckpointError, match=r"is no repository; write owner/name"):
         local(f"hf:{address}")

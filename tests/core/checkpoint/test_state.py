@@ -4,7 +4,6 @@ import copy
 import dataclasses
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import hostile
 import pytest
@@ -34,21 +33,20 @@ CALIBRATION = Calibration(
 )
 PLATT = replace(CALIBRATION, slopes=(1.0, 2.0, 0.0), offsets=(0.0, -1.0, 3.0))
 TOGETHER = replace(CALIBRATION, scope="global", thresholds=(0.3,))
-ONE_LABEL = replace(CALIBRATION, objective=None, scope=None, thresholds=())
 
 
 @pytest.fixture(scope="module")
-def whole() -> dict[str, Any]:
+def whole():
     return hostile.good()
 
 
 @pytest.fixture
-def state(whole: dict[str, Any]) -> dict[str, Any]:
+def state(whole):
     """A whole checkpoint that a test may spoil."""
     return copy.deepcopy(whole)
 
 
-def refused(state: dict[str, Any]) -> str:
+def refused(state):
     with pytest.raises(CheckpointError, match=r"^x\.pt cannot be used") as caught:
         Checkpoint.from_state(state, PATH)
     assert "\n" not in str(caught.value)
@@ -56,9 +54,7 @@ def refused(state: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("calibration", [CALIBRATION, PLATT, None])
-def test_a_checkpoint_comes_back_from_its_state(
-    state: dict[str, Any], tmp_path: Path, calibration: Calibration | None
-) -> None:
+def test_a_checkpoint_comes_back_from_its_state(state, tmp_path, calibration):
     one = Checkpoint.from_state(state, PATH)
     vectors = torch.randn(3, 5).half()
     classes = replace(one.classes, queries=vectors if calibration is None else None, origin=ORIGIN)
@@ -107,14 +103,12 @@ def test_a_checkpoint_comes_back_from_its_state(
         ("calibration", {"slopes": [1]}, "KeyError"),
     ],
 )
-def test_a_part_of_another_version_or_of_other_classes_is_one_line(
-    state: dict[str, Any], place: str, value: Any, fault: str
-) -> None:
+def test_a_part_of_another_version_or_of_other_classes_is_one_line(state, place, value, fault):
     hostile.put(state, place, value)
     assert fault in refused(state)
 
 
-def test_weights_are_those_that_scored_unless_others_are_named(state: dict[str, Any]) -> None:
+def test_weights_are_those_that_scored_unless_others_are_named(state):
     saved = Checkpoint.from_state(state, PATH)
     assert saved.weights("raw") == (saved.model, "raw")
     assert saved.weights("ema")[0] is saved.ema
@@ -126,13 +120,13 @@ def test_weights_are_those_that_scored_unless_others_are_named(state: dict[str, 
         replace(scored, ema=None).weights(None)
 
 
-def test_logits_are_scaled_by_class_or_together() -> None:
+def test_logits_are_scaled_by_class_or_together():
     logits = torch.tensor([[1.0, 2.0, 3.0], [-1.0, 0.0, 4.0]])
     assert CALIBRATION.scaled(logits).equal(logits / 2)
     expected = torch.tensor([[1.0, 3.0, 3.0], [-1.0, -1.0, 3.0]])
 
     class Half(torch.nn.Module):
-        def forward(self, images: torch.Tensor, queries: Any) -> torch.Tensor:
+        def forward(self, images, queries):
             return logits.half()
 
     scaled = Calibrated(Half(), PLATT)(logits, None)
@@ -140,7 +134,7 @@ def test_logits_are_scaled_by_class_or_together() -> None:
     assert scaled.equal(expected)
 
 
-def test_thresholds_follow_the_names_of_the_data() -> None:
+def test_thresholds_follow_the_names_of_the_data():
     one, two, three = NAMES
     assert CALIBRATION.thresholds_of(NAMES, [three, one, two]) == [0.6, 0.2, 0.4]
     assert TOGETHER.thresholds_of(NAMES, ["any", "other"]) == [0.3]

@@ -21,17 +21,17 @@ from mldec.config.compose import (
     to_dict,
     to_yaml,
 )
-from mldec.config.schema import PARTS, Config, Precision, ScheduleName
+from mldec.config.schema import PARTS, Precision, ScheduleName
 from mldec.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
-def digits() -> Config:
+def digits():
     return compose(["+experiment=digits"])
 
 
 @pytest.mark.parametrize("name", experiments())
-def test_every_experiment_composes_and_says_how_to_run_it(name: str) -> None:
+def test_every_experiment_composes_and_says_how_to_run_it(name):
     config = compose([f"+experiment={name}"])
     build.check(config)
     assert config.name == name
@@ -43,7 +43,7 @@ def test_every_experiment_composes_and_says_how_to_run_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_every_option_of_every_part_composes(part: str, digits: Config) -> None:
+def test_every_option_of_every_part_composes(part, digits):
     for name in options(part):
         # Two options have no default.
         model = [f"{part}.name=resnet18"] if name in ("timm", "hf") else []
@@ -70,27 +70,27 @@ def test_every_option_of_every_part_composes(part: str, digits: Config) -> None:
         ("+experiment=digit", "experiment=digit: there is no such option; did you mean 'digits'?"),
     ],
 )
-def test_a_misspelt_word_is_refused_with_the_right_one(word: str, message: str) -> None:
+def test_a_misspelt_word_is_refused_with_the_right_one(word, message):
     with pytest.raises(ConfigError) as caught:
         prepare([word])
     assert str(caught.value).startswith(message)
 
 
-def test_flags_come_first_and_the_words_of_tab_completion_pass() -> None:
+def test_flags_come_first_and_the_words_of_tab_completion_pass():
     words = ["head.a=1", "--multirun", "train.epochs=2"]
     assert prepare(words) == ["--multirun", "++head.a=1", "train.epochs=2"]
     assert prepare(["-sc", "install=bash"]) == ["-sc", "install=bash"]
 
 
 @pytest.mark.parametrize("word", ["train={", "data.root=[", "data.x=!!python/object:os.system"])
-def test_what_is_not_yaml_is_refused_in_one_line(digits: Config, word: str) -> None:
+def test_what_is_not_yaml_is_refused_in_one_line(digits, word):
     with pytest.raises(ConfigError) as caught:
         override(digits, [word])
     assert "\n" not in str(caught.value)
     assert word.partition("=")[0] in str(caught.value)
 
 
-def test_a_part_that_is_not_chosen_is_named() -> None:
+def test_a_part_that_is_not_chosen_is_named():
     with pytest.raises(HydraException) as caught:
         compose(["data=digits", "head=ml_decoder", "loss=asl", "name=x", "backbone.name=resnet18"])
     said = "backbone has arguments, but none is chosen: pass backbone=NAME first, one of "
@@ -99,7 +99,7 @@ def test_a_part_that_is_not_chosen_is_named() -> None:
         parse({"name": "x"})
 
 
-def test_any_model_of_timm_is_a_backbone_and_parts_take_any_argument_of_theirs() -> None:
+def test_any_model_of_timm_is_a_backbone_and_parts_take_any_argument_of_theirs():
     words = ["backbone=timm", "backbone.name=tf_efficientnet_lite0", "head.num_groups=5"]
     config = compose(["+experiment=digits", *words])
     assert (config.backbone["name"], config.head["num_groups"]) == ("tf_efficientnet_lite0", 5)
@@ -107,14 +107,14 @@ def test_any_model_of_timm_is_a_backbone_and_parts_take_any_argument_of_theirs()
         compose(["+experiment=digits", "backbone=timm"])
 
 
-def test_plain_form_round_trips(digits: Config) -> None:
+def test_plain_form_round_trips(digits):
     plain = to_dict(digits)
     assert plain["train"]["precision"] == "auto"
     assert parse(plain) == digits
     assert yaml.safe_load(to_yaml(digits)) == plain
 
 
-def test_override_changes_what_it_names(digits: Config) -> None:
+def test_override_changes_what_it_names(digits):
     words = ["train.precision=bf16", "data.image_size=96", "train.clip_grad=null"]
     changed = override(digits, words)
     assert changed.train.precision is Precision.bf16
@@ -128,7 +128,7 @@ def test_override_changes_what_it_names(digits: Config) -> None:
             override(digits, [word])
 
 
-def test_diff_names_what_matters_and_forgives_what_does_not(digits: Config) -> None:
+def test_diff_names_what_matters_and_forgives_what_does_not(digits):
     words = ["optim.lr=1", "head.num_heads=2", "train.workers=7", "train.epochs=99"]
     expected = ["head.num_heads: 4 -> 2", "optim.lr: 0.01 -> 1.0"]
     assert diff(digits, override(digits, words)) == expected
@@ -139,7 +139,7 @@ def test_diff_names_what_matters_and_forgives_what_does_not(digits: Config) -> N
 # Recipes
 
 
-def test_the_recipes_of_authors_who_trained_in_half_precision_name_it() -> None:
+def test_the_recipes_of_authors_who_trained_in_half_precision_name_it():
     for name in ("coco_tresnet_l", "imagenet_resnet50_a2", "q2l_coco_resnet101_448"):
         config = compose([f"+experiment={name}"])
         assert config.train.precision is Precision.fp16
@@ -147,7 +147,7 @@ def test_the_recipes_of_authors_who_trained_in_half_precision_name_it() -> None:
 
 
 @pytest.mark.parametrize("network", ["resnet18", "resnet34", "resnet50"])
-def test_the_recipe_of_figure_6_is_that_of_the_official_command(network: str) -> None:
+def test_the_recipe_of_figure_6_is_that_of_the_official_command(network):
     config = compose([f"+experiment=imagenet_{network}_a2"])
     train, optim, schedule, mix = config.train, config.optim, config.schedule, config.mix
     assert train.batch_size == 2048
@@ -168,14 +168,9 @@ def test_the_recipe_of_figure_6_is_that_of_the_official_command(network: str) ->
 
 @pytest.mark.parametrize(
     ("name", "gammas", "simulation"),
-    [
-        ("coco_partial_rps", (0, 1, 4), (0.5, None)),
-        ("coco_partial_fpc", (0, 3, 4), (0.0, 1000)),
-    ],
+    [("coco_partial_rps", (0, 1, 4), (0.5, None)), ("coco_partial_fpc", (0, 3, 4), (0.0, 1000))],
 )
-def test_simulations_of_partial_labels_are_those_of_csls_examples(
-    name: str, gammas: tuple[int, int, int], simulation: tuple[float, int | None]
-) -> None:
+def test_simulations_of_partial_labels_are_those_of_csls_examples(name, gammas, simulation):
     config = compose([f"+experiment={name}"])
     config = build.recorded(config, build.check(config))
     kinds = ("gamma_pos", "gamma_neg", "gamma_unannotated")

@@ -49,16 +49,6 @@ def test_cutout_equals_the_official_one_to_the_bit(side, widest):
     assert max(int(covered.any(0).sum()) for covered in black) == widest
 
 
-def test_cutout_takes_each_side_by_itself():
-    rng = random.Random(0)
-    sizes = set()
-    for _ in range(300):
-        covered = np.asarray(cutout(Image.new("RGB", (31, 11)), 0.5, rng)).any(2)
-        sizes.add((int(covered.any(0).sum()), int(covered.any(1).sum())))
-    assert max(width for width, _ in sizes) == 17  # int(15.5 + 0.5), and one more
-    assert max(height for _, height in sizes) == 7
-
-
 # The pairs of operations
 
 
@@ -77,14 +67,8 @@ def test_fifteen_operations_with_the_ranges_of_the_description():
     assert levels["solarize"] == pytest.approx(np.linspace(256, 0, 10))
     assert levels["posterize"] == (8, 8, 7, 7, 6, 6, 5, 5, 4, 4)
     assert levels["cutout"] == (0, 2, 4, 7, 9, 11, 13, 16, 18, 20)
-    assert set(levels) - set(ranges) == {
-        "solarize",
-        "posterize",
-        "cutout",
-        "autocontrast",
-        "equalize",
-        "invert",
-    }
+    others = {"solarize", "posterize", "cutout", "autocontrast", "equalize", "invert"}
+    assert set(levels) - set(ranges) == others
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
@@ -97,15 +81,6 @@ def test_every_operation_at_every_magnitude(name):
         assert (result.mode, result.size) == ("RGB", (45, 33))
     assert np.array_equal(np.asarray(image), before)
     assert not np.array_equal(np.asarray(result), before)
-
-
-def test_draws_are_uniform_over_operations_and_levels_one_to_nine():
-    rng = random.Random(0)
-    draws = [PairAugment.draw(rng) for _ in range(27_000)]
-    counts = {draw: draws.count(draw) for draw in set(draws)}
-    assert set(counts) == {(name, row) for name in OPERATIONS for row in range(1, 10)}
-    assert min(counts.values()) > 130  # 200 expected, standard deviation 14
-    assert max(counts.values()) < 270
 
 
 def test_two_draws_come_before_the_two_probabilities_of_a_half():
@@ -199,7 +174,6 @@ IMAGES = {
     # An interpolated value can be as far beyond 255 as possible.
     "black and white": Image.fromarray(255 * (pixels(40, 130, 3) // 128)),
     "one pixel": Image.fromarray(pixels(1, 1, 3)),
-    "narrow": Image.fromarray(pixels(70, 2, 3)),
     "of training": picture(448, 448),
 }
 
@@ -209,10 +183,7 @@ def test_quick_operations_have_the_pixels_of_pillow(name):
     image = IMAGES[name]
     before = np.array(image)
     for slope in SLOPES if name != "of training" else (-0.3, 1 / 30):
-        for shear, matrix in (
-            (shear_x, (1, slope, 0, 0, 1, 0)),
-            (shear_y, (1, 0, 0, slope, 1, 0)),
-        ):
+        for shear, matrix in ((shear_x, (1, slope, 0, 0, 1, 0)), (shear_y, (1, 0, 0, slope, 1, 0))):
             how = Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC
             pillows = image.transform(image.size, *how, fillcolor=GREY)
             assert np.array_equal(shear(image, slope, GREY[0]), pillows), (shear, slope)
@@ -222,7 +193,7 @@ def test_quick_operations_have_the_pixels_of_pillow(name):
 # Random numbers of samples: the same for the same seed, in any process and thread
 
 
-def draws() -> tuple[float, ...]:
+def draws():
     return torch.rand(()).item(), random.random(), np.random.rand()
 
 
@@ -255,14 +226,6 @@ def test_all_global_generators_are_seeded_and_restored():
     assert len({*before, *after, *inner}) == 9
 
 
-def test_the_official_augmentation_leaves_the_state_of_the_process_alone():
-    with seeded(1):
-        expected = draws()
-    with seeded(1):
-        TrainTransform(image_size=16)(picture(), SampleRandom(0))
-        assert draws() == expected
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -275,7 +238,7 @@ def test_threads_draw_what_one_thread_draws(settings):
     transform = TrainTransform(image_size=40, **settings)
     image = picture(60, 50)
 
-    def load(seed: int) -> bytes:
+    def load(seed):
         return transform(image, SampleRandom(seed)).numpy().tobytes()
 
     alone = [load(seed) for seed in range(60)]

@@ -11,7 +11,7 @@ from mldec.data.cache import TableCache, cache_folder, write_cached
 from mldec.data.table import Table, encode_paths, from_entries
 
 
-def make_table() -> Table:
+def make_table():
     labels = from_entries([{0: 1, 1: 1}, {}, {2: 1}, {1: 2}], num_classes=3, default=-1)
     return Table(
         encode_paths(["a/1.jpg", "b", "\udce9.jpg", "c/d.jpg"]), labels, ("x", "\u72ac", "z")
@@ -21,11 +21,11 @@ def make_table() -> Table:
 class Cache:
     """A cache of one table."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder, self.source, self.parsed = folder / "cache", folder / "source", 0
         self.source.touch()
 
-    def read(self, name: str = "test") -> bool:
+    def read(self, name="test"):
         """Read the table, which is always the right one; return whether it was parsed."""
         before = self.parsed
         found = TableCache(str(self.folder), "").table(name, [self.source], self._parse)
@@ -36,19 +36,17 @@ class Cache:
         assert found.labels.row(0).dtype == expected.labels.row(0).dtype
         return self.parsed > before
 
-    def _parse(self) -> Table:
+    def _parse(self):
         self.parsed += 1
         return make_table()
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Cache:
+def cache(tmp_path):
     return Cache(tmp_path)
 
 
-def test_a_table_is_parsed_once_for_its_settings_and_files(
-    cache: Cache, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_table_is_parsed_once_for_its_settings_and_files(cache, caplog):
     assert [cache.read(), cache.read()] == [True, False]
     assert [cache.read("test 2"), cache.read("test 2"), cache.read()] == [True, False, False]
 
@@ -60,7 +58,7 @@ def test_a_table_is_parsed_once_for_its_settings_and_files(
     assert not caplog.records
 
 
-def test_a_damaged_cache_is_parsed_again(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_cache_is_parsed_again(cache, caplog):
     cache.read()
     (file,) = cache.folder.iterdir()
     whole = file.read_bytes()
@@ -85,7 +83,7 @@ def test_a_damaged_cache_is_parsed_again(cache: Cache, caplog: pytest.LogCapture
     assert "\n" not in caplog.messages[-1]
 
 
-def test_the_folder_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_the_cache(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert cache_folder(None) == Path("/caches/mldec")
     assert cache_folder("/other") == Path("/other")
@@ -94,9 +92,7 @@ def test_the_folder_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder(None) == Path("/home/me/.cache/mldec")
 
 
-def test_a_file_is_whole_or_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch, caplog):
     path = tmp_path / "new" / "x.npz"
     write_cached(path, {"numbers": np.arange(3)}, "")
 

@@ -25,18 +25,18 @@ FILES = [f"photos/{number}.jpg" for number in range(2000)]
 KEYS = encode_paths(FILES)
 
 
-def table_of(dense: np.ndarray, default: int = 0) -> Table:
+def table_of(dense, default=0):
     labels = from_dense(dense, default=default)
     return Table(KEYS[: len(dense)], labels, tuple(map(str, range(dense.shape[1]))))
 
 
-def long_tail(num_images: int, num_classes: int) -> np.ndarray:
+def long_tail(num_images, num_classes):
     """Return labels whose classes occur in 0.5 % to 30 % of the images, int8 [N, K]."""
     shares = np.geomspace(0.005, 0.3, num_classes)
     return (np.random.default_rng(0).random((num_images, num_classes)) < shares).astype(np.int8)
 
 
-def test_each_image_is_held_out_by_itself() -> None:
+def test_each_image_is_held_out_by_itself():
     files = KEYS.tolist()
     chosen = held_out(files, 0.25, seed=0)
     assert chosen.mean() == pytest.approx(0.25, abs=0.04)
@@ -58,7 +58,7 @@ def test_each_image_is_held_out_by_itself() -> None:
 # In proportion to the labels
 
 
-def slow(dense: np.ndarray, order: list[int], fraction: float) -> list[bool]:
+def slow(dense, order, fraction):
     """Return which images are held out, with the sets and counters of the paper's Algorithm 1."""
     remaining = list(order)
     classes, shares = range(dense.shape[1]), [1 - fraction, fraction]
@@ -88,26 +88,14 @@ def slow(dense: np.ndarray, order: list[int], fraction: float) -> list[bool]:
     st.sampled_from([0.1, 0.25, 0.5, 0.7]),
     st.randoms(use_true_random=False),
 )
-def test_stratification_is_the_algorithm_of_the_paper(images, classes, fraction, random) -> None:
+def test_stratification_is_the_algorithm_of_the_paper(images, classes, fraction, random):
     rows = [[random.random() < 0.4 for _ in range(classes)] for _ in range(images)]
     dense, order = np.array(rows, np.int8), random.sample(range(images), images)
     held = stratified(from_dense(dense), np.array(order), fraction)
     assert held.tolist() == slow(dense, order, fraction)
 
 
-def test_shares_are_nearer_than_by_hash() -> None:
-    table = table_of(long_tail(2000, 40))
-    wanted = 0.1 * table.labels.counts()
-    errors = {}
-    for divide in (hold_out, hold_out_stratified):
-        val = divide(table, 0.1, 0, val=True)
-        errors[divide] = np.abs(val.labels.counts() - wanted) / wanted
-    assert errors[hold_out_stratified].mean() < errors[hold_out].mean() / 2
-    assert val.labels.counts().min() > 0
-    assert len(val) == pytest.approx(200, rel=0.1)
-
-
-def test_both_splits_are_the_whole_and_do_not_depend_on_the_order_of_rows() -> None:
+def test_both_splits_are_the_whole_and_do_not_depend_on_the_order_of_rows():
     table = table_of(long_tail(300, 10))
     val = hold_out_stratified(table, 0.2, 0, val=True).files.tolist()
     train = hold_out_stratified(table, 0.2, 0, val=False).files.tolist()
@@ -118,7 +106,7 @@ def test_both_splits_are_the_whole_and_do_not_depend_on_the_order_of_rows() -> N
     assert hold_out_stratified(table, 0.2, 1, val=True).files.tolist() != val
 
 
-def test_only_positives_count_and_there_may_be_none() -> None:
+def test_only_positives_count_and_there_may_be_none():
     dense = long_tail(300, 10)
     unknown = np.where(np.random.default_rng(3).random(dense.shape) < 0.5, -1, 0)
     partial = np.where(dense == 1, 1, unknown).astype(np.int8)
@@ -134,13 +122,13 @@ def test_only_positives_count_and_there_may_be_none() -> None:
 # Folds
 
 
-def by_hand(path: str, count: int) -> int:
+def by_hand(path, count):
     digest = sha256(f"0 {path}".encode()).digest()
     return 1 + int.from_bytes(digest[:8], "big") % count
 
 
 @pytest.mark.parametrize("count", [2, 7])
-def test_every_image_is_in_one_fold_which_its_path_alone_decides(count: int) -> None:
+def test_every_image_is_in_one_fold_which_its_path_alone_decides(count):
     numbers = fold_numbers(KEYS, count)
     assert numbers.tolist() == [by_hand(file, count) for file in FILES]
 
@@ -148,14 +136,7 @@ def test_every_image_is_in_one_fold_which_its_path_alone_decides(count: int) -> 
     assert fold_numbers(wider, count)[:-1].tolist() == numbers[300:100:-1].tolist()
 
 
-def test_folds_are_of_one_size_whatever_is_divided() -> None:
-    left = KEYS[~held_out(KEYS.tolist(), 0.5, 0)]
-    fold = KEYS[fold_numbers(KEYS, 5) == 3]
-    for keys, seed in ((KEYS, 0), (left, 0), (fold, 1)):
-        sizes = np.bincount(fold_numbers(keys, 5, seed), minlength=6)[1:]
-        # The standard deviation of the size of a fold is below sqrt(N / count).
-        assert np.abs(sizes - len(keys) / 5).max() < 5 * np.sqrt(len(keys) / 5)
-
+def test_keys_of_folds_may_be_numbers_or_pictures():
     rng = np.random.default_rng(0)
     for keys in (rng.integers(0, 10**6, 500), rng.integers(0, 256, (500, 4, 4, 3), np.uint8)):
         numbers = fold_numbers(keys, 2)
@@ -164,7 +145,7 @@ def test_folds_are_of_one_size_whatever_is_divided() -> None:
 
 
 @pytest.mark.parametrize("fold", ["3/2", "0/5", "1/1", "1", "", "-1/5", "1/5 ", "\u0661/5"])
-def test_another_form_of_a_fold_is_refused(fold: str) -> None:
+def test_another_form_of_a_fold_is_refused(fold):
     with pytest.raises(ValueError, match=f"^fold is {re.escape(repr(fold))}: it must be i/N"):
         Sampling(fold=fold)
     assert Sampling(fold="5/5").fold == "5/5"

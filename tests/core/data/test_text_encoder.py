@@ -3,16 +3,12 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import open_clip
 import pytest
 import torch
 from clip_towers import CLIP, clip_folder, siglip_folder
-from safetensors.torch import load_file
 
 from mldec.data.text_encoder import (
     BATCH_SIZE,
@@ -26,28 +22,27 @@ from mldec.data.text_encoder import (
 from mldec.errors import ConfigError, UserError
 
 TEMPLATES = ("a {}", "the {}")
-Folder = Callable[[Path], Path]
 
 
 @pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clip(tmp_path_factory):
     return clip_folder(tmp_path_factory.mktemp("clip") / "model")
 
 
 @pytest.fixture
-def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict], None]:
+def register(tmp_path, monkeypatch):
     """Give a small model a name of open_clip: those that have one are large."""
     monkeypatch.setattr("open_clip.factory._MODEL_CONFIG_PATHS", [])
     monkeypatch.setattr("open_clip.factory._MODEL_CONFIGS", {})
 
-    def register(name: str, config: dict) -> None:
+    def register(name, config):
         (tmp_path / f"{name}.json").write_text(json.dumps(config))
         open_clip.add_model_config(tmp_path / f"{name}.json")
 
     return register
 
 
-def fault(source: str) -> str:
+def fault(source):
     with pytest.raises(ConfigError) as error:
         open_model(source)
     assert "\n" not in str(error.value)
@@ -58,9 +53,7 @@ def fault(source: str) -> str:
 # Sources
 
 
-def test_sources_are_the_same_in_any_working_directory(
-    tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sources_are_the_same_in_any_working_directory(tmp_path, clip, monkeypatch):
     (tmp_path / "weights.pt").touch()
     (tmp_path / "link").symlink_to(clip)
     monkeypatch.chdir(tmp_path)
@@ -82,9 +75,7 @@ def test_sources_are_the_same_in_any_working_directory(
         assert source.folder == (tmp_path / "link" if model == link else None)
 
 
-def test_sources_that_cannot_be(
-    tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sources_that_cannot_be(tmp_path, monkeypatch):
     assert "no such folder or model of open_clip" in fault("clip::openai")
     assert f"clip:{tmp_path} cannot be used (" in fault(f"clip:{tmp_path}")
     assert f"no file at {tmp_path}/none.pt" in fault(f"clip:ViT-B-32:{tmp_path}/none.pt")
@@ -99,36 +90,7 @@ def test_sources_that_cannot_be(
 # Models
 
 
-@pytest.mark.parametrize("folder", [clip_folder, siglip_folder])
-def test_a_folder_holds_all_of_a_model(
-    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = folder(tmp_path / "model")
-    # Nothing may be asked of the hub.
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    before = torch.random.get_rng_state()
-    ours: Any = open_model(f"clip:{path}")
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-    theirs, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{path}")
-    theirs.eval()
-    texts = ["a photo of a zebra.", "an ox"]
-    tokens = open_clip.get_tokenizer(f"local-dir:{path}")(texts)
-    assert torch.equal(ours.tokenizer(texts), tokens)
-    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        for got, wanted in zip(ours.model(images, tokens), theirs(images, tokens), strict=True):
-            torch.testing.assert_close(got, wanted)
-
-    assert not ours.model.training
-    assert ours.width == 16
-    assert ours.weights.name == "open_clip_model.safetensors"
-    normalise = preprocess.transforms[-1]
-    assert tuple(ours.preprocessing["mean"]) == tuple(normalise.mean)
-    assert tuple(ours.preprocessing["std"]) == tuple(normalise.std)
-
-
-def test_weights_that_do_not_fit(tmp_path: Path, clip: Path, register: Any) -> None:
+def test_weights_that_do_not_fit(tmp_path, clip, register):
     weights = clip / "open_clip_model.safetensors"
     register("Tiny", CLIP)
     register("Wide", {**CLIP, "embed_dim": 24})
@@ -137,18 +99,8 @@ def test_weights_that_do_not_fit(tmp_path: Path, clip: Path, register: Any) -> N
     (tmp_path / "page.pt").write_text("<html>")
     assert "cannot be used" in fault(f"clip:Tiny:{tmp_path / 'page.pt'}")
 
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    shutil.copy(clip / "open_clip_config.json", bare)
-    assert "holds 0 files of weights" in fault(f"clip:{bare}")
-    for name in ("one.pt", "two.pt"):
-        torch.save(load_file(weights), bare / name)
-    assert "holds 2 files of weights" in fault(f"clip:{bare}")
-    (bare / "two.pt").unlink()
-    assert open_model(f"clip:{bare}").weights == bare / "one.pt"
 
-
-def test_a_strangers_folder_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strangers_folder_runs_no_code(tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
     path = siglip_folder(tmp_path / "model")
     file = path / "open_clip_config.json"
@@ -167,30 +119,7 @@ def test_a_strangers_folder_runs_no_code(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    "content", ["[", "{}", '{"model_cfg": {"embed_dim": 3, "text_cfg": {}}}'], ids=len
-)
-def test_configurations_that_are_none(tmp_path: Path, clip: Path, content: str) -> None:
-    shutil.copytree(clip, tmp_path / "model")
-    (tmp_path / "model" / "open_clip_config.json").write_text(content)
-    fault(f"clip:{tmp_path / 'model'}")
-
-
-def test_a_tokenizer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = siglip_folder(tmp_path / "model")
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "transformers", None)
-        message = fault(f"clip:{path}")
-    assert "cannot be used (ModuleNotFoundError: " in message
-    assert message.endswith("pip install 'mldec[text]'")
-    (path / "tokenizer.json").unlink()
-    (path / "tokenizer_config.json").unlink()
-    assert "cannot be used" in fault(f"clip:{path}")
-
-
-def test_a_tag_says_the_activation_and_the_normalisation(
-    clip: Path, register: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tag_says_the_activation_and_the_normalisation(clip, register, monkeypatch):
     register("Tiny", CLIP)
     tag = {"file": str(clip / "open_clip_model.safetensors"), "quick_gelu": True}
     tag["mean"] = (0.1, 0.2, 0.3)
@@ -210,7 +139,7 @@ def test_a_tag_says_the_activation_and_the_normalisation(
 
 
 @pytest.mark.parametrize("folder", [clip_folder, siglip_folder])
-def test_vectors_are_those_of_open_clip(folder: Folder, tmp_path: Path) -> None:
+def test_vectors_are_those_of_open_clip(folder, tmp_path):
     path = folder(tmp_path / "model")
     encoder = open_encoder(f"clip:{path}")
     # More than one batch, and a text that is longer than the context.
@@ -239,12 +168,12 @@ def test_vectors_are_those_of_open_clip(folder: Folder, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def asked(monkeypatch):
     """Record the names that are encoded."""
-    names_of_calls: list[list[str]] = []
+    names_of_calls = []
     encode = ClipModel.encode_names
 
-    def recorded(self: ClipModel, names: Any, templates: Any) -> torch.Tensor:
+    def recorded(self, names, templates):
         names_of_calls.append(list(names))
         return encode(self, names, templates)
 
@@ -252,9 +181,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return names_of_calls
 
 
-def test_a_name_is_encoded_once(
-    clip: Path, tmp_path: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_encoded_once(clip, tmp_path, asked, monkeypatch):
     source, cache = f"clip:{clip}", str(tmp_path)
     first, hash_of_weights = encode_names(source, ["ox", "cat"], TEMPLATES, cache)
     # Another list of classes: the known one is not encoded again, and the order is that asked for.
@@ -277,9 +204,7 @@ def test_a_name_is_encoded_once(
         encode_names(source, ["cat", "new"], TEMPLATES, cache)
 
 
-def test_other_weights_are_another_encoder(
-    clip: Path, tmp_path: Path, asked: list[list[str]]
-) -> None:
+def test_other_weights_are_another_encoder(clip, tmp_path, asked):
     source, cache = f"clip:{tmp_path / 'model'}", tmp_path / "cache"
     shutil.copytree(clip, tmp_path / "model")
     first, first_hash = encode_names(source, ["ox"], TEMPLATES, str(cache))
@@ -298,30 +223,21 @@ def test_other_weights_are_another_encoder(
     assert asked == [["ox"], ["ox"], ["ox", "cat"]]
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "a folder is a file"])
-def test_a_cache_that_cannot_be_used(
-    damage: str, clip: Path, tmp_path: Path, asked: list, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_that_cannot_be_used(clip, tmp_path, asked, caplog):
     source, cache = f"clip:{clip}", tmp_path / "cache"
     before, _ = encode_names(source, ["ox", "cat"], TEMPLATES, str(cache))
     for file in cache.iterdir():
-        file.write_bytes(b"hello" if damage == "text" else file.read_bytes()[:-200])
-    if "folder" in damage:
-        shutil.rmtree(cache)
-        cache.touch()
-
+        file.write_bytes(file.read_bytes()[:-200])
     after, _ = encode_names(source, ["ox", "cat"], TEMPLATES, str(cache))
     assert torch.equal(before, after)
     assert len(asked) == 2
-    expected = "encoded at every start" if "folder" in damage else "is not used"
-    assert expected in caplog.text
-    assert "\n" not in caplog.records[-1].message
+    assert "is not used" in caplog.text
 
 
 # Sentences
 
 
-def test_the_lists_of_clip_need_no_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lists_of_clip_need_no_import(tmp_path, monkeypatch):
     lists = {
         "clip80": open_clip.OPENAI_IMAGENET_TEMPLATES,
         "simple7": open_clip.SIMPLE_IMAGENET_TEMPLATES,
@@ -339,7 +255,7 @@ def test_the_lists_of_clip_need_no_import(tmp_path: Path, monkeypatch: pytest.Mo
         read_templates("clip80", tmp_path)
 
 
-def test_a_sentence_or_a_file_of_them(tmp_path: Path) -> None:
+def test_a_sentence_or_a_file_of_them(tmp_path):
     assert read_templates("a photo of a {}.", tmp_path) == ("a photo of a {}.",)
     (tmp_path / "mine.txt").write_text("a {}\n\nthe {} and the {}\n")
     assert read_templates("mine.txt", tmp_path) == ("a {}", "the {} and the {}")

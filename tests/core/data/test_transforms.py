@@ -1,29 +1,26 @@
 """Images to tensors, against Pillow, torchvision and timm."""
 
-import dataclasses
 import pickle
 import random
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pictures import picture, pixels, saved, seed_everything
+from pictures import picture, saved, seed_everything
 from PIL import Image
 from torchvision.transforms import v2
 
-from mldec.data.images import load_image, read_image
+from mldec.data.images import load_image
 from mldec.data.official_augment import PairAugment, cutout
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform, TrainTransform, to_tensor
 from mldec.errors import ConfigError, DataError
 
-PLAIN: dict[str, Any] = {"augment": "none", "cutout": 0}
+PLAIN = {"augment": "none", "cutout": 0}
 
 
-def both(image: Image.Image) -> tuple[Image.Image, torch.Tensor, torch.Tensor]:
+def both(image):
     """Return an image in the forms that decoders return: with either order of memory."""
     colours = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     return image, to_tensor(image), colours
@@ -32,17 +29,9 @@ def both(image: Image.Image) -> tuple[Image.Image, torch.Tensor, torch.Tensor]:
 # Evaluation
 
 
-def test_to_tensor_keeps_values_and_places() -> None:
-    values = pixels(5, 7, 3)
-    tensor = to_tensor(Image.fromarray(values))
-    assert tensor.dtype == torch.uint8
-    assert tensor.is_contiguous()
-    assert np.array_equal(tensor.numpy(), values.transpose(2, 0, 1))
-
-
 @pytest.mark.parametrize("size", [(500, 333), (333, 500), (20, 30), (64, 64), (1, 1)])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_evaluation_equals_pillow_to_the_bit(size: tuple[int, int], interpolation: str) -> None:
+def test_evaluation_equals_pillow_to_the_bit(size, interpolation):
     image, how = picture(*size), Image.Resampling[interpolation.upper()]
     expected = to_tensor(image.resize((64, 64), how))
     assert torch.equal(EvalTransform(image_size=64, interpolation=interpolation)(image), expected)
@@ -60,52 +49,19 @@ def test_evaluation_equals_pillow_to_the_bit(size: tuple[int, int], interpolatio
 )
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("crop", [0.875, 0.95, 1.0])
-def test_the_test_crop_is_timms(size: tuple[int, int], interpolation: str, crop: float) -> None:
+def test_the_test_crop_is_timms(size, interpolation, crop):
     from timm.data.transforms_factory import transforms_imagenet_eval
 
-    how: dict[str, Any] = {"interpolation": interpolation}
+    how = {"interpolation": interpolation}
     timms = transforms_imagenet_eval(64, crop_pct=crop, use_prefetcher=True, **how)
     ours = EvalTransform(image_size=64, crop=crop, **how)
     assert np.array_equal(ours(picture(*size)).numpy(), timms(picture(*size)))
 
 
-@pytest.mark.parametrize("crop", [None, 0.5, 1])
-@pytest.mark.parametrize(("width", "height"), [(500, 333), (64, 64), (21, 700)])
-def test_the_visible_part_is_what_the_square_shows(
-    width: int, height: int, crop: float | None
-) -> None:
-    # Two images whose colours are the positions of their pixels.
-    ramps = np.zeros((2, height, width, 3), np.uint8)
-    ramps[0] += np.linspace(0, 255, width).astype(np.uint8)[None, :, None]
-    ramps[1] += np.linspace(0, 255, height).astype(np.uint8)[:, None, None]
-    transform = EvalTransform(image_size=32, crop=crop)
-    left, top, right, bottom = transform.visible_part((width, height))
-    for ramp, axis, first, last, side in (
-        (ramps[0], 1, left, right, width),
-        (ramps[1], 0, top, bottom, height),
-    ):
-        shown = transform(Image.fromarray(ramp))[0].float().mean(1 - axis)
-        centres = first + (torch.arange(32) + 0.5) * (last - first) / 32 - 0.5
-        expected = 255 * centres / (side - 1)
-        inner = slice(3, -3)  # interpolation flattens the borders of an image
-        torch.testing.assert_close(shown[inner], expected[inner], rtol=0, atol=3)
-
-
-def test_the_transform_of_a_checkpoint_is_of_plain_values() -> None:
-    values = {
-        "image_size": 96,
-        "crop": None,
-        "interpolation": "bilinear",
-        "decoder": "pillow",
-        "resize": "pillow",
-    }
-    assert dataclasses.asdict(EvalTransform(image_size=96)) == values
-
-
 # Training
 
 
-def test_the_order_is_resize_cutout_pair() -> None:
+def test_the_order_is_resize_cutout_pair():
     image = picture(100, 60)
     for seed in range(20):
         ours = TrainTransform(image_size=48)(image, SampleRandom(seed))
@@ -114,7 +70,7 @@ def test_the_order_is_resize_cutout_pair() -> None:
         assert torch.equal(ours, to_tensor(PairAugment()(cutout(small, 0.5, rng), rng)))
 
 
-def test_randaugment_is_torchvisions() -> None:
+def test_randaugment_is_torchvisions():
     image = picture(48, 48)
     transform = TrainTransform(image_size=48, augment="randaugment", cutout=0)
     for seed in range(5):
@@ -132,11 +88,11 @@ def test_randaugment_is_torchvisions() -> None:
         ("rand-m5-mstd101-mmax8-inc1", "random"),
     ],
 )
-def test_rand_augment_is_that_of_timms_pipeline(text: str, interpolation: str) -> None:
+def test_rand_augment_is_that_of_timms_pipeline(text, interpolation):
     from timm.data.transforms_factory import transforms_imagenet_train
 
     image = picture(48, 48)
-    options: dict[str, Any] = {"auto_augment": text, "interpolation": interpolation}
+    options = {"auto_augment": text, "interpolation": interpolation}
     _, timms, _ = transforms_imagenet_train(
         48, separate=True, hflip=0.0, use_prefetcher=True, **options
     )
@@ -155,13 +111,13 @@ def test_rand_augment_is_that_of_timms_pipeline(text: str, interpolation: str) -
 
 
 @pytest.mark.parametrize("text", ["rand-m10-p1-inc1", "rand-m0-p1-inc0"])
-def test_the_strongest_posterize_does_not_end_the_run(text: str) -> None:
+def test_the_strongest_posterize_does_not_end_the_run(text):
     transform = TrainTransform(image_size=16, augment=text, cutout=0)
     shapes = {transform(picture(16, 16), SampleRandom(seed)).shape for seed in range(100)}
     assert shapes == {(3, 16, 16)}
 
 
-def test_erasing_covers_a_rectangle_with_the_mean_colour() -> None:
+def test_erasing_covers_a_rectangle_with_the_mean_colour():
     image = Image.new("RGB", (64, 64), (255, 255, 255))
     transform = TrainTransform(image_size=64, erase=0.5, **PLAIN)
     colour = torch.tensor([124, 116, 104], dtype=torch.uint8)[:, None, None]
@@ -179,7 +135,7 @@ def test_erasing_covers_a_rectangle_with_the_mean_colour() -> None:
     assert 0.28 < max(hit) < 0.36
 
 
-def test_the_crop_is_torchvisions_and_its_interpolation_ours() -> None:
+def test_the_crop_is_torchvisions_and_its_interpolation_ours():
     image = picture(100, 60)
     for name in ("bilinear", "bicubic"):
         ours = TrainTransform(image_size=32, crop=0.08, interpolation=name, **PLAIN)
@@ -196,7 +152,7 @@ def test_the_crop_is_torchvisions_and_its_interpolation_ours() -> None:
     }
 
 
-def test_flip_mirrors_half_of_the_images() -> None:
+def test_flip_mirrors_half_of_the_images():
     image = picture(32, 32)
     transform = TrainTransform(image_size=32, flip=True, **PLAIN)
     results = [transform(image, SampleRandom(seed)) for seed in range(300)]
@@ -205,7 +161,7 @@ def test_flip_mirrors_half_of_the_images() -> None:
     assert 110 < flipped < 190
 
 
-def test_the_argument_is_not_changed_and_transforms_travel_to_workers() -> None:
+def test_the_argument_is_not_changed_and_transforms_travel_to_workers():
     image = picture(32, 32)  # of the final size, so that the resize has nothing to do
     before = np.array(image)
     for transform in (
@@ -224,7 +180,7 @@ def test_the_argument_is_not_changed_and_transforms_travel_to_workers() -> None:
 
 
 @pytest.mark.parametrize("resize", ["pillow", "tensor"])
-def test_the_form_of_an_image_changes_no_pixel(resize: str) -> None:
+def test_the_form_of_an_image_changes_no_pixel(resize):
     evaluate = EvalTransform(image_size=48, crop=0.8, resize=resize)
     train = TrainTransform(image_size=48, resize=resize, crop=0.5)
     for transform in (evaluate, train):
@@ -235,9 +191,7 @@ def test_the_form_of_an_image_changes_no_pixel(resize: str) -> None:
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(500, 333), (40, 30), (3, 200)])
-def test_torch_resizes_like_pillow_within_two_levels(
-    size: tuple[int, int], interpolation: str
-) -> None:
+def test_torch_resizes_like_pillow_within_two_levels(size, interpolation):
     evaluate = partial(EvalTransform, image_size=64, interpolation=interpolation)
     train = partial(TrainTransform, image_size=64, flip=True, crop=0.5, augment="none")
     for make in (evaluate, partial(evaluate, crop=0.875), train):
@@ -249,60 +203,39 @@ def test_torch_resizes_like_pillow_within_two_levels(
             assert (torchs - pillows).abs().max() <= 2
 
 
-def test_torch_resizes_photos_like_pillow_within_a_level(sample_data: Path) -> None:
-    for path in sorted((sample_data / "coco2014_mini" / "val2014").glob("*.jpg"))[:3]:
-        image = read_image(path)
-        torchs = EvalTransform(image_size=448, resize="tensor")(image).int()
-        assert (torchs - EvalTransform(image_size=448)(image).int()).abs().max() == 1
-
-
 # What is refused
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"image_size": 0}, "image_size: 0"),
         ({"image_size": 4097}, "image_size: 4097 is not a positive whole number .* 4,096"),
-        ({"image_size": 44.8}, "image_size: 44.8"),
         ({"image_size": True}, "image_size: True"),
         ({"augment": "oficial"}, "augment: 'oficial'.*did you mean 'official'"),
         ({"augment": "rand-m7-mstd"}, "augment: 'rand-m7-mstd' is no RandAugment of timm's"),
-        ({"augment": "rand-"}, "augment: 'rand-'"),
         ({"cutout": 1.5}, "cutout: 1.5 is not a fraction"),
-        ({"cutout": float("nan")}, "cutout: nan"),
         ({"crop": 0.0}, "crop: 0.0"),
-        ({"erase": -0.1}, "erase: -0.1"),
         ({"interpolation": "lanczos"}, "interpolation: 'lanczos'.*bicubic, bilinear, random"),
         ({"decoder": "x"}, "decoder: 'x'.*pillow, torchcodec"),
         ({"resize": "x"}, "resize: 'x'.*pillow, tensor"),
     ],
 )
-def test_wrong_values_are_refused(arguments: dict[str, Any], expected: str) -> None:
+def test_wrong_values_are_refused(arguments, expected):
     with pytest.raises(ConfigError, match=expected):
         TrainTransform(**{"image_size": 64, **arguments})
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [
-        ({"image_size": 10**12}, "image_size: 10"),
-        ({"crop": 0.0}, "test crop: 0.0"),
-        ({"crop": "1"}, "test crop: '1'"),
-        ({"interpolation": "random"}, "interpolation: 'random'"),
-    ],
+    [({"crop": 0.0}, "test crop: 0.0"), ({"interpolation": "random"}, "interpolation: 'random'")],
 )
-def test_wrong_values_of_an_evaluation_are_refused(
-    arguments: dict[str, Any], expected: str
-) -> None:
+def test_wrong_values_of_an_evaluation_are_refused(arguments, expected):
     with pytest.raises(ConfigError, match=expected):
         EvalTransform(**{"image_size": 64, **arguments})
 
 
 @pytest.mark.parametrize("size", [(1, 100_000), (1_000_000, 3)])
-def test_a_thin_image_is_refused_before_it_fills_the_memory(
-    tmp_path: Path, size: tuple[int, int]
-) -> None:
+def test_a_thin_image_is_refused_before_it_fills_the_memory(tmp_path, size):
     path = saved(Image.new("RGB", size), tmp_path / "thin.png")
     expected = rf"^{path}: its {size[0]:,} x {size[1]:,} pixels need .* limit is 178,956,970; rest"
     with pytest.raises(DataError, match=expected):
@@ -312,7 +245,7 @@ def test_a_thin_image_is_refused_before_it_fills_the_memory(
 
 
 @pytest.mark.parametrize("resize", ["pillow", "tensor"])
-def test_a_thin_image_is_refused_where_it_is_squashed(resize: str) -> None:
+def test_a_thin_image_is_refused_where_it_is_squashed(resize):
     """The width changes first: 448 x a million pixels, from a file of a few kilobytes."""
     transform = EvalTransform(image_size=448, resize=resize)
     with pytest.raises(DataError, match="its 1 x 1,000,000 pixels need 448,000,000 pixels"):

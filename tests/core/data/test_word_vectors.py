@@ -2,9 +2,6 @@
 
 import hashlib
 import pickle
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,17 +15,16 @@ from mldec.data.types import Classes
 from mldec.data.word_vectors import word_vectors
 from mldec.errors import DataError
 
-Save = Callable[[str, Any], Path]
 NAMES = ["sky", "dog", "sea"]
 ARRAY = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
 COLUMNS = torch.from_numpy(ARRAY.T.copy())
 
 
 @pytest.fixture
-def save(tmp_path: Path) -> Save:
+def save(tmp_path):
     """Write word vectors: bytes, text, an array as .npy, or anything else as torch does."""
 
-    def save(name: str, content: Any) -> Path:
+    def save(name, content):
         path = tmp_path / name
         if isinstance(content, bytes):
             path.write_bytes(content)
@@ -43,17 +39,17 @@ def save(tmp_path: Path) -> Save:
     return save
 
 
-def lines(*names: str) -> str:
+def lines(*names):
     """Return the rows of ARRAY as lines, with these words."""
     rows = zip(names or NAMES, ARRAY.tolist(), strict=True)
     return "\n".join(f"{name} {' '.join(map(str, row))}" for name, row in rows)
 
 
-def read_vectors(path: Path, names: Sequence[str], **named: Any) -> torch.Tensor:
+def read_vectors(path, names, **named):
     return word_vectors(str(path), names, **named).queries
 
 
-def fault(path: Path, names: list[str], **named: Any) -> str:
+def fault(path, names, **named):
     with pytest.raises(DataError) as caught:
         read_vectors(path, names, **named)
     message = str(caught.value)
@@ -76,7 +72,7 @@ def fault(path: Path, names: list[str], **named: Any) -> str:
     ],
     ids=["glove", "word2vec", "blanks at the end", "tabs", "the first line of a word counts"],
 )
-def test_text_in_every_dialect(save: Save, caplog: pytest.LogCaptureFixture, text: str) -> None:
+def test_text_in_every_dialect(save, caplog, text):
     found = read_vectors(save("v.vec", text), ["sea", "dog"])
     assert found.dtype == torch.float32
     assert found.tolist() == ARRAY[[2, 1]].tolist()
@@ -86,15 +82,13 @@ def test_text_in_every_dialect(save: Save, caplog: pytest.LogCaptureFixture, tex
 @pytest.mark.parametrize(
     "entry", ["traffic light", "traffic_light", "traffic-light", "Traffic_light"]
 )
-def test_an_entry_of_several_words_comes_before_the_mean(
-    save: Save, caplog: pytest.LogCaptureFixture, entry: str
-) -> None:
+def test_an_entry_of_several_words_comes_before_the_mean(save, caplog, entry):
     path = save("v.txt", lines("traffic", "light", entry))
     assert read_vectors(path, ["Traffic light"]).tolist() == ARRAY[[2]].tolist()
     assert caplog.text == ""
 
 
-def test_the_mean_of_the_words_is_reported(save: Save, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_mean_of_the_words_is_reported(save, caplog):
     path = save("v.txt", lines("traffic", "light", "dog"))
     found = read_vectors(path, ["dog", "traffic light"])
     assert found.tolist() == [ARRAY[2].tolist(), ARRAY[:2].mean(0).tolist()]
@@ -102,7 +96,7 @@ def test_the_mean_of_the_words_is_reported(save: Save, caplog: pytest.LogCapture
     assert "1 of 1 names have no vector: stop light" in fault(path, ["stop light"])
 
 
-def test_words_with_blanks_and_words_in_no_encoding(save: Save) -> None:
+def test_words_with_blanks_and_words_in_no_encoding(save):
     path = save("v.txt", lines("dog house", "dog", "dog."))
     assert read_vectors(path, ["dog"]).tolist() == ARRAY[[1]].tolist()
     path = save("v.txt", lines("sky", "caf\u00e9", "x").encode() + b"\n\xff\xfe 1 2 3 4\n")
@@ -113,16 +107,13 @@ def test_words_with_blanks_and_words_in_no_encoding(save: Save) -> None:
     ("text", "message"),
     [
         ("sky 0.1 0.2 0.3\ndog 0.1 0.2\n", "1 of 1 names have no vector: dog"),
-        ("sky 0.1 0.2\ndog 0.1 0.2 0.3\n", "1 of 1 names have no vector: dog"),
         ("sky 1 2 3\ndog 1 x 3\n", "cannot be used (ValueError: could not convert"),
         ("sky 1 2 3\ndog 0 0 0\n", "the vector of 'dog' is all zeros, or has NaN"),
-        ("sky 1 2 3\ndog 0 nan 0\n", "the vector of 'dog' is all zeros, or has NaN"),
-        ("<html>\n", "it is not a text file with a word and its numbers"),
         ("", "it is not a text file with a word and its numbers"),
         (f"3 {'9' * 5000}\nsky 1 2\n", "cannot be used (ValueError"),
     ],
 )
-def test_text_that_is_refused(save: Save, text: str, message: str) -> None:
+def test_text_that_is_refused(save, text, message):
     found = fault(save("v.txt", text), ["dog"])
     assert message in found
     assert "see DATASETS.md, section Word vectors" in found
@@ -142,9 +133,7 @@ def test_text_that_is_refused(save: Save, text: str, message: str) -> None:
     ],
     ids=["pth", "leading 1", "dict", "rows", "columns"],
 )
-def test_rows_follow_the_names_wherever_they_lie_in_the_file(
-    save: Save, name: str, content: Any
-) -> None:
+def test_rows_follow_the_names_wherever_they_lie_in_the_file(save, name, content):
     path = save(name, content)
     found = read_vectors(path, ["sea", "sky"], order=NAMES)
     assert found.dtype == torch.float32
@@ -154,7 +143,7 @@ def test_rows_follow_the_names_wherever_they_lie_in_the_file(
 
 
 class Bomb:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return print, ("executed",)
 
 
@@ -163,27 +152,21 @@ class Bomb:
     [
         ("v.npy", ARRAY[:, :2], "shape [3, 2], of which exactly one dimension must be that of the"),
         ("v.npy", np.eye(3), "shape [3, 3], of which exactly one dimension"),
-        ("v.npy", ARRAY[0], "v.npy"),
         ("v.npy", np.full((3, 4), np.inf), "the vector of 'sky' is all zeros, or has NaN"),
         ("v.npy", np.array([{}], object), "cannot be used (ValueError"),
-        ("v.npy", b"hello", "cannot be used ("),
-        ("v.npy", np.zeros(3, [("a", "<f4"), ("b", "<f4")]), "v.npy"),
         ("v.pth", [1, 2], "cannot be used (AttributeError"),
         ("v.pth", Bomb(), "holds more than tensors and plain values"),
         ("v.pickle", pickle.dumps(Bomb(), protocol=2), "holds more than tensors and plain values"),
-        ("v.pth", "filepath,label,split_name\n", "v.pth"),
     ],
 )
-def test_arrays_that_are_refused(
-    save: Save, capsys: pytest.CaptureFixture[str], name: str, content: Any, message: str
-) -> None:
+def test_arrays_that_are_refused(save, capsys, name, content, message):
     path = save(name, content)
     order = NAMES if name != "v.npy" or "[3, 2]" not in message else ["a", "b", "c", "d"]
     assert message in fault(path, NAMES, order=order)
     assert capsys.readouterr().out == ""
 
 
-def test_names_that_are_missing_or_listed_twice(save: Save) -> None:
+def test_names_that_are_missing_or_listed_twice(save):
     path = save("v.npy", ARRAY)
     assert "are both called 'dog'" in fault(path, ["dog", "dog"], order=NAMES)
     assert "are both called 'sky'" in fault(path, ["sky"], order=["sky", "dog", "sky"])
@@ -199,16 +182,7 @@ def test_names_that_are_missing_or_listed_twice(save: Save) -> None:
 # The samples
 
 
-def test_vectors_of_the_samples(sample_data: Path) -> None:
-    folder = sample_data / "nus_wide_zsl"
-    names = (folder / "classes_1006.txt").read_text().split()
-    path = folder / "wordvec_array_fasttext_300x1006.npy"
-    found = read_vectors(path, names[::-1], order=names)
-    assert torch.equal(found, torch.from_numpy(np.load(path).T[::-1].copy()))
-    assert torch.allclose(found.norm(dim=1), torch.ones(1006), atol=1e-5)
-
-
-def test_the_two_orders_of_the_coco_vectors_are_joined_by_name(sample_data: Path) -> None:
+def test_the_two_orders_of_the_coco_vectors_are_joined_by_name(sample_data):
     folder = sample_data / "label_embeddings"
     files = [folder / f"coco80_{name}.txt" for name in ("alphabetical", "category_id_order")]
     alphabetical, by_id = (path.read_text().strip().split("\n") for path in files)
@@ -221,7 +195,7 @@ def test_the_two_orders_of_the_coco_vectors_are_joined_by_name(sample_data: Path
 # Settings
 
 
-def test_a_file_and_its_hash(save: Save, tmp_path: Path) -> None:
+def test_a_file_and_its_hash(save, tmp_path):
     path = save("glove.txt", "sky 1 2\ndog 3 4\nsea 5 6\n")
     names, queries, origin = word_vectors(str(path), ["sea", "sky"])
     assert names == ("sea", "sky")
@@ -238,11 +212,9 @@ def test_a_file_and_its_hash(save: Save, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "array"])
-def test_optional_names_may_be_missing(
-    form: str, save: Save, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_optional_names_may_be_missing(form, save, caplog):
     path = save("v.npy", ARRAY)
-    expected: tuple[tuple[str, ...], Any] = (("dog", "sky"), ARRAY[[1, 0]].tolist())
+    expected = (("dog", "sky"), ARRAY[[1, 0]].tolist())
     if form == "text":
         path = save("v.txt", "sky 1 2\ndog 3 4\nhot 5 6\n")
         # A name of several words is their mean; nobody asked for this one, so nothing is said.
@@ -253,15 +225,11 @@ def test_optional_names_may_be_missing(
     assert not caplog.messages
 
 
-def test_a_text_encoder_with_prompts(tmp_path: Path) -> None:
+def test_a_text_encoder_with_prompts(tmp_path):
     source = f"clip:{clip_folder(tmp_path / 'model')}"
     encoder, cache = open_encoder(source), str(tmp_path / "cache")
-    (tmp_path / "mine.txt").write_text("my {}\nyour {}\n")
-    for prompts in ("a photo of a {}.", "simple7", "mine.txt"):
-        settings = VectorSettings(vectors=source, prompts=prompts, cache_dir=cache)
-        names, queries, origin = settings.of_classes(tmp_path, ["ox", "dog"], [])
-        assert names == ("ox", "dog")
-        templates = read_templates(prompts, tmp_path)
-        torch.testing.assert_close(queries, encoder.encode_names(names, templates))
-        assert (origin.source, origin.sha256) == (source, encoder.sha256)
-        assert origin.templates == templates
+    settings = VectorSettings(vectors=source, prompts="simple7", cache_dir=cache)
+    names, queries, origin = settings.of_classes(tmp_path, ["ox", "dog"], [])
+    templates = read_templates("simple7", tmp_path)
+    torch.testing.assert_close(queries, encoder.encode_names(names, templates))
+    assert (origin.source, origin.templates) == (source, templates)

@@ -2,7 +2,6 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +20,8 @@ WORDS = WordVectors(NAMES, VECTORS, VectorOrigin("v.txt", "0" * 64))
 DENSE = np.array([[1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]], np.int8)
 
 
-def task(**changed: Any) -> ZeroShot:
-    settings: dict[str, Any] = {
+def task(**changed):
+    settings = {
         "roles": lambda names: (SEEN, UNSEEN),
         "vectors": lambda names: WORDS,
         "val_images": "unseen",
@@ -31,12 +30,12 @@ def task(**changed: Any) -> ZeroShot:
     return ZeroShot(**{**settings, **changed})
 
 
-def images(dense: np.ndarray = DENSE, names: tuple[str, ...] = NAMES) -> Any:
+def images(dense=DENSE, names=NAMES):
     files = encode_paths([str(number) for number in range(len(dense))])
     return in_folder(Table(files, from_dense(dense), names), Path("/"), "")
 
 
-def test_training_is_of_images_with_a_seen_class_and_of_seen_classes() -> None:
+def test_training_is_of_images_with_a_seen_class_and_of_seen_classes():
     used, classes = task().training(images())
     assert classes.names == used.classes == ("ant", "cat")
     assert torch.equal(torch.as_tensor(classes.queries), VECTORS[SEEN])
@@ -46,12 +45,10 @@ def test_training_is_of_images_with_a_seen_class_and_of_seen_classes() -> None:
 
 
 @pytest.mark.parametrize(("val_images", "rows"), [("unseen", [0, 1]), ("all", [0, 1, 2, 3])])
-def test_validation_is_of_all_classes(
-    val_images: str, rows: list[int], caplog: pytest.LogCaptureFixture
-) -> None:
-    asked: list[Any] = []
+def test_validation_is_of_all_classes(val_images, rows, caplog):
+    asked = []
 
-    def vectors(names: Any) -> WordVectors:
+    def vectors(names):
         asked.append(names)
         return WORDS
 
@@ -64,21 +61,21 @@ def test_validation_is_of_all_classes(
     text = f"zero-shot: 2 of 4 validation images have an unseen class, {len(rows)} are used"
     assert caplog.messages == [text]
 
-    evaluator: Any = whole.evaluator(classes)
+    evaluator = whole.evaluator(classes)
     assert evaluator.is_unseen.tolist() == [False, True, False, True]
     assert evaluator.all_images == (val_images == "all")
     whole.training(images())
     assert asked == [NAMES], "they are read once"
 
 
-def test_the_threshold_reaches_the_evaluator() -> None:
+def test_the_threshold_reaches_the_evaluator():
     for threshold, recall in ((0.5, 100), (0.75, 0)):
         evaluator = task(threshold=threshold).evaluator(Classes(NAMES))
         evaluator.update(torch.ones(1, 4), torch.ones(1, 4))  # probability 0.73
         assert evaluator.compute()["zsl_OR"] == recall
 
 
-def test_splits_without_a_class_of_their_kind() -> None:
+def test_splits_without_a_class_of_their_kind():
     only_seen = images(DENSE * np.array([1, 0, 1, 0], np.int8))
     with pytest.raises(DataError, match=r"^/data \(see there\): 0 of 4 validation images have an"):
         task(val_images="all").validation(only_seen)
@@ -87,7 +84,7 @@ def test_splits_without_a_class_of_their_kind() -> None:
         task().training(only_unseen)
 
 
-def test_twins_across_the_split(sample_data: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_twins_across_the_split(sample_data, caplog):
     task().validation(images(names=("dog", "bee", "cat", "dogs")))
     assert "1 of 2 unseen classes have a seen singular or plural: dogs/dog" in caplog.text
 
@@ -102,7 +99,7 @@ def test_twins_across_the_split(sample_data: Path, caplog: pytest.LogCaptureFixt
     assert "30 of 81 unseen classes have a seen singular or plural" in caplog.text
 
 
-def test_roles_are_indices_in_ascending_order() -> None:
+def test_roles_are_indices_in_ascending_order():
     for unseen in (["dogs", "bee"], ["bee", "dogs"]):
         assert split_classes(NAMES, unseen=unseen, seen=None, where="") == (SEEN, UNSEEN)
         roles = split_classes(NAMES, unseen=unseen, seen=["cat", "ant"], where="")
@@ -119,12 +116,12 @@ def test_roles_are_indices_in_ascending_order() -> None:
         ([], None, "4 seen and 0 unseen classes; at least one of each is needed"),
     ],
 )
-def test_roles_that_cannot_be(unseen: list[str], seen: list[str] | None, expected: str) -> None:
+def test_roles_that_cannot_be(unseen, seen, expected):
     with pytest.raises(DataError, match=f"^a.json: {expected}"):
         split_classes(NAMES, unseen=unseen, seen=seen, where="a.json")
 
 
-def test_the_nearest_seen_classes_of_each_unseen_one() -> None:
+def test_the_nearest_seen_classes_of_each_unseen_one():
     vectors = torch.tensor([[2.0, 0], [0, 3], [1, 1], [5, 0.1]])
     table = neighbours(Classes(("a", "b", "c")), Classes(("a", "b", "c", "d"), queries=vectors), 2)
     assert list(table) == ["d"]
@@ -139,7 +136,7 @@ def test_the_nearest_seen_classes_of_each_unseen_one() -> None:
 # Class lists
 
 
-def test_names_of_a_class_stand_on_its_line(tmp_path: Path) -> None:
+def test_names_of_a_class_stand_on_its_line(tmp_path):
     file = tmp_path / "classes.txt"
     file.write_text("cat; kitten ;house cat\n\n  dog\ntench, Tinca tinca;tench\n")
     class_list = read_class_list(file)
@@ -161,7 +158,7 @@ def test_names_of_a_class_stand_on_its_line(tmp_path: Path) -> None:
         (None, "cannot be read"),
     ],
 )
-def test_faults_of_a_class_list_are_named(tmp_path: Path, text: str | None, part: str) -> None:
+def test_faults_of_a_class_list_are_named(tmp_path, text, part):
     if text is not None:
         (tmp_path / "classes.txt").write_text(text)
     with pytest.raises(DataError, match=part) as caught:
@@ -170,7 +167,7 @@ def test_faults_of_a_class_list_are_named(tmp_path: Path, text: str | None, part
     assert "see docs/zero_shot.md" in str(caught.value)
 
 
-def test_a_class_that_the_data_does_not_have() -> None:
+def test_a_class_that_the_data_does_not_have():
     known = ["cat", "airplane", *(f"thing {number}" for number in range(28))]
     with pytest.raises(DataError, match=r"'aeroplane' is not .* did you mean 'airplane'"):
         ClassList(Path("x.txt"), (("aeroplane",),)).columns(known)

@@ -3,20 +3,14 @@
 import csv
 import io
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, recall_score
 from support import one_line
-from torch import Tensor, nn
+from torch import nn
 
 from mldec.config.compose import compose, override
-from mldec.config.schema import Config
-from mldec.data.loader import Batch
-from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import ConfigError, DataError
@@ -37,23 +31,22 @@ from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files.results import to_json
 from mldec.runtime import distributed
 
-Cli = Callable[..., Any]
 CPU = torch.device("cpu")
 BAD = (1, *range(6, 12))
 READABLE = [index for index in range(20) if index not in BAD]
-read: list[int] = []  # indices of the images that were loaded
+read = []  # indices of the images that were loaded
 
 
 class Shades:
     """Images whose label is their colour; some of them cannot be read."""
 
-    def __init__(self, count: int, bad: tuple[int, ...] = ()) -> None:
+    def __init__(self, count, bad=()):
         self.count, self.bad = count, bad
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.count
 
-    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+    def load(self, index, rng):
         read.append(index)
         if index in self.bad:
             raise DataError(f"image {index} is broken")
@@ -61,30 +54,28 @@ class Shades:
         image = torch.randint(256, (3, 4, 4), dtype=torch.uint8, generator=generator)
         return image, nn.functional.one_hot(torch.tensor(index % 3), 3).to(torch.int8)
 
-    def name(self, index: int) -> str:
+    def name(self, index):
         return f"image {index}"
 
 
 class Colours(nn.Module):
     """The mean of each channel as the logit of its class, times a factor."""
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(self, factor=1.0):
         super().__init__()
         self.factor = factor
 
-    def forward(self, images: Tensor, queries: Tensor | None) -> Tensor:
+    def forward(self, images, queries):
         assert not self.training
         assert queries is None or queries.shape == (3, 5)
         return self.factor * (images.float().mean((2, 3)) / 64 - 2)
 
 
-def data(
-    count: int = 20, bad: tuple[int, ...] = (), *, exclusive: bool = False, words: bool = False
-) -> DataModule:
+def data(count=20, bad=(), *, exclusive=False, words=False):
     queries = torch.zeros(3, 5) if words else None
     split = Split(Shades(count, bad), Classes(("red", "green", "blue"), exclusive, queries))
 
-    def evaluator(classes: Classes) -> Any:
+    def evaluator(classes):
         if exclusive:
             return SingleLabelEvaluator(len(classes), top_k=2)
         return MultiLabelEvaluator(len(classes))
@@ -93,7 +84,7 @@ def data(
     return DataModule(lambda: split, lambda: split, evaluator, EvalTransform(image_size=4), policy)
 
 
-def expected(indices: list[int]) -> tuple[Tensor, Tensor]:
+def expected(indices):
     """Return logits and targets of some images, one by one."""
     shown = [fixed_sample(Shades(20), index) for index in indices]
     logits = torch.stack([image.float().mean((1, 2)) / 64 - 2 for image, _ in shown])
@@ -101,12 +92,12 @@ def expected(indices: list[int]) -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def config() -> Config:
+def config():
     return compose(["+experiment=digits", "train.workers=0", "train.eval_batch_size=6"])
 
 
 @pytest.mark.parametrize(("bad", "words"), [((), True), (BAD, False)])
-def test_each_image_counts_once(config: Config, bad: tuple[int, ...], words: bool) -> None:
+def test_each_image_counts_once(config, bad, words):
     logits, targets = expected([index for index in range(20) if index not in bad])
     results = evaluate(Colours(), data(20, bad, words=words), config, device=CPU)
     per_class = [average_precision_score(targets[:, k], logits[:, k]) for k in range(3)]
@@ -117,7 +108,7 @@ def test_each_image_counts_once(config: Config, bad: tuple[int, ...], words: boo
     assert all(len(column) == 3 for column in results.per_class.values())
 
 
-def test_scores_come_with_their_images(config: Config) -> None:
+def test_scores_come_with_their_images(config):
     logits, targets = expected(READABLE)
     batches = list(score([Colours().eval()], data(20, BAD), config, device=CPU))
     assert [len(scores) for _, [scores] in batches] == [5, 0, 6, 2]
@@ -130,7 +121,7 @@ def test_scores_come_with_their_images(config: Config) -> None:
     assert scores.labels.tolist() == targets.tolist()
 
 
-def test_several_models_share_one_reading_and_keep_their_modes(config: Config) -> None:
+def test_several_models_share_one_reading_and_keep_their_modes(config):
     read.clear()
     models = [Colours().train(), Colours(-1).eval()]
     both = evaluate_all(models, data(20, (1,)), config, device=CPU)
@@ -141,24 +132,7 @@ def test_several_models_share_one_reading_and_keep_their_modes(config: Config) -
     assert both[0].metrics["mAP"] != both[1].metrics["mAP"]
 
 
-def test_an_observer_and_a_bar_see_every_batch(config: Config) -> None:
-    seen: list[tuple[Batch, Tensor]] = []
-    totals = []
-
-    def progress(batches: Any, *, total: int) -> Any:
-        totals.append(total)
-        return batches
-
-    def observe(*batch: Any) -> None:
-        seen.append(batch)
-
-    evaluate(Colours(), data(20, BAD), config, device=CPU, progress=progress, observe=observe)
-    assert totals == [4]
-    assert torch.equal(torch.cat([logits for _, logits in seen]), expected(READABLE)[0])
-    assert torch.cat([batch.indices for batch, _ in seen]).tolist() == READABLE
-
-
-def test_scores_that_cannot_be_used_are_refused(config: Config) -> None:
+def test_scores_that_cannot_be_used_are_refused(config):
     with pytest.raises(DataError, match="not finite"):
         evaluate(Colours(torch.nan), data(3), config, device=CPU)
     with pytest.raises(DataError, match=r"x\.pt: a score is not finite"):
@@ -167,7 +141,7 @@ def test_scores_that_cannot_be_used_are_refused(config: Config) -> None:
         all_scores(Colours(), data(2, (0, 1)), config, device=CPU, path="x.pt")
 
 
-def test_thresholds_take_the_place_of_those_of_the_data(config: Config) -> None:
+def test_thresholds_take_the_place_of_those_of_the_data(config):
     thresholds = torch.tensor([-0.1, 0.0, 0.1], dtype=torch.float64)
     results = evaluate(Colours(), data(), config, device=CPU, logit_threshold=thresholds)
     logits, targets = expected([*range(20)])
@@ -179,11 +153,10 @@ def test_thresholds_take_the_place_of_those_of_the_data(config: Config) -> None:
         evaluate(Colours(), data(exclusive=True), config, device=CPU, logit_threshold=0.0)
 
 
-def test_confusions_are_counted_where_an_image_has_one_label(config: Config) -> None:
+def test_confusions_are_counted_where_an_image_has_one_label(config):
     results = evaluate(Colours(), data(exclusive=True), config, device=CPU)
     logits, targets = expected([*range(20)])
     pairs = list(zip(targets.argmax(1).tolist(), logits.argmax(1).tolist(), strict=True))
-    assert results.confusions is not None
     assert {(label, guess): images for label, guess, images in results.confusions} == {
         pair: pairs.count(pair) for pair in pairs if pair[0] != pair[1]
     }
@@ -195,13 +168,11 @@ def test_confusions_are_counted_where_an_image_has_one_label(config: Config) -> 
     ("precision", "dtype"),
     [("fp32", torch.float32), ("fp16", torch.float32), ("bf16", torch.bfloat16)],
 )
-def test_the_precision_is_that_of_the_config(
-    config: Config, precision: str, dtype: torch.dtype
-) -> None:
+def test_the_precision_is_that_of_the_config(config, precision, dtype):
     seen = []
 
     class Matrix(Colours):
-        def forward(self, images: Tensor, queries: Tensor | None) -> Tensor:
+        def forward(self, images, queries):
             seen.append((scores := images.float().mean((2, 3)) @ torch.eye(3)).dtype)
             return scores
 
@@ -210,8 +181,8 @@ def test_the_precision_is_that_of_the_config(
     assert seen == [dtype]
 
 
-def test_images_that_were_left_out_are_one_line() -> None:
-    def lines(bad: list[str]) -> list[str]:
+def test_images_that_were_left_out_are_one_line():
+    def lines(bad):
         return left_out(Results({}, {}, 1200, bad, None))
 
     assert lines([]) == []
@@ -219,9 +190,7 @@ def test_images_that_were_left_out_are_one_line() -> None:
     assert lines([f"image {n}" for n in range(11)])[0].endswith("image 8; image 9; ...")
 
 
-def test_advice_keeps_the_size_of_the_batch(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_advice_keeps_the_size_of_the_batch(config, monkeypatch):
     words = ["train.batch_size=64", "train.accumulate=4", "train.eval_batch_size=48"]
     config = override(config, words)
     assert memory_advice(config, CPU) == (
@@ -237,7 +206,7 @@ def test_advice_keeps_the_size_of_the_batch(
     assert "8 training images at a time on each process" in memory_advice(config, CPU)
 
 
-def test_numbers_that_do_not_exist_are_null() -> None:
+def test_numbers_that_do_not_exist_are_null():
     evaluator, names = MultiLabelEvaluator(2), ("\u65e5\u672c", "b")
     evaluator.update(torch.tensor([[1.0, 0], [0, 1], [2, 1]]), torch.zeros(3, 2))
     results = Results(evaluator.compute(), evaluator.per_class(), 3, [], None)
@@ -252,7 +221,7 @@ def test_numbers_that_do_not_exist_are_null() -> None:
     )
 
 
-def test_percentages_stand_above_numbers_of_classes() -> None:
+def test_percentages_stand_above_numbers_of_classes():
     assert table({"mAP": 12.3456, "classes_x": 81.0, "CF1": 5.0, "classes_long": 6.0}) == [
         "  mAP            12.346",
         "  CF1             5.000",
@@ -262,7 +231,7 @@ def test_percentages_stand_above_numbers_of_classes() -> None:
     ]
 
 
-def test_files_that_cannot_be_written_are_refused_first(cli: Cli, tmp_path: Path) -> None:
+def test_files_that_cannot_be_written_are_refused_first(cli, tmp_path):
     for words in (["--json", tmp_path], ["--csv", tmp_path / "missing" / "r.csv"]):
         status, out, err = cli("evaluate", "no.pt", *words)
         assert (status, out) == (1, "")

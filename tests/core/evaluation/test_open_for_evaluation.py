@@ -3,21 +3,19 @@
 import argparse
 import logging
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from clip_towers import clip_folder, siglip_folder
 
 from mldec import build
-from mldec.checkpoint import Calibration, Loaded, load_model
+from mldec.checkpoint import Calibration, load_model
 from mldec.config.compose import compose, override
 from mldec.data.fingerprint import fingerprint
 from mldec.data.text_encoder import open_encoder
 from mldec.data.transforms import EvalTransform
-from mldec.data.types import Classes, DataModule, Split
+from mldec.data.types import Classes, Split
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation import (
     check_size,
@@ -34,35 +32,35 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return clip_folder(tmp_path_factory.mktemp("tower") / "clip")
 
 
 @pytest.fixture(scope="module")
-def tower(folder: Path) -> Loaded:
+def tower(folder):
     return load_model(f"clip:{folder}")
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def options(*settings: str, **changes: Any) -> argparse.Namespace:
+def options(*settings, **changes):
     args = {"checkpoint": "clip:X", "image_size": None, "class_names": None, "threshold": None}
     return argparse.Namespace(**{**args, "settings": [*settings], **changes})
 
 
-def digits(tower: Loaded, name: str = "digits") -> DataModule:
+def digits(tower, name="digits"):
     return build.data(chosen_data(tower, options(f"data={name}", "data.val_images=4"))[1])
 
 
-def with_classes(data: DataModule, **changes: Any) -> DataModule:
+def with_classes(data, **changes):
     split = replace(data.val, classes=replace(data.val.classes, **changes))
     return replace(data, load_val=lambda: split)
 
 
-def test_the_image_settings_of_a_tower_take_the_place_of_those_of_the_data(tower: Loaded) -> None:
+def test_the_image_settings_of_a_tower_take_the_place_of_those_of_the_data(tower):
     # imagenet.yaml has a crop and a size of its own; the user's own settings count.
     config, parts = chosen_data(tower, options("data=imagenet", "data.root=somewhere"))
     assert parts["data"].shared(build.View).eval() == tower.transform
@@ -83,7 +81,7 @@ def test_the_image_settings_of_a_tower_take_the_place_of_those_of_the_data(tower
         assert (parts["data"].arguments["image_size"] == 32) == (size == 32)
 
 
-def test_what_does_not_fit_the_checkpoint_is_refused(tower: Loaded) -> None:
+def test_what_does_not_fit_the_checkpoint_is_refused(tower):
     with pytest.raises(ConfigError, match=r"^data._target_ is missing: .*data=NAME"):
         open_for_evaluation(tower, options())
     with pytest.raises(ConfigError, match=r"--class-names has no effect: clip:X scores the class"):
@@ -94,9 +92,7 @@ def test_what_does_not_fit_the_checkpoint_is_refused(tower: Loaded) -> None:
 
 
 @pytest.mark.parametrize(("name", "exclusive"), [("digits", False), ("digits_single", True)])
-def test_a_tower_is_asked_for_the_classes_of_the_data(
-    tower: Loaded, folder: Path, name: str, exclusive: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tower_is_asked_for_the_classes_of_the_data(tower, folder, name, exclusive, caplog):
     caplog.set_level(logging.WARNING, "mldec")
     args = options(f"data={name}", "data.val_images=4", "device=cpu")
     subject = open_for_evaluation(tower, args)
@@ -106,7 +102,6 @@ def test_a_tower_is_asked_for_the_classes_of_the_data(
     assert classes.origin == tower.classes.origin
 
     sentences = [f"a photo of a {name}." for name in classes.names]
-    assert classes.queries is not None
     wanted = open_encoder(f"clip:{folder}").encode(sentences)
     torch.testing.assert_close(classes.queries, wanted)
 
@@ -120,9 +115,7 @@ def test_a_tower_is_asked_for_the_classes_of_the_data(
     assert not caplog.messages
 
 
-def test_vectors_of_the_data_must_be_of_the_tower(
-    tower: Loaded, folder: Path, tmp_path: Path
-) -> None:
+def test_vectors_of_the_data_must_be_of_the_tower(tower, tmp_path):
     data = digits(tower)
     with pytest.raises(CheckpointError, match=r"word vectors of 16 numbers, .* vectors of 5"):
         with_same_classes(tower, with_classes(data, queries=torch.randn(10, 5)), "clip:X")
@@ -152,13 +145,8 @@ def test_vectors_of_the_data_must_be_of_the_tower(
     ],
 )
 def test_half_precision_is_left_out_on_a_cpu_unless_it_is_chosen(
-    recorded: str,
-    words: list[str],
-    used: str,
-    level: str | None,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    recorded, words, used, level, caplog, monkeypatch
+):
     caplog.set_level("INFO", "mldec")
     monkeypatch.setattr(distributed, "prepare_device", lambda device, tf32: None)
     config = compose(["+experiment=digits", f"train.precision={recorded}"])
@@ -175,8 +163,8 @@ def test_half_precision_is_left_out_on_a_cpu_unless_it_is_chosen(
 # -------------------------------------------------------------------------------------- thresholds
 
 TRAINED, CURRENT = Classes(("a", "b", "c")), Classes(("c", "a", "b"))
-IMAGES: Any = range(7)
-DATA: Any = SimpleNamespace(val=Split(IMAGES, CURRENT))
+IMAGES = range(7)
+DATA = SimpleNamespace(val=Split(IMAGES, CURRENT))
 PER_CLASS = Calibration(
     weights="raw",
     objective="f1",
@@ -193,7 +181,7 @@ GLOBAL = replace(PER_CLASS, scope="global", thresholds=(0.4,))
 ONE_LABEL = replace(PER_CLASS, objective=None, scope=None, thresholds=())
 
 
-def loaded(calibration: Calibration | None, classes: Classes = TRAINED) -> Any:
+def loaded(calibration, classes=TRAINED):
     return SimpleNamespace(calibration=calibration, classes=classes)
 
 
@@ -206,9 +194,7 @@ def loaded(calibration: Calibration | None, classes: Classes = TRAINED) -> Any:
         (None, None, None),
     ],
 )
-def test_stored_thresholds_are_taken_unless_the_user_chooses_others(
-    calibration: Calibration | None, stored: list[float] | None, in_order: list[float] | None
-) -> None:
+def test_stored_thresholds_are_taken_unless_the_user_chooses_others(calibration, stored, in_order):
     checkpoint = loaded(calibration)
     assert stored_thresholds(checkpoint) == stored
     assert chosen_thresholds(DATA, checkpoint, options()) == in_order
@@ -221,11 +207,9 @@ def test_stored_thresholds_are_taken_unless_the_user_chooses_others(
 
 
 @pytest.mark.parametrize(("images", "part"), [(7, "too good"), (8, "fitted on 7 other images")])
-def test_it_is_said_whether_they_were_fitted_on_these_images(
-    caplog: pytest.LogCaptureFixture, images: int, part: str
-) -> None:
-    dataset: Any = range(images)
-    data: Any = SimpleNamespace(val=Split(dataset, CURRENT))
+def test_it_is_said_whether_they_were_fitted_on_these_images(caplog, images, part):
+    dataset = range(images)
+    data = SimpleNamespace(val=Split(dataset, CURRENT))
     with caplog.at_level(logging.INFO, "mldec"):
         chosen_thresholds(data, loaded(PER_CLASS), options())
     assert part in caplog.text

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score
-from support import in_processes
 
 from mldec.errors import DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
@@ -15,7 +14,7 @@ from mldec.evaluators.partial import PartialLabelEvaluator
 ROWS, CLASSES = 90, 7
 
 
-def predictions() -> tuple[torch.Tensor, torch.Tensor]:
+def predictions():
     """Return logits and targets; class 1 has no label, 3 no positive and 5 no negative."""
     generator = torch.Generator().manual_seed(3)
     drawn = torch.rand(ROWS, CLASSES, generator=generator)
@@ -26,16 +25,14 @@ def predictions() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(ROWS, CLASSES, generator=generator) + (targets == 1), targets
 
 
-def evaluated(
-    logits: torch.Tensor, targets: torch.Tensor, threshold: float = 0.5
-) -> tuple[PartialLabelEvaluator, dict[str, float]]:
+def evaluated(logits, targets, threshold=0.5):
     evaluator = PartialLabelEvaluator(logits.shape[1], threshold=threshold)
     for block, labels in zip(logits.split(40), targets.split(40), strict=True):
         evaluator.update(block, labels)
     return evaluator, evaluator.compute()
 
 
-def test_only_annotated_labels_of_valid_classes_count() -> None:
+def test_only_annotated_labels_of_valid_classes_count():
     logits, targets = predictions()
     evaluator, found = evaluated(logits, targets)
     valid = [0, 2, 4, 6]
@@ -62,7 +59,7 @@ def test_only_annotated_labels_of_valid_classes_count() -> None:
     assert columns["negatives"] == (targets == 0).sum(0).tolist()
 
 
-def test_metrics_at_the_threshold_are_of_annotated_labels_of_valid_classes() -> None:
+def test_metrics_at_the_threshold_are_of_annotated_labels_of_valid_classes():
     threshold = 0.75
     logits, targets = predictions()
     _, metrics = evaluated(logits, targets, threshold)
@@ -78,15 +75,13 @@ def test_metrics_at_the_threshold_are_of_annotated_labels_of_valid_classes() -> 
     assert metrics["OF1"] == pytest.approx(100 * f1_score(labels, decisions))
 
 
-def plain_map(logits: torch.Tensor, targets: torch.Tensor) -> float:
+def plain_map(logits, targets):
     evaluator = MultiLabelEvaluator(logits.shape[1])
     evaluator.update(logits, targets)
     return evaluator.compute()["mAP"]
 
 
-def test_the_naive_number_comes_with_a_warning_only_where_it_differs(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_naive_number_comes_with_a_warning_only_where_it_differs(caplog):
     logits, targets = predictions()
     with caplog.at_level(logging.WARNING):
         _, full = evaluated(logits[:, :1], targets[:, :1].clamp(min=0))
@@ -96,24 +91,7 @@ def test_the_naive_number_comes_with_a_warning_only_where_it_differs(
     assert "not the partial-label protocol" in caplog.text
 
 
-def test_without_a_valid_class_there_is_no_number() -> None:
+def test_without_a_valid_class_there_is_no_number():
     logits, targets = predictions()
     with pytest.raises(DataError, match="no class has both a positive and a negative"):
         evaluated(logits[:, [1, 5]], targets[:, [1, 5]])
-
-
-def in_a_process(rank: int, world_size: int, folder: str) -> None:
-    logits, targets = predictions()
-    cuts = [0, 0, 50, ROWS][rank : rank + 2]  # the first process has no image
-    evaluator = PartialLabelEvaluator(CLASSES)
-    evaluator.update(logits[cuts[0] : cuts[1]], targets[cuts[0] : cuts[1]])
-    torch.save((evaluator.compute(), evaluator.per_class()), f"{folder}/{rank}.pt")
-
-
-def test_several_processes_find_the_same_to_the_bit(tmp_path) -> None:
-    in_processes(in_a_process, 3, str(tmp_path))
-    evaluator, alone = evaluated(*predictions())
-    for rank in range(3):
-        metrics, columns = torch.load(tmp_path / f"{rank}.pt")
-        assert metrics == alone
-        np.testing.assert_array_equal(columns["AP"], evaluator.per_class()["AP"])

@@ -182,7 +182,7 @@ def test_what_cannot_be(options, part):
         ZeroShotEvaluator(5, **options)
 
 
-def in_a_process(rank: int, world_size: int, folder: str) -> None:
+def in_a_process(rank, world_size, folder):
     logits, targets = predictions((4, 8))
     first, last = [0, 0, 50, ROWS][rank : rank + 2]  # the first process has no image
     for images in ("unseen", "all"):

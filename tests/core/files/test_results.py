@@ -5,7 +5,6 @@ import json
 import math
 import os
 import stat
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +20,7 @@ from mldec.files.results import (
 )
 
 
-def test_targets_that_cannot_be_written_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_targets_that_cannot_be_written_are_refused(tmp_path, monkeypatch):
     file = str(tmp_path / "r.json")
     check_targets(file, None, "-", "/dev/null")
     with pytest.raises(ConfigError, match="it is a folder; add the name of a file"):
@@ -45,9 +42,7 @@ def test_targets_that_cannot_be_written_are_refused(
         check_targets(file)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
     check_folder("--out", str(tmp_path))
     check_folder("--out", str(tmp_path / "new" / "deeper"))
     assert not (tmp_path / "new").exists()
@@ -60,7 +55,7 @@ def test_a_folder_that_cannot_be_made_is_refused(
         check_folder("--out", str(tmp_path / "new"))
 
 
-def test_json_holds_only_what_every_reader_takes() -> None:
+def test_json_holds_only_what_every_reader_takes():
     value = {"a": [math.nan, math.inf, 1.5], "b": (1, True, None), "c": "x\udcff", "d": "\u65e5"}
     text = to_json(value)
     assert json.loads(text, parse_constant=lambda name: pytest.fail(name)) == {
@@ -72,7 +67,7 @@ def test_json_holds_only_what_every_reader_takes() -> None:
     text.encode("ascii")
 
 
-def test_a_file_appears_whole_under_its_name(tmp_path: Path) -> None:
+def test_a_file_appears_whole_under_its_name(tmp_path):
     path = tmp_path / "r.json"
     path.write_text("old")
     file = ResultFile(str(path))
@@ -88,7 +83,7 @@ def test_a_file_appears_whole_under_its_name(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
+def test_links_and_pipes_stay_what_they_are(tmp_path):
     (tmp_path / "link").symlink_to("real")
     write_result(str(tmp_path / "link"), "text")
     assert (tmp_path / "link").is_symlink()
@@ -103,14 +98,14 @@ def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100_000])
-def test_a_full_disk_names_the_file(size: int) -> None:
+def test_a_full_disk_names_the_file(size):
     with pytest.raises(
         DataError, match="cannot write /dev/full: No space left on device; free space"
     ):
         write_result("/dev/full", "x" * size)
 
 
-def test_bytes_replace_a_file_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_bytes_replace_a_file_whole_or_not_at_all(tmp_path):
     path = tmp_path / "new" / "f.bin"
     write_file(path, b"old")
     with replacing(path, durable=True) as file:
@@ -118,7 +113,7 @@ def test_bytes_replace_a_file_whole_or_not_at_all(tmp_path: Path) -> None:
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"one"
 
-    def failing() -> None:
+    def failing():
         with replacing(path) as file:
             file.write(b"two")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

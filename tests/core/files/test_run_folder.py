@@ -6,16 +6,13 @@ import fcntl
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mldec.errors import CheckpointError, DataError, RunInUseError
+from mldec.errors import CheckpointError, RunInUseError
 from mldec.files import run_lock
 from mldec.files.run_folder import (
     LOG_FILE,
@@ -41,7 +38,7 @@ FACTS = RunFacts(
 )
 
 
-def test_the_best_checkpoint_comes_before_the_last(tmp_path: Path) -> None:
+def test_the_best_checkpoint_comes_before_the_last(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "last.1.pt").touch()
@@ -53,7 +50,7 @@ def test_the_best_checkpoint_comes_before_the_last(tmp_path: Path) -> None:
     assert find_checkpoint(tmp_path) == folder / "best.pt"
 
 
-def test_facts_and_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_facts_and_lines_are_read_as_they_were_written(tmp_path):
     assert read_facts(tmp_path) is None
     (tmp_path / RUN_FILE).write_text(FACTS.to_json())
     assert read_facts(tmp_path) == FACTS
@@ -67,7 +64,7 @@ def test_facts_and_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"{", b"7\n", b'"text"', b'{"nom": 1', b"[" * 100_000])
-def test_what_no_run_writes_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_what_no_run_writes_is_one_line(tmp_path, content):
     for name in (RUN_FILE, LOG_FILE):
         (tmp_path / name).write_bytes(content)
     for read, path in ((read_facts, tmp_path), (read_log, tmp_path / LOG_FILE)):
@@ -76,7 +73,7 @@ def test_what_no_run_writes_is_one_line(tmp_path: Path, content: bytes) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_the_command_line_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+def test_the_command_line_can_be_pasted_into_a_shell(tmp_path):
     script = tmp_path / "a script.py"
     script.write_text("from mldec.files.run_folder import command_line\nprint(command_line())\n")
     words = [sys.executable, str(script), "data.root=/a b", "name='x'", "$HOME", "[1,2]"]
@@ -85,7 +82,7 @@ def test_the_command_line_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     assert shlex.split(command_line()) == sys.orig_argv
 
 
-def test_the_second_one_is_told_who_has_the_folder(tmp_path: Path) -> None:
+def test_the_second_one_is_told_who_has_the_folder(tmp_path):
     with RunLock(tmp_path) as first, RunLock(tmp_path) as second:
         first.take()
         record = json.loads((tmp_path / "run.lock").read_text())
@@ -102,7 +99,7 @@ def test_the_second_one_is_told_who_has_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "[" * 5000])
-def test_a_lock_file_without_a_holder_is_free(tmp_path: Path, content: str) -> None:
+def test_a_lock_file_without_a_holder_is_free(tmp_path, content):
     (tmp_path / "run.lock").write_text(content)
     with RunLock(tmp_path) as lock, RunLock(tmp_path) as second:
         lock.take()
@@ -112,37 +109,7 @@ def test_a_lock_file_without_a_holder_is_free(tmp_path: Path, content: str) -> N
             second.take()
 
 
-# Holds the lock, starts a process that outlives it, and says when both are there.
-HOLDER = """
-import os, sys, time
-from pathlib import Path
-from mldec.files.run_lock import RunLock
-lock = RunLock(Path(sys.argv[1]))
-lock.take()
-if os.fork() == 0:
-    print(os.getpid(), flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_killed_run_frees_its_folder_although_a_worker_lives_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    worker = int(holder.stdout.readline())
-    try:
-        with RunLock(tmp_path) as lock:
-            with pytest.raises(RunInUseError, match=f"process {holder.pid} "):
-                lock.take()
-            holder.kill()
-            holder.wait()
-            os.kill(worker, 0)  # is there
-            lock.take()
-    finally:
-        os.kill(worker, signal.SIGKILL)
-
-
-def test_a_forked_process_takes_no_lock_away(tmp_path: Path) -> None:
+def test_a_forked_process_takes_no_lock_away(tmp_path):
     with RunLock(tmp_path) as lock, RunLock(tmp_path) as second:
         lock.take()
         child = os.fork()
@@ -154,9 +121,7 @@ def test_a_forked_process_takes_no_lock_away(tmp_path: Path) -> None:
             second.take()
 
 
-def test_a_restart_by_torchrun_waits_for_the_process_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_by_torchrun_waits_for_the_process_before(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job 7")
     before, other = RunLock(tmp_path), RunLock(tmp_path)
     before.take()
@@ -175,25 +140,11 @@ def test_a_restart_by_torchrun_waits_for_the_process_before(
     ended.join()
 
 
-def test_a_file_system_without_locks_is_said_to_have_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(descriptor: int, operation: int) -> None:
+def test_a_file_system_without_locks_is_said_to_have_none(tmp_path, monkeypatch, caplog):
+    def refuse(descriptor, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with RunLock(tmp_path) as lock:
         lock.take()
     assert caplog.text.count("this file system has no locks") == 1
-
-
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: Any, **options: Any) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(DataError, match=r"cannot write .*run\.lock: No space left on device"):
-        RunLock(tmp_path).take()
-    monkeypatch.undo()
-    with RunLock(tmp_path) as lock:
-        lock.take()

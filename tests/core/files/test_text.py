@@ -1,9 +1,5 @@
 """Files of users as text, lines, JSON and CSV, and what cannot be read as such."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from mldec.errors import DataError
@@ -20,7 +16,7 @@ from mldec.files.text import (
 )
 
 
-def test_a_link_to_a_file_is_read(tmp_path: Path) -> None:
+def test_a_link_to_a_file_is_read(tmp_path):
     file, link = tmp_path / "a.txt", tmp_path / "link"
     file.write_bytes(b"\xef\xbb\xbfone\r\ntwo\n")
     link.symlink_to(file)
@@ -29,7 +25,7 @@ def test_a_link_to_a_file_is_read(tmp_path: Path) -> None:
     assert read_text(link, "", newline="") == "one\r\ntwo\n"
 
 
-def test_what_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_opened_is_refused(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     odd = {
         tmp_path: "Is a directory",
@@ -48,8 +44,8 @@ def test_what_cannot_be_opened_is_refused(tmp_path: Path) -> None:
                 read(path, "see there")
 
 
-COLUMNS: Callable[[Path, str], Any] = lambda path, see: [*csv_columns(path, ["x", "y"], see)]  # noqa: E731
-ROWS: Callable[[Path, str], Any] = lambda path, see: [*csv_rows(path, see)]  # noqa: E731
+COLUMNS = lambda path, see: [*csv_columns(path, ["x", "y"], see)]  # noqa: E731
+ROWS = lambda path, see: [*csv_rows(path, see)]  # noqa: E731
 
 
 @pytest.mark.parametrize(
@@ -67,15 +63,13 @@ ROWS: Callable[[Path, str], Any] = lambda path, see: [*csv_rows(path, see)]  # n
         (COLUMNS, b"x,y\n1,\xe9\n", "is not UTF-8 text"),
     ],
 )
-def test_what_is_no_such_text_is_refused(
-    tmp_path: Path, read: Callable[[Path, str], Any], content: bytes, fault: str
-) -> None:
+def test_what_is_no_such_text_is_refused(tmp_path, read, content, fault):
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(DataError, match=rf"a\.txt.*{fault}"):
         read(tmp_path / "a.txt", "see there")
 
 
-def test_lines_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_and_rows(tmp_path, monkeypatch):
     file = tmp_path / "a.csv"
     file.write_bytes(b"\xef\xbb\xbf one\r\n\n \ntwo")
     assert read_lines(file, "") == ["one", "two"]

@@ -14,25 +14,19 @@ from hostile import Runs
 from safetensors.torch import load_file
 
 from mldec.errors import CheckpointError, DataError
-from mldec.files.torch_files import (
-    known_hashes,
-    read_torch,
-    save,
-    snapshot,
-    write_safetensors,
-)
+from mldec.files.torch_files import known_hashes, read_torch, save, snapshot, write_safetensors
 
 STATE = {"format": 1, "model": {"weight": torch.arange(1000.0)}, "epoch": 3}
 
 
 @pytest.fixture
-def last(tmp_path: Path) -> Path:
+def last(tmp_path):
     path = tmp_path / "last.pt"
     save(path, STATE)
     return path
 
 
-def test_what_is_saved_is_loaded(last: Path) -> None:
+def test_what_is_saved_is_loaded(last):
     save(last, {**STATE, "epoch": 4})
     state = read_torch(last)
     assert state["epoch"] == 4
@@ -42,7 +36,7 @@ def test_what_is_saved_is_loaded(last: Path) -> None:
     assert last.with_name("last.pt.sha256").read_text() == f"{digest}  last.pt\n"
 
 
-def test_a_snapshot_does_not_follow_its_tensors() -> None:
+def test_a_snapshot_does_not_follow_its_tensors():
     weight = torch.zeros(3)
     copied = snapshot({"a": [weight], "b": (1, {"c": weight})})
     weight += 1
@@ -51,14 +45,12 @@ def test_a_snapshot_does_not_follow_its_tensors() -> None:
 
 
 @pytest.mark.parametrize("count", range(6))
-def test_a_crash_between_the_renames_leaves_a_checkpoint_that_loads(
-    last: Path, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+def test_a_crash_between_the_renames_leaves_a_checkpoint_that_loads(last, monkeypatch, count):
     save(last, {**STATE, "epoch": 4}, keep=2)
     renamed = iter(range(count))
     original = Path.replace
 
-    def replace(self: Path, target: Path) -> None:
+    def replace(self, target):
         if next(renamed, None) is None:
             raise KeyboardInterrupt
         original(self, target)
@@ -70,7 +62,7 @@ def test_a_crash_between_the_renames_leaves_a_checkpoint_that_loads(
     assert read_torch(newest)["epoch"] in (4, 5)
 
 
-def test_a_full_disk_keeps_the_last_good_checkpoint(last: Path) -> None:
+def test_a_full_disk_keeps_the_last_good_checkpoint(last):
     code = (
         "import resource, signal, sys, torch; from pathlib import Path; "
         "from mldec.files.torch_files import save\n"
@@ -90,7 +82,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(last: Path) -> None:
 
 
 @pytest.mark.parametrize(("of_run", "advice"), [(True, "resume=auto"), (False, "another place")])
-def test_the_advice_suits_the_command(tmp_path: Path, of_run: bool, advice: str) -> None:
+def test_the_advice_suits_the_command(tmp_path, of_run, advice):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=f"cannot write .*; make it writable.*{advice}$"):
         save(tmp_path / "file" / "last.pt", STATE, of_run=of_run)
@@ -99,7 +91,7 @@ def test_the_advice_suits_the_command(tmp_path: Path, of_run: bool, advice: str)
 @pytest.mark.parametrize(
     "form", ["{hash} *last.pt\n", "{capitals}  last.pt\r\n", "SHA256 (last.pt) = {hash}\n"]
 )
-def test_a_checksum_file_of_another_program_is_read(last: Path, form: str) -> None:
+def test_a_checksum_file_of_another_program_is_read(last, form):
     record = last.with_name("last.pt.sha256")
     digest = hashlib.sha256(last.read_bytes()).hexdigest()
     record.write_text(form.format(hash=digest, capitals=digest.upper()))
@@ -112,7 +104,7 @@ def test_a_checksum_file_of_another_program_is_read(last: Path, form: str) -> No
 
 
 @pytest.mark.parametrize("content", [b"no hash\n", b"\xff\xfe\x00", bytes(10**6)])
-def test_a_checksum_file_without_a_checksum_is_no_proof(last: Path, content: bytes) -> None:
+def test_a_checksum_file_without_a_checksum_is_no_proof(last, content):
     last.with_name("last.pt.sha256").write_bytes(content)
     with pytest.raises(CheckpointError, match="is damaged"):
         read_torch(last)
@@ -122,7 +114,7 @@ def test_a_checksum_file_without_a_checksum_is_no_proof(last: Path, content: byt
     assert read_torch(last)["epoch"] == 3
 
 
-def test_damage_is_found_wherever_it_is(last: Path) -> None:
+def test_damage_is_found_wherever_it_is(last):
     good = last.read_bytes()
     chosen = random.Random(0)
     for _ in range(20):
@@ -145,12 +137,10 @@ def test_damage_is_found_wherever_it_is(last: Path) -> None:
         (b"", "is no file of tensors, but an empty file: download it again"),
         (b"<html>404 Not Found</html>", "but a web page: download it again"),
         (b"\x80\x02}q\x00", ""),
-        *((random.Random(seed).randbytes(5000), "") for seed in range(10)),
+        (random.Random(0).randbytes(5000), ""),
     ],
 )
-def test_what_is_no_file_of_tensors_is_refused_in_one_line(
-    tmp_path: Path, content: bytes, fault: str
-) -> None:
+def test_what_is_no_file_of_tensors_is_refused_in_one_line(tmp_path, content, fault):
     path = tmp_path / "x.pt"
     path.write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
@@ -162,7 +152,7 @@ def test_what_is_no_file_of_tensors_is_refused_in_one_line(
     assert len(message) < 600
 
 
-def test_an_archive_of_something_else_and_a_pipe_are_refused(tmp_path: Path) -> None:
+def test_an_archive_of_something_else_and_a_pipe_are_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
         archive.writestr("a.txt", "hello")
     with pytest.raises(CheckpointError, match="cannot be used"):
@@ -173,7 +163,7 @@ def test_an_archive_of_something_else_and_a_pipe_are_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("is_zip", [True, False])
-def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, is_zip: bool) -> None:
+def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path, is_zip):
     path, trace = tmp_path / "evil.pt", tmp_path / "trace"
     state = {**STATE, "config": Runs(f"touch {trace}")}
     torch.save(state, path, _use_new_zipfile_serialization=is_zip)
@@ -183,7 +173,7 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, is_zip: 
     assert not trace.exists()
 
 
-def test_safetensors_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_safetensors_come_back_bit_for_bit(tmp_path):
     path, shared = tmp_path / "x.safetensors", torch.randn(3)
     tensors = {
         "scalar": torch.tensor(7),

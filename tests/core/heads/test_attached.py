@@ -2,14 +2,11 @@
 
 import copy
 import pickle
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 from torchvision import models
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from torchvision.models.densenet import DenseNet
@@ -22,24 +19,24 @@ from mldec.errors import ConfigError
 from mldec.heads import GAP, MLDecoder, Query2Label, attach
 from mldec.model import Classifier
 
-SMALL: dict[str, Any] = {"embed_dim": 16, "num_heads": 2, "mlp_dim": 16}
+SMALL = {"embed_dim": 16, "num_heads": 2, "mlp_dim": 16}
 SIZE = 64  # of all images below, in pixels
 
 
-def small_convnext() -> ConvNeXt:
+def small_convnext():
     return ConvNeXt([CNBlockConfig(16, 32, 1), CNBlockConfig(32, None, 1)], num_classes=5)
 
 
-def small_vit() -> VisionTransformer:
+def small_vit():
     return VisionTransformer(SIZE, 16, num_layers=1, num_heads=2, hidden_dim=16, mlp_dim=16)
 
 
-def small_swin() -> SwinTransformer:
+def small_swin():
     return SwinTransformer([4, 4], 16, [1, 1], [2, 2], [4, 4])
 
 
 # Small networks of torchvision, and the layer that takes their pooled features.
-POOLED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+POOLED = {
     "resnet": (lambda: ResNet(BasicBlock, [1, 1, 1, 1]), "fc"),
     "regnet": (models.regnet_x_400mf, "fc"),
     "efficientnet": (models.efficientnet_b0, "classifier"),
@@ -50,11 +47,11 @@ POOLED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
-def photos(count: int = 2) -> Tensor:
+def photos(count=2):
     return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
 
 
-def perturbed(model: nn.Module) -> Any:
+def perturbed(model):
     """Return a model in evaluation mode without parameters of 0 or 1, so that each one counts."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -77,9 +74,7 @@ SWIN = {"img_size": SIZE, "depths": [1] * 4, "embed_dim": 16, "num_heads": [1] *
     ],
 )
 @torch.no_grad()
-def test_a_model_of_timm_equals_our_classifier_to_the_last_bit(
-    name: str, options: dict[str, Any], path: str
-) -> None:
+def test_a_model_of_timm_equals_our_classifier_to_the_last_bit(name, options, path):
     torch.manual_seed(0)
     arguments = {key: value for key, value in options.items() if key != "img_size"}
     backbone = TimmBackbone(name, image_size=options.get("img_size"), model_args=arguments)
@@ -101,11 +96,11 @@ def test_a_model_of_timm_equals_our_classifier_to_the_last_bit(
 
 @pytest.mark.parametrize("kind", POOLED)
 @torch.no_grad()
-def test_the_mean_of_the_tokens_is_what_torchvision_pools(kind: str) -> None:
+def test_the_mean_of_the_tokens_is_what_torchvision_pools(kind):
     torch.manual_seed(0)
     build, path = POOLED[kind]
     model = perturbed(build())
-    pooled: list[Tensor] = []
+    pooled = []
     handle = model.get_submodule(path).register_forward_pre_hook(
         lambda _, inputs: pooled.append(inputs[0])
     )
@@ -120,7 +115,7 @@ def test_the_mean_of_the_tokens_is_what_torchvision_pools(kind: str) -> None:
 
 
 @torch.no_grad()
-def test_the_norm_of_torchvisions_convnext_is_applied_to_each_token() -> None:
+def test_the_norm_of_torchvisions_convnext_is_applied_to_each_token():
     torch.manual_seed(0)
     model = perturbed(small_convnext())
     norm = model.classifier[0]
@@ -131,10 +126,10 @@ def test_the_norm_of_torchvisions_convnext_is_applied_to_each_token() -> None:
 
 
 @torch.no_grad()
-def test_the_class_token_of_torchvisions_vit_is_dropped() -> None:
+def test_the_class_token_of_torchvisions_vit_is_dropped():
     torch.manual_seed(0)
     model = perturbed(small_vit())
-    encoded: list[Tensor] = []
+    encoded = []
     handle = model.encoder.register_forward_hook(lambda *call: encoded.append(call[2]))
     model(photos())
     handle.remove()
@@ -143,7 +138,7 @@ def test_the_class_token_of_torchvisions_vit_is_dropped() -> None:
     assert torch.equal(model(photos()), model.heads(encoded[0][:, 1:]))
 
 
-def test_any_head_can_be_attached_and_replaced() -> None:
+def test_any_head_can_be_attached_and_replaced():
     model = attach(small_vit(), 4, head=Query2Label, **SMALL, input_proj=True)
     kind = type(model)
     assert isinstance(model.heads, Query2Label)
@@ -154,7 +149,7 @@ def test_any_head_can_be_attached_and_replaced() -> None:
 
 
 @torch.no_grad()
-def test_queries_and_attention_go_to_and_from_the_head() -> None:
+def test_queries_and_attention_go_to_and_from_the_head():
     model = attach(ResNet(BasicBlock, [1, 1, 1, 1]), 5, num_groups=None, word_dim=6, **SMALL).eval()
     words = torch.randn(9, 6)
     logits, attention = model(photos(), words, attention=True)
@@ -162,7 +157,7 @@ def test_queries_and_attention_go_to_and_from_the_head() -> None:
     assert torch.equal(model(photos(), words), logits)
 
 
-def test_a_network_of_grey_images_needs_their_shape() -> None:
+def test_a_network_of_grey_images_needs_their_shape():
     model = timm.create_model("resnet10t", in_chans=1)
     with pytest.raises(ConfigError, match="a trial image of 176 x 176"):
         attach(model, 5)
@@ -181,7 +176,7 @@ def test_a_network_of_grey_images_needs_their_shape() -> None:
         ),
     ],
 )
-def test_other_models_are_refused_in_one_line(build: Callable[[], nn.Module], fault: str) -> None:
+def test_other_models_are_refused_in_one_line(build, fault):
     with torch.device("meta"):
         model = build()
     kind, layers = type(model), list(model.modules())
@@ -198,9 +193,7 @@ def test_other_models_are_refused_in_one_line(build: Callable[[], nn.Module], fa
 @pytest.mark.parametrize(
     ("options", "error"), [({"num_heads": 5}, ConfigError), ({"num_grops": 3}, TypeError)]
 )
-def test_a_wrong_option_leaves_the_model_as_it_was(
-    options: dict[str, int], error: type[Exception]
-) -> None:
+def test_a_wrong_option_leaves_the_model_as_it_was(options, error):
     model = small_vit()
     layers = list(model.modules())
     with pytest.raises(error, match=next(iter(options))):
@@ -219,9 +212,7 @@ def test_a_wrong_option_leaves_the_model_as_it_was(
     "build", [lambda: timm.create_model("convnext_atto"), small_vit], ids=["timm", "torchvision"]
 )
 @torch.no_grad()
-def test_a_copy_gives_the_same_and_is_independent(
-    build: Callable[[], nn.Module], duplicate: Callable[[Any], Any]
-) -> None:
+def test_a_copy_gives_the_same_and_is_independent(build, duplicate):
     model = attach(build(), 5, **SMALL).eval()
     expected = model(photos())
     twin = duplicate(model)
@@ -235,7 +226,7 @@ def test_a_copy_gives_the_same_and_is_independent(
     assert torch.equal(again(photos()), expected)
 
 
-def test_modes_and_statistics_stay_and_unused_layers_are_frozen() -> None:
+def test_modes_and_statistics_stay_and_unused_layers_are_frozen():
     # Its last convolution stands behind the pooling, so that nothing uses it any more.
     model = timm.create_model("mobilenetv3_small_050")
     model.blocks.eval()
@@ -253,7 +244,7 @@ def test_modes_and_statistics_stay_and_unused_layers_are_frozen() -> None:
 
 
 @torch.no_grad()
-def test_the_head_has_the_number_format_of_the_model() -> None:
+def test_the_head_has_the_number_format_of_the_model():
     model = attach(small_vit().bfloat16(), 5, **SMALL).eval()
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model(photos().bfloat16()).dtype == torch.bfloat16

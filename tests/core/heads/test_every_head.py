@@ -2,15 +2,12 @@
 
 import copy
 import inspect
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from random_weights import noise, randomise
 from support import read_option
-from torch import Tensor, nn
 
 from mldec.backbones import TimmBackbone
 from mldec.errors import ConfigError
@@ -21,7 +18,7 @@ WIDTH, CLASSES, WORD = 16, 7, 5
 SIZES = {"embed_dim": 16, "mlp_dim": 20, "num_heads": 4}
 FULL = {"num_groups": None, **SIZES}
 
-HEADS: dict[str, Callable[..., nn.Module]] = {
+HEADS = {
     "gap": lambda **own: GAP(WIDTH, CLASSES, **own),
     "bottleneck": lambda **own: GAP(WIDTH, CLASSES, bottleneck=3, **own),
     "full": lambda **own: MLDecoder(WIDTH, CLASSES, num_layers=2, **FULL, **own),
@@ -47,18 +44,18 @@ HEADS: dict[str, Callable[..., nn.Module]] = {
 OF_WORDS = ("zero_shot", "zero_shot_wide", "word_gap", "word_groups", "cosine")
 
 
-def words(head: nn.Module) -> tuple[Tensor, ...]:
+def words(head):
     """Return what a head takes beside tokens."""
     width = getattr(head, "word_dim", None)
     return () if width is None else (noise(CLASSES, width, seed=2),)
 
 
 @pytest.fixture(params=HEADS)
-def name(request: pytest.FixtureRequest) -> str:
+def name(request):
     return request.param
 
 
-def test_tokens_and_maps_in_any_batch_have_one_logit_per_class(name: str) -> None:
+def test_tokens_and_maps_in_any_batch_have_one_logit_per_class(name):
     head = randomise(HEADS[name]())
     features = noise(3, WIDTH, 3, 3)
     tokens = torch.stack([features[:, :, y, x] for y in range(3) for x in range(3)], dim=1)
@@ -70,7 +67,7 @@ def test_tokens_and_maps_in_any_batch_have_one_logit_per_class(name: str) -> Non
         torch.testing.assert_close(alone, logits, rtol=1e-12, atol=1e-12)
 
 
-def test_every_parameter_is_trained_and_dropout_acts_in_training_only(name: str) -> None:
+def test_every_parameter_is_trained_and_dropout_acts_in_training_only(name):
     if name == "cosine":
         pytest.skip("it is not trained")
     head = randomise(HEADS[name](dropout=0.0)).train()
@@ -94,7 +91,7 @@ def test_every_parameter_is_trained_and_dropout_acts_in_training_only(name: str)
 
 
 @torch.no_grad()
-def test_float32_and_bfloat16_autocast_stay_near_float64(name: str) -> None:
+def test_float32_and_bfloat16_autocast_stay_near_float64(name):
     torch.manual_seed(0)
     head = HEADS[name]().eval()
     tokens, queries = noise(4, 9, WIDTH), words(head)
@@ -111,13 +108,13 @@ def test_float32_and_bfloat16_autocast_stay_near_float64(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, WIDTH), (2, 4, 9), (2, 9, 2, 2)])
-def test_features_of_another_shape_are_named(name: str, shape: tuple[int, ...]) -> None:
+def test_features_of_another_shape_are_named(name, shape):
     head = HEADS[name]()
     with pytest.raises(ValueError, match=r"tokens have the shape .*: give \[B, N, 16\] or"):
         head(torch.zeros(shape), *words(head))
 
 
-def test_words_are_for_heads_of_words(name: str) -> None:
+def test_words_are_for_heads_of_words(name):
     head, tokens = HEADS[name](), torch.zeros(2, 9, WIDTH)
     if name not in OF_WORDS:
         with pytest.raises(ConfigError, match=r"head\.word_dim"):
@@ -136,9 +133,7 @@ OPTIONS = sorted((Path(__file__).parents[3] / "configs" / "head").glob("*.yaml")
 
 @pytest.mark.parametrize("num_classes", [1, 80])
 @pytest.mark.parametrize("path", OPTIONS, ids=lambda path: path.stem)
-def test_an_option_gives_finite_logits_and_uses_all_its_parameters(
-    path: Path, num_classes: int
-) -> None:
+def test_an_option_gives_finite_logits_and_uses_all_its_parameters(path, num_classes):
     assert path.read_text(encoding="utf-8").startswith("# ")
     target, node = read_option(path)
     known = inspect.signature(target).parameters
@@ -158,23 +153,18 @@ def test_an_option_gives_finite_logits_and_uses_all_its_parameters(
 
 # Settings
 
-WRONG: list[tuple[Callable[..., nn.Module], dict[str, Any], str]] = [
+WRONG = [
     (MLDecoder, {"embed_dim": 18}, "head.embed_dim 18 is not a multiple of head.num_heads 4"),
-    (MLDecoder, {"num_heads": 0}, "head.num_heads 0"),
     (MLDecoder, {"num_groups": 0}, "head.num_groups is 0: it must be at least 1"),
-    (MLDecoder, {"num_layers": 0}, "head.num_layers is 0"),
     (MLDecoder, {"num_classes": 0}, "head.num_classes is 0"),
     (Query2Label, {"in_features": 10}, "from the backbone's width 10: set head.input_proj=true"),
-    (Query2Label, {"decoder_layers": 0}, "head.decoder_layers is 0"),
     (WordGroupDecoder, {"group_size": 5}, "head.group_size 5 does not divide head.embed_dim 16"),
     (WordGroupDecoder, {"word_dim": 0}, "head.word_dim is 0"),
 ]
 
 
 @pytest.mark.parametrize(("target", "settings", "fault"), WRONG)
-def test_a_wrong_setting_is_one_line_with_its_name_and_value(
-    target: Callable[..., nn.Module], settings: dict[str, Any], fault: str
-) -> None:
+def test_a_wrong_setting_is_one_line_with_its_name_and_value(target, settings, fault):
     with pytest.raises(ConfigError) as caught:
         target(**{"in_features": WIDTH, "num_classes": CLASSES, **SIZES, **settings})
     assert fault in str(caught.value)
@@ -184,7 +174,7 @@ def test_a_wrong_setting_is_one_line_with_its_name_and_value(
 
 
 @pytest.fixture(scope="module")
-def backbone() -> nn.Module:
+def backbone():
     return TimmBackbone("test_resnet", model_args={"channels": [8, 8, 8, WIDTH]}).eval()
 
 
@@ -196,12 +186,12 @@ def backbone() -> nn.Module:
         (torch.zeros(2, 3, 64, 64, dtype=torch.bool), "images are torch.bool; give uint8"),
     ],
 )
-def test_images_that_are_none_are_named(backbone: nn.Module, images: Tensor, fault: str) -> None:
+def test_images_that_are_none_are_named(backbone, images, fault):
     with pytest.raises(ValueError, match=fault):
         Classifier(backbone, HEADS["groups"]())(images)
 
 
-def test_attention_of_a_head_without_it_is_refused(backbone: nn.Module) -> None:
+def test_attention_of_a_head_without_it_is_refused(backbone):
     images = torch.rand(2, 3, 64, 64)
     with pytest.raises(TypeError, match="attention"):
         Classifier(backbone, HEADS["gap"]())(images, attention=True)
@@ -210,11 +200,3 @@ def test_attention_of_a_head_without_it_is_refused(backbone: nn.Module) -> None:
     assert attention.shape[:2] == (2, 3)
     tokens = backbone(images)
     assert torch.equal(TokenClassifier(backbone, model.head)(tokens), logits)
-
-
-@pytest.mark.parametrize("name", ["gap", "groups"])
-@torch.no_grad()
-def test_a_classifier_is_exported(backbone: nn.Module, name: str) -> None:
-    model, images = Classifier(backbone, HEADS[name]()).eval(), torch.rand(2, 3, 64, 64)
-    program = torch.export.export(model, (images,)).module()
-    torch.testing.assert_close(program(images), model(images))

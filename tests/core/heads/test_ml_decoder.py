@@ -1,6 +1,5 @@
 """ML-Decoder by the description of the paper, written once more, and from the official start."""
 
-import copy
 import math
 import re
 
@@ -8,36 +7,31 @@ import pytest
 import torch
 import torch.nn.functional as F
 from random_weights import noise, randomise
-from torch import Tensor, nn
+from torch import nn
 
-from mldec.heads.layers import renamed
 from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
 from mldec.heads.ml_decoder import MLDecoder
-from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
-from mldec.heads.query2label import Query2Label
 
 IN, DIM, HEADS = 24, 16, 4
 SMALL = {"embed_dim": DIM, "num_heads": HEADS, "mlp_dim": 20}
 TOKENS = noise(3, 9, IN)
 
 
-def small(num_classes: int = 7, **options) -> MLDecoder:
+def small(num_classes=7, **options):
     return randomise(MLDecoder(IN, num_classes, **{**SMALL, **options}))
 
 
-def part(head: nn.Module, prefix: str) -> dict[str, Tensor]:
+def part(head, prefix):
     """Return the tensors below a name, without it."""
     state = head.state_dict().items()
     return {name.removeprefix(prefix): value for name, value in state if name.startswith(prefix)}
 
 
-def norm(x: Tensor, weights: dict[str, Tensor], name: str) -> Tensor:
+def norm(x, weights, name):
     return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-5)
 
 
-def official(
-    head: MLDecoder, tokens: Tensor, *, doubled: bool = True, words: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def official(head, tokens, *, doubled=True, words=None):
     """Return logits and attention of the official forward with torch's attention."""
     state, dim = head.state_dict(), head.embed.out_features
     memory = F.relu(F.linear(tokens, state["embed.weight"], state["embed.bias"])).transpose(0, 1)
@@ -59,7 +53,7 @@ def official(
     return pooled(head, target.transpose(0, 1)), averaged
 
 
-def pooled(head: MLDecoder, decoded: Tensor) -> Tensor:
+def pooled(head, decoded):
     """Return the logits of decoded queries: class c from group c // g, slot c % g."""
     weight, bias = head.pool_weight, head.pool_bias
     if weight.dim() == 2:
@@ -88,9 +82,7 @@ FORMS = [
 
 @pytest.mark.parametrize(("num_classes", "options"), FORMS)
 @torch.no_grad()
-def test_logits_and_attention_equal_the_official_description(
-    num_classes: int, options: dict
-) -> None:
+def test_logits_and_attention_equal_the_official_description(num_classes, options):
     head = small(num_classes, **options)
     expected, expected_weights = official(head, TOKENS, doubled=head.layers[0].query_step != "norm")
     logits, weights = head(TOKENS, attention=True)
@@ -102,9 +94,7 @@ def test_logits_and_attention_equal_the_official_description(
 
 @pytest.mark.parametrize(("num_groups", "num_layers"), [(3, 1), (None, 2)])
 @torch.no_grad()
-def test_with_self_attention_it_is_the_transformer_decoder_of_torch(
-    num_groups: int | None, num_layers: int
-) -> None:
+def test_with_self_attention_it_is_the_transformer_decoder_of_torch(num_groups, num_layers):
     head = small(num_groups=num_groups, num_layers=num_layers, self_attention=True)
     names = {"cross_attn": "multihead_attn", "mlp.0": "linear1", "mlp.3": "linear2"}
     target = head.queries.expand(3, -1, -1)
@@ -121,7 +111,7 @@ def test_with_self_attention_it_is_the_transformer_decoder_of_torch(
 
 @pytest.mark.parametrize("count", [1, 7, 30])
 @torch.no_grad()
-def test_zero_shot_decodes_any_classes_as_described_and_each_by_itself(count: int) -> None:
+def test_zero_shot_decodes_any_classes_as_described_and_each_by_itself(count):
     head, words = small(0, word_dim=5, num_groups=None), noise(count, 5, seed=2)
     expected, expected_weights = official(head, TOKENS, words=words)
     logits, weights = head(TOKENS, words, attention=True)
@@ -134,7 +124,7 @@ def test_zero_shot_decodes_any_classes_as_described_and_each_by_itself(count: in
 
 
 @torch.no_grad()
-def test_a_word_as_wide_as_the_decoder_is_not_projected() -> None:
+def test_a_word_as_wide_as_the_decoder_is_not_projected():
     head, words = small(0, word_dim=DIM, num_groups=None), noise(4, DIM)
     closed = small(4, num_groups=None)
     of_classes = {
@@ -162,8 +152,8 @@ def test_a_word_as_wide_as_the_decoder_is_not_projected() -> None:
     ],
 )
 def test_groups_are_clipped_to_the_classes_and_their_size_is_rounded_up(
-    num_classes: int, num_groups: int | None, groups: int, size: int
-) -> None:
+    num_classes, num_groups, groups, size
+):
     with torch.device("meta"):
         head = MLDecoder(4, num_classes, num_groups=num_groups, embed_dim=8, mlp_dim=8)
     assert head.queries.shape == (groups, 8)
@@ -171,40 +161,23 @@ def test_groups_are_clipped_to_the_classes_and_their_size_is_rounded_up(
     assert head.pool_bias.shape == (num_classes,)
 
 
-@torch.no_grad()
-def test_a_class_is_decided_by_its_group_slot_and_bias_alone() -> None:
-    head = small(13, num_groups=4)
-    before = head(TOKENS)
-    for place in range(16):
-        group, slot = divmod(place, 4)
-        changed = copy.deepcopy(head)
-        changed.pool_weight[group, :, slot] += 1
-        moved = (changed(TOKENS) != before).any(0).nonzero().flatten().tolist()
-        assert moved == ([place] if place < 13 else [])
-    for group in range(4):
-        changed = copy.deepcopy(head)
-        changed.queries[group].normal_()
-        moved = (changed(TOKENS) != before).all(0).nonzero().flatten().tolist()
-        assert moved == [c for c in range(13) if c // 4 == group]
-
-
 # The start
 
 
-def check_uniform(tensor: Tensor, bound: float) -> None:
+def check_uniform(tensor, bound):
     """Check that the bound holds and is nearly reached, and the spread."""
     assert bound * (1 - 20 / tensor.numel()) < tensor.abs().max() <= bound
     check_moments(tensor, bound / math.sqrt(3))
 
 
-def check_moments(tensor: Tensor, std: float) -> None:
+def check_moments(tensor, std):
     """Check mean 0 and this standard deviation, within six standard errors of the sample."""
     size = tensor.numel()
     assert abs(tensor.mean().item()) < 6 * std / math.sqrt(size)
     assert tensor.std().item() == pytest.approx(std, rel=6 / math.sqrt(2 * size))
 
 
-def test_every_tensor_starts_as_in_the_official_code() -> None:
+def test_every_tensor_starts_as_in_the_official_code():
     torch.manual_seed(0)
     state = MLDecoder(2048, 1000).state_dict()  # 100 groups are the default
     uniform = {
@@ -231,7 +204,7 @@ def test_every_tensor_starts_as_in_the_official_code() -> None:
         assert state[name].abs().max() > 3.5 * std  # a normal distribution has tails
 
 
-def test_the_pooling_of_a_zero_shot_head_starts_with_the_official_spread() -> None:
+def test_the_pooling_of_a_zero_shot_head_starts_with_the_official_spread():
     torch.manual_seed(0)
     heads = [MLDecoder(8, 3, mlp_dim=8, word_dim=5, num_groups=None) for _ in range(20)]
     assert heads[0].pool_weight.shape == (768, 1)
@@ -240,25 +213,7 @@ def test_the_pooling_of_a_zero_shot_head_starts_with_the_official_spread() -> No
     check_uniform(heads[0].word_proj.weight.detach(), 5**-0.5)
 
 
-@pytest.mark.parametrize(
-    ("num_classes", "options", "count"),
-    [
-        (80, {}, 7_150_672),
-        (1000, {"num_groups": 100}, 7_858_152),
-        (9605, {"num_groups": 200}, 14_625_157),
-        (925, {"num_groups": None, "word_dim": 300}, 7_321_089),
-        (81, {"num_groups": None, "word_dim": 300}, 7_321_089),
-    ],
-)
-def test_the_number_of_trainable_parameters_is_that_of_the_official_head(
-    num_classes: int, options: dict, count: int
-) -> None:
-    with torch.device("meta"):
-        head = MLDecoder(2048, num_classes, **options)
-    assert sum(value.numel() for value in head.parameters() if value.requires_grad) == count
-
-
-def test_queries_follow_from_the_seed_and_only_learned_ones_are_trained() -> None:
+def test_queries_follow_from_the_seed_and_only_learned_ones_are_trained():
     drawn = {}
     for kind in ("random", "learned", "orthogonal"):
         torch.manual_seed(3)
@@ -275,7 +230,7 @@ def test_queries_follow_from_the_seed_and_only_learned_ones_are_trained() -> Non
     torch.testing.assert_close(many.norm(dim=1), torch.full((100,), 4.0))
 
 
-def seen_by_the_first_norm(head: MLDecoder, tokens: Tensor) -> Tensor:
+def seen_by_the_first_norm(head, tokens):
     seen = []
     hook = head.layers[0].norm1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     head(tokens)
@@ -283,7 +238,7 @@ def seen_by_the_first_norm(head: MLDecoder, tokens: Tensor) -> Tensor:
     return seen[0].detach()
 
 
-def test_the_doubled_query_is_noise_of_two_values_in_training() -> None:
+def test_the_doubled_query_is_noise_of_two_values_in_training():
     torch.manual_seed(0)
     head = MLDecoder(8, 80, mlp_dim=8).double().train()
     tokens = noise(4, 3, 8)
@@ -300,18 +255,7 @@ def test_the_doubled_query_is_noise_of_two_values_in_training() -> None:
 # Official names
 
 
-def test_our_names_stay() -> None:
-    with torch.device("meta"):
-        heads = [
-            (MLDecoder(8, 3, self_attention=True, **SMALL), ML_DECODER),
-            (MLDecoder(8, 3, word_dim=5, num_groups=None, **SMALL), ML_DECODER),
-            (Query2Label(8, 3, input_proj=True, self_attention=True, **SMALL), QUERY2LABEL),
-        ]
-    for head, names in heads:
-        assert [renamed(key, names) for key in head.state_dict()] == list(head.state_dict())
-
-
-def test_a_strict_load_of_official_names_misses_and_leaves_nothing() -> None:
+def test_a_strict_load_of_official_names_misses_and_leaves_nothing():
     head = small(5)
     state = {}
     for key, value in head.state_dict().items():

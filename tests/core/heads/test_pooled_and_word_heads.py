@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from random_weights import noise, randomise
-from torch import Tensor
 
 from mldec.heads import GAP, Cosine, WordGAP, WordGroupDecoder
 
@@ -16,7 +15,7 @@ SMALL = {"embed_dim": DIM, "num_heads": 4, "mlp_dim": 20, "word_dim": WORD}
 
 @pytest.mark.parametrize("bottleneck", [None, 3])
 @torch.no_grad()
-def test_gap_is_linear_in_the_mean_of_the_tokens(bottleneck: int | None) -> None:
+def test_gap_is_linear_in_the_mean_of_the_tokens(bottleneck):
     head, tokens = randomise(GAP(IN, 4, bottleneck=bottleneck)), noise(2, 9, IN)
     weight, bias = head.fc.weight, head.fc.bias
     if bottleneck:
@@ -29,7 +28,7 @@ def test_gap_is_linear_in_the_mean_of_the_tokens(bottleneck: int | None) -> None
 
 
 @torch.no_grad()
-def test_dropout_of_gap_acts_on_the_pooled_features() -> None:
+def test_dropout_of_gap_acts_on_the_pooled_features():
     torch.manual_seed(0)
     head = GAP(1000, 1, dropout=0.25).train()
     head.fc.weight.fill_(1)
@@ -40,7 +39,7 @@ def test_dropout_of_gap_acts_on_the_pooled_features() -> None:
 
 
 @torch.no_grad()
-def test_word_gap_equals_its_formula() -> None:
+def test_word_gap_equals_its_formula():
     head, tokens, words = randomise(WordGAP(IN, 0, word_dim=WORD)), noise(3, 9, IN), noise(6, WORD)
     for image, row in zip(tokens, head(tokens, words), strict=True):
         vector = head.fc.weight @ image.mean(0) + head.fc.bias
@@ -50,7 +49,7 @@ def test_word_gap_equals_its_formula() -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 @torch.no_grad()
-def test_cosine_equals_its_formula(bias: bool) -> None:
+def test_cosine_equals_its_formula(bias):
     head, tokens, words = Cosine(IN, 0, bias=bias).double(), noise(2, 4, IN), noise(5, IN)
     head.logit_scale.fill_(math.log(100))
     if bias:
@@ -66,11 +65,11 @@ def test_cosine_equals_its_formula(bias: bool) -> None:
 # Group decoding of words
 
 
-def groups(group_size: int = 4, **options) -> WordGroupDecoder:
+def groups(group_size=4, **options):
     return randomise(WordGroupDecoder(IN, 7, group_size=group_size, **{**SMALL, **options}))
 
 
-def slowly(head: WordGroupDecoder, tokens: Tensor, words: Tensor) -> Tensor:
+def slowly(head, tokens, words):
     """Return the logits by the description: one image, one group and one class at a time."""
     size, rows = head.group_size, []
     units = [word / word.norm() for word in words]
@@ -92,9 +91,7 @@ def slowly(head: WordGroupDecoder, tokens: Tensor, words: Tensor) -> Tensor:
     ("group_size", "count", "num_layers"), [(4, 8, 1), (4, 7, 2), (4, 1, 1), (1, 5, 1), (16, 40, 1)]
 )
 @torch.no_grad()
-def test_group_decoding_equals_the_description(
-    group_size: int, count: int, num_layers: int
-) -> None:
+def test_group_decoding_equals_the_description(group_size, count, num_layers):
     head = groups(group_size, num_layers=num_layers)
     tokens, words = noise(3, 9, IN), noise(count, WORD, seed=2)
     logits, attention = head(tokens, words, attention=True)
@@ -104,7 +101,7 @@ def test_group_decoding_equals_the_description(
 
 
 @torch.no_grad()
-def test_in_training_classes_are_dealt_anew_and_answers_stay_in_their_columns() -> None:
+def test_in_training_classes_are_dealt_anew_and_answers_stay_in_their_columns():
     head, tokens, words = groups(dropout=0.0).train(), noise(3, 9, IN), noise(10, WORD, seed=2)
     torch.manual_seed(7)
     logits = head(tokens, words)
@@ -116,7 +113,7 @@ def test_in_training_classes_are_dealt_anew_and_answers_stay_in_their_columns() 
     assert not torch.allclose(head(tokens, words), logits)  # other companions
 
 
-def test_its_parameters_do_not_grow_with_the_classes_and_logits_begin_near_1() -> None:
+def test_its_parameters_do_not_grow_with_the_classes_and_logits_begin_near_1():
     torch.manual_seed(0)
     head = WordGroupDecoder(64, 7).eval()
     assert head.query_proj.weight.shape == (768 // 4, 300)

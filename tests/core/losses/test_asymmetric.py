@@ -1,6 +1,5 @@
 """The asymmetric losses by their formulas and against timm's."""
 
-import inspect
 import math
 
 import pytest
@@ -60,29 +59,6 @@ def test_value_and_gradient_are_those_of_the_formula(gamma_neg, gamma_pos, clip,
     losses, slopes = zip(*expected, strict=True)
     assert value.item() == pytest.approx(sum(losses), rel=1e-9)
     assert gradient.flatten().tolist() == pytest.approx(slopes, rel=1e-7, abs=1e-12)
-
-
-@pytest.mark.parametrize(("gamma_neg", "gamma_pos"), GAMMAS)
-@pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("focal_grad", [False, True])
-@pytest.mark.parametrize("soft", [False, True])
-def test_value_and_gradient_are_those_of_timm(gamma_neg, gamma_pos, clip, focal_grad, soft):
-    if "reduction" not in inspect.signature(timm.loss.AsymmetricLossMultiLabel).parameters:
-        pytest.skip("this timm has no reduction='sum'")
-    theirs = timm.loss.AsymmetricLossMultiLabel(
-        gamma_neg, gamma_pos, clip, disable_torch_grad_focal_loss=not focal_grad, reduction="sum"
-    )
-    ours = AsymmetricLoss(
-        gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip, focal_grad=focal_grad
-    )
-    logits, targets = batch(torch.float32, soft=soft)
-    results = with_gradient(ours, logits, targets), with_gradient(theirs, logits, targets)
-    for found, expected in zip(*results, strict=True):
-        # A power below 1 has an endless slope at 0: there timm's gradient is not a number.
-        assert found.isfinite().all()
-        usable = expected.isfinite()
-        assert usable.double().mean() > 0.5
-        torch.testing.assert_close(found[usable], expected[usable], rtol=1e-5, atol=1e-6)
 
 
 def soft_element(x, y, gamma_neg, gamma_pos, clip):
@@ -190,17 +166,12 @@ def single_value(logits, targets, gamma_neg, gamma_pos, smoothing):
 
 @pytest.mark.parametrize(("gamma_neg", "gamma_pos"), [(4.0, 0.0), (0.0, 0.0), (1.5, 0.5)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
-def test_one_label_is_the_formula_and_timms(gamma_neg, gamma_pos, smoothing):
+def test_one_label_is_the_formula(gamma_neg, gamma_pos, smoothing):
     logits, targets = batch(exclusive=True)
     loss = AsymmetricLossSingleLabel(gamma_neg=gamma_neg, gamma_pos=gamma_pos, smoothing=smoothing)
     expected = single_value(logits.tolist(), targets.tolist(), gamma_neg, gamma_pos, smoothing)
     assert loss(logits, targets).item() == pytest.approx(expected, rel=1e-9)
     assert torch.autograd.gradcheck(lambda x: loss(x, targets), logits.requires_grad_())
-
-    theirs = timm.loss.AsymmetricLossSingleLabel(gamma_pos, gamma_neg, eps=smoothing)
-    found = with_gradient(loss, logits, targets)
-    other = with_gradient(lambda x, y: theirs(x, y.argmax(1)), logits, targets)
-    torch.testing.assert_close(found, other, rtol=1e-8, atol=1e-9)
 
 
 def test_one_label_has_the_official_defaults_and_no_loss_of_infinite_terms():

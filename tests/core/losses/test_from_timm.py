@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from mldec.losses.common import LabelCounts
 from mldec.losses.from_timm import ZLPR, DistributionBalancedLoss, TwoWayLoss
@@ -13,12 +12,12 @@ from mldec.losses.from_timm import ZLPR, DistributionBalancedLoss, TwoWayLoss
 POSITIVES, IMAGES = [900, 300, 60, 7, 1], 1000
 
 
-def counts() -> LabelCounts:
+def counts():
     positives = torch.tensor(POSITIVES)
     return LabelCounts(positives, IMAGES - positives)
 
 
-def batch() -> tuple[Tensor, Tensor]:
+def batch():
     """Return scores and targets; some rows and columns have no positive, some no negative."""
     generator = torch.Generator().manual_seed(0)
     logits = 4 * torch.randn(8, 5, generator=generator)
@@ -28,7 +27,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return logits.requires_grad_(), targets
 
 
-def direction(logits: Tensor, targets: Tensor, *, tp: float, tn: float) -> float:
+def direction(logits, targets, *, tp, tn):
     """Return the mean comparison of the rows with a positive, with plain sums."""
     losses = []
     for scores, row in zip(logits.tolist(), targets.tolist(), strict=True):
@@ -43,7 +42,7 @@ def direction(logits: Tensor, targets: Tensor, *, tp: float, tn: float) -> float
 
 
 @pytest.mark.parametrize(("tp", "tn"), [(4.0, 1.0), (1.0, 1.0), (2.0, 0.5)])
-def test_the_two_way_loss_is_the_formula_in_both_ways(tp: float, tn: float) -> None:
+def test_the_two_way_loss_is_the_formula_in_both_ways(tp, tn):
     logits, targets = batch()
     expected = direction(logits, targets, tp=tp, tn=tn) + direction(
         logits.T, targets.T, tp=tp, tn=tn
@@ -52,7 +51,7 @@ def test_the_two_way_loss_is_the_formula_in_both_ways(tp: float, tn: float) -> N
     assert loss(logits, targets).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_two_way_loss_of_an_image_with_one_label_is_softmax_cross_entropy() -> None:
+def test_the_two_way_loss_of_an_image_with_one_label_is_softmax_cross_entropy():
     logits = torch.randn(1, 5, generator=torch.Generator().manual_seed(0))
     # One image has no other to be compared with: the class it shows has no negative.
     expected = F.cross_entropy(logits, torch.tensor([2]))
@@ -60,16 +59,15 @@ def test_the_two_way_loss_of_an_image_with_one_label_is_softmax_cross_entropy() 
 
 
 @pytest.mark.parametrize("target", [0, 1])
-def test_without_anything_to_compare_the_two_way_loss_and_its_gradient_are_0(target: int) -> None:
+def test_without_anything_to_compare_the_two_way_loss_and_its_gradient_are_0(target):
     logits = torch.randn(3, 4, requires_grad=True)
     value = TwoWayLoss()(logits, torch.full((3, 4), target))
     value.backward()
     assert value.item() == 0
-    assert logits.grad is not None
     assert not logits.grad.any()
 
 
-def test_zlpr_compares_each_positive_with_each_negative_and_both_with_zero() -> None:
+def test_zlpr_compares_each_positive_with_each_negative_and_both_with_zero():
     logits, targets = batch()
     expected = 0.0
     for scores, row in zip(logits.tolist(), targets.tolist(), strict=True):
@@ -81,7 +79,7 @@ def test_zlpr_compares_each_positive_with_each_negative_and_both_with_zero() -> 
 
 
 @pytest.mark.parametrize(("gamma", "factor"), [(1.5, 0.7), (2.0, 2.0), (0.0, 1.0)])
-def test_the_distribution_balanced_loss_is_the_formula(gamma: float, factor: float) -> None:
+def test_the_distribution_balanced_loss_is_the_formula(gamma, factor):
     logits, targets = batch()
     alpha, beta, mu, scale, kappa = 0.3, 5.0, 0.4, 3.0, 0.2
     loss = DistributionBalancedLoss(
@@ -111,7 +109,7 @@ def test_the_distribution_balanced_loss_is_the_formula(gamma: float, factor: flo
     assert loss(logits, targets).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_classes_without_a_positive_or_a_negative_have_finite_weights() -> None:
+def test_classes_without_a_positive_or_a_negative_have_finite_weights():
     never_always = LabelCounts(torch.tensor([0, 20]), torch.tensor([20, 0]))
     loss = DistributionBalancedLoss(label_counts=lambda: never_always)
     assert loss(torch.zeros(2, 2), torch.tensor([[0, 1], [1, 1]])).isfinite()

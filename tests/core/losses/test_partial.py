@@ -2,7 +2,6 @@
 
 import logging
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ TARGETS = torch.tensor([[1, 0, -1, -1], [0, -1, 1, -1]])
 
 
 @pytest.mark.parametrize("mode", ["negative", "ignore", "ignore_normalized"])
-def test_the_value_is_that_of_the_formula(mode: str) -> None:
+def test_the_value_is_that_of_the_formula(mode):
     options = {"gamma_pos": 1.0, "gamma_neg": 2.0, "gamma_unannotated": 3.0, "clip": 0.05}
     alphas = {"alpha_pos": 0.5, "alpha_neg": 2.0, "alpha_unannotated": 1.5}
     loss = PartialAsymmetricLoss(mode=mode, **options, **alphas)
@@ -35,7 +34,7 @@ def test_the_value_is_that_of_the_formula(mode: str) -> None:
     assert loss(LOGITS, TARGETS).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_fully_annotated_data_costs_what_the_asymmetric_loss_says() -> None:
+def test_fully_annotated_data_costs_what_the_asymmetric_loss_says():
     targets = TARGETS.clamp(min=0)
     partial = PartialAsymmetricLoss(gamma_pos=1, gamma_neg=4, clip=0.05)
     whole = AsymmetricLoss(gamma_pos=1, gamma_neg=4)
@@ -52,9 +51,7 @@ def test_fully_annotated_data_costs_what_the_asymmetric_loss_says() -> None:
         ({"mode": "selective", "class_prior": [0.1, 0.9, 0.1, 0.6]}, [[0, 3], [1, 1], [1, 3]]),
     ],
 )
-def test_labels_that_do_not_count_have_no_gradient(
-    options: dict, left_out: list[list[int]]
-) -> None:
+def test_labels_that_do_not_count_have_no_gradient(options, left_out):
     logits = LOGITS.clone().requires_grad_()
     value = PartialAsymmetricLoss(**options)(logits, TARGETS)
     (gradient,) = torch.autograd.grad(value, logits)
@@ -69,7 +66,7 @@ LABELS = torch.randint(-1, 2, (6, 4), generator=GENERATOR)
 MEANS = MANY.sigmoid().mean(0)
 
 
-def test_the_estimate_is_the_mean_prediction_in_training_only() -> None:
+def test_the_estimate_is_the_mean_prediction_in_training_only():
     loss = PartialAsymmetricLoss(mode="ignore", class_prior="estimate")
     assert loss.prior() is None
     plain = PartialAsymmetricLoss(mode="ignore")
@@ -83,7 +80,7 @@ def test_the_estimate_is_the_mean_prediction_in_training_only() -> None:
     torch.testing.assert_close(loss.prior(), MEANS)
 
 
-def test_a_resumed_run_selects_by_the_estimate_so_far(tmp_path: Path) -> None:
+def test_a_resumed_run_selects_by_the_estimate_so_far(tmp_path):
     whole, first, second = (
         PartialAsymmetricLoss(mode="selective", class_prior="estimate") for _ in range(3)
     )
@@ -98,7 +95,7 @@ def test_a_resumed_run_selects_by_the_estimate_so_far(tmp_path: Path) -> None:
     assert PartialAsymmetricLoss().state_dict() == {}
 
 
-def test_the_estimate_that_selects_forgets_the_beginning() -> None:
+def test_the_estimate_that_selects_forgets_the_beginning():
     loss = PartialAsymmetricLoss(mode="selective", class_prior="estimate")
     batches = [torch.full((3, 4), 4.0), *torch.linspace(-3, -1, 6)[:, None, None].expand(6, 3, 4)]
     for batch in batches:
@@ -108,21 +105,21 @@ def test_the_estimate_that_selects_forgets_the_beginning() -> None:
     torch.testing.assert_close(loss.prior(), expected)
 
 
-def in_a_process(rank: int, world_size: int, folder: str) -> None:
+def in_a_process(rank, world_size, folder):
     loss = PartialAsymmetricLoss(mode="ignore", class_prior="estimate")
     share = slice(0, 2) if rank == 0 else slice(2, 6)
     loss(MANY[share], LABELS[share])
     torch.save(loss.prior(), f"{folder}/{rank}.pt")
 
 
-def test_the_estimate_is_over_all_processes(tmp_path: Path) -> None:
+def test_the_estimate_is_over_all_processes(tmp_path):
     in_processes(in_a_process, 2, str(tmp_path))
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert one.equal(two)
     torch.testing.assert_close(one, MEANS)
 
 
-def test_an_estimate_is_saved_and_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_estimate_is_saved_and_read(tmp_path, caplog):
     path = tmp_path / "prior.csv"
     loss = PartialAsymmetricLoss(mode="selective", class_prior="estimate")
     save_estimate(loss, path, [])
@@ -142,14 +139,12 @@ def test_an_estimate_is_saved_and_read(tmp_path: Path, caplog: pytest.LogCapture
     ("text", "part"),
     [
         (None, "cannot be used"),
-        ("", "not enough values"),
         ("Classes,avg_pred\na,0.1\nb,high\n", "high"),
         ("Classes,avg_pred\na,1.5\n", "outside of this range"),
-        ("Classes,avg_pred\na,nan\n", "outside of this range"),
         ('Classes,avg_pred\n"a,0.5\n', "unexpected end of data"),
     ],
 )
-def test_a_broken_file_of_priors_is_one_line(tmp_path: Path, text: str | None, part: str) -> None:
+def test_a_broken_file_of_priors_is_one_line(tmp_path, text, part):
     path = tmp_path / "prior.csv"
     if text is not None:
         path.write_text(text)

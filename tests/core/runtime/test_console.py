@@ -6,8 +6,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -44,7 +42,7 @@ FULL = (
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def quiet():
     """Leave the log as it was; start without handlers."""
     handlers, level = log.handlers[:], log.level
     log.handlers.clear()
@@ -52,7 +50,7 @@ def quiet() -> Iterator[None]:
     log.handlers[:], log.level = handlers, level
 
 
-def end(body: str, redirect: str = "", **env: str) -> tuple[int, str, str]:
+def end(body, redirect="", **env):
     """Run statements under `one_line` with a shell redirection; return status, stdout, stderr."""
     code = (
         "import sys\n"
@@ -76,12 +74,12 @@ def end(body: str, redirect: str = "", **env: str) -> tuple[int, str, str]:
         ("a b\u202fc\u3000\u65e5\u672c.png", "a b\u202fc\u3000\u65e5\u672c.png"),
     ],
 )
-def test_a_name_is_visible_and_on_one_line(text: str, expected: str) -> None:
+def test_a_name_is_visible_and_on_one_line(text, expected):
     assert visible(text) == expected
     assert printable("two\n  lines \x1b[31m") == "two lines ?[31m"
 
 
-def test_what_is_said_cannot_steer_the_terminal() -> None:
+def test_what_is_said_cannot_steer_the_terminal():
     body = r"say('a\nb', '\x1b[31mred', '  indented')" + "\n" + r"complain('no\x07 image')"
     expected = (0, "a?b\n?[31mred\n  indented\n", "mldec: no? image\n")
     assert end(body) == expected
@@ -89,26 +87,24 @@ def test_what_is_said_cannot_steer_the_terminal() -> None:
     assert (status, out) == (0, "\\u65e5.png\n"), "a letter that a terminal lacks has a number"
 
 
-def test_a_full_disk_under_standard_output_is_one_line() -> None:
+def test_a_full_disk_under_standard_output_is_one_line():
     for body in ("say('one')", "say('x' * 100_000)", "say('one'); sys.exit(0)"):
         assert end(body, "> /dev/full") == (1, "", FULL)
 
 
-def test_a_closed_pipe_ends_without_a_word() -> None:
+def test_a_closed_pipe_ends_without_a_word():
     code = "from mldec.errors import one_line, say\nwith one_line():\n"
     code += "    for number in range(100_000): say('line')"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as pipe:
-        assert pipe.stdout is not None
-        assert pipe.stderr is not None
         pipe.stdout.readline()
         pipe.stdout.close()
         assert pipe.wait() == 141
         assert pipe.stderr.read() == b""
 
 
-def test_of_several_ranks_each_says_its_own_faults() -> None:
+def test_of_several_ranks_each_says_its_own_faults():
     shared = "error = ConfigError('wrong')\nerror.shared = True\nraise error"
     own = "mldec.errors.MAIN_PRINTS_FIRST = 0\nraise ConfigError('wrong')"
     assert end(own, RANK="0") == (1, "", "mldec: wrong\n")
@@ -124,7 +120,7 @@ def test_of_several_ranks_each_says_its_own_faults() -> None:
         (CheckpointError("of another file"), r"^of another file$"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named_in_one_line(cause: Exception, line: str) -> None:
+def test_a_file_that_cannot_be_used_is_named_in_one_line(cause, line):
     with pytest.raises(CheckpointError, match=line), refusing("x.pt"):
         raise cause
 
@@ -139,10 +135,8 @@ def test_a_file_that_cannot_be_used_is_named_in_one_line(cause: Exception, line:
         (KeyboardInterrupt(), 130, "mldec: interrupted"),
     ],
 )
-def test_an_error_of_a_command_is_one_line(
-    place: str, error: BaseException, status: int, line: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: Any) -> Any:
+def test_an_error_of_a_command_is_one_line(place, error, status, line, capfd):
+    def fail(*_):
         raise error
 
     with pytest.raises(SystemExit) as ended:
@@ -153,9 +147,7 @@ def test_an_error_of_a_command_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_a_bug_stays_a_traceback_and_a_fault_has_one_on_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bug_stays_a_traceback_and_a_fault_has_one_on_request(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         run_command(argparse.Namespace, lambda args: 1 // 0)
     for result, status in ((None, 0), (0, 0), (1, 1)):
@@ -171,9 +163,7 @@ def test_a_bug_stays_a_traceback_and_a_fault_has_one_on_request(
 # Messages
 
 
-def test_messages_go_to_standard_output_once_each(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_go_to_standard_output_once_each(capsys, monkeypatch):
     to_console()
     to_console()
     log.info("one")
@@ -204,7 +194,7 @@ def test_messages_go_to_standard_output_once_each(
         (fraction, {"0": 0.0, "1e-3": 0.001}, ["-0.1", "1.1", "nan", "", "x"]),
     ],
 )
-def test_values_of_options(read: Any, good: dict[str, Any], bad: list[str]) -> None:
+def test_values_of_options(read, good, bad):
     for text, value in good.items():
         assert read(text) == value
     for text in bad:
@@ -215,7 +205,7 @@ def test_values_of_options(read: Any, good: dict[str, Any], bad: list[str]) -> N
         assert ended.value.code == 2
 
 
-def test_options_become_the_arguments_of_load_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_become_the_arguments_of_load_model(capsys):
     parser = command("look", "First line.\n\n  second line")
     assert "First line.\n\n  second line\n" in parser.format_help()
     with pytest.raises(SystemExit):

@@ -3,8 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -13,23 +11,23 @@ from mldec.runtime.signals import SIGNALS, NothingCame, StopRequest, listening
 
 
 @pytest.fixture(autouse=True)
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_patience(monkeypatch):
     monkeypatch.setattr(signals, "PATIENCE", 0.2)
 
 
-def send(number: signal.Signals) -> None:
+def send(number):
     """Send this process a signal; Python handles it before the next statement."""
     os.kill(os.getpid(), number)
 
 
-def handlers() -> list[Any]:
+def handlers():
     return [signal.getsignal(number) for number in (*SIGNALS, signal.SIGALRM)]
 
 
 @pytest.mark.parametrize(
     ("number", "status"), [("SIGTERM", 143), ("SIGUSR1", 143), ("SIGINT", 130)]
 )
-def test_a_signal_is_noted_and_nothing_else_happens(number: str, status: int) -> None:
+def test_a_signal_is_noted_and_nothing_else_happens(number, status):
     before = handlers()
     with listening() as stop:
         assert not stop
@@ -41,7 +39,7 @@ def test_a_signal_is_noted_and_nothing_else_happens(number: str, status: int) ->
     assert not stop.listening
 
 
-def test_the_first_signal_counts_and_a_second_ctrl_c_ends_the_program() -> None:
+def test_the_first_signal_counts_and_a_second_ctrl_c_ends_the_program():
     before = handlers()
     with listening() as stop:
         send(signal.SIGUSR1)
@@ -53,7 +51,7 @@ def test_the_first_signal_counts_and_a_second_ctrl_c_ends_the_program() -> None:
     assert handlers() == before
 
 
-def test_items_pass_as_they_are() -> None:
+def test_items_pass_as_they_are():
     with listening() as stop:
         assert list(stop.bounded(range(5))) == [0, 1, 2, 3, 4]
         assert list(stop.bounded([])) == []
@@ -62,7 +60,7 @@ def test_items_pass_as_they_are() -> None:
     assert list(StopRequest().bounded("ab")) == ["a", "b"], "without listening too"
 
 
-def stuck(*, requested: bool) -> Iterator[int]:
+def stuck(*, requested):
     """Yield one item; the next one takes longer than anybody waits, with or without a request."""
     yield 0
     if requested:
@@ -71,15 +69,15 @@ def stuck(*, requested: bool) -> Iterator[int]:
     pytest.fail("the wait was not ended")
 
 
-def test_a_wait_without_a_request_is_not_bounded() -> None:
-    def alarm() -> Iterator[tuple[float, float]]:
+def test_a_wait_without_a_request_is_not_bounded():
+    def alarm():
         yield signal.getitimer(signal.ITIMER_REAL)
 
     with listening() as stop:
         assert list(stop.bounded(alarm())) == [(0, 0)]
 
 
-def test_a_request_during_a_wait_ends_it() -> None:
+def test_a_request_during_a_wait_ends_it():
     start = time.monotonic()
     with listening() as stop:
         items = stop.bounded(stuck(requested=True))
@@ -89,7 +87,7 @@ def test_a_request_during_a_wait_ends_it() -> None:
     assert time.monotonic() - start > 0.2
 
 
-def test_a_wait_that_begins_after_a_request_ends_too() -> None:
+def test_a_wait_that_begins_after_a_request_ends_too():
     with listening() as stop:
         items = stop.bounded(stuck(requested=False))
         next(items)
@@ -99,11 +97,11 @@ def test_a_wait_that_begins_after_a_request_ends_too() -> None:
     assert not issubclass(NothingCame, Exception), "what reads images must not catch it"
 
 
-def test_an_item_in_time_switches_the_alarm_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_item_in_time_switches_the_alarm_off(monkeypatch):
     """An alarm that goes on would end the work on the item, such as a save."""
     monkeypatch.setattr(signals, "PATIENCE", 60)
 
-    def in_time() -> Iterator[bool]:
+    def in_time():
         send(signal.SIGTERM)
         yield signal.getitimer(signal.ITIMER_REAL) > (0, 0)
 

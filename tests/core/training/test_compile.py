@@ -1,9 +1,7 @@
 """`train.compile` compiles the whole model at once, and one static graph per batch size."""
 
 from functools import partial
-from typing import Any
 
-import pytest
 import torch
 
 from mldec import build
@@ -16,9 +14,7 @@ from mldec.training.step import Learner
 EPOCHS = (4, 4, 3, 4, 4, 3)  # images of each batch of two epochs
 
 
-def test_a_ragged_last_batch_leaves_the_others_their_static_graph(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_ragged_last_batch_leaves_the_others_their_static_graph(monkeypatch):
     words = ["backbone=tiny", "head=ml_decoder_small", "loss=asl", "data.image_size=32"]
     config = compose(["+experiment=digits", *words, "train.compile=true"])
     parts = build.check(config, build.MODEL_PARTS)
@@ -27,7 +23,7 @@ def test_a_ragged_last_batch_leaves_the_others_their_static_graph(
     images = []
     compile_with = torch.compile
 
-    def record(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+    def record(graph, inputs):
         images.extend(value.shape for value in inputs if value.dtype == torch.uint8)
         return graph.forward
 

@@ -1,16 +1,14 @@
 """What a CPU can prove of a step on CUDA: its devices and shapes, and where the host would wait."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import networks
 import pytest
 import torch
 from support import loss_of_option
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
@@ -25,7 +23,7 @@ from mldec.training.step import Learner
 
 CLASSES, SIZE = networks.CLASSES, 64
 LOSSES = sorted((Path(__file__).parents[3] / "configs" / "loss").glob("*.yaml"))
-BACKBONES: dict[str, dict[str, Any]] = {
+BACKBONES = {
     "resnet": {"name": "resnet10t", "model_args": {"channels": [8, 8, 8, 8], "stem_width": 8}},
     "tresnet": {"name": "tresnet_m"},
     "vit": {"name": "vit_tiny_patch16_224", "image_size": SIZE},
@@ -45,11 +43,11 @@ HANDED += ("aten::masked_select", "aten::equal", "aten::unique2", "aten::_unique
 class Waits(TorchDispatchMode):
     """Count the operations that hand a value of a tensor to the host, or need one for a shape."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.seen: Counter[str] = Counter()
+        self.seen = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.name()
         if name in HANDED:
             self.seen[name] += 1
@@ -62,16 +60,16 @@ class Waits(TorchDispatchMode):
 class Lists(TorchFunctionMode):
     """Count the tensors that become lists, which on a CPU is no operation of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.count = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         self.count += func is Tensor.tolist
         return func(*args, **(kwargs or {}))
 
 
-def seen(job: Callable[[], object]) -> dict[str, int]:
+def seen(job):
     """Return how often a job hands values to the host, by the names of the operations."""
     with Waits() as waits, Lists() as lists:
         job()
@@ -79,7 +77,7 @@ def seen(job: Callable[[], object]) -> dict[str, int]:
 
 
 @pytest.fixture
-def on_cuda() -> Iterator[torch.device]:
+def on_cuda():
     """Make tensors fakes that claim to be on a GPU, with autocast to bfloat16 there."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda:0"):
         torch.set_autocast_enabled("cuda", True)
@@ -91,20 +89,20 @@ def on_cuda() -> Iterator[torch.device]:
             torch.set_autocast_dtype("cuda", torch.float16)
 
 
-def queries(head: str) -> Tensor | None:
+def queries(head):
     return torch.randn(CLASSES, networks.WIDTH) if head in networks.OF_WORDS else None
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("head", networks.HEADS)
-def test_every_head_stays_on_the_gpu(on_cuda: torch.device, head: str, training: bool) -> None:
+def test_every_head_stays_on_the_gpu(on_cuda, head, training):
     model = networks.HEADS[head](32).train(training)
     logits = model(torch.randn(2, 16, 32), queries(head))
     assert (logits.shape, logits.device, logits.dtype) == ((2, CLASSES), on_cuda, torch.float32)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_every_kind_of_backbone_stays_on_the_gpu(on_cuda: torch.device, name: str) -> None:
+def test_every_kind_of_backbone_stays_on_the_gpu(on_cuda, name):
     # timm reads values when it builds a network: fakes have none, and those of "meta" are not read.
     with unset_fake_temporarily(), torch.device("meta"):
         backbone = TimmBackbone(pretrained=False, **BACKBONES[name])
@@ -118,7 +116,7 @@ def test_every_kind_of_backbone_stays_on_the_gpu(on_cuda: torch.device, name: st
 
 
 @pytest.mark.parametrize("path", LOSSES, ids=lambda path: path.stem)
-def test_every_loss_stays_on_the_gpu(on_cuda: torch.device, path: Path) -> None:
+def test_every_loss_stays_on_the_gpu(on_cuda, path):
     if path.stem == "two_way":
         pytest.skip("the shapes of this loss depend on the labels; see WAITS")
 
@@ -132,13 +130,13 @@ def test_every_loss_stays_on_the_gpu(on_cuda: torch.device, path: Path) -> None:
 
 
 @pytest.fixture
-def targets_as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def targets_as_on_cuda(monkeypatch):
     """Leave out the one look at the targets that losses take on a CPU only."""
     for module in (common, cross_entropy):
         monkeypatch.setattr(module, "require", lambda good, logits, fault: logits)
 
 
-def waits_of_a_step(head: str, loss: nn.Module, *settings: str) -> dict[str, int]:
+def waits_of_a_step(head, loss, *settings):
     """Return what hands values to the host in the third of three steps, by name."""
     torch.manual_seed(0)
     settings = ("+experiment=digits", "optim.name=adamw", "train.clip_grad=1", *settings)
@@ -164,7 +162,7 @@ def waits_of_a_step(head: str, loss: nn.Module, *settings: str) -> dict[str, int
 
 @pytest.mark.usefixtures("targets_as_on_cuda")
 @pytest.mark.parametrize("head", networks.HEADS)
-def test_a_step_waits_for_no_head(head: str) -> None:
+def test_a_step_waits_for_no_head(head):
     loss = loss_of_option(LOSSES[0].with_stem("asl"))
     for nonfinite in ("stop", "skip"):
         assert waits_of_a_step(head, loss, f"train.nonfinite={nonfinite}") == ON_HOST
@@ -172,19 +170,6 @@ def test_a_step_waits_for_no_head(head: str) -> None:
 
 @pytest.mark.usefixtures("targets_as_on_cuda")
 @pytest.mark.parametrize("path", LOSSES, ids=lambda path: path.stem)
-def test_a_step_waits_for_these_losses_only(path: Path) -> None:
+def test_a_step_waits_for_these_losses_only(path):
     waits = waits_of_a_step("groups", loss_of_option(path, CLASSES))
     assert waits == {**ON_HOST, **WAITS.get(path.stem, {})}
-
-
-@pytest.mark.parametrize("name", ["tresnet_m", "resnet18"])
-def test_the_memory_format_does_not_change_the_logits(name: str) -> None:
-    torch.manual_seed(0)
-    backbone = TimmBackbone(name=name, pretrained=False)
-    model = Classifier(backbone, networks.HEADS["groups"](backbone.num_features)).eval()
-    images = torch.randint(256, (2, 3, 128, 128), dtype=torch.uint8)
-    with torch.no_grad():
-        expected = model(images)
-        model.to(memory_format=torch.channels_last)
-        found = model(images.to(memory_format=torch.channels_last))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

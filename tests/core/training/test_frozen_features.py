@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 from pictures import picture, saved
-from torch import Tensor, nn
+from torch import nn
 
 from mldec import build
 from mldec.backbones import TimmBackbone
 from mldec.config.compose import compose
-from mldec.config.schema import Config
-from mldec.data.types import DataModule, fixed_sample
+from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError, DataError, Stopped
 from mldec.runtime import distributed
 from mldec.runtime.signals import StopRequest
@@ -31,7 +30,7 @@ PARTS = ["name=tokens", "backbone=tiny", "head=gap", "loss=asl", "train.workers=
 
 
 @pytest.fixture(autouse=True)
-def own_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_photos(tmp_path, monkeypatch):
     """Make 24 pictures with labels, 16 of them for training, and change to their folder."""
     monkeypatch.chdir(tmp_path)
     folder = Path("own")
@@ -50,31 +49,31 @@ class Counting(nn.Module):
 
     num_features = 6
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.arange(18.0).reshape(6, 3))
         self.images = 0
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images):
         self.images += len(images)
         assert not self.training
         pooled = nn.functional.adaptive_avg_pool2d(images.float(), 2).flatten(2)
         return (self.weight @ pooled).transpose(1, 2)
 
 
-def cached(backbone: nn.Module, *settings: str, stop: StopRequest | None = None) -> DataModule:
+def cached(backbone, *settings, stop=None):
     config, data = composed(*settings)
     stop = StopRequest() if stop is None else stop
     return with_tokens(data, backbone, config, device=CPU, stop=stop)
 
 
-def composed(*settings: str) -> tuple[Config, DataModule]:
+def composed(*settings):
     config = compose([*PARTS, *CACHED, *settings])
     parts = build.check(config)
     return build.recorded(config, parts), build.data(parts)
 
 
-def test_tokens_are_those_of_the_backbone() -> None:
+def test_tokens_are_those_of_the_backbone():
     network = TimmBackbone("test_resnet")
     data = cached(network.train())
     assert network.training
@@ -91,7 +90,7 @@ def test_tokens_are_those_of_the_backbone() -> None:
             assert split.dataset.name(index) == expected.dataset.name(index)
 
 
-def test_a_second_run_computes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_run_computes_nothing(caplog):
     caplog.set_level(logging.INFO)
     backbone = Counting()
     data = cached(backbone)
@@ -107,7 +106,7 @@ def test_a_second_run_computes_nothing(caplog: pytest.LogCaptureFixture) -> None
     assert "tokens of 16 of 16 training images are in cache/tokens-" in caplog.text
 
 
-def test_splits_share_what_is_computed() -> None:
+def test_splits_share_what_is_computed():
     backbone = Counting()
     for fold in (1, 2, 3):
         data = cached(backbone, f"data.fold={fold}/3")
@@ -121,7 +120,7 @@ def test_splits_share_what_is_computed() -> None:
 @pytest.mark.parametrize(
     ("change", "computed"), [("weights", 16), ("image", 1), ("size", 16), ("setting", 16)]
 )
-def test_nothing_stale_is_read(change: str, computed: int, own_photos: Path) -> None:
+def test_nothing_stale_is_read(change, computed, own_photos):
     backbone, settings = Counting(), []
     cached(backbone).load_train()
 
@@ -145,11 +144,11 @@ def test_nothing_stale_is_read(change: str, computed: int, own_photos: Path) -> 
     assert backbone.images == 16 + computed + 1
 
 
-def test_lost_tokens_are_named() -> None:
+def test_lost_tokens_are_named():
     dataset = cached(Counting()).train.dataset
     file = dataset.files[3]
 
-    def refused(fault: str) -> None:
+    def refused(fault):
         with pytest.raises(DataError, match=f"{file} {fault}.*; pass resume=auto"):
             fixed_sample(dataset, 3)
 
@@ -162,7 +161,7 @@ def test_lost_tokens_are_named() -> None:
     refused("is gone")
 
 
-def test_an_unreadable_image_ends_the_work_or_is_left_out(own_photos: Path) -> None:
+def test_an_unreadable_image_ends_the_work_or_is_left_out(own_photos):
     (own_photos / "2.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"own/2\.png"):
         cached(Counting()).load_train()
@@ -174,10 +173,10 @@ def test_an_unreadable_image_ends_the_work_or_is_left_out(own_photos: Path) -> N
     assert fixed_sample(dataset, 3)[0].isfinite().all()
 
 
-def test_after_a_stop_the_work_goes_on() -> None:
+def test_after_a_stop_the_work_goes_on():
     backbone, stop = Counting(), StopRequest()
 
-    def stop_after_the_first_batch(*_: object) -> None:
+    def stop_after_the_first_batch(*_):
         stop.note(signal.SIGTERM, None)
 
     hook = backbone.register_forward_hook(stop_after_the_first_batch)
@@ -189,7 +188,7 @@ def test_after_a_stop_the_work_goes_on() -> None:
     assert len(cached(backbone).train.dataset) == backbone.images == 16
 
 
-def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_cached_is_refused(monkeypatch):
     config = compose(["+experiment=digits"])
     parts = build.check(config)
     with pytest.raises(ConfigError, match="images that are stored as files"):
@@ -215,6 +214,6 @@ def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         ),
     ],
 )
-def test_settings_without_sense_are_refused(settings: list[str], message: str) -> None:
+def test_settings_without_sense_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         check_trainable(composed(*settings)[0])

@@ -4,7 +4,6 @@ import json
 import logging
 import math
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from mldec.training.log import RunLog
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
-def line(step: int, **values: float) -> str:
+def line(step, **values):
     return json.dumps({"step": step, "epoch": 0, "time": 0.5, **values}) + "\n"
 
 
@@ -31,13 +30,7 @@ WHOLE = [line(step, loss=step / 10) for step in range(1, 7)]
         (None, [], 4),
     ],
 )
-def test_a_damaged_log_is_mended_and_named(
-    content: bytes | None,
-    left: list[str],
-    missing: int,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_damaged_log_is_mended_and_named(content, left, missing, tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
     if content is not None:
         path.write_bytes(content)
@@ -56,7 +49,7 @@ def test_a_damaged_log_is_mended_and_named(
 
 
 @pytest.mark.parametrize("name", ["train.log", "metrics.jsonl", "tensorboard"])
-def test_a_full_disk_is_named(name: str, tmp_path: Path) -> None:
+def test_a_full_disk_is_named(name, tmp_path):
     log = RunLog(tmp_path)
     log.scalars(1, 0, {"loss": 0.5})
     path = tmp_path / name
@@ -69,14 +62,14 @@ def test_a_full_disk_is_named(name: str, tmp_path: Path) -> None:
         write_something(log)
 
 
-def write_something(log: RunLog) -> None:
+def write_something(log):
     with closing(log):
         for step in (5, 6):  # the thread of TensorBoard may notice a step late
             log.scalars(step, 0, {"loss": 0.5})
         logging.getLogger("mldec").warning("one line")
 
 
-def test_messages_are_lines_of_a_file_in_any_script(tmp_path: Path) -> None:
+def test_messages_are_lines_of_a_file_in_any_script(tmp_path):
     log = RunLog(tmp_path)
     logging.getLogger("mldec").warning("Stra\u00dfe \u65e5 \udcff.png")
     log.close()

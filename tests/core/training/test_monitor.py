@@ -3,25 +3,21 @@
 import dataclasses
 import importlib.util
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from support import QUICK, in_processes, one_line
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.plugins.pr_curve.metadata import PLUGIN_NAME, parse_plugin_metadata
 from tensorboard.util.tensor_util import make_ndarray
 
 from mldec.config.compose import compose
-from mldec.config.schema import Config, Log
+from mldec.config.schema import Log
 from mldec.data.loader import Batch
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split
 from mldec.evaluation import Results
-from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.training import monitor
@@ -45,34 +41,27 @@ SECRET = "8d1f0000feed0000feed0000feed0000feed1c2b"
 
 
 class Images:
-    def __len__(self) -> int:
+    def __len__(self):
         return N
 
 
-def data(exclusive: bool = False) -> DataModule:
-    def evaluator(classes: Classes) -> Evaluator:
+def data(exclusive=False):
+    def evaluator(classes):
         if exclusive:
             return SingleLabelEvaluator(len(classes))
         return MultiLabelEvaluator(len(classes), threshold=0.6)
 
-    split: Any = Split(Images(), Classes(NAMES, exclusive=exclusive))  # type: ignore[arg-type]
+    split = Split(Images(), Classes(NAMES, exclusive=exclusive))
     return DataModule(lambda: split, lambda: split, evaluator, EvalTransform(image_size=8))
 
 
-def config(*trackers: str, seed: int = 0, **shown: int) -> Config:
+def config(*trackers, seed=0, **shown):
     """Return the settings of an evaluation, with those of what it shows, and to whom."""
-    log = Log(**dict.fromkeys(trackers, True), **shown)  # type: ignore[arg-type]
+    log = Log(**dict.fromkeys(trackers, True), **shown)
     return dataclasses.replace(CONFIG, seed=seed, log=log)
 
 
-def observe(
-    observer: Observer,
-    labels: torch.Tensor = LABELS,
-    *,
-    rank: int = 0,
-    count: int = 1,
-    images: torch.Tensor = IMAGES,
-) -> Details | None:
+def observe(observer, labels=LABELS, *, rank=0, count=1, images=IMAGES):
     """Show batches of 7 images, as those that a process gets of an evaluation."""
     indices = torch.arange(N)
     batches = zip(*(part.split(7) for part in (images, labels, indices, LOGITS)), strict=True)
@@ -82,13 +71,11 @@ def observe(
     return observer.details(Results({"mAP": 1.0}, {"AP": AP, "f1": AP}, N, [], None))
 
 
-def shown(settings: Config = CONFIG, **named: Any) -> Details:
-    details = observe(Observer(data(), settings), **named)
-    assert details is not None
-    return details
+def shown(settings=CONFIG, **named):
+    return observe(Observer(data(), settings), **named)
 
 
-def assert_curve(curve: Curve, probabilities: np.ndarray, labels: np.ndarray) -> None:
+def assert_curve(curve, probabilities, labels):
     """Compare a curve with one that compares every score with every threshold."""
     positive = probabilities[..., None] >= np.arange(101) / 100
     labels = labels[..., None]
@@ -104,7 +91,7 @@ def assert_curve(curve: Curve, probabilities: np.ndarray, labels: np.ndarray) ->
     assert np.allclose(curve.recall, true_positives / (true_positives + false_negatives))
 
 
-def test_curves_are_those_of_every_score_compared_with_every_threshold() -> None:
+def test_curves_are_those_of_every_score_compared_with_every_threshold():
     curves = shown().curves
     probabilities, labels = LOGITS.sigmoid().double().numpy(), LABELS.numpy()
     assert_curve(curves["val_pr/micro"], probabilities, labels)
@@ -119,7 +106,7 @@ def test_curves_are_those_of_every_score_compared_with_every_threshold() -> None
     assert np.allclose(macro.recall, np.mean([curve.recall for curve in of_classes], 0))
 
 
-def test_the_most_frequent_classes_have_an_ap_and_a_curve() -> None:
+def test_the_most_frequent_classes_have_an_ap_and_a_curve():
     details = shown(config(classes=2))
     order = sorted(range(K), key=lambda index: -int((LABELS[:, index] == 1).sum()))
     assert details.scalars == {f"val_AP/{NAMES[index]}": AP[index] for index in order[:2]}
@@ -132,10 +119,8 @@ def test_the_most_frequent_classes_have_an_ap_and_a_curve() -> None:
     assert list(details.curves) == ["val_pr/micro", "val_pr/macro"]
 
 
-def test_the_images_are_fixed_by_the_seed_and_say_what_is_right(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    drawn: list[Any] = []
+def test_the_images_are_fixed_by_the_seed_and_say_what_is_right(monkeypatch):
+    drawn = []
     monkeypatch.setattr(monitor, "draw", lambda examples: drawn.append(list(examples)))
     state = torch.get_rng_state()
     chosen = []
@@ -160,20 +145,17 @@ def test_the_images_are_fixed_by_the_seed_and_say_what_is_right(
         assert verdicts == (lines or ["nothing labelled, nothing predicted"])
 
 
-def test_exclusive_classes_have_the_scores_of_a_softmax_and_one_prediction(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    examples: list[Any] = []
+def test_exclusive_classes_have_the_scores_of_a_softmax_and_one_prediction(monkeypatch):
+    examples = []
     monkeypatch.setattr(monitor, "draw", examples.extend)
     labels = torch.nn.functional.one_hot(torch.arange(N) % 3, K).to(torch.int8)
     details = observe(Observer(data(exclusive=True), config()), labels)
-    assert details is not None
     assert_curve(details.curves["val_pr/micro"], LOGITS.softmax(1).double().numpy(), labels.numpy())
     for _, verdicts in examples:
         assert [line.split()[0] for line in verdicts] in (["right"], ["missed", "wrong"])
 
 
-def _of_processes(rank: int, count: int, whole: Details) -> None:
+def _of_processes(rank, count, whole):
     details = observe(Observer(data(), config()), rank=rank, count=count)
     assert (details is None) is bool(rank)
     if details is not None:
@@ -183,13 +165,11 @@ def _of_processes(rank: int, count: int, whole: Details) -> None:
         assert details.images["val_images"].tobytes() == whole.images["val_images"].tobytes()
 
 
-def test_several_processes_show_the_same_as_one() -> None:
+def test_several_processes_show_the_same_as_one():
     in_processes(_of_processes, 2, shown())
 
 
-def test_tensorboard_reads_what_was_written_and_drops_what_a_new_start_repeats(
-    tmp_path: Path,
-) -> None:
+def test_tensorboard_reads_what_was_written_and_drops_what_a_new_start_repeats(tmp_path):
     for step, steps in ((0, (2, 4)), (2, (3, 5))):
         log = RunLog(tmp_path, step=step)
         for step in steps:
@@ -213,48 +193,48 @@ def test_tensorboard_reads_what_was_written_and_drops_what_a_new_start_repeats(
 class StandIn:
     """The interface that wandb and trackio share, in memory."""
 
-    def __init__(self) -> None:
-        self.rows: list[tuple[dict[str, Any], int | None]] = []
-        self.opened: dict[str, Any] = {}
+    def __init__(self):
+        self.rows = []
+        self.opened = {}
         self.broken = False
 
-    def init(self, **named: Any) -> "StandIn":
+    def init(self, **named):
         self.finish()
         self.opened = named
         return self
 
-    def log(self, values: dict[str, Any], step: int | None = None) -> None:
+    def log(self, values, step=None):
         self.finish()
         self.rows.append((values, step))
 
-    def define_metric(self, name: str, step_metric: str) -> None:
+    def define_metric(self, name, step_metric):
         assert (name, step_metric) == ("*", "step")
 
-    def finish(self) -> None:
+    def finish(self):
         if self.broken:
             raise ConnectionError("no\nnetwork")
 
-    def Settings(self, **named: Any) -> dict[str, Any]:
+    def Settings(self, **named):
         return named
 
-    def Image(self, image: Image.Image) -> tuple[str, Any]:
+    def Image(self, image):
         return "image", image.size
 
 
 @pytest.fixture(params=["wandb", "trackio"])
-def name(request: pytest.FixtureRequest) -> str:
+def name(request):
     return str(request.param)
 
 
 @pytest.fixture
-def package(name: str, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def package(name, monkeypatch):
     package = StandIn()
     monkeypatch.setitem(sys.modules, name, package)
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     return package
 
 
-def test_numbers_and_pictures_are_sent(name: str, package: StandIn, tmp_path: Path) -> None:
+def test_numbers_and_pictures_are_sent(name, package, tmp_path):
     log = RunLog(tmp_path, tracked=config(name))
     log.scalars(7, 1, {"val/mAP": 50.0, "val/odd": float("nan")})
     log.details(7, DETAILS)
@@ -280,9 +260,7 @@ def test_numbers_and_pictures_are_sent(name: str, package: StandIn, tmp_path: Pa
 
 
 @pytest.mark.parametrize("moment", ["start", "second", "close"])
-def test_a_tracker_that_fails_is_left_out_with_one_warning(
-    name: str, package: StandIn, tmp_path: Path, caplog: pytest.LogCaptureFixture, moment: str
-) -> None:
+def test_a_tracker_that_fails_is_left_out_with_one_warning(name, package, tmp_path, caplog, moment):
     package.broken = moment == "start"
     (tracker,) = start_trackers(config(name), tmp_path)
     for now in ("first", "second"):
@@ -298,8 +276,8 @@ def test_a_tracker_that_fails_is_left_out_with_one_warning(
 
 
 def test_a_package_that_is_not_installed_is_named_before_anything_is_written(
-    cli: Any, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    cli, name, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     require_trackers(config().log)

@@ -5,13 +5,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 import yaml
-from patches import MeanSquare
-from squares import check_resume, fit, resume, settings, trainer
+from squares import Spoilt, check_resume, fit, resume, settings, trainer
 from support import QUICK, assert_equal, numbers
 from torch import nn
 
@@ -23,12 +21,10 @@ from mldec.errors import CheckpointError, DataError, NonFiniteError
 from mldec.evaluation import Results
 from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
-from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
 from mldec.training import trainer as module
-from mldec.training.log import RunLog
 from mldec.training.trainer import (
     Trainer,
     describe_run,
@@ -54,14 +50,14 @@ SCORES = (50.0, 40.0, 60.0, 60.0, 55.0, 70.0, 40.0)
 
 
 @pytest.fixture
-def scores(monkeypatch: pytest.MonkeyPatch) -> None:
+def scores(monkeypatch):
     """Let the evaluation of every fourth step score what `SCORES` says, whatever the weights."""
     evaluate_all, evaluate = module.evaluate_all, Trainer.evaluate
 
-    def evaluated(job: Trainer, log: RunLog) -> dict[str, float]:
+    def evaluated(job, log):
         metrics = {"mAP": SCORES[job.epoch]}
 
-        def scored(*arguments: Any, **named: Any) -> list[Results]:
+        def scored(*arguments, **named):
             return [
                 replace(result, metrics=metrics) for result in evaluate_all(*arguments, **named)
             ]
@@ -73,14 +69,14 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ended(tmp_path_factory):
     """The folder of a run of one epoch; tests must not change it."""
     folder = tmp_path_factory.mktemp("ended")
     fit(trainer(settings("train.epochs=1"), folder), folder)
     return folder
 
 
-def test_it_learns_and_keeps_the_weights_that_scored_best(tmp_path: Path) -> None:
+def test_it_learns_and_keeps_the_weights_that_scored_best(tmp_path):
     metrics = fit(trainer(settings("train.epochs=12"), tmp_path), tmp_path)
     assert metrics["val_raw/mAP"] > 95
     lines = numbers(tmp_path)
@@ -96,9 +92,7 @@ def test_it_learns_and_keeps_the_weights_that_scored_best(tmp_path: Path) -> Non
     assert best["best"]["value"] == max(scores)
 
 
-def test_the_order_of_images_and_augmentation_go_on_in_the_middle_of_an_epoch(
-    tmp_path: Path,
-) -> None:
+def test_the_order_of_images_and_augmentation_go_on_in_the_middle_of_an_epoch(tmp_path):
     words = ["train.epochs=2", "train.save_every_steps=1", "train.batch_size=6"]
     words += ["train.accumulate=2", "mix.mixup=0.5", "mix.cutmix=1", "mix.mode=elem"]
     sampling = Sampling(sampler="repeat_factor", repeat_threshold=0.6)
@@ -110,7 +104,7 @@ def test_the_order_of_images_and_augmentation_go_on_in_the_middle_of_an_epoch(
 
 
 @pytest.mark.usefixtures("scores")
-def test_patience_and_a_late_average_go_on(tmp_path: Path) -> None:
+def test_patience_and_a_late_average_go_on(tmp_path):
     words = ["train.epochs=7", "train.patience=2", "train.ema_start_epoch=3"]
     make = partial(trainer, settings(*words, "train.save_every_steps=1"))
     resumed = check_resume(make, tmp_path, step=15)
@@ -131,13 +125,13 @@ def test_patience_and_a_late_average_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fp16_on_a_cpu")
-def test_accumulation_the_scaler_and_the_state_of_a_loss_go_on(tmp_path: Path) -> None:
+def test_accumulation_the_scaler_and_the_state_of_a_loss_go_on(tmp_path):
     words = ["train.accumulate=2", "train.clip_grad=0.5", "train.precision=fp16"]
     config = settings(*words, "train.epochs=2", "train.save_every_steps=1")
     check_resume(lambda folder: trainer(config, folder, loss=estimating()), tmp_path, step=6)
 
 
-def estimating() -> nn.Module:
+def estimating():
     return PartialAsymmetricLoss(mode="selective", likelihood_top_k=2, class_prior="estimate")
 
 
@@ -161,9 +155,7 @@ def estimating() -> nn.Module:
         (Best(), {"ema": math.nan, "raw": 1.0}, Best("mAP", 1.0, "raw", 7, 0, 1.0)),
     ],
 )
-def test_the_highest_and_of_equal_ones_the_earliest_is_the_best(
-    before: Best, scores: dict[str, float], after: Best
-) -> None:
+def test_the_highest_and_of_equal_ones_the_earliest_is_the_best(before, scores, after):
     found = {
         weights: Results({"mAP": value, "CF1": 99.0}, {}, 3, [], None)
         for weights, value in scores.items()
@@ -171,7 +163,7 @@ def test_the_highest_and_of_equal_ones_the_earliest_is_the_best(
     assert update_best(before, "mAP", found, 7) == after
 
 
-def test_a_stopped_run_is_the_beginning_of_the_planned_one(tmp_path: Path) -> None:
+def test_a_stopped_run_is_the_beginning_of_the_planned_one(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     fit(trainer(settings(), whole), whole)
     stopped = trainer(settings("train.stop_epoch=2", "train.eval_every=3"), parts)
@@ -197,19 +189,14 @@ def test_a_stopped_run_is_the_beginning_of_the_planned_one(tmp_path: Path) -> No
     [
         (["seed=3"], r"other settings \(seed: 0 -> 3\): put them back, or start a new run with na"),
         (["optim.lr=1", "loss.clip=0.5"], r"\(loss.clip: .* -> 0.5; optim.lr: 0.01 -> 1.0\)"),
-        (["train.batch_size=16"], r"\(train.batch_size: 8 -> 16\)"),
     ],
 )
-def test_other_settings_are_refused_with_both_values(
-    ended: Path, tmp_path: Path, words: list[str], said: str
-) -> None:
+def test_other_settings_are_refused_with_both_values(ended, tmp_path, words, said):
     with pytest.raises(CheckpointError, match=said):
         resume(trainer(settings(*words), tmp_path), ended)
 
 
-def test_other_data_is_refused_unless_it_is_allowed(
-    ended: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_data_is_refused_unless_it_is_allowed(ended, tmp_path, caplog):
     for images, said in (
         (40, "has 4 steps per epoch, this run 5"),
         (33, "32 training images, now"),
@@ -228,7 +215,7 @@ def test_other_data_is_refused_unless_it_is_allowed(
         job.resume(of_two_classes, path)
 
 
-def test_a_best_that_a_kill_left_behind_is_mended_at_a_resume(tmp_path: Path) -> None:
+def test_a_best_that_a_kill_left_behind_is_mended_at_a_resume(tmp_path):
     fit(trainer(settings("train.epochs=1"), tmp_path), tmp_path)
     last, best = (tmp_path / "checkpoints" / name for name in ("last.pt", "best.pt"))
     good = last.read_bytes()
@@ -244,9 +231,7 @@ def test_a_best_that_a_kill_left_behind_is_mended_at_a_resume(tmp_path: Path) ->
     assert not (tmp_path / "other").exists()
 
 
-def test_saves_are_due_and_hold_their_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saves_are_due_and_hold_their_moment(tmp_path, monkeypatch):
     job = trainer(settings("train.save_every_steps=3", "train.save_every_minutes=2"), tmp_path)
     now = module.time.monotonic()
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
@@ -269,10 +254,8 @@ def test_saves_are_due_and_hold_their_moment(
     job.files.save(lambda: pytest.fail("it was built"), best=True)
 
 
-def test_a_save_that_failed_is_told_by_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: Any, **named: Any) -> None:
+def test_a_save_that_failed_is_told_by_the_next_one(tmp_path, monkeypatch):
+    def full(*arguments, **named):
         raise CheckpointError("the disk is full")
 
     job = trainer(settings(), tmp_path)
@@ -289,7 +272,7 @@ def test_a_save_that_failed_is_told_by_the_next_one(
 # What is trained
 
 
-def test_what_is_frozen_stays_as_it_was_and_all_else_changes(tmp_path: Path) -> None:
+def test_what_is_frozen_stays_as_it_was_and_all_else_changes(tmp_path):
     job = trainer(settings(*FINE_TUNING), tmp_path, network="test_resnet")
     before = {key: value.clone() for key, value in job.learner.model.state_dict().items()}
     fit(job, tmp_path)
@@ -308,24 +291,10 @@ def test_what_is_frozen_stays_as_it_was_and_all_else_changes(tmp_path: Path) -> 
         assert parameter.requires_grad is (parameter in inside) is not name.startswith(STEM), name
 
 
-def test_accumulation_changes_nothing(tmp_path: Path) -> None:
-    results = []
-    for accumulate in (1, 4):
-        folder = tmp_path / str(accumulate)
-        words = [f"train.accumulate={accumulate}", "train.batch_size=16", "train.epochs=2"]
-        options: Any = {"images": 29, "dropout": 0.0, "dtype": torch.float64}
-        job = trainer(settings(*words), folder, loss=MeanSquare(), **options)
-        fit(job, folder)
-        results.append((job.learner.model.state_dict(), numbers(folder)))
-    torch.testing.assert_close(results[1][0], results[0][0], rtol=1e-9, atol=1e-9)
-    for line, other in zip(results[1][1], results[0][1], strict=True):
-        assert line == pytest.approx(other, rel=1e-6)
-
-
-def test_a_late_average_starts_as_a_copy_of_the_weights(tmp_path: Path) -> None:
+def test_a_late_average_starts_as_a_copy_of_the_weights(tmp_path):
     job = trainer(settings("train.ema_start_epoch=3"), tmp_path)
     bias = job.learner.model.head.pool_bias
-    values: list[torch.Tensor] = []
+    values = []
     job.learner.optimizer.register_step_post_hook(lambda *_: values.append(bias.detach().clone()))
     fit(job, tmp_path)
 
@@ -333,93 +302,27 @@ def test_a_late_average_starts_as_a_copy_of_the_weights(tmp_path: Path) -> None:
     expected = values[7]
     for value in values[8:]:
         expected = 0.9 * expected + 0.1 * value
-    assert job.learner.average is not None
     torch.testing.assert_close(job.learner.average.state_dict()["head.pool_bias"], expected)
-
-
-def test_auto_and_fp16_on_a_cpu_are_fp32_to_the_bit(tmp_path: Path) -> None:
-    states = []
-    for precision in ("fp32", "auto", "fp16"):
-        config = settings(f"train.precision={precision}", "train.epochs=1")
-        job = trainer(config, tmp_path / precision)
-        fit(job, tmp_path / precision)
-        states.append(job.learner.state())
-        used = "fp32" if precision == "fp32" else f"fp32 (train.precision={precision})"
-        assert f", {used} on cpu" in describe_run(job, Precision(precision))
-    assert_equal(states[1], states[0])
-    assert_equal(states[2], states[0])
-
-
-@pytest.mark.usefixtures("fp16_on_a_cpu")
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_half_precision_trains_and_keeps_float32_weights(tmp_path: Path, precision: str) -> None:
-    words = [f"train.precision={precision}", "train.channels_last=true", "train.clip_grad=10"]
-    job = trainer(settings(*words), tmp_path)
-    assert math.isfinite(fit(job, tmp_path)["val/mAP"])
-    for tensor in job.learner.model.parameters():
-        assert tensor.dtype == torch.float32
-        assert tensor.isfinite().all()
-    losses = [line["train/loss"] for line in numbers(tmp_path) if "train/loss" in line]
-    assert losses[-1] < losses[0]
 
 
 # Numbers and images with a fault
 
 
-class Spoilt(nn.Module):
-    """Asymmetric loss that is nan in its third call, or has nan gradients there."""
-
-    reduction = "sum"
-
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self.what, self.calls, self.good = what, 0, AsymmetricLoss()
-
-    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        loss = self.good(logits, targets)
-        if self.calls != 3:
-            return loss
-        if self.what == "loss":
-            return loss * math.nan
-        zero = (logits - logits.detach()).abs().sum()
-        return loss + zero.sqrt()  # 0, with an infinite gradient
-
-
 @pytest.mark.parametrize("what", ["loss", "gradients"])
-def test_a_step_that_is_not_finite_stops_or_is_skipped(
-    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_step_that_is_not_finite_stops_or_is_skipped(tmp_path, what, caplog):
     message = "the loss is nan" if what == "loss" else "the gradients are not finite"
     with pytest.raises(NonFiniteError, match=f"{message}.* in step 3 .*labels: square "):
-        fit(trainer(settings(), tmp_path / "stop", loss=Spoilt(what)), tmp_path / "stop")
+        fit(trainer(settings(), tmp_path / "stop", loss=Spoilt(3, what)), tmp_path / "stop")
 
     words = ["train.nonfinite=skip", "train.log_every=1", "train.epochs=2"]
-    job = trainer(settings(*words), tmp_path, loss=Spoilt(what))
-    assert job.learner.ema is not None
-    for net in (job.learner.model, job.learner.ema.module):
-        net.register_buffer("seen", torch.zeros(()))
-    before: list[dict[str, torch.Tensor]] = []
-    learn = job.learner.learn
-
-    def watched(*arguments: Any, **named: Any) -> Any:
-        job.learner.model.seen += 1  # as batch norm would
-        state = job.learner.model.state_dict()
-        before.append({name: tensor.clone() for name, tensor in state.items()})
-        return learn(*arguments, **named)
-
-    job.learner.learn = watched  # type: ignore[method-assign]
+    job = trainer(settings(*words), tmp_path, loss=Spoilt(3, what))
     fit(job, tmp_path)
-    before[3]["seen"] -= 1
-    assert_equal(before[2], before[3])
     counts = [line["train/skipped_steps"] for line in numbers(tmp_path) if "train/loss" in line]
     assert counts[:5] == [0, 0, 1, 1, 1]
     assert any(message in text and "it is left out" in text for text in caplog.messages)
 
 
-def test_images_that_cannot_be_read_stop_the_run_or_are_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_images_that_cannot_be_read_stop_the_run_or_are_left_out(tmp_path, caplog):
     with pytest.raises(DataError, match=r"square \d+ is broken; restore it"):
         fit(trainer(settings(), tmp_path / "stop", broken=(3, 4, 21)), tmp_path / "stop")
 
@@ -433,12 +336,9 @@ def test_images_that_cannot_be_read_stop_the_run_or_are_left_out(
 # What the log and run.json say
 
 
-def test_the_start_says_how_many_parameters_train(tmp_path: Path) -> None:
+def test_the_start_says_how_many_parameters_train(tmp_path):
     usual = trainer(settings(), tmp_path, network="test_resnet")
     total = sum(parameter.numel() for parameter in usual.learner.model.parameters())
-    said = describe_run(usual, Precision.auto)
-    assert f": {total / 1e6:.2f} M trainable parameters, 4 classes" in said
-
     job = trainer(settings(*FINE_TUNING), tmp_path, network="test_resnet")
     parameters = job.learner.model.named_parameters()
     stem = sum(parameter.numel() for name, parameter in parameters if name.startswith(STEM))
@@ -450,7 +350,7 @@ def test_the_start_says_how_many_parameters_train(tmp_path: Path) -> None:
     assert (saved.parameters, saved.all_parameters) == (total - stem, with_queries)
 
 
-def test_images_per_batch_norm_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_per_batch_norm_are_counted(tmp_path, monkeypatch):
     job = trainer(settings("train.batch_size=32", "train.accumulate=2"), tmp_path)
     assert images_per_batch_norm(job) is None
     norm = nn.BatchNorm2d(3)
@@ -476,7 +376,7 @@ def test_images_per_batch_norm_are_counted(tmp_path: Path, monkeypatch: pytest.M
         (["+experiment=coco_tresnet_xl_640"], "random"),
     ],
 )
-def test_the_log_names_the_weights_that_a_run_starts_from(words: list[str], expected: str) -> None:
+def test_the_log_names_the_weights_that_a_run_starts_from(words, expected):
     config = compose(words)
     config = build.recorded(config, build.check(config))
     assert start_weights(config).startswith(f"start weights: {expected}")
@@ -492,8 +392,8 @@ def test_the_log_names_the_weights_that_a_run_starts_from(words: list[str], expe
 
 
 def test_the_config_that_is_shown_is_the_one_that_a_run_records(
-    cli: Any, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cli, digits_run, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     shown = cli("train", *QUICK, "--cfg", "job").out
     assert yaml.safe_load(shown) == yaml.safe_load((digits_run / "config.yaml").read_text())
@@ -514,10 +414,10 @@ def test_the_config_that_is_shown_is_the_one_that_a_run_records(
     ],
 )
 def test_a_run_goes_on_in_the_precision_of_its_beginning(
-    wanted: str, saved: str | None, on_cpu: str, on_gpu: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    wanted, saved, on_cpu, on_gpu, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    checkpoint: Any = saved and SimpleNamespace(config={"train": {"precision": saved}})
+    checkpoint = saved and SimpleNamespace(config={"train": {"precision": saved}})
     for name, expected in (("cpu", on_cpu), ("cuda:0", on_gpu)):
         used = train.used_precision(Precision(wanted), checkpoint, torch.device(name))
         assert used.value == expected

@@ -2,13 +2,10 @@
 
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from scipy.io import savemat
 from support import made
 from trees import STATEMENTS, TREES, coco_content, nuswide_csv, tree, voc_xml, write_annotations
 
@@ -20,10 +17,8 @@ COCO = "annotations/instances_train2014.json"
 VALID = coco_content("train2014", {4: [1, 90]})
 TWINS = [{"id": 7, "name": "person"}, {"id": 1, "name": "person"}]
 OPENIMAGES = "annotations/test-annotations-human-imagelabels.csv"
-TRAINABLE = "annotations/oidv6-classes-trainable.txt"
 MIIL = "image_id,class_list,class_list_neg,split\n"
 VOC_IMAGE, VOC_LIST = "Annotations/000005.xml", "ImageSets/Main/trainval.txt"
-LABELS_OF_SEA = "Groundtruth/TrainTestLabels/Labels_sea_Test.txt"
 CIFAR = "cifar-100-python/test"
 CSV = "path,labels,split\n"
 NUSWIDE = "path,label,split\n"
@@ -31,36 +26,27 @@ VG, VG_LIST = "vg_category_500_labels_index.json", "test_list_500.txt"
 OUTSIDE = '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><annotation>&b;</annotation>'
 
 
-def cars(label: Any, name: str = "00002.jpg") -> Callable[[Path], None]:
+def cars(label, name="00002.jpg"):
     return lambda path: write_annotations(path, [("00001.jpg", 1), (name, label)])
 
 
 # Reader, file, what is written there (None: nothing), and a part of the message.
-READER_FAULTS: list[tuple[str, str, Any, str]] = [
+READER_FAULTS = [
     ("cars", "devkit/cars_train_annos.mat", cars(4), "annotation 2: the class 3 is not an index"),
     ("cars", "devkit/cars_train_annos.mat", cars(1, "../x"), "'../x' is not a path inside"),
     ("cars", "devkit/cars_meta.mat", "<html>not found</html>", "cars_meta.mat cannot be used ("),
-    ("cars", "devkit/cars_meta.mat", lambda path: savemat(path, {"x": 1}), "KeyError"),
-    ("cars", "cars_test_annos_withlabels.mat", None, "withlabels.mat cannot be read (No such"),
     ("cifar100", CIFAR, pickle.dumps({"data": [1], "fine_labels": [1]}), "test cannot be used ("),
-    ("cifar100", CIFAR, pickle.dumps([1, 2]), "test cannot be used (TypeError"),
-    ("cifar100", CIFAR, b"", "test cannot be used (EOFError"),
     ("cifar100", "cifar-100-python/meta", pickle.dumps({}), "meta cannot be used (KeyError"),
     ("coco", COCO, None, "cannot be read (No such file"),
     ("coco", COCO, '{"images": [', "is not valid JSON"),
-    ("coco", COCO, [1, 2], "cannot be used (TypeError"),
     ("coco", COCO, {**VALID, "annotations": None}, "it is no COCO instances file"),
     ("coco", COCO, coco_content("train2014", {4: [1, 2]}), "annotation 1 is of image 4 and categ"),
     ("coco", COCO, coco_content("train2014", {4: []}), "no image with an object"),
     ("coco", COCO, {**VALID, "images": [{"id": 4, "file_name": "/a"}]}, "image 4: '/a' is not a p"),
     ("coco", COCO, coco_content("", {}, TWINS), "are both called 'person': merge or rename them"),
-    ("coco", COCO, coco_content("", {}, [{"id": 7, "name": "x\n"}]), "has the control character"),
-    ("csv_table", "data.csv", None, "data.csv cannot be read"),
     ("csv_table", "data.csv", CSV + "a/1.png,dog,cat,train\n", "row 2 has 4 fields, the header 3"),
     ("csv_table", "data.csv", CSV + 'a/1.png,"dog,train\n', "row 2 is not CSV"),
-    ("csv_table", "data.csv", b"path,labels\na/\xe9.png,dog\n", "is not UTF-8 text (byte 14)"),
     ("csv_table", "data.csv", CSV + "../1.png,dog,train\n", "row 2: '../1.png' is not a path in"),
-    ("csv_table", "data.csv", CSV + "a/1.png,x\x1by,train\n", "has the control character U+001B"),
     ("csv_table", "data.csv", CSV + "a/1.png,a,val\n./a//1.png,b,val\n", "a/1.png is listed twice"),
     ("csv_table", "data.csv", CSV + "a/1.png,dog,train\nb/4.png,Dog,val\n", "differ in case only"),
     ("csv_table", "data.csv", CSV + "a/1.png,,train\n", "no image has a label"),
@@ -70,60 +56,31 @@ READER_FAULTS: list[tuple[str, str, Any, str]] = [
     ("folders", "train/fox/inner/1.png", b"", "fox holds folders and no image"),
     ("folders", "val/fox/1.png", b"", "val: the class 'fox' is not in the list of 3 classes"),
     ("imagenet", "val/n99999999/1.JPEG", b"", "'n99999999' is not in the list of 1000 classes"),
-    (
-        "nuswide_zsl",
-        "data.csv",
-        NUSWIDE + "a.jpg,[sky, dog],train\n",
-        "row 2: it is not path,label",
-    ),
-    ("nuswide_zsl", "data.csv", "images/a.jpg,[sky],train\n", "row 1: it is not path,label,split"),
-    ("nuswide_zsl", "data.csv", NUSWIDE + "a.jpg,[x],train\n./a.jpg,[x],test\n", "is listed twice"),
+    ("nuswide_zsl", "data.csv", NUSWIDE + "a.jpg,[sky, dog],train\n", "row 2: it is not path,"),
     ("nuswide_zsl", "data.csv", b"PK\x03\x04", "swap the two files back"),
     ("nuswide_zsl", "benchmark_81_v0.json", {"test class": ["cat", "whale"]}, "in the data: whale"),
-    ("nuswide_zsl", "benchmark_81_v0.json", {"test": ["cat"]}, "cannot be used (KeyError"),
     ("nuswide_zsl", "benchmark_81_v0.json", {"test class": [1]}, "a class is no text"),
     ("nuswide81", "nus_wid_data.csv", nuswide_csv([("a.jpg", "[sky]", "train")]), "has no image"),
-    (
-        "nuswide_official",
-        "ImageList/TestImagelist.txt",
-        "..\\a.jpg\nb.jpg\n",
-        "line 1: '..\\\\a.jpg",
-    ),
+    ("nuswide_official", "ImageList/TestImagelist.txt", "..\\a.jpg\nb.jpg\n", "line 1: '..\\\\a."),
     ("nuswide_official", "NUS_WID_Tags/Test_Tags1k.dat", "1 0 2\n1 0 1\n", "other characters"),
     ("nuswide_official", "NUS_WID_Tags/TagList1k.txt", "sky\nsky\ndog\n", "'sky' is there twice"),
-    ("nuswide_official", LABELS_OF_SEA, "1\n", "Labels_sea_Test.txt cannot be used (ValueError"),
     ("nuswide_official", "ConceptsList/Concepts81.txt", "cat\n../sea\n", "'../sea' is not a path"),
     ("openimages", OPENIMAGES, STATEMENTS + "a,x,/m/0a,1\nb,x,/m/0a,0.7\n", "row 3 has Confidence"),
     ("openimages", OPENIMAGES, STATEMENTS + "a,x,/m/0a\n", "row 2 has 3 columns, not 4"),
     ("openimages", OPENIMAGES, STATEMENTS + "../a,x,/m/0a,1\n", "'../a' is not an image id"),
-    (
-        "openimages",
-        OPENIMAGES,
-        "ImageID,LabelName,Confidence\n",
-        "the header is 'ImageID,Label",
-    ),
-    ("openimages", TRAINABLE, "/m/0a\n/m/0a\n", "'/m/0a' is there twice"),
-    ("openimages", "annotations/oidv6-class-descriptions.csv", None, "cannot be read"),
+    ("openimages", OPENIMAGES, "ImageID,LabelName,Confidence\n", "the header is 'ImageID,L"),
     ("openimages_miil", "data.csv", MIIL + "a,['/m/0a'],[]\n", "row 2 has 3 columns, not 4"),
     ("openimages_miil", "data.csv", MIIL + "b,[/m/0a],[],val\n", "row 2 has '[/m/0a]', not a list"),
     ("openimages_miil", "data.csv", MIIL + "b,\"['x' 'y']\",[],val\n", "not a list of quoted"),
-    ("openimages_miil", "data.csv", MIIL + "a,[],[],val\na,[],[],val\n", "image a is listed twice"),
-    ("openimages_miil", "data.csv", MIIL + "x\\..\\..\\a,[],[],val\n", "is not a path inside"),
-    ("vg500", VG, "{", "is not valid JSON"),
     ("vg500", VG, {"4.jpg": [500]}, "has the labels [500], not indices below 500"),
     ("vg500", VG, {}, "cannot be used (KeyError: '4.jpg')"),
-    ("vg500", VG_LIST, "4.jpg\n4.jpg\n", "line 2: the image 4.jpg is listed twice"),
+    ("openimages_miil", "data.csv", MIIL + "a,[],[],val\na,[],[],val\n", "image a is listed twice"),
     ("vg500", VG_LIST, "4.jpg\n1.jpg\n", "share 1 images, such as 1.jpg"),
     ("voc", VOC_IMAGE, None, "000005.xml cannot be read (No such file or directory); no labels of"),
     ("voc", VOC_IMAGE, "<annotation><object>", "cannot be used (ParseError"),
     ("voc", VOC_IMAGE, "<html><body/></html>", "its root is 'html'"),
     ("voc", VOC_IMAGE, voc_xml([("dog", "maybe")]), "difficult is 'maybe', not 0 or 1"),
-    (
-        "voc",
-        VOC_IMAGE,
-        voc_xml([("Dog", 0)]),
-        "the class 'Dog' is not in the list of 20 classes;",
-    ),
+    ("voc", VOC_IMAGE, voc_xml([("Dog", 0)]), "the class 'Dog' is not in the list of 20 cl"),
     ("voc", VOC_IMAGE, OUTSIDE, "cannot be used (ParseError: undefined entity"),
     ("voc", VOC_LIST, "000007\n../../000005\n", "line 2: '../../000005' is not a path inside"),
     ("voc", VOC_LIST, "", "trainval.txt is empty"),
@@ -131,9 +88,7 @@ READER_FAULTS: list[tuple[str, str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("reader", "file", "content", "message"), READER_FAULTS)
-def test_a_faulty_file_is_named(
-    tmp_path: Path, reader: str, file: str, content: Any, message: str
-) -> None:
+def test_a_faulty_file_is_named(tmp_path, reader, file, content, message):
     build = tree(reader, tmp_path)
     path = build.root / file
     if content is None:
@@ -155,7 +110,7 @@ def test_a_faulty_file_is_named(
 
 
 @pytest.mark.parametrize("reader", TREES)
-def test_every_reader_needs_its_folder_and_its_images(tmp_path: Path, reader: str) -> None:
+def test_every_reader_needs_its_folder_and_its_images(tmp_path, reader):
     build = tree(reader, tmp_path)
     assert "is not a folder; set data.root" in build.fault(root=str(tmp_path / "nowhere"))
     (tmp_path / "bare").mkdir()
@@ -172,7 +127,6 @@ def test_every_reader_needs_its_folder_and_its_images(tmp_path: Path, reader: st
     ("reader", "arguments", "message"),
     [
         ("cars", {"top_k": 1}, "data.top_k"),
-        ("cifar100", {"top_k": 5}, "data.top_k 5 needs as many classes; there are 3"),
         ("coco", {"drop_labels": 1.0}, "data.drop_labels is 1.0: it must be from 0 on and below 1"),
         ("coco", {"keep_per_class": 0}, "data.keep_per_class is 0: it must be at least 1"),
         ("coco", {"keep_per_class": 5, "drop_labels": 0.5}, "exclude each other"),
@@ -182,11 +136,7 @@ def test_every_reader_needs_its_folder_and_its_images(tmp_path: Path, reader: st
         ("csv_table", {"split": "stratified"}, "csv has a column split: leave one"),
         ("csv_table", {"top_k": 2}, "data.top_k is 2, for one label per image"),
         ("folders", {"val_fraction": 1.0}, "data.val_fraction is 1.0"),
-        (
-            "nuswide_zsl",
-            {"val_images": "some"},
-            "data.val_images: 'some' is not one of unseen",
-        ),
+        ("nuswide_zsl", {"val_images": "some"}, "data.val_images: 'some' is not one of unseen"),
         ("openimages", {"val": "val"}, "data.val is 'val': it must be one of train, validation,"),
         ("openimages", {"prefix": -1}, "data.prefix is -1: it must be 0"),
         ("openimages_miil", {"names": "both"}, "data.names"),
@@ -195,9 +145,7 @@ def test_every_reader_needs_its_folder_and_its_images(tmp_path: Path, reader: st
         ("voc", {"difficult_val": "maybe"}, "data.difficult_val: 'maybe' is not one of negative"),
     ],
 )
-def test_a_faulty_setting_is_named(
-    tmp_path: Path, reader: str, arguments: dict[str, Any], message: str
-) -> None:
+def test_a_faulty_setting_is_named(tmp_path, reader, arguments, message):
     build = tree(reader, tmp_path)
     if "classes" in arguments:
         (build.root / arguments["classes"]).write_text("a\nb\nc\n")
@@ -209,13 +157,13 @@ def test_a_faulty_setting_is_named(
 @pytest.mark.parametrize(
     "reader", sorted({*readers.__all__} - {"cars", "cifar100", "folders", "imagenet"})
 )
-def test_every_reader_passes_its_threshold_on(tmp_path: Path, reader: str) -> None:
+def test_every_reader_passes_its_threshold_on(tmp_path, reader):
     (tmp_path / "some file").touch()
     with pytest.raises(ConfigError, match=r"threshold.*1\.5"):
         made(getattr(readers, reader), root=str(tmp_path), threshold=1.5)
 
 
-def test_entities_of_xml_do_not_grow_and_no_other_file_is_read(tmp_path: Path) -> None:
+def test_entities_of_xml_do_not_grow_and_no_other_file_is_read(tmp_path):
     build = tree("voc", tmp_path)
     levels = [f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10)]
     bomb = (
@@ -226,14 +174,14 @@ def test_entities_of_xml_do_not_grow_and_no_other_file_is_read(tmp_path: Path) -
 
 
 class Hostile:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return Path.mkdir, (self.path,)
 
 
-def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
+def test_a_pickle_runs_nothing(tmp_path):
     build = tree("cifar100", tmp_path)
     hostile = pickle.dumps({"data": Hostile(tmp_path / "done"), "fine_labels": [1]})
     pickle.loads(hostile)
@@ -245,7 +193,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "done").exists()
 
 
-def test_the_options_name_the_readers_in_their_package() -> None:
+def test_the_options_name_the_readers_in_their_package():
     files = Path(config_dir(), "data").glob("*.yaml")
     targets = {yaml.safe_load(file.read_text())["_target_"] for file in files}
     named = {target for target in targets if "readers" in target}

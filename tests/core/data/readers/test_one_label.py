@@ -4,7 +4,6 @@ import json
 import logging
 import pickle
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,22 +28,20 @@ from trees import (
 from mldec.data.readers import folders, imagenet
 from mldec.data.readers.cars_cifar import _parse as parse_cars
 from mldec.data.readers.imagenet import readable
-from mldec.data.transforms import EvalTransform, read_image
+from mldec.data.transforms import EvalTransform
 from mldec.data.types import fixed_sample
 from mldec.errors import DataError
 
-Trees = Callable[[str], Reader]
-
 
 @pytest.fixture
-def write(tmp_path: Path) -> Trees:
+def write(tmp_path):
     return lambda name: tree(name, tmp_path)
 
 
 # Class folders
 
 
-def test_images_by_class_and_name(write: Trees, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_by_class_and_name(write, caplog):
     build = write("folders")
     for name in (".DS_Store", "._0.JPG", "notes.txt", "Thumbs.db"):
         (build.root / "train" / "cat" / name).write_text("no image")
@@ -68,12 +65,12 @@ def test_images_by_class_and_name(write: Trees, caplog: pytest.LogCaptureFixture
     assert labels(build().val) == [0, 1, 1, 2]
 
 
-def test_without_two_folders_the_images_are_split_by_their_path(tmp_path: Path) -> None:
+def test_without_two_folders_the_images_are_split_by_their_path(tmp_path):
     for name in ("a", "b"):
         for number in range(60):
             write_picture(tmp_path / "all" / name / f"{number}.png")
 
-    def parts(**arguments: float) -> list[set[str]]:
+    def parts(**arguments):
         place = {"root": str(tmp_path / "all"), "cache_dir": str(tmp_path / "cache")}
         data = made(folders, **place, **arguments)
         datasets = (data.train.dataset, data.val.dataset)
@@ -90,7 +87,7 @@ def test_without_two_folders_the_images_are_split_by_their_path(tmp_path: Path) 
     assert parts(val_fraction=0.25) == [train - {gone}, val]
 
 
-def test_names_from_a_list_or_a_file(write: Trees) -> None:
+def test_names_from_a_list_or_a_file(write):
     build = write("folders")
     given = ["eel", "dog", "cat", "fox"]
     assert build(classes=given).val.classes.names == tuple(given)
@@ -99,14 +96,9 @@ def test_names_from_a_list_or_a_file(write: Trees) -> None:
     assert data.val.classes.names == ("eel", "dog", "cat")
     assert labels(data.val) == [1, 1, 2]
 
-    for wrong, message in (
-        (["Cat", "dog", "eel"], "the class 'cat' is not in the list of 3 classes; did you mean 'C"),
-        (["cat", "cat"], "the class 'cat' is there twice"),
-        (["cat", ""], "empty"),
-        ([], "no name"),
-        ("none.txt", "none.txt cannot be read"),
-    ):
-        assert message in build.fault(classes=wrong)
+    assert "the class 'cat' is not in the list of 3 classes; did" in build.fault(
+        classes=["Cat", "dog", "eel"]
+    )
     assert "it has no split 'test': pass data.val=val" in build.fault(val="test")
     (build.root / "bare").mkdir()
     assert "has no image" in build.fault(train="bare", classes=["cat", "dog", "eel"])
@@ -117,7 +109,7 @@ def test_names_from_a_list_or_a_file(write: Trees) -> None:
 INDICES = [0, 278, 491]
 
 
-def test_the_index_is_the_place_of_the_sorted_wnid(write: Trees) -> None:
+def test_the_index_is_the_place_of_the_sorted_wnid(write):
     # The devkit counts from the kit fox on; here it is number 278, whatever folders there are.
     build = write("imagenet")
     data = build()
@@ -137,7 +129,7 @@ def test_the_index_is_the_place_of_the_sorted_wnid(write: Trees) -> None:
     assert labels(build(class_map="folders").val) == [0, 1]
 
 
-def test_class_maps_and_sizes(write: Trees, tmp_path: Path) -> None:
+def test_class_maps_and_sizes(write, tmp_path):
     build, file = write("imagenet"), tmp_path / "map.txt"
     file.write_text("n03000684 chain saw\nn01440764\tx\nn02119789\nn09999999\n")
     data = build(class_map=str(file), image_size=32, test_size=48)
@@ -152,7 +144,7 @@ def test_class_maps_and_sizes(write: Trees, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def kaggle(write: Trees, tmp_path: Path) -> Reader:
+def kaggle(write, tmp_path):
     """The same images as Kaggle lays them out, the table in no order."""
     root = write("imagenet").root
     inner = tmp_path / "kaggle" / "ILSVRC" / "Data" / "CLS-LOC"
@@ -168,13 +160,13 @@ def kaggle(write: Trees, tmp_path: Path) -> Reader:
 
 
 @pytest.mark.parametrize("inner", ["", "ILSVRC/Data/CLS-LOC"])
-def test_kaggles_layout(kaggle: Reader, inner: str) -> None:
+def test_kaggles_layout(kaggle, inner):
     data = kaggle(root=str(kaggle.root / inner))
     assert labels(data.val) == INDICES
     assert [name[-9:] for name in names(data.val)] == ["0010.JPEG", "0009.JPEG", "0008.JPEG"]
 
 
-def test_a_wrong_table_of_kaggle(kaggle: Reader) -> None:
+def test_a_wrong_table_of_kaggle(kaggle):
     file = kaggle.root / "LOC_val_solution.csv"
     text = file.read_text()
     for old, new, message in (
@@ -189,9 +181,9 @@ def test_a_wrong_table_of_kaggle(kaggle: Reader) -> None:
     assert "no folder per class, and there is no LOC_val_solution.csv: unpack" in kaggle.fault()
 
 
-def test_real_labels(write: Trees, tmp_path: Path) -> None:
+def test_real_labels(write, tmp_path):
     build, file = write("imagenet"), tmp_path / "real.json"
-    real: list[list[int]] = [[] for _ in range(10)]
+    real = [[] for _ in range(10)]
     real[9], real[8] = [5, 0], [7]  # images 10 (tench) and 9; image 8 has none
     file.write_text(json.dumps(real))
     data = build(real_labels=str(file))
@@ -205,8 +197,6 @@ def test_real_labels(write: Trees, tmp_path: Path) -> None:
     assert evaluator.compute()["top1_real"] == 50
 
     for content, message in (
-        ("{", "not valid JSON"),
-        ("{}", "it is no list of class indices per image"),
         (json.dumps([[1000]] * 10), "has no list of classes in it"),
         ("[[1]]", "it is no list of class indices per image"),
     ):
@@ -214,29 +204,10 @@ def test_real_labels(write: Trees, tmp_path: Path) -> None:
         assert message in build.fault(real_labels=str(file))
 
 
-def test_the_sample_of_imagenet(sample_data: Path, tmp_path: Path) -> None:
-    root = sample_data / "imagenet10_160"
-    lines = [line.split("\t") for line in (root / "classes.txt").read_text().splitlines()]
-    place = {"root": str(root), "image_size": 32, "cache_dir": str(tmp_path)}
-    data = made(imagenet, **place)
-    for split, each in ((data.train, 20), (data.val, 8)):
-        counts = np.bincount(labels(split), minlength=1000)
-        assert {i: n for i, n in enumerate(counts) if n} == {int(i): each for _, i, _ in lines}
-    shown = [data.val.classes.names[int(index)] for _, index, _ in lines]
-    assert shown == [name for _, _, name in lines]
-
-    few = made(imagenet, class_map=str(root / "classes.txt"), **place).val
-    assert few.classes.names == tuple(name for _, _, name in sorted(lines))
-    image, target = fixed_sample(few.dataset, 9)
-    expected = EvalTransform(image_size=32, crop=0.95, interpolation="bicubic")
-    assert torch.equal(image, expected(read_image(few.dataset.name(9))))
-    assert target.nonzero().tolist() == [[1]]
-
-
 # Stanford Cars
 
 
-def test_classes_count_from_one_and_test_labels_have_a_file_of_their_own(write: Trees) -> None:
+def test_classes_count_from_one_and_test_labels_have_a_file_of_their_own(write):
     build = write("cars")
     data = build()
     assert data.val.classes.names == tuple(CARS)
@@ -252,7 +223,7 @@ def test_classes_count_from_one_and_test_labels_have_a_file_of_their_own(write: 
     assert "no split 'val'" in build.fault(val="val")
 
 
-def test_the_form_of_one_file(write: Trees, tmp_path: Path) -> None:
+def test_the_form_of_one_file(write, tmp_path):
     build, root = write("cars"), tmp_path / "other"
     rows = [("1.jpg", 3, 0), ("2.jpg", 1, 1), ("3.jpg", 2, 0)]
     fields = []
@@ -268,7 +239,7 @@ def test_the_form_of_one_file(write: Trees, tmp_path: Path) -> None:
     assert data.val.dataset.name(0) == str(root / "car_ims" / "2.jpg")
 
 
-def test_the_devkit_of_the_sample(sample_data: Path) -> None:
+def test_the_devkit_of_the_sample(sample_data):
     devkit = sample_data / "stanford_cars_devkit" / "devkit"
     table = parse_cars([devkit / "cars_train_annos.mat", devkit / "cars_meta.mat"], "train")
     assert len(table.classes) == 196
@@ -286,7 +257,7 @@ def test_the_devkit_of_the_sample(sample_data: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [python2, pickle.dumps], ids=["python2", "python3"])
-def test_pictures_and_labels(write: Trees, form: Callable[..., bytes]) -> None:
+def test_pictures_and_labels(write, form):
     build = write("cifar100")
     write_cifar(build.root, form)
     with warnings.catch_warnings():

@@ -1,26 +1,20 @@
 """Open Images in both forms: labels are present, absent or, mostly, not annotated."""
 
-import csv
 import logging
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from readers import Reader, names, targets
+from readers import names, targets
 from support import made
-from trees import MIIL, OPENIMAGES, STATEMENTS, tree
+from trees import MIIL, OPENIMAGES, tree
 
-from mldec.build import check
-from mldec.config.compose import compose
 from mldec.data.readers import openimages_miil
 from mldec.data.readers.openimages import class_names
 from mldec.data.types import fixed_sample
 from mldec.errors import DataError
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.files import text as inputs
-from mldec.heads.ml_decoder import MLDecoder
 
 # By image id; classes in the order of the trainable list.
 TARGETS = [[-1, -1, -1, -1], [1, 1, -1, -1], [1, 1, 0, -1]]
@@ -29,21 +23,19 @@ MIIL_TARGETS = [[1, 1, 0, -1], [-1, -1, -1, -1], [-1, -1, 0, -1]], [[0, 1, -1, 1
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Reader:
+def build(tmp_path):
     return tree("openimages", tmp_path)
 
 
 @pytest.fixture
-def miil(tmp_path: Path) -> Reader:
+def miil(tmp_path):
     return tree("openimages_miil", tmp_path)
 
 
 # The official files
 
 
-def test_unknown_is_neither_present_nor_absent(
-    build: Reader, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unknown_is_neither_present_nor_absent(build, caplog):
     with caplog.at_level(logging.INFO, "mldec"):
         data = build()
     assert targets(data.val) == TARGETS
@@ -58,7 +50,7 @@ def test_unknown_is_neither_present_nor_absent(
     assert "3 images, 4 classes, 4 present and 1 absent" in caplog.text
 
 
-def test_pieces_and_line_ends_do_not_show(build: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_and_line_ends_do_not_show(build, monkeypatch):
     monkeypatch.setattr(inputs, "CSV_ROWS", 2)
     assert targets(build().val) == TARGETS
     text = OPENIMAGES[TEST_FILE]
@@ -68,7 +60,7 @@ def test_pieces_and_line_ends_do_not_show(build: Reader, monkeypatch: pytest.Mon
     assert targets(build().val) == TARGETS
 
 
-def test_names_that_several_classes_share_get_their_place(build: Reader) -> None:
+def test_names_that_several_classes_share_get_their_place(build):
     expected = ("Ball (0)", 'Ducks, geese and "swans', "Ball (2)", "/m/0d")
     assert build().val.classes.names == expected
     assert build(names="mid").val.classes.names == ("/m/0c", "/m/0a", "/m/0b", "/m/0d")
@@ -77,16 +69,7 @@ def test_names_that_several_classes_share_get_their_place(build: Reader) -> None
     assert found == ("Human leg", "x (1)", "x (2)")
 
 
-def test_9605_classes_in_200_groups() -> None:
-    config = compose(["+experiment=openimages_tresnet_m"])
-    check(config)
-    arguments = {key: value for key, value in config.head.items() if key != "_target_"}
-    head = MLDecoder(8, 9605, **arguments)
-    assert head.pool_weight.shape == (200, 768, 49)  # 9,800 outputs, of which 195 are no class
-    assert head(torch.zeros(1, 2, 8)).shape == (1, 9605)
-
-
-def test_images_in_sub_folders(build: Reader) -> None:
+def test_images_in_sub_folders(build):
     for path in [*(build.root / "train").iterdir(), *(build.root / "test").iterdir()]:
         (path.parent / path.name[:2]).mkdir(exist_ok=True)
         path.rename(path.parent / path.name[:2] / path.name)
@@ -94,55 +77,10 @@ def test_images_in_sub_folders(build: Reader) -> None:
     assert "3 of 3 listed images are absent" in build.fault()
 
 
-def test_absent_images(build: Reader, caplog: pytest.LogCaptureFixture) -> None:
-    gone = build.root / "test" / "0a00000000000003.jpg"
-    gone.unlink()
-    message = f"{build.root}: 1 of 3 listed images are absent, the first is {gone}"
-    assert message in build.fault()
-    assert targets(build(absent="skip").val) == [TARGETS[0], TARGETS[2]]
-    assert "1 of 3 listed images are absent and left out" in caplog.text
-    assert len(build(absent="unchecked").val.dataset) == 3
-    for path in (build.root / "test").iterdir():
-        path.unlink()
-    assert "3 of 3 listed images are absent, the first is" in build.fault(absent="skip")
-
-
-def test_the_real_class_files(build: Reader, sample_data: Path) -> None:
-    folder = sample_data / "openimages_mini" / "annotations"
-    mids = (folder / "classes-trainable_2018_04_V4_7186.txt").read_text()
-    (build.root / "annotations/oidv6-classes-trainable.txt").write_text(mids)
-    descriptions = (folder / "oidv6-class-descriptions.csv").read_bytes()
-    (build.root / "annotations/oidv6-class-descriptions.csv").write_bytes(descriptions)
-    found = build().val.classes.names
-    assert len(set(found)) == len(found) == 7_186
-    assert dict(zip(mids.split(), found, strict=True))["/m/01c_0l"] == "Ducks, geese and swans"
-
-
-def test_the_real_box_file_as_labels(build: Reader, sample_data: Path) -> None:
-    folder = sample_data / "openimages_mini"
-    with (folder / "annotations" / "validation-annotations-bbox.csv").open(newline="") as file:
-        rows = [(row["ImageID"], row["LabelName"]) for row in csv.DictReader(file)]
-    mids = sorted({mid for _, mid in rows})
-    (build.root / "annotations/oidv6-classes-trainable.txt").write_text("\n".join(mids))
-    lines = [f"{image},verification,{mid},1\n" for image, mid in rows]
-    (build.root / TEST_FILE).write_text(STATEMENTS + "".join(lines))
-    (build.root / "test").rename(build.root / "old")
-    (build.root / "test").symlink_to(folder / "validation")
-
-    split = build().val
-    found = set()
-    for name, row in zip(names(split), targets(split), strict=True):
-        found |= {(name[:-4], mids[column]) for column, value in enumerate(row) if value == 1}
-    assert len(split.dataset) == 100
-    assert found == set(rows)
-
-
 # The MIIL form
 
 
-def test_positives_negatives_and_unknown(
-    miil: Reader, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_positives_negatives_and_unknown(miil, caplog, monkeypatch):
     with caplog.at_level(logging.INFO, "mldec"):
         data = miil()
     assert (targets(data.train), targets(data.val)) == MIIL_TARGETS
@@ -158,7 +96,7 @@ def test_positives_negatives_and_unknown(
     assert (targets(again.train), targets(again.val)) == MIIL_TARGETS
 
 
-def test_display_names_without_stray_quotes(miil: Reader) -> None:
+def test_display_names_without_stray_quotes(miil):
     display = {"/m/0a": '"Ball"', "/m/0b": " 'Ball'", "/m/0c": "'Cat'"}
     torch.save(display, miil.root / "mid_to_classes.pth")
     assert miil().val.classes.names == ("Ball (0)", "Ball (1)", "Cat", "/m/0d")
@@ -167,9 +105,7 @@ def test_display_names_without_stray_quotes(miil: Reader) -> None:
     assert "'/m/0a': the class name 'red\\x1b[31m' has the control character" in miil.fault()
 
 
-def test_a_class_list_gives_classes_and_order(
-    miil: Reader, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_class_list_gives_classes_and_order(miil, caplog):
     (miil.root / "list.txt").write_text("/m/0x\n/m/0b\n/m/0a\n")
     with caplog.at_level(logging.INFO, "mldec"):
         data = miil(class_list="list.txt")
@@ -182,30 +118,22 @@ def test_a_class_list_gives_classes_and_order(
 
 
 class Malicious:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return (Path.touch, (self.path,))
 
 
-@pytest.mark.parametrize("kind", ["code", "list", "text", "pipe"])
-def test_a_pth_file_cannot_run_anything(miil: Reader, tmp_path: Path, kind: str) -> None:
+def test_a_pth_file_cannot_run_anything(miil, tmp_path):
     path, never = miil.root / "mid_to_classes.pth", tmp_path / "never"
-    if kind == "text":
-        path.write_text("<html>not found</html>")
-    elif kind == "pipe":
-        os.mkfifo(path)
-    else:
-        torch.save({"/m/0a": Malicious(never)} if kind == "code" else ["a"], path)
-    with pytest.raises(DataError) as caught:
+    torch.save({"/m/0a": Malicious(never)}, path)
+    with pytest.raises(DataError, match=str(path)):
         miil()
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert not never.exists()
 
 
-def test_the_real_sample(sample_data: Path, tmp_path: Path) -> None:
+def test_the_real_sample(sample_data, tmp_path):
     root = str(sample_data / "openimages_mini")
     data = made(openimages_miil, root=root, image_size=16, cache_dir=str(tmp_path))
     assert (len(data.train.dataset), len(data.val.dataset)) == (100, 100)

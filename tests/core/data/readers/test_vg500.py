@@ -1,28 +1,25 @@
 """Visual Genome 500: its lists, and the names that its classes get."""
 
-from pathlib import Path
-
 import pytest
-from readers import Reader, targets
+from readers import targets
 from support import made
 from trees import tree
 
 from mldec.data.readers import vg500
-from mldec.data.types import Split
 from mldec.errors import DataError
 from mldec.files.text import read_lines
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Reader:
+def build(tmp_path):
     return tree("vg500", tmp_path)
 
 
-def shown(split: Split) -> list[list[int]]:
+def shown(split):
     return [[column for column, value in enumerate(row) if value] for row in targets(split)]
 
 
-def test_images_in_the_order_of_the_lists(build: Reader) -> None:
+def test_images_in_the_order_of_the_lists(build):
     data = build()
     assert shown(data.train) == [[499], [0, 3], []]
     assert shown(data.val) == [[3, 7]]
@@ -34,7 +31,7 @@ def test_images_in_the_order_of_the_lists(build: Reader) -> None:
     assert build(classes="names.txt").val.classes.names == tuple(lines)
 
 
-def test_the_folders_of_both_archives(build: Reader) -> None:
+def test_the_folders_of_both_archives(build):
     before = shown(build().train)
     (build.root / "VG_100K_2").mkdir()
     (build.root / "VG_100K" / "1.jpg").rename(build.root / "VG_100K_2" / "1.jpg")
@@ -47,7 +44,7 @@ def test_the_folders_of_both_archives(build: Reader) -> None:
     assert "1 of 3 listed images are absent, the first is" in build.fault()
 
 
-def test_evaluation_needs_no_training_list(build: Reader, tmp_path: Path) -> None:
+def test_evaluation_needs_no_training_list(build, tmp_path):
     (build.root / "train_list_500.txt").unlink()
     data = made(vg500, root=str(build.root), cache_dir=str(tmp_path / "cache"))
     assert len(data.val.dataset) == 1
@@ -55,7 +52,7 @@ def test_evaluation_needs_no_training_list(build: Reader, tmp_path: Path) -> Non
         _ = data.train
 
 
-def test_the_lists_of_the_sample(sample_data: Path) -> None:
+def test_the_lists_of_the_sample(sample_data):
     folder = sample_data / "vg500_lists"
     train, val = (read_lines(folder / f"{part}_list_500.txt", "") for part in ("train", "test"))
     assert (len(train), len(val)) == (82904, 10000)

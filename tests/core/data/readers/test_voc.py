@@ -2,25 +2,19 @@
 
 import logging
 import os
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import torch
 from readers import Reader, names, targets
 from support import made
 from trees import VOC_SPLITS, tree, voc_xml, write_voc
 
 from mldec.data.readers import voc
 from mldec.data.table import VOC as CLASSES
-from mldec.data.types import Split
-from mldec.errors import DataError
-from mldec.losses.asymmetric import AsymmetricLoss
-from mldec.losses.partial import PartialAsymmetricLoss
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Reader:
+def build(tmp_path):
     """The tree lies two folders below that of the data."""
     folder = tmp_path / "data" / "VOCdevkit"
     folder.mkdir(parents=True)
@@ -28,19 +22,17 @@ def build(tmp_path: Path) -> Reader:
     return Reader(voc, root, "Pascal VOC")
 
 
-def ids(split: Split) -> list[str]:
+def ids(split):
     return [name.removesuffix(".jpg") for name in names(split)]
 
 
-def labels(split: Split) -> list[dict[str, int]]:
+def labels(split):
     """For each image, class -> value of what is not absent."""
     rows = [zip(CLASSES, row, strict=True) for row in targets(split)]
     return [{name: value for name, value in row if value} for row in rows]
 
 
-def test_images_in_the_order_of_the_list_and_classes_in_that_of_the_devkit(
-    build: Reader, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_images_in_the_order_of_the_list_and_classes_in_that_of_the_devkit(build, caplog):
     with caplog.at_level(logging.INFO, "mldec"):
         data = build()
     assert ids(data.train) == list(VOC_SPLITS["trainval"])
@@ -58,9 +50,7 @@ def test_images_in_the_order_of_the_list_and_classes_in_that_of_the_devkit(
 
 
 @pytest.mark.parametrize(("difficult", "value"), [("negative", 0), ("positive", 1), ("ignore", -1)])
-def test_difficult_objects_in_training_and_in_evaluation(
-    build: Reader, difficult: str, value: int
-) -> None:
+def test_difficult_objects_in_training_and_in_evaluation(build, difficult, value):
     maybe = {name: {name: value} if value else {} for name in ("chair", "cat", "bus")}
     data = build(difficult_train=difficult)
     assert labels(data.train) == [{"dog": 1}, {"person": 1, **maybe["chair"]}, {"tvmonitor": 1}, {}]
@@ -69,53 +59,17 @@ def test_difficult_objects_in_training_and_in_evaluation(
     assert labels(data.train)[1] == {"person": 1}  # one setting does not touch the other split
 
 
-@pytest.mark.parametrize(
-    ("difficult", "of_bus", "of_cat"),
-    [("ignore", 1 / 2, 1), ("positive", (1 / 2 + 2 / 3) / 2, 1), ("negative", 1 / 2, 1 / 2)],
-)
-def test_the_metrics_leave_out_ignored_labels(
-    build: Reader, difficult: str, of_bus: float, of_cat: float
-) -> None:
-    # Of the two images with a bus, one is difficult and scores low; ignored, it does not count.
-    logits = torch.full((3, 20), -5.0)
-    logits[:, CLASSES.index("bus")] = torch.tensor([1.0, 2.0, -9.0])
-    logits[:, CLASSES.index("cat")] = torch.tensor([9.0, 1.0, 0.0])
-    data = build(difficult_val=difficult)
-    evaluator = data.evaluator()
-    evaluator.update(logits, torch.tensor(targets(data.val)))
-    metrics = evaluator.compute()
-    assert evaluator.per_class()["AP"][CLASSES.index("bus")] == pytest.approx(100 * of_bus)
-    assert metrics["mAP_skip_empty"] == pytest.approx(50 * (of_bus + of_cat))
-
-    # The envelope lifts the difficult bus's precision over the other one; at 11 points, half of
-    # the recalls see it.
-    if difficult == "positive":
-        assert metrics["mAP_interpolated"] == pytest.approx(100 * (2 / 3 + 1) / 20)
-        assert metrics["mAP_11point"] == pytest.approx(100 * (2 / 3 + 1) / 20)
-
-
-def test_ignoring_in_training_needs_a_loss_that_can(build: Reader) -> None:
-    rows = torch.tensor(targets(build(difficult_train="ignore").train)[1:2])
-    with pytest.raises(DataError, match="target -1 is not allowed"):
-        AsymmetricLoss()(torch.zeros(1, 20), rows)
-    logits = torch.zeros(1, 20, requires_grad=True)
-    PartialAsymmetricLoss(mode="ignore")(logits, rows).backward()
-    assert logits.grad is not None
-    assert logits.grad[0, CLASSES.index("chair")] == 0
-    assert (logits.grad != 0).sum() == 19
-
-
 # Where the files are
 
 
 @pytest.mark.parametrize("levels", [0, 1, 2])
-def test_the_root_is_any_of_three_folders(build: Reader, levels: int) -> None:
+def test_the_root_is_any_of_three_folders(build, levels):
     root = [build.root, *build.root.parents][levels]
     path = build.root / "JPEGImages" / "000020.jpg"
     assert build(root=str(root)).val.dataset.name(0) == str(path)
 
 
-def test_two_years_side_by_side_and_a_tree_of_another_name(build: Reader) -> None:
+def test_two_years_side_by_side_and_a_tree_of_another_name(build):
     other = build.root.parent / "VOC2012"
     one_image = {"train": {"2008_000002": [("cow", 0)]}, "val": {"2009_000001": [("cow", 1)]}}
     write_voc(other, one_image)
@@ -146,14 +100,14 @@ def test_two_years_side_by_side_and_a_tree_of_another_name(build: Reader) -> Non
     ],
     ids=["list of a class", "windows", "blanks"],
 )
-def test_lists_as_they_occur(build: Reader, text: str) -> None:
+def test_lists_as_they_occur(build, text):
     (build.root / "ImageSets" / "Main" / "dog_trainval.txt").write_bytes(text.encode())
     # A file that no list names is not read, as those of the segmentation images of 2012.
     (build.root / "Annotations" / "2007_000027.xml").write_text("broken")
     assert ids(build(train="dog_trainval").train) == ["000012", "000007", "000005"]
 
 
-def test_a_changed_list_or_folder_is_read_again(build: Reader) -> None:
+def test_a_changed_list_or_folder_is_read_again(build):
     build()
     (build.root / "ImageSets" / "Main" / "test.txt").write_text("000021\n")
     assert ids(build().val) == ["000021"]
@@ -165,9 +119,7 @@ def test_a_changed_list_or_folder_is_read_again(build: Reader) -> None:
 # The sample
 
 
-def test_labels_of_the_sample_are_those_of_its_class_lists(
-    sample_data: Path, tmp_path: Path
-) -> None:
+def test_labels_of_the_sample_are_those_of_its_class_lists(sample_data, tmp_path):
     root = sample_data / "voc2012_mini"
     place = {"root": str(root), "year": 2012, "cache_dir": str(tmp_path)}
     data = made(voc, **place, train="train", val="val")
